@@ -1,0 +1,48 @@
+package semel
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+)
+
+const codecJSON = "json/1"
+
+// Call is Do for Go values: fn's value is recorded as JSON and replays return
+// it decoded. In the submit that executed, the value is fn's own. A replayed
+// value went through JSON and back, so unexported fields are lost; use types
+// that survive it.
+//
+// If the value cannot be encoded, the effect has nonetheless happened: the
+// record becomes a tombstone and every submit is answered with
+// ErrResultNotRetained.
+func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Context) (T, error)) (T, Answer, error) {
+	var fresh, zero T
+	out, err := g.Do(ctx, s, func(ctx context.Context) (Result, error) {
+		v, err := fn(ctx)
+		if err != nil {
+			return Result{}, err
+		}
+		body, err := json.Marshal(v)
+		if err != nil {
+			return Result{Codec: codecJSON, Tombstone: true, Label: "tombstone"}, nil
+		}
+		fresh = v
+		return Result{Codec: codecJSON, Body: body, Label: "ok"}, nil
+	})
+	switch {
+	case err != nil:
+		return zero, out.Answer, err
+	case out.Result.Tombstone:
+		return zero, out.Answer, ErrResultNotRetained
+	case out.Answer == Executed:
+		return fresh, out.Answer, nil
+	case out.Result.Codec != codecJSON:
+		return zero, out.Answer, fmt.Errorf("semel: the recorded result is of codec %q, not a value of Call", out.Result.Codec)
+	}
+	var v T
+	if err := json.Unmarshal(out.Result.Body, &v); err != nil {
+		return zero, out.Answer, fmt.Errorf("semel: the recorded result does not fit %T: %w", v, err)
+	}
+	return v, out.Answer, nil
+}

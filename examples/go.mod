@@ -1,0 +1,3 @@
+module github.com/semelhq/semel/examples
+
+go 1.26.0

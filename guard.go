@@ -1,0 +1,455 @@
+package semel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Config makes a Guard.
+type Config struct {
+	// Store keeps the records. Required.
+	Store Store
+	// Policy is how operations are protected, unless Guard.With says otherwise.
+	Policy Policy
+	// Observer is told what happens; nil for nobody.
+	Observer *Observer
+}
+
+// Guard is the one entry for operations that must take effect once. It owns
+// the policy; the store owns the records. Make one for a process, and one for
+// each policy from it with With. Safe for concurrent use.
+type Guard struct {
+	store    Store
+	resolver Resolver // nil if the store is none
+	trail    Trail    // nil if the store is none
+	policy   Policy
+	observe  Observer
+	work     *work
+}
+
+// New returns a guard, or one error that names everything wrong with c.
+func New(c Config) (*Guard, error) {
+	if c.Store == nil {
+		return nil, errors.Join(errors.New("semel: guard: Store is nil"), c.Policy.withDefaults().validate())
+	}
+	g := &Guard{store: c.Store, work: &work{}}
+	g.resolver, _ = c.Store.(Resolver)
+	g.trail, _ = c.Store.(Trail)
+	if c.Observer != nil {
+		g.observe = *c.Observer
+	}
+	return g.With(c.Policy)
+}
+
+// With returns a guard over the same store, drained together with g, that
+// protects by policy p.
+func (g *Guard) With(p Policy) (*Guard, error) {
+	p = p.withDefaults()
+	if err := p.validate(); err != nil {
+		return nil, fmt.Errorf("semel: policy: %w", err)
+	}
+	with := *g
+	with.policy = p
+	return &with, nil
+}
+
+// Policy returns the guard's policy with its defaults filled in.
+func (g *Guard) Policy() Policy { return g.policy }
+
+// Submit is one request to have an operation take effect once.
+type Submit struct {
+	Identity Identity
+	// Fingerprint tells whether another submit of the identity asks for the
+	// same. The zero value compares equal with everything.
+	Fingerprint Fingerprint
+	Origin      Origin
+}
+
+// Outcome is what came of a submit that was executed or replayed, and what is
+// known of one that was not.
+type Outcome struct {
+	Answer Answer
+	Result Result
+	// Record is the record as last seen; its ID is empty if there was none.
+	Record Record
+}
+
+// Do has fn take effect once for the submit's identity. If the identity is
+// free, fn runs and its result is recorded; if it is completed, the recorded
+// result is returned and fn does not run; otherwise the *Error says what is in
+// the way.
+//
+// fn runs in a goroutine of its own, with a context that keeps ctx's values but
+// not its cancellation: once claimed, the work goes on to the policy's
+// Deadline, whatever the caller does. Its context is cancelled at the
+// deadline, and when the claim is lost. CurrentExecution(ctx) tells fn the
+// identity and the fence. fn's error decides what is recorded: nil and Final
+// complete the record, NoEffect releases it, anything else (and a panic)
+// leaves it unknown.
+//
+// When ctx ends first, Do returns an InProgress error and fn goes on; before
+// the claim, ctx ending means no effect. A nil error means that the record is
+// durable. A recorded failure is returned as a *RecordedError beside an
+// Executed or Replayed outcome; every other error is an *Error.
+func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (Outcome, error) {
+	start := time.Now()
+	out, err := g.do(ctx, s, fn)
+	if g.observe.Answered != nil {
+		g.observe.Answered(ctx, Answered{Scope: s.Identity.Scope, Outcome: out, Err: err, Took: time.Since(start)})
+	}
+	return out, err
+}
+
+func (g *Guard) do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (Outcome, error) {
+	if err := s.Identity.Validate(); err != nil {
+		return failed(&Error{Answer: Rejected, Err: err})
+	}
+	if err := ctx.Err(); err != nil {
+		return failed(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
+	}
+	if !g.work.enter() {
+		return failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: ErrDraining})
+	}
+	x, out, err := g.begin(ctx, s)
+	if x == nil {
+		g.work.leave()
+		return out, err
+	}
+	go func() {
+		defer g.work.leave()
+		x.run(ctx, fn)
+	}()
+	select {
+	case <-x.answered:
+		return x.outcome, x.err
+	case <-ctx.Done():
+		rec := x.record(StateInProgress)
+		return Outcome{Answer: InProgress, Record: rec},
+			&Error{Answer: InProgress, Record: &rec, RetryAfter: g.policy.Heartbeat, Err: context.Cause(ctx)}
+	}
+}
+
+func failed(e *Error) (Outcome, error) {
+	out := Outcome{Answer: e.Answer}
+	if e.Record != nil {
+		out.Record = *e.Record
+	}
+	return out, e
+}
+
+// begin claims the identity. It returns an execution, or the answer.
+func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error) {
+	a := NewAttempt(s.Identity, s.Fingerprint, g.policy.Lease, g.policy.Retention)
+	a.Origin = s.Origin
+	// Each round either answers or found the record moved on since the round
+	// before, so many rounds mean many rivals, one of which is executing.
+	for range 8 {
+		asked := time.Now()
+		claim, err := g.claim(ctx, a)
+		if err == nil {
+			return newExecution(g, s, claim, asked), Outcome{}, nil
+		}
+		conflict, ok := errors.AsType[*ConflictError](err)
+		if !ok {
+			out, err := failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
+			return nil, out, err
+		}
+		again, out, err := g.meet(ctx, &a, conflict.Record)
+		if !again {
+			return nil, out, err
+		}
+	}
+	out, err := failed(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
+	return nil, out, err
+}
+
+// claim calls Begin so that a lost answer strands no claim. It does not follow
+// ctx: a client that goes away between claim and execution would otherwise
+// leave a record that nobody owns.
+func (g *Guard) claim(ctx context.Context, a Attempt) (Claim, error) {
+	claim, err := g.beginOnce(ctx, a)
+	for try := 0; err != nil; try++ {
+		if isConflict(err) {
+			return nil, err
+		}
+		if g.observe.StoreFailed != nil {
+			g.observe.StoreFailed(ctx, StoreFailed{Scope: a.Identity.Scope, Call: "begin", Err: err})
+		}
+		if try == 2 {
+			// Begin may have been granted all the same. The caller is told
+			// "no effect", so a claim that turns up later must go.
+			g.work.enterAlways()
+			go g.abandon(context.WithoutCancel(ctx), a)
+			return nil, err
+		}
+		pause(ctx, 20*time.Millisecond<<try)
+		claim, err = g.beginOnce(ctx, a)
+	}
+	return claim, nil
+}
+
+func (g *Guard) beginOnce(ctx context.Context, a Attempt) (Claim, error) {
+	ctx, cancel := g.storeContext(ctx)
+	defer cancel()
+	return g.store.Begin(ctx, a)
+}
+
+// storeContext bounds one call of the store, without the caller's cancellation.
+func (g *Guard) storeContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), g.policy.StoreTimeout)
+}
+
+func isConflict(err error) bool {
+	_, ok := errors.AsType[*ConflictError](err)
+	return ok
+}
+
+// abandon releases the claim that a failed Begin may have been granted. Begin
+// with the same token finds it, or grants it now. It gives up when the lease
+// would have lapsed, or at a drain: then the record becomes unknown.
+func (g *Guard) abandon(ctx context.Context, a Attempt) {
+	defer g.work.leave()
+	end := time.Now().Add(g.policy.Lease)
+	for wait := 50 * time.Millisecond; time.Now().Before(end) && !g.work.isDraining(); wait = min(wait*2, time.Second) {
+		claim, err := g.beginOnce(ctx, a)
+		if isConflict(err) {
+			return
+		}
+		if err == nil {
+			rctx, cancel := g.storeContext(ctx)
+			err = claim.Release(rctx)
+			cancel()
+			if err == nil || errors.Is(err, ErrLostClaim) {
+				return
+			}
+		}
+		pause(ctx, wait)
+	}
+}
+
+// meet decides what a record in the way means. again is true when Begin is
+// worth another call, with what meet changed in a.
+func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out Outcome, err error) {
+	answer := func(e *Error) (bool, Outcome, error) {
+		bare := r
+		bare.Result = Result{}
+		e.Record = &bare
+		g.note(*a, r, e.Answer)
+		out, err := failed(e)
+		return false, out, err
+	}
+	if r.Fingerprint.Differs(a.Fingerprint) {
+		return answer(&Error{Answer: Mismatch})
+	}
+	switch {
+	case r.State == StateCompleted:
+		g.note(*a, r, Replayed)
+		out, err := replay(r)
+		return false, out, err
+	case r.State == StateInProgress && !r.Lapsed():
+		return answer(&Error{Answer: InProgress, RetryAfter: r.Lease})
+	case r.Reopened, r.State == StateInProgress && g.policy.OnCrash == Retry:
+		a.Takeover = r.Fence
+		return true, Outcome{}, nil
+	}
+
+	// Unknown, or lapsed and therefore about to be.
+	if g.policy.OnCrash == Reconcile {
+		switch decided, err := g.reconcile(ctx, a, r); {
+		case err != nil:
+			return answer(&Error{Answer: Unknown, Err: err})
+		case decided:
+			return true, Outcome{}, nil
+		}
+	}
+	if r.State == StateInProgress && g.resolver != nil {
+		// Nobody needs this write for safety: every submit would answer
+		// unknown. It makes the record show up as what it is.
+		marked, err := g.resolve(ctx, Resolution{
+			Identity: r.Identity, Fence: r.Fence, Decision: DecideUnknown,
+			Cause: "the lease lapsed before the operation was settled", Origin: a.Origin,
+		})
+		switch {
+		case err == nil:
+			r = marked
+		case errors.Is(err, ErrStaleFence), errors.Is(err, ErrNotFound):
+			return true, Outcome{}, nil
+		}
+	}
+	return answer(&Error{Answer: Unknown})
+}
+
+func replay(r Record) (Outcome, error) {
+	out := Outcome{Answer: Replayed, Result: r.Result, Record: r}
+	if r.Result.Codec == codecError {
+		return out, &RecordedError{Message: string(r.Result.Body)}
+	}
+	return out, nil
+}
+
+// reconcile asks the policy's look-up and acts on its finding. decided means
+// that the record has changed, or may now be taken over.
+func (g *Guard) reconcile(ctx context.Context, a *Attempt, r Record) (decided bool, err error) {
+	lctx, cancel := context.WithTimeout(ctx, g.policy.Lease)
+	defer cancel()
+	bare := r
+	bare.Result = Result{}
+	finding, err := g.policy.Reconcile(lctx, bare)
+	if err != nil {
+		return false, fmt.Errorf("reconcile: %w", err)
+	}
+	switch finding.kind {
+	case findingPresent:
+		if g.resolver == nil {
+			return false, errors.New("reconcile: the store cannot resolve records")
+		}
+		_, err := g.resolve(ctx, Resolution{
+			Identity: r.Identity, Fence: r.Fence, Decision: DecideResult, Result: finding.result,
+			Cause: "reconciled: the effect is there", Origin: a.Origin,
+		})
+		if err == nil || errors.Is(err, ErrStaleFence) || errors.Is(err, ErrNotFound) {
+			return true, nil
+		}
+		return false, err
+	case findingAbsent:
+		// r.Lease was read before the look-up, so the look-up came later
+		// than the settling time it vouches for.
+		if g.policy.SettleAfter > 0 && -r.Lease >= g.policy.SettleAfter {
+			a.Takeover = r.Fence
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
+	ctx, cancel := g.storeContext(ctx)
+	defer cancel()
+	rec, err := g.resolver.Resolve(ctx, r)
+	if err != nil && g.observe.StoreFailed != nil && !errors.Is(err, ErrStaleFence) && !errors.Is(err, ErrNotFound) {
+		g.observe.StoreFailed(ctx, StoreFailed{Scope: r.Identity.Scope, Call: "resolve", Err: err})
+	}
+	return rec, err
+}
+
+// Resolve settles an unknown outcome by hand. See Resolution.
+func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
+	if g.resolver == nil {
+		return Record{}, fmt.Errorf("semel: resolve: %T is no Resolver", g.store)
+	}
+	return g.resolver.Resolve(ctx, r)
+}
+
+// note writes an audit entry for an answer that changes no record.
+func (g *Guard) note(a Attempt, r Record, answer Answer) {
+	if g.trail == nil {
+		return
+	}
+	g.trail.Note(TrailEntry{
+		Kind: TrailKind(answer.String()), RecordID: r.ID, Fence: r.Fence,
+		Tenant: a.Identity.Tenant, Actor: a.Identity.Actor, Operation: a.Identity.Operation, Key: a.Identity.Key,
+		Origin: a.Origin, Label: r.Result.Label,
+	})
+}
+
+// NoteFailedOpen puts on the audit trail that a submit was let through without
+// protection. For entry points that are configured to fail open.
+func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
+	if g.trail != nil {
+		g.trail.Note(TrailEntry{
+			Kind: TrailFailedOpen, Tenant: s.Identity.Tenant, Actor: s.Identity.Actor,
+			Operation: s.Identity.Operation, Key: s.Identity.Key, Origin: s.Origin, Cause: "store unavailable",
+		})
+	}
+	if g.observe.FailedOpen != nil {
+		g.observe.FailedOpen(ctx, s.Identity.Scope, cause)
+	}
+}
+
+// ErrDraining: the guard takes no new work because the process is stopping.
+var ErrDraining = errors.New("semel: draining")
+
+// Drain stops g, and every guard that shares its work, from taking new submits
+// and waits until running executions have been settled. If ctx ends first it
+// returns an error that says how many are left; they go on, and would leave
+// unknown records if the process ended now.
+func (g *Guard) Drain(ctx context.Context) error {
+	idle := g.work.drain()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("semel: drain: %d executions still running: %w", g.work.count(), context.Cause(ctx))
+	}
+}
+
+// work counts the goroutines that guards own.
+type work struct {
+	mu       sync.Mutex
+	running  int
+	draining bool
+	idle     chan struct{}
+}
+
+func (w *work) enter() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.draining {
+		return false
+	}
+	w.running++
+	return true
+}
+
+// enterAlways is for work that follows from work that has entered.
+func (w *work) enterAlways() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running++
+}
+
+func (w *work) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running--
+	if w.draining && w.running == 0 {
+		close(w.idle)
+	}
+}
+
+func (w *work) drain() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.draining {
+		w.draining = true
+		w.idle = make(chan struct{})
+		if w.running == 0 {
+			close(w.idle)
+		}
+	}
+	return w.idle
+}
+
+func (w *work) isDraining() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.draining
+}
+
+func (w *work) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.running
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

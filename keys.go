@@ -1,0 +1,250 @@
+package semel
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+)
+
+// NewKey returns a fresh client key: a UUID version 7 (RFC 9562) with 74
+// random bits. Its time prefix keeps index pages local. It reveals when it was
+// made; use a version 4 UUID where that matters.
+func NewKey() string {
+	var u [16]byte
+	_, _ = rand.Read(u[:]) // never fails: crypto/rand aborts the process instead
+	ms := uint64(time.Now().UnixMilli())
+	u[0], u[1], u[2], u[3], u[4], u[5] = byte(ms>>40), byte(ms>>32), byte(ms>>24), byte(ms>>16), byte(ms>>8), byte(ms)
+	u[6] = u[6]&0x0f | 0x70
+	u[8] = u[8]&0x3f | 0x80
+	return formatUUID(u)
+}
+
+func formatUUID(u [16]byte) string {
+	var b [36]byte
+	hex.Encode(b[0:8], u[0:4])
+	hex.Encode(b[9:13], u[4:6])
+	hex.Encode(b[14:18], u[6:8])
+	hex.Encode(b[19:23], u[8:10])
+	hex.Encode(b[24:36], u[10:16])
+	b[8], b[13], b[18], b[23] = '-', '-', '-', '-'
+	return string(b[:])
+}
+
+// CompositeKey declares a natural key: business fields that together name one
+// intent, such as order, action and version. The version is that of the
+// declaration: raise it when the fields change, so that old and new keys
+// cannot meet.
+type CompositeKey struct {
+	Name    string
+	Version int
+	Fields  []string
+}
+
+// Key digests one value for each declared field. It is deterministic, and
+// different values never give the same key. A missing, empty or undeclared
+// field is an error: it would let two intents share a key.
+func (c CompositeKey) Key(values map[string]string) (string, error) {
+	var errs []error
+	if c.Name == "" || len(c.Fields) == 0 {
+		errs = append(errs, errors.New("the declaration needs a name and at least one field"))
+	}
+	parts := make([]string, 0, len(c.Fields)*2+2)
+	parts = append(parts, c.Name, fmt.Sprint(c.Version))
+	seen := make(map[string]bool, len(c.Fields))
+	for _, f := range c.Fields {
+		if seen[f] {
+			errs = append(errs, fmt.Errorf("field %q is declared twice", f))
+		}
+		seen[f] = true
+		if values[f] == "" {
+			errs = append(errs, fmt.Errorf("field %q is missing or empty", f))
+		}
+		parts = append(parts, f, values[f])
+	}
+	for f := range values {
+		if !seen[f] {
+			errs = append(errs, fmt.Errorf("field %q is not declared", f))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return "", fmt.Errorf("semel: composite key %q: %w", c.Name, err)
+	}
+	return "nk_" + digestKey(parts...), nil
+}
+
+// EventKey makes a key from an event's source and id, as CloudEvents pairs
+// them, or from a provider's name and its transaction id.
+func EventKey(source, id string) (string, error) {
+	if source == "" || id == "" {
+		return "", errors.New("semel: event key: source and id must not be empty")
+	}
+	return "ev_" + digestKey(source, id), nil
+}
+
+var base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+func digestKey(parts ...string) string {
+	h := sha256.New()
+	var n [8]byte
+	for _, p := range parts {
+		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
+		h.Write(n[:])
+		h.Write([]byte(p))
+	}
+	return base32Lower.EncodeToString(h.Sum(nil))
+}
+
+// KeyRules says which client keys an operation accepts, beyond the limits of
+// Identity. The zero value accepts all. Rules catch keys that are guessable or
+// likely to be reused by mistake; they cannot prove a key random.
+type KeyRules struct {
+	// MinLength and MaxLength count bytes. Zero means 1 and MaxKeyBytes.
+	MinLength, MaxLength int
+	// MinEntropyBits is compared with an estimate from above: length times
+	// the Shannon entropy of the key's characters, and for UUIDs the random
+	// bits of their version. 64 refuses "order-2026-11-21"; a version 4 or 7
+	// UUID passes.
+	MinEntropyBits float64
+	// RefuseTimestamps refuses keys that read as a date or a Unix time from
+	// 2000 to 2100: two requests in one instant would share it.
+	RefuseTimestamps bool
+	// RefuseSerials refuses keys that are a short number, bare or behind a
+	// word, like 000123 or order-42: they restart, and others can guess them.
+	RefuseSerials bool
+	// RequireUUID accepts only UUIDs of version 4 or 7.
+	RequireUUID bool
+}
+
+// Validate reports rules that contradict each other or the limits of Identity.
+func (r KeyRules) Validate() error {
+	if r.MinLength < 0 || r.MaxLength < 0 || r.MaxLength > MaxKeyBytes ||
+		(r.MaxLength > 0 && r.MinLength > r.MaxLength) || !(r.MinEntropyBits >= 0) {
+		return fmt.Errorf("semel: key rules: need 0 <= MinLength <= MaxLength <= %d and MinEntropyBits >= 0", MaxKeyBytes)
+	}
+	return nil
+}
+
+// Check reports every rule that key breaks. The error never contains the key.
+func (r KeyRules) Check(key string) error {
+	var errs []error
+	if len(key) < max(r.MinLength, 1) {
+		errs = append(errs, fmt.Errorf("the key is %d bytes long; at least %d are required", len(key), max(r.MinLength, 1)))
+	}
+	limit := r.MaxLength
+	if limit == 0 {
+		limit = MaxKeyBytes
+	}
+	if len(key) > limit {
+		return errors.Join(append(errs, fmt.Errorf("the key is %d bytes long; at most %d are allowed", len(key), limit))...)
+	}
+	version := uuidVersion(key)
+	if r.RequireUUID && version != 4 && version != 7 {
+		errs = append(errs, errors.New("the key must be a UUID of version 4 or 7"))
+	}
+	if r.MinEntropyBits > 0 {
+		if bits := entropyBits(key, version); bits < r.MinEntropyBits {
+			errs = append(errs, fmt.Errorf("the key holds at most %.0f bits of entropy; %.0f are required: use a random UUID", bits, r.MinEntropyBits))
+		}
+	}
+	if r.RefuseTimestamps && looksLikeTime(key) {
+		errs = append(errs, errors.New("the key reads as a point in time: two requests could share it; use a random UUID"))
+	}
+	if r.RefuseSerials && looksLikeSerial(key) {
+		errs = append(errs, errors.New("the key reads as a serial number: it can be guessed and can repeat; use a random UUID"))
+	}
+	return errors.Join(errs...)
+}
+
+// uuidVersion returns 0 for what is not an RFC 9562 UUID in its usual form.
+func uuidVersion(s string) int {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return 0
+	}
+	b, err := hex.DecodeString(s[0:8] + s[9:13] + s[14:18] + s[19:23] + s[24:36])
+	if err != nil || b[8]&0xc0 != 0x80 {
+		return 0
+	}
+	return int(b[6] >> 4)
+}
+
+func entropyBits(s string, uuidVersion int) float64 {
+	var count [256]int
+	for i := range len(s) {
+		count[s[i]]++
+	}
+	var bits float64
+	for _, n := range count {
+		if n > 0 {
+			bits -= float64(n) * math.Log2(float64(n)/float64(len(s)))
+		}
+	}
+	switch uuidVersion {
+	case 4:
+		bits = min(bits, 122)
+	case 7:
+		bits = min(bits, 74)
+	case 1, 6:
+		bits = min(bits, 14) // the rest is a clock and a host
+	}
+	return bits
+}
+
+func looksLikeTime(s string) bool {
+	for _, layout := range []string{
+		time.RFC3339Nano, "2006-01-02T15:04:05.999999999", "2006-01-02 15:04:05.999999999",
+		"2006-01-02", "20060102150405", "20060102T150405Z", "20060102T150405", "20060102",
+		time.RFC1123, time.RFC1123Z, time.ANSIC,
+	} {
+		if t, err := time.Parse(layout, s); err == nil && t.Year() >= 2000 && t.Year() < 2100 {
+			return true
+		}
+	}
+	whole, frac, _ := strings.Cut(s, ".")
+	if !allDigits(whole) || (frac != "" && !allDigits(frac)) || len(whole) > 19 {
+		return false
+	}
+	var n float64
+	for i := range len(whole) {
+		n = n*10 + float64(whole[i]-'0')
+	}
+	const from, to = 946684800, 4102444800 // 2000 and 2100 in Unix seconds
+	for unit := 1.0; unit <= 1e9; unit *= 1000 {
+		if n >= from*unit && n < to*unit {
+			return true
+		}
+	}
+	return false
+}
+
+func looksLikeSerial(s string) bool {
+	digits := s
+	if i := strings.LastIndexFunc(s, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		word := s[:i+1]
+		if len(word) > 16 {
+			return false
+		}
+		digits = s[i+1:]
+		for _, r := range word {
+			if r >= '0' && r <= '9' {
+				return false
+			}
+		}
+	}
+	return len(digits) > 0 && len(digits) <= 12
+}
+
+func allDigits(s string) bool {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return false
+		}
+	}
+	return s != ""
+}

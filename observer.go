@@ -1,0 +1,55 @@
+package semel
+
+import (
+	"context"
+	"time"
+)
+
+// Observer is told what a guard does, for metrics, logs and traces. Every
+// field may be nil. Functions are called in the goroutine at work and must not
+// block; they may be called at the same time from many. What they are given
+// holds neither keys nor payload.
+type Observer struct {
+	// Answered: a submit was answered. Called once for each Do, in its goroutine.
+	Answered func(context.Context, Answered)
+	// StoreFailed: a call of the store failed and may be tried again.
+	StoreFailed func(context.Context, StoreFailed)
+	// LeaseLost: an execution was cancelled because its claim was lost or
+	// could not be renewed.
+	LeaseLost func(context.Context, LeaseLost)
+	// Panicked: a handler panicked. Its outcome is unknown.
+	Panicked func(context.Context, Panicked)
+	// FailedOpen: a submit was let through without protection.
+	FailedOpen func(ctx context.Context, s Scope, cause error)
+}
+
+// Answered is an answer to a submit.
+type Answered struct {
+	Scope   Scope
+	Outcome Outcome // its Result is shared: do not change or keep it
+	Err     error
+	Took    time.Duration
+}
+
+// StoreFailed is a call of the store that failed.
+type StoreFailed struct {
+	Scope    Scope
+	RecordID string
+	Call     string // begin, renew, complete, release, hold or resolve
+	Err      error
+}
+
+// LeaseLost is an execution that lost its claim.
+type LeaseLost struct {
+	Scope    Scope
+	RecordID string
+	Fence    uint64
+	Cause    error // ErrLostClaim or ErrLeaseLapsed
+}
+
+// Panicked is a handler that panicked.
+type Panicked struct {
+	Scope    Scope
+	RecordID string
+	Err      *PanicError
+}

@@ -1,0 +1,184 @@
+package semel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// CrashPolicy says what a submit may do with a claim whose lease has lapsed.
+type CrashPolicy uint8
+
+const (
+	// Hold marks the record unknown: nothing executes until it is resolved.
+	// It is the default, and the only one that needs nothing of the effect.
+	Hold CrashPolicy = iota
+	// Retry takes the record over and executes again. Only for effects whose
+	// owner is itself idempotent: hand it the key and the fence, which
+	// CurrentExecution tells.
+	Retry
+	// Reconcile asks Policy.Reconcile what became of the effect.
+	Reconcile
+)
+
+var crashPolicyNames = [...]string{Hold: "hold", Retry: "retry", Reconcile: "reconcile"}
+
+func (p CrashPolicy) String() string {
+	if int(p) < len(crashPolicyNames) {
+		return crashPolicyNames[p]
+	}
+	return fmt.Sprintf("CrashPolicy(%d)", uint8(p))
+}
+
+// Finding is what a reconciliation learned about an effect.
+type Finding struct {
+	kind   findingKind
+	result Result
+}
+
+type findingKind uint8
+
+const (
+	findingUndecided findingKind = iota
+	findingPresent
+	findingAbsent
+)
+
+// Present: the effect happened, and r answers replays from now on.
+func Present(r Result) Finding { return Finding{kind: findingPresent, result: r} }
+
+// Absent: the effect is not to be seen. That is taken for *no effect* only
+// once Policy.SettleAfter has passed since the lease lapsed.
+func Absent() Finding { return Finding{kind: findingAbsent} }
+
+// Undecided: it cannot be told; the outcome stays unknown.
+func Undecided() Finding { return Finding{} }
+
+// Policy is how an operation is protected. The zero value means the defaults
+// named at each field.
+type Policy struct {
+	// Lease is how long a claim holds without renewal. It is not the longest
+	// running time: owners renew. Default 15 s.
+	Lease time.Duration
+	// Heartbeat is how often an owner renews. At most half the lease.
+	// Default a third of the lease.
+	Heartbeat time.Duration
+	// Deadline bounds one execution. At the deadline its context is
+	// cancelled and renewal ends; if the handler does not return within one
+	// heartbeat the outcome is unknown. Default 10 min.
+	Deadline time.Duration
+	// Retention is how long a result answers replays after completion.
+	// RetryPlan.Retention computes one. Default 24 h.
+	Retention time.Duration
+	// OnCrash says what to do about lapsed claims. Default Hold.
+	OnCrash CrashPolicy
+	// Reconcile looks up what became of the effect of a lapsed or unknown
+	// record. It must not cause effects, may run several times at once, and
+	// is given at most one lease of time. Needed with OnCrash Reconcile.
+	Reconcile func(ctx context.Context, r Record) (Finding, error)
+	// SettleAfter is the longest time, counted from the lapse of the lease,
+	// that the effect can take to show. Zero means that it cannot be
+	// bounded: an absent effect stays unknown.
+	SettleAfter time.Duration
+	// StoreTimeout bounds each call of the store. Default 5 s, at most the lease.
+	StoreTimeout time.Duration
+}
+
+func (p Policy) withDefaults() Policy {
+	if p.Lease == 0 {
+		p.Lease = 15 * time.Second
+	}
+	if p.Heartbeat == 0 {
+		p.Heartbeat = p.Lease / 3
+	}
+	if p.Deadline == 0 {
+		p.Deadline = 10 * time.Minute
+	}
+	if p.Retention == 0 {
+		p.Retention = 24 * time.Hour
+	}
+	if p.StoreTimeout == 0 {
+		p.StoreTimeout = min(5*time.Second, p.Lease)
+	}
+	return p
+}
+
+func (p Policy) validate() error {
+	var errs []error
+	positive := func(name string, d time.Duration) {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("field %s is %v; it must be positive", name, d))
+		}
+	}
+	positive("Lease", p.Lease)
+	positive("Heartbeat", p.Heartbeat)
+	positive("Deadline", p.Deadline)
+	positive("Retention", p.Retention)
+	positive("StoreTimeout", p.StoreTimeout)
+	if p.Heartbeat > p.Lease/2 {
+		errs = append(errs, fmt.Errorf("field Heartbeat %v is more than half the Lease %v: one lost renewal would lose the claim", p.Heartbeat, p.Lease))
+	}
+	if p.StoreTimeout > p.Lease {
+		errs = append(errs, fmt.Errorf("field StoreTimeout %v is longer than the Lease %v", p.StoreTimeout, p.Lease))
+	}
+	switch p.OnCrash {
+	case Hold, Retry:
+		if p.Reconcile != nil {
+			errs = append(errs, fmt.Errorf("field Reconcile is set, but OnCrash is %v", p.OnCrash))
+		}
+	case Reconcile:
+		if p.Reconcile == nil {
+			errs = append(errs, errors.New("field OnCrash is reconcile, but Reconcile is nil"))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("field OnCrash is %v; use Hold, Retry or Reconcile", p.OnCrash))
+	}
+	if p.SettleAfter < 0 {
+		errs = append(errs, fmt.Errorf("field SettleAfter is %v; it must not be negative", p.SettleAfter))
+	}
+	return errors.Join(errs...)
+}
+
+// RetryPlan is what a retention must outlast.
+type RetryPlan struct {
+	// Window is the time from a client's first send to its last retry,
+	// through every layer that retries: SDK, queue, a person coming back.
+	Window time.Duration
+	// Timeout is how long the client waits for the last answer.
+	Timeout time.Duration
+	// Skew is the largest difference between the clocks that take part:
+	// store replicas, and clients that date their keys.
+	Skew time.Duration
+	// Factor multiplies window and timeout for safety. Default 2; at least 1.
+	Factor float64
+}
+
+// Retention is the shortest retention under which no retry of the plan can
+// come too late: Factor × (Window + Timeout) + Skew, rounded up to a second.
+// Skew counts once and unmultiplied: it is a bound already.
+func (p RetryPlan) Retention() (time.Duration, error) {
+	if p.Factor == 0 {
+		p.Factor = 2
+	}
+	var errs []error
+	if p.Window <= 0 {
+		errs = append(errs, fmt.Errorf("field Window is %v; it must be positive", p.Window))
+	}
+	if p.Timeout < 0 || p.Skew < 0 {
+		errs = append(errs, errors.New("field Timeout and Skew must not be negative"))
+	}
+	if !(p.Factor >= 1) { // written so that NaN fails
+		errs = append(errs, fmt.Errorf("field Factor is %v; it must be at least 1", p.Factor))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return 0, fmt.Errorf("semel: retry plan: %w", err)
+	}
+	total := p.Factor*(float64(p.Window)+float64(p.Timeout)) + float64(p.Skew)
+	const longest = 100 * 365 * 24 * time.Hour
+	if total > float64(longest) {
+		return 0, fmt.Errorf("semel: retry plan: the retention would exceed 100 years")
+	}
+	seconds := time.Duration(total + float64(time.Second) - 1).Truncate(time.Second)
+	return seconds, nil
+}

@@ -1,0 +1,155 @@
+package semel
+
+import (
+	"crypto/rand"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// State is where a record stands in its life. An identity without a record is
+// free; that is not a state.
+type State uint8
+
+const (
+	// StateInProgress: a claim was granted and has neither been completed,
+	// released nor held. Its lease may have lapsed.
+	StateInProgress State = iota + 1
+	// StateCompleted: the result is recorded and answers replays until the
+	// retention is over.
+	StateCompleted
+	// StateUnknown: nobody knows whether the effect happened. Only a
+	// resolution, or the claim that was in progress, can end this state.
+	StateUnknown
+)
+
+var stateNames = [...]string{StateInProgress: "in_progress", StateCompleted: "completed", StateUnknown: "unknown"}
+
+func (s State) String() string {
+	if int(s) < len(stateNames) && s > 0 {
+		return stateNames[s]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// MarshalText gives the state's name in DESIGN's words.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText.
+func (s *State) UnmarshalText(b []byte) error {
+	for i, n := range stateNames {
+		if n != "" && n == string(b) {
+			*s = State(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("semel: no state is named %q; use in_progress, completed or unknown", b)
+}
+
+// Token is the random half of a claim. It proves ownership where a fence
+// alone could be guessed or, after a store was restored from a backup, repeat.
+type Token [16]byte
+
+// Origin names the request that an entry in the audit trail came from. Every
+// part is optional; none takes part in identity or fingerprint.
+type Origin struct {
+	RequestID string `json:"request_id,omitempty"`
+	EventID   string `json:"event_id,omitempty"`
+	TraceID   string `json:"trace_id,omitempty"`
+}
+
+// Attempt is what a store needs to grant a claim. Make one with NewAttempt,
+// which fills in ID and Token.
+type Attempt struct {
+	Identity    Identity
+	Fingerprint Fingerprint
+	Origin      Origin
+
+	// ID becomes the record's opaque id if this attempt creates the record.
+	ID string
+	// Token makes Begin repeatable: a Begin whose answer was lost may be
+	// called again with the same token and is granted the same claim. Two
+	// owners must never share a token.
+	Token Token
+
+	// Lease is how long the claim holds without renewal.
+	Lease time.Duration
+	// Retention is how long the result answers replays, from completion on.
+	Retention time.Duration
+
+	// Takeover is zero, or the fence of a record that the caller has seen
+	// and may take over. The store grants it only while the record still has
+	// that fence and is unknown, or in progress with a lapsed lease, by the
+	// store's clock.
+	Takeover uint64
+}
+
+// NewAttempt returns an attempt on id with a fresh record id and token.
+func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Attempt {
+	a := Attempt{Identity: id, Fingerprint: fp, ID: NewRecordID(), Lease: lease, Retention: retention}
+	_, _ = rand.Read(a.Token[:]) // never fails: crypto/rand aborts the process instead
+	return a
+}
+
+// NewRecordID returns an unguessable record id: 128 random bits in 26 letters
+// and digits.
+func NewRecordID() string { return strings.ToLower(rand.Text()) }
+
+// Result is what an execution left to answer replays with. The engine does
+// not look into it; Codec names who can.
+type Result struct {
+	// Codec names the encoding of Head and Body, for example "http/1".
+	Codec string
+	// Head holds what goes with the body: for HTTP the status, headers and
+	// trailers.
+	Head []byte
+	// Body is the body as it was, in its content coding.
+	Body []byte
+	// Label is a short name of the result for people, such as "201". It goes
+	// into the audit trail and must hold no payload.
+	Label string
+	// Tombstone says that the operation completed but its result could not
+	// be kept whole: it is never replayed and never executed again.
+	Tombstone bool
+	// Reference names the created resource, such as a Location, where the
+	// operation told it. It is the part of a tombstone worth having.
+	Reference string
+}
+
+// Record is what the store holds for an identity. All times are the store's.
+type Record struct {
+	ID          string
+	Identity    Identity
+	Fingerprint Fingerprint
+	State       State
+	// Fence is the number of the record's latest claim. Fences come from one
+	// counter for the whole store, which never restarts.
+	Fence uint64
+	// Lease is what was left of the claim's lease when the record was read;
+	// zero or less means it has lapsed, that long ago. Owners renew, so it
+	// tells how long to wait at least, not at most.
+	Lease time.Duration
+	// Reopened says that a resolution allows one more execution: the next
+	// submit of the same request takes the record over, whatever its policy.
+	Reopened bool
+
+	BegunAt time.Time // of the latest claim
+	// SettledAt is when the record was completed or became unknown; zero
+	// while it is in progress.
+	SettledAt time.Time
+	// ExpiresAt is when a completed record stops answering; zero otherwise.
+	ExpiresAt time.Time
+	Retention time.Duration
+
+	// Origin is the request that made the latest claim.
+	Origin Origin
+	// Cause says in a few words why the record is unknown. It holds no
+	// payload and no secret.
+	Cause string
+	// Result is set in a completed record, except in listings.
+	Result Result
+}
+
+// Lapsed reports whether the record is in progress under a lease that was
+// over when it was read: the owner is dead, paused or cut off.
+func (r Record) Lapsed() bool { return r.State == StateInProgress && r.Lease <= 0 }

@@ -1,0 +1,225 @@
+package semel
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Errors every store returns for these cases, possibly wrapped. Any other
+// error means that the store cannot say what happened.
+var (
+	// ErrNotFound: the identity has no record, or only an expired one.
+	ErrNotFound = errors.New("semel: no such record")
+	// ErrLostClaim: the claim's fence or token is stale. Someone took the
+	// record over, resolved it, or it was released; nothing was written.
+	ErrLostClaim = errors.New("semel: claim lost")
+	// ErrStaleFence: a resolution named a fence that is no longer the
+	// record's, or a record that cannot be resolved (completed, or still
+	// executing under a lease). Nothing was written.
+	ErrStaleFence = errors.New("semel: the record has moved on")
+)
+
+// ConflictError is Begin's answer when the identity is taken. Record is what
+// is in the way. A store that can see that the identity is claimed but not
+// the record itself (another transaction holds it) returns a Record with only
+// Identity and StateInProgress set.
+type ConflictError struct {
+	Record Record
+}
+
+func (e *ConflictError) Error() string {
+	return "semel: identity is taken: record " + e.Record.ID + " is " + e.Record.State.String()
+}
+
+// Store holds one record for each identity. It keeps no policy: it says what
+// is so, by its own clock, and the Guard decides.
+//
+// All methods are safe for concurrent use, by many goroutines and, where the
+// store is shared, by many processes. When ctx ends before an answer the
+// method returns promptly with an error; whether it took effect is then open.
+//
+// Package storetest is the contract in executable form.
+type Store interface {
+	// Begin grants the attempt's identity to the caller, or returns a
+	// *ConflictError with the record in the way. At most one of any number
+	// of concurrent attempts is granted.
+	//
+	// It grants when there is no record, when the record is completed and
+	// its retention is over, when the record's claim already bears a.Token
+	// (the same claim again, with its lease renewed), and when a.Takeover
+	// allows it. A grant gives the record a new fence, except where it
+	// repeats the same claim. A takeover keeps the record's ID and clears
+	// Reopened; an attempt that replaces an expired record starts a new one.
+	Begin(ctx context.Context, a Attempt) (Claim, error)
+
+	// Find returns the record of id, or ErrNotFound.
+	Find(ctx context.Context, id Identity) (Record, error)
+}
+
+// Claim is the right to execute an identity now. Its methods fail with
+// ErrLostClaim once the record carries another fence or token or is gone.
+//
+// A lapsed lease alone loses nothing: until the record is taken over or
+// resolved, the claim can still be renewed, completed, released or held, and
+// while the record is unknown it can still be completed or released.
+type Claim interface {
+	// Context returns ctx, carrying the store's transaction where the claim
+	// lives in one.
+	Context(ctx context.Context) context.Context
+	// RecordID is the opaque id of the record.
+	RecordID() string
+	Fence() uint64
+	// Complete records the result; retention starts now, by the store's
+	// clock, and expires is its end. When the error is nil the record is
+	// durable. Completing again with the same claim changes nothing and
+	// answers as before, so an answer that was lost may be asked for again.
+	Complete(ctx context.Context, r Result) (expires time.Time, err error)
+	// Release removes the record: there was certainly no effect.
+	Release(ctx context.Context) error
+	// Hold marks the record unknown and says why. Holding again returns nil.
+	Hold(ctx context.Context, cause string) error
+	// Renew starts the lease again from now, by the store's clock. A record
+	// that has been marked unknown is not renewed: ErrLostClaim.
+	Renew(ctx context.Context) error
+}
+
+// Decision is how an unknown outcome is settled.
+type Decision uint8
+
+const (
+	// DecideUnknown marks a lapsed record unknown. Only the Guard needs it.
+	// The fence stays, so the owner may still settle the record.
+	DecideUnknown Decision = iota + 1
+	// DecideResult completes the record with a result learned elsewhere.
+	DecideResult
+	// DecideNoEffect removes the record: the effect certainly never happened
+	// and the identity is free again.
+	DecideNoEffect
+	// DecideExecuteAgain gives the record a new fence and lets the next
+	// submit of the same request execute. The fingerprint stays: another
+	// request under this key is still a mismatch.
+	DecideExecuteAgain
+)
+
+// Resolution settles the record of Identity, provided that it still has Fence
+// and is unknown, or in progress with a lapsed lease. (DecideUnknown needs
+// the latter, or finds it done.) Otherwise nothing is written and the error is
+// ErrStaleFence, or ErrNotFound if there is no record.
+type Resolution struct {
+	Identity Identity
+	Fence    uint64
+	Decision Decision
+	// Result goes with DecideResult.
+	Result Result
+	// Cause says why, for the audit trail and for DecideUnknown's record.
+	Cause string
+	// Origin is the request or operator that decided.
+	Origin Origin
+}
+
+// Resolver is a store that can settle unknown outcomes. All of ours are.
+type Resolver interface {
+	// Resolve applies r and returns the record as it is now, or, after
+	// DecideNoEffect, as it was.
+	Resolve(ctx context.Context, r Resolution) (Record, error)
+}
+
+// Sweeper is a store whose expired records need removing.
+type Sweeper interface {
+	// Sweep removes at most limit completed records whose retention is over
+	// by the store's clock, and reports how many. It never removes a record
+	// in progress or unknown.
+	Sweep(ctx context.Context, limit int) (int, error)
+}
+
+// Filter selects records. Empty fields select all.
+type Filter struct {
+	ID        string
+	State     State
+	Tenant    string
+	Actor     string
+	Operation string
+	Key       string
+	// Lapsed selects records in progress whose lease is over.
+	Lapsed bool
+	// After continues a listing behind the record with this fence.
+	After uint64
+	// Limit is the page size: 100 if zero, at most 1,000.
+	Limit int
+}
+
+// Lister is a store that can be looked through.
+type Lister interface {
+	// List returns records in the order of their fences, without their
+	// results. Expired records do not exist.
+	List(ctx context.Context, f Filter) ([]Record, error)
+}
+
+// TrailKind says what happened, in an entry of the audit trail.
+type TrailKind string
+
+// The kinds of audit entries. The first group is written with the record, in
+// one commit; the second behind the answer.
+const (
+	TrailExecuted TrailKind = "executed" // result recorded
+	TrailReleased TrailKind = "released" // certainly no effect
+	TrailHeld     TrailKind = "held"     // outcome unknown
+	TrailTakeover TrailKind = "taken_over"
+	TrailResolved TrailKind = "resolved"
+
+	TrailReplayed   TrailKind = "replayed"
+	TrailInProgress TrailKind = "in_progress"
+	TrailMismatch   TrailKind = "mismatch"
+	TrailUnknown    TrailKind = "unknown"
+	TrailFailedOpen TrailKind = "failed_open"
+	// TrailLost says how many entries its writer had to drop before it.
+	TrailLost TrailKind = "lost"
+)
+
+// TrailEntry is one line of the audit trail. It holds no payload.
+type TrailEntry struct {
+	// Position orders the trail of one store; the store assigns it.
+	Position uint64 `json:"position"`
+	// Instance and Seq are the writer's: within one instance Seq has no gaps,
+	// except where a TrailLost entry says so.
+	Instance string    `json:"instance"`
+	Seq      uint64    `json:"seq"`
+	At       time.Time `json:"at"`
+
+	Kind      TrailKind `json:"kind"`
+	RecordID  string    `json:"record_id,omitempty"`
+	Tenant    string    `json:"tenant,omitempty"`
+	Actor     string    `json:"actor,omitempty"`
+	Operation string    `json:"operation,omitempty"`
+	Key       string    `json:"key,omitempty"`
+	Fence     uint64    `json:"fence,omitempty"`
+	Origin
+	// Label is the result's label, or the decision of a resolution.
+	Label string `json:"label,omitempty"`
+	Cause string `json:"cause,omitempty"`
+	// Lost counts dropped entries, in a TrailLost entry.
+	Lost uint64 `json:"lost,omitempty"`
+}
+
+// TrailFilter selects audit entries. Empty fields select all.
+type TrailFilter struct {
+	RecordID, Tenant, Actor, Operation, Key string
+	RequestID, EventID, TraceID             string
+	Kind                                    TrailKind
+	Since, Until                            time.Time // by the store's clock; Until is exclusive
+	After                                   uint64    // continues behind this position
+	Limit                                   int       // 100 if zero, at most 1,000
+}
+
+// Trail is a store with an audit trail. Entries for executions, releases,
+// holds, takeovers and resolutions are the store's own doing, in the commit of
+// the change they tell of; Note adds the others.
+type Trail interface {
+	// Note queues an entry and returns at once. The store writes it in a
+	// batch within 100 ms, or drops it and counts the loss. It fills in
+	// Position, Instance, Seq and At.
+	Note(e TrailEntry)
+	// Trail returns entries in the order of their positions.
+	Trail(ctx context.Context, f TrailFilter) ([]TrailEntry, error)
+}

@@ -1,0 +1,3 @@
+module github.com/semelhq/semel/store/sqlite
+
+go 1.26.0
