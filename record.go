@@ -96,7 +96,8 @@ func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Att
 func NewRecordID() string { return strings.ToLower(rand.Text()) }
 
 // Result is what an execution left to answer replays with. The engine does
-// not look into it; Codec names who can.
+// not look into it; Codec names who can. Head and Body are shared: once handed
+// over, nobody changes their bytes, neither who gave them nor who is given them.
 type Result struct {
 	// Codec names the encoding of Head and Body, for example "http/1".
 	Codec string

@@ -3,6 +3,7 @@ package semel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -102,10 +103,24 @@ const (
 	DecideExecuteAgain
 )
 
+var decisionNames = [...]string{
+	DecideUnknown: "unknown", DecideResult: "result", DecideNoEffect: "no_effect", DecideExecuteAgain: "execute_again",
+}
+
+func (d Decision) String() string {
+	if int(d) < len(decisionNames) && d > 0 {
+		return decisionNames[d]
+	}
+	return fmt.Sprintf("Decision(%d)", uint8(d))
+}
+
 // Resolution settles the record of Identity, provided that it still has Fence
 // and is unknown, or in progress with a lapsed lease. (DecideUnknown needs
 // the latter, or finds it done.) Otherwise nothing is written and the error is
 // ErrStaleFence, or ErrNotFound if there is no record.
+//
+// Every decision but DecideUnknown ends the old claim: the record, if it
+// remains, has a new fence, and whatever the owner still tries is ErrLostClaim.
 type Resolution struct {
 	Identity Identity
 	Fence    uint64

@@ -1,0 +1,79 @@
+package memory_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/storetest"
+)
+
+func open(t testing.TB, c memory.Config) *memory.Store {
+	t.Helper()
+	s, err := memory.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestStore(t *testing.T) {
+	storetest.Run(t, storetest.Config{
+		Name:      "memory",
+		Virtual:   true,
+		SkipTable: "../../storetest/skips.txt",
+		New: func(t testing.TB) storetest.Harness {
+			s := open(t, memory.Config{})
+			return storetest.Harness{
+				Store:  s,
+				Open:   func() semel.Store { return s },
+				Skewed: func(time.Duration) semel.Store { return s },
+			}
+		},
+	})
+}
+
+func TestFullStoreFailsClosed(t *testing.T) {
+	s := open(t, memory.Config{MaxRecords: 2})
+	begin := func(key string) (semel.Claim, error) {
+		id := semel.Identity{Scope: semel.Scope{Operation: "op"}, Key: key}
+		return s.Begin(t.Context(), semel.NewAttempt(id, semel.Fingerprint{}, time.Minute, time.Nanosecond))
+	}
+	first, err := begin("1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin("2"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin("3"); !errors.Is(err, memory.ErrFull) {
+		t.Fatalf("Begin in a full store: %v; want ErrFull", err)
+	}
+	// An expired record makes room without a sweep.
+	if _, err := first.Complete(t.Context(), semel.Result{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin("3"); err != nil {
+		t.Fatalf("Begin beside an expired record: %v", err)
+	}
+}
+
+func TestTrailForgetsTheOldest(t *testing.T) {
+	s := open(t, memory.Config{MaxTrail: 20})
+	for i := range 100 {
+		s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: fmt.Sprint(i)})
+	}
+	entries, err := s.Trail(t.Context(), semel.TrailFilter{})
+	if err != nil || len(entries) > 20 || len(entries) < 18 || entries[len(entries)-1].Key != "99" {
+		t.Fatalf("%d entries, %v", len(entries), err)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	if _, err := memory.New(memory.Config{MaxRecords: -1}); err == nil {
+		t.Fatal("a negative limit was accepted")
+	}
+}

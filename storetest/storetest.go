@@ -1,0 +1,231 @@
+// Package storetest is the contract of semel.Store in executable form. A store
+// that passes keeps the rules every guard relies on.
+//
+//	func TestStore(t *testing.T) {
+//		storetest.Run(t, storetest.Config{Name: "mine", New: newHarness})
+//	}
+//
+// It needs the standard library's testing package only.
+package storetest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// Harness is a store set up for one rule.
+type Harness struct {
+	// Store is fresh and empty.
+	Store semel.Store
+	// Advance moves the store's time forward. Real stores shift their rows
+	// into the past; a Virtual one may leave it nil.
+	Advance func(d time.Duration)
+	// Open returns another handle on the same records, as another process
+	// would have. Nil if the records cannot be shared.
+	Open func() semel.Store
+	// Skewed returns a handle on the same records whose caller's clock is
+	// wrong by d. Nil if the handle has no clock of its own to be wrong.
+	Skewed func(d time.Duration) semel.Store
+	// Break cuts the store off from its records until the returned function
+	// is called. Nil if it cannot be cut off.
+	Break func() (mend func())
+}
+
+// Config says how to test a store.
+type Config struct {
+	// Name is the store's, in the table of skips.
+	Name string
+	// New returns a harness; it registers its clean-up with t.
+	New func(t testing.TB) Harness
+	// Virtual runs each rule in a bubble of package testing/synctest: for
+	// stores whose clock is time.Now and that do no I/O.
+	Virtual bool
+	// SkipTable is a file of lines "store: rule"; the rules skipped must be
+	// exactly those it lists for Name. Empty means that none may be skipped.
+	SkipTable string
+}
+
+// Failure is a rule that a store breaks.
+type Failure struct {
+	Rule    string
+	Message string
+}
+
+// Run tests the store against every rule, each as a subtest.
+func Run(t *testing.T, c Config) {
+	var skipped []string
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			if missing := run(t, c, r); missing != "" {
+				skipped = append(skipped, r.name)
+				t.Logf("not applicable: the harness has no %s", missing)
+			}
+		})
+	}
+	compareSkips(t, c, skipped)
+}
+
+func compareSkips(t *testing.T, c Config, skipped []string) {
+	t.Helper()
+	var want []string
+	if c.SkipTable != "" {
+		f, err := os.Open(c.SkipTable)
+		if err != nil {
+			t.Fatalf("table of skips: %v", err)
+		}
+		defer f.Close()
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			name, rule, ok := strings.Cut(lines.Text(), ": ")
+			if ok && name == c.Name {
+				want = append(want, rule)
+			}
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(skipped)
+	if !slices.Equal(want, skipped) {
+		t.Errorf("rules skipped for %q:\n  %q\nthe table %q lists:\n  %q", c.Name, skipped, c.SkipTable, want)
+	}
+}
+
+// Check tests the store against every rule and returns those it breaks: for
+// tests of this suite against stores known to be wrong.
+func Check(t *testing.T, c Config) []Failure {
+	var failures []Failure
+	for _, r := range rules {
+		rec := &recorder{TB: t}
+		inner := func(t *testing.T) {
+			rec.TB = t
+			done := make(chan struct{})
+			go func() { // FailNow ends the goroutine it is called in
+				defer close(done)
+				defer func() {
+					if v := recover(); v != nil {
+						rec.Errorf("panic: %v", v)
+					}
+				}()
+				r.test(rec, c.New(t), t.Context())
+			}()
+			<-done
+		}
+		if !applies(c, r, t) {
+			continue
+		}
+		if c.Virtual {
+			synctest.Test(t, inner)
+		} else {
+			inner(t)
+		}
+		if rec.message != "" {
+			failures = append(failures, Failure{Rule: r.name, Message: rec.message})
+		}
+	}
+	return failures
+}
+
+// Rules returns the names of all rules.
+func Rules() []string {
+	names := make([]string, len(rules))
+	for i, r := range rules {
+		names[i] = r.name
+	}
+	return names
+}
+
+type rule struct {
+	name string
+	// needs names what the rule cannot do without: open, skewed, break,
+	// resolver, sweeper, lister, trail.
+	needs []string
+	test  func(t testing.TB, h Harness, ctx context.Context)
+}
+
+// run runs one rule. It returns the name of what the harness lacks for it.
+func run(t *testing.T, c Config, r rule) (missing string) {
+	test := func(t *testing.T) {
+		h := c.New(t)
+		if missing = lacks(h, r); missing != "" {
+			return
+		}
+		ctx := t.Context()
+		if !c.Virtual { // a bubble notices by itself when all of it is stuck
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+		}
+		r.test(t, h, ctx)
+	}
+	if c.Virtual {
+		synctest.Test(t, test)
+	} else {
+		test(t)
+	}
+	return missing
+}
+
+func applies(c Config, r rule, t *testing.T) (ok bool) {
+	look := func(t *testing.T) { ok = lacks(c.New(t), r) == "" }
+	if c.Virtual {
+		synctest.Test(t, look)
+	} else {
+		look(t)
+	}
+	return ok
+}
+
+func lacks(h Harness, r rule) string {
+	_, resolver := h.Store.(semel.Resolver)
+	_, sweeper := h.Store.(semel.Sweeper)
+	_, lister := h.Store.(semel.Lister)
+	_, trail := h.Store.(semel.Trail)
+	has := map[string]bool{
+		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil,
+		"resolver": resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
+	}
+	for _, need := range r.needs {
+		if !has[need] {
+			return need
+		}
+	}
+	return ""
+}
+
+// recorder is a testing.TB that keeps failures to itself.
+type recorder struct {
+	testing.TB
+	mu      sync.Mutex
+	message string
+}
+
+func (r *recorder) fail(message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.message == "" {
+		r.message = message
+	}
+}
+
+func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprintln(args...)) }
+func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
+func (r *recorder) Fail()                             { r.fail("failed") }
+func (r *recorder) FailNow()                          { r.fail("failed"); runtime.Goexit() }
+func (r *recorder) Fatal(args ...any)                 { r.Error(args...); runtime.Goexit() }
+func (r *recorder) Fatalf(format string, args ...any) { r.Errorf(format, args...); runtime.Goexit() }
+func (r *recorder) Log(...any)                        {}
+func (r *recorder) Logf(string, ...any)               {}
+func (r *recorder) Failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.message != ""
+}
