@@ -181,8 +181,9 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (Claim, error) {
 		if try == 2 {
 			// Begin may have been granted all the same. The caller is told
 			// "no effect", so a claim that turns up later must go.
-			g.work.enterAlways()
-			go g.abandon(context.WithoutCancel(ctx), a)
+			if g.work.enterAbandon() {
+				go g.abandon(context.WithoutCancel(ctx), a)
+			}
 			return nil, err
 		}
 		pause(ctx, 20*time.Millisecond<<try)
@@ -211,7 +212,7 @@ func isConflict(err error) bool {
 // with the same token finds it, or grants it now. It gives up when the lease
 // would have lapsed, or at a drain: then the record becomes unknown.
 func (g *Guard) abandon(ctx context.Context, a Attempt) {
-	defer g.work.leave()
+	defer g.work.leaveAbandon()
 	end := time.Now().Add(g.policy.Lease)
 	for wait := 50 * time.Millisecond; time.Now().Before(end) && !g.work.isDraining(); wait = min(wait*2, time.Second) {
 		claim, err := g.beginOnce(ctx, a)
@@ -251,7 +252,7 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		return false, out, err
 	case r.State == StateInProgress && !r.Lapsed():
 		return answer(&Error{Answer: InProgress, RetryAfter: r.Lease})
-	case r.Reopened, r.State == StateInProgress && g.policy.OnCrash == Retry:
+	case r.Reopened, g.policy.OnCrash == Retry:
 		a.Takeover = r.Fence
 		return true, Outcome{}, nil
 	}
@@ -388,11 +389,17 @@ func (g *Guard) Drain(ctx context.Context) error {
 
 // work counts the goroutines that guards own.
 type work struct {
-	mu       sync.Mutex
-	running  int
-	draining bool
-	idle     chan struct{}
+	mu        sync.Mutex
+	running   int
+	abandoned int // of those running
+	draining  bool
+	idle      chan struct{}
 }
+
+// maxAbandoned bounds how many lost grants are pursued at once, so that an
+// outage under load piles up neither goroutines nor calls of a store that is
+// struggling back. Beyond it a lost grant is left to lapse.
+const maxAbandoned = 256
 
 func (w *work) enter() bool {
 	w.mu.Lock()
@@ -404,11 +411,23 @@ func (w *work) enter() bool {
 	return true
 }
 
-// enterAlways is for work that follows from work that has entered.
-func (w *work) enterAlways() {
+// enterAbandon is called from work that has entered, so it may follow a drain.
+func (w *work) enterAbandon() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.abandoned == maxAbandoned {
+		return false
+	}
+	w.abandoned++
 	w.running++
+	return true
+}
+
+func (w *work) leaveAbandon() {
+	w.mu.Lock()
+	w.abandoned--
+	w.mu.Unlock()
+	w.leave()
 }
 
 func (w *work) leave() {

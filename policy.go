@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// CrashPolicy says what a submit may do with a claim whose lease has lapsed.
+// CrashPolicy says what a submit does when it meets a record whose outcome is
+// unknown: the lease has lapsed, or the handler could not tell.
 type CrashPolicy uint8
 
 const (
@@ -71,7 +72,8 @@ type Policy struct {
 	// Retention is how long a result answers replays after completion.
 	// RetryPlan.Retention computes one. Default 24 h.
 	Retention time.Duration
-	// OnCrash says what to do about lapsed claims. Default Hold.
+	// OnCrash says what to do about lapsed claims and unknown outcomes.
+	// Default Hold.
 	OnCrash CrashPolicy
 	// Reconcile looks up what became of the effect of a lapsed or unknown
 	// record. It must not cause effects, may run several times at once, and

@@ -1,0 +1,418 @@
+package semel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// faulty is a store whose calls can fail before they take effect, or after it,
+// as when the answer is lost.
+type faulty struct {
+	semel.Store
+	before func(call string) error
+	after  func(call string) error
+}
+
+func (f *faulty) around(call string, do func() error) error {
+	if f.before != nil {
+		if err := f.before(call); err != nil {
+			return err
+		}
+	}
+	err := do()
+	if f.after != nil {
+		if lost := f.after(call); lost != nil {
+			return lost
+		}
+	}
+	return err
+}
+
+func (f *faulty) Begin(ctx context.Context, a semel.Attempt) (c semel.Claim, err error) {
+	err = f.around("begin", func() error { c, err = f.Store.Begin(ctx, a); return err })
+	if err != nil {
+		return nil, err
+	}
+	return &faultyClaim{Claim: c, f: f}, nil
+}
+
+func (f *faulty) Find(ctx context.Context, id semel.Identity) (r semel.Record, err error) {
+	err = f.around("find", func() error { r, err = f.Store.Find(ctx, id); return err })
+	return r, err
+}
+
+func (f *faulty) Resolve(ctx context.Context, d semel.Resolution) (r semel.Record, err error) {
+	err = f.around("resolve", func() error { r, err = f.Store.(semel.Resolver).Resolve(ctx, d); return err })
+	return r, err
+}
+
+type faultyClaim struct {
+	semel.Claim
+	f *faulty
+}
+
+func (c *faultyClaim) Complete(ctx context.Context, r semel.Result) (expires time.Time, err error) {
+	err = c.f.around("complete", func() error { expires, err = c.Claim.Complete(ctx, r); return err })
+	return expires, err
+}
+
+func (c *faultyClaim) Release(ctx context.Context) error {
+	return c.f.around("release", func() error { return c.Claim.Release(ctx) })
+}
+
+func (c *faultyClaim) Hold(ctx context.Context, cause string) error {
+	return c.f.around("hold", func() error { return c.Claim.Hold(ctx, cause) })
+}
+
+func (c *faultyClaim) Renew(ctx context.Context) error {
+	return c.f.around("renew", func() error { return c.Claim.Renew(ctx) })
+}
+
+var errDown = errors.New("store down")
+
+// failFor makes calls fail until the time is over.
+func failFor(d time.Duration, which ...string) func(string) error {
+	end := time.Now().Add(d)
+	return func(call string) error {
+		for _, w := range which {
+			if w == call && time.Now().Before(end) {
+				return errDown
+			}
+		}
+		return nil
+	}
+}
+
+func TestStoreDownFailsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), before: failFor(time.Hour, "begin")}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unavailable)
+		if !errors.Is(err, errDown) || !errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, semel.ErrUnavailable) {
+			t.Fatalf("told %v", err)
+		}
+		e.want(t, 0)
+		time.Sleep(time.Hour)
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Executed)
+		e.want(t, 1)
+	})
+}
+
+// A claim whose grant was never heard of must not become an unknown record:
+// its caller was told that nothing happened.
+func TestLostGrantIsReleased(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), after: failFor(2*time.Second, "begin")}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unavailable)
+		if _, err := s.Store.Find(t.Context(), submit("k").Identity); err != nil {
+			t.Fatalf("the claim was not granted: %v", err)
+		}
+		time.Sleep(4 * time.Second)
+		if _, err := s.Store.Find(t.Context(), submit("k").Identity); !errors.Is(err, semel.ErrNotFound) {
+			t.Fatalf("the claim was not released: %v", err)
+		}
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Executed)
+		e.want(t, 1)
+	})
+}
+
+func TestLostGrantIsAskedForAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		lost := 0
+		s := &faulty{Store: newStore(t), after: func(call string) error {
+			if call == "begin" && lost < 2 {
+				lost++
+				return errDown
+			}
+			return nil
+		}}
+		var e effects
+		out, err := newGuard(t, s, semel.Policy{}).Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Executed)
+		e.want(t, 1)
+	})
+}
+
+// An outage under load must not pile up goroutines.
+func TestLostGrantsAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var calls atomic.Int64
+		s := &faulty{Store: newStore(t), before: func(string) error {
+			calls.Add(1)
+			return errDown
+		}}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			wg.Go(func() {
+				out, err := g.Do(t.Context(), submit(fmt.Sprint("k", i)), e.do)
+				wantAnswer(t, out, err, semel.Unavailable)
+			})
+		}
+		wg.Wait()
+		calls.Store(0)
+		time.Sleep(time.Hour)
+		if n := calls.Load(); n == 0 || n > 256*25 {
+			t.Fatalf("%d calls of a store that is down", n)
+		}
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// DESIGN rule 5: while the record cannot be written, the owner keeps renewing
+// and retrying.
+func TestRecordWrittenWhenTheStoreReturns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), before: failFor(12*time.Second, "complete")}
+		g := newGuard(t, s, semel.Policy{Lease: 15 * time.Second})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Executed)
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Replayed)
+		e.want(t, 1)
+	})
+}
+
+func TestRecordThatCannotBeWrittenIsUnknown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), before: failFor(time.Minute, "complete", "hold", "renew", "find")}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+		if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetryAfterResolution || !errors.Is(err, errDown) {
+			t.Fatalf("told %v", err)
+		}
+		time.Sleep(time.Minute)
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+		e.want(t, 1)
+	})
+}
+
+func TestLostAnswersOfCompleteAndRelease(t *testing.T) {
+	for _, call := range []string{"complete", "release", "hold"} {
+		bubble(t, func(t *testing.T) {
+			lost := false
+			s := &faulty{Store: newStore(t), after: func(c string) error {
+				if c == call && !lost {
+					lost = true
+					return errDown
+				}
+				return nil
+			}}
+			g := newGuard(t, s, semel.Policy{})
+			var e effects
+			out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+				switch call {
+				case "release":
+					return semel.Result{}, semel.NoEffect(nil)
+				case "hold":
+					return semel.Result{}, errDown
+				}
+				return e.do(ctx)
+			})
+			want := map[string]semel.Answer{"complete": semel.Executed, "release": semel.Released, "hold": semel.Unknown}[call]
+			wantAnswer(t, out, err, want)
+			if !lost {
+				t.Fatalf("%s was never called", call)
+			}
+		})
+	}
+}
+
+// Bug 12: renewals that fail must not be swallowed. Losing the lease cancels
+// the work.
+func TestFailedRenewalsCancelTheWork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), before: failFor(time.Hour, "renew")}
+		g := newGuard(t, s, semel.Policy{Lease: 15 * time.Second})
+		start := time.Now()
+		_, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			<-ctx.Done()
+			if !errors.Is(context.Cause(ctx), semel.ErrLeaseLapsed) || time.Since(start) > 15*time.Second {
+				t.Errorf("cancelled by %v after %v", context.Cause(ctx), time.Since(start))
+			}
+			return semel.Result{}, ctx.Err()
+		})
+		if !errors.Is(err, semel.ErrUnknown) {
+			t.Fatalf("told %v", err)
+		}
+	})
+}
+
+func TestOneFailedRenewalIsSurvived(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		failures := 0
+		s := &faulty{Store: newStore(t), before: func(call string) error {
+			if call == "renew" && failures < 3 {
+				failures++
+				return errDown
+			}
+			return nil
+		}}
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			time.Sleep(time.Minute)
+			if ctx.Err() != nil {
+				t.Errorf("cancelled by %v", context.Cause(ctx))
+			}
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.Executed)
+		if failures != 3 {
+			t.Fatalf("%d renewals failed", failures)
+		}
+	})
+}
+
+// Bug 7: an owner that lost its claim can neither overwrite the new owner's
+// result nor free its claim, and its caller is told what is on record.
+func TestZombieIsToldWhatIsOnRecord(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		mem := newStore(t)
+		cutOff := &faulty{Store: mem, before: failFor(30*time.Second, "renew")}
+		g1 := newGuard(t, cutOff, semel.Policy{OnCrash: semel.Retry})
+		g2 := newGuard(t, mem, semel.Policy{OnCrash: semel.Retry})
+		type answer struct {
+			out semel.Outcome
+			err error
+		}
+		zombie := make(chan answer, 1)
+		go func() {
+			out, err := g1.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+				time.Sleep(25 * time.Second) // ignores that its lease has lapsed
+				return semel.Result{Body: []byte("zombie")}, nil
+			})
+			zombie <- answer{out, err}
+		}()
+		synctest.Wait()
+		time.Sleep(16 * time.Second)
+		out, err := g2.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+			return semel.Result{Body: []byte("owner")}, nil
+		})
+		wantAnswer(t, out, err, semel.Executed)
+		z := <-zombie
+		wantAnswer(t, z.out, z.err, semel.Replayed)
+		if string(z.out.Result.Body) != "owner" {
+			t.Fatalf("the zombie's caller got %q", z.out.Result.Body)
+		}
+	})
+}
+
+// Each call of the store in turn fails, before or after it took effect, until
+// a run has none left to fail. Whatever fails: never two effects, an answer
+// that says "executed" is on record, and one that says "no effect" had none.
+func TestEveryFaultPoint(t *testing.T) {
+	for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+		for _, applied := range []bool{false, true} {
+			for _, long := range []bool{false, true} {
+				for n := 1; ; n++ {
+					hit := false
+					bubble(t, func(t *testing.T) {
+						hit = faultAt(t, n, policy, applied, long)
+					})
+					if !hit {
+						if n < 3 {
+							t.Fatalf("only %d fault points", n-1)
+						}
+						break
+					}
+				}
+			}
+		}
+	}
+}
+
+func faultAt(t *testing.T, n int, policy semel.CrashPolicy, applied, long bool) (hit bool) {
+	calls := 0
+	var end time.Time
+	var mu sync.Mutex
+	fail := func(call string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if !end.IsZero() {
+			if time.Now().Before(end) {
+				return fmt.Errorf("%s: %w", call, errDown)
+			}
+			return nil
+		}
+		if calls++; calls == n {
+			hit = true
+			end = time.Now()
+			if long {
+				end = end.Add(40 * time.Second)
+			}
+			return fmt.Errorf("%s: %w", call, errDown)
+		}
+		return nil
+	}
+	mem := newStore(t)
+	s := &faulty{Store: mem}
+	if applied {
+		s.after = fail
+	} else {
+		s.before = fail
+	}
+	g := newGuard(t, s, semel.Policy{OnCrash: policy})
+	var e effects
+	work := func(ctx context.Context) (semel.Result, error) {
+		time.Sleep(12 * time.Second)
+		if ctx.Err() != nil {
+			return semel.Result{}, ctx.Err()
+		}
+		return e.do(ctx)
+	}
+	var executed bool
+	for range 60 {
+		before := e.n.Load()
+		out, err := g.Do(t.Context(), submit("k"), work)
+		switch {
+		case err == nil && out.Answer == semel.Executed:
+			executed = true
+			if r, err := mem.Find(t.Context(), submit("k").Identity); err != nil || r.State != semel.StateCompleted {
+				t.Fatalf("fault %d: executed, but the record reads %+v, %v", n, r, err)
+			}
+		case errors.Is(err, semel.ErrNoEffect) && e.n.Load() != before:
+			t.Fatalf("fault %d: told %v after an effect", n, err)
+		}
+		time.Sleep(3 * time.Second)
+	}
+	if got := e.n.Load(); got > 1 && policy == semel.Hold {
+		t.Fatalf("fault %d (applied %v, long %v): %d effects under hold", n, applied, long, got)
+	}
+	if err := g.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := mem.Find(t.Context(), submit("k").Identity)
+	if err != nil || r.Lapsed() || r.State == semel.StateInProgress {
+		t.Fatalf("fault %d (applied %v, long %v, %v): stuck with %+v, %v", n, applied, long, policy, r, err)
+	}
+	if policy == semel.Retry && r.State != semel.StateCompleted {
+		t.Fatalf("fault %d (applied %v, long %v): under retry the record ends as %v", n, applied, long, r.State)
+	}
+	if executed && r.State != semel.StateCompleted {
+		t.Fatalf("fault %d: an acknowledged effect is gone", n)
+	}
+	return hit
+}

@@ -1,0 +1,726 @@
+package semel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/memory"
+)
+
+var scope = semel.Scope{Tenant: "t", Actor: "a", Operation: "orders.create"}
+
+func submit(key string) semel.Submit {
+	return semel.Submit{Identity: semel.Identity{Scope: scope, Key: key}, Fingerprint: semel.FingerprintOf([]byte("request"))}
+}
+
+func newStore(t testing.TB) *memory.Store {
+	t.Helper()
+	s, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newGuard(t testing.TB, s semel.Store, p semel.Policy) *semel.Guard {
+	t.Helper()
+	g, err := semel.New(semel.Config{Store: s, Policy: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// effects counts effects and makes each result tell which one it is of.
+type effects struct{ n atomic.Int64 }
+
+func (e *effects) do(context.Context) (semel.Result, error) {
+	return semel.Result{Codec: "test/1", Body: fmt.Append(nil, "effect ", e.n.Add(1)), Label: "ok"}, nil
+}
+
+func (e *effects) want(t testing.TB, n int64) {
+	t.Helper()
+	if got := e.n.Load(); got != n {
+		t.Fatalf("%d effects; want %d", got, n)
+	}
+}
+
+func wantAnswer(t testing.TB, out semel.Outcome, err error, want semel.Answer) {
+	t.Helper()
+	if out.Answer != want {
+		t.Fatalf("answer %v, error %v; want %v", out.Answer, err, want)
+	}
+	if (err == nil) != (want == semel.Executed || want == semel.Replayed) {
+		t.Fatalf("answer %v came with error %v", want, err)
+	}
+	if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer != want {
+		t.Fatalf("the outcome says %v, its error %v", want, e.Answer)
+	}
+}
+
+// bubble runs test in virtual time.
+func bubble(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
+
+// stranded leaves a record in progress, as a process that died would.
+func stranded(t testing.TB, s semel.Store, sub semel.Submit, lease time.Duration) semel.Claim {
+	t.Helper()
+	c, err := s.Begin(t.Context(), semel.NewAttempt(sub.Identity, sub.Fingerprint, lease, time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestExecutesOnceAndReplays(t *testing.T) {
+	g := newGuard(t, newStore(t), semel.Policy{})
+	var e effects
+	first, err := g.Do(t.Context(), submit("k"), e.do)
+	wantAnswer(t, first, err, semel.Executed)
+	again, err := g.Do(t.Context(), submit("k"), e.do)
+	wantAnswer(t, again, err, semel.Replayed)
+	if string(again.Result.Body) != "effect 1" || again.Result.Label != "ok" || again.Record.ID != first.Record.ID {
+		t.Fatalf("replayed %q of record %s; want the first result of %s", again.Result.Body, again.Record.ID, first.Record.ID)
+	}
+	if !first.Record.ExpiresAt.Equal(again.Record.ExpiresAt) || first.Record.ExpiresAt.IsZero() {
+		t.Fatalf("the record expires at %v by the first answer and at %v by the second", first.Record.ExpiresAt, again.Record.ExpiresAt)
+	}
+	e.want(t, 1)
+}
+
+func TestRacedSubmitsExecuteOnce(t *testing.T) {
+	g := newGuard(t, newStore(t), semel.Policy{})
+	var e effects
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	for range 200 {
+		wg.Go(func() {
+			<-start
+			for {
+				out, err := g.Do(t.Context(), submit("k"), e.do)
+				switch {
+				case err == nil && string(out.Result.Body) == "effect 1":
+					return
+				case errors.Is(err, semel.ErrInProgress) && errors.Is(err, semel.ErrMaybeEffect):
+					runtime.Gosched()
+				default:
+					t.Errorf("answer %v, body %q, error %v", out.Answer, out.Result.Body, err)
+					return
+				}
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	e.want(t, 1)
+}
+
+// Bug 15: a client that disconnects must not cancel the work or its record.
+func TestCallerGoneWorkGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), semel.Policy{})
+		type valueKey struct{}
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), valueKey{}, "kept"))
+		var e effects
+		out, err := g.Do(ctx, submit("k"), func(ctx context.Context) (semel.Result, error) {
+			cancel()
+			time.Sleep(time.Minute)
+			if ctx.Err() != nil || ctx.Value(valueKey{}) != "kept" {
+				t.Errorf("the work's context: %v, value %v", ctx.Err(), ctx.Value(valueKey{}))
+			}
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.InProgress)
+		if !errors.Is(err, context.Canceled) || !errors.Is(err, semel.ErrMaybeEffect) || errors.Is(err, semel.ErrNoEffect) {
+			t.Fatalf("the caller that left was told %v", err)
+		}
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		e.want(t, 1)
+	})
+}
+
+func TestCallerGoneBeforeTheClaim(t *testing.T) {
+	s := newStore(t)
+	g := newGuard(t, s, semel.Policy{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var e effects
+	_, err := g.Do(ctx, submit("k"), e.do)
+	if !errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, context.Canceled) {
+		t.Fatalf("told %v", err)
+	}
+	if _, err := s.Find(t.Context(), submit("k").Identity); !errors.Is(err, semel.ErrNotFound) {
+		t.Fatalf("a record was left: %v", err)
+	}
+	e.want(t, 0)
+}
+
+// The result must be durable before anyone is told of it.
+func TestNoAnswerBeforeTheRecord(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		written := make(chan struct{})
+		s := &faulty{Store: newStore(t), before: func(call string) error {
+			if call == "complete" {
+				<-written
+			}
+			return nil
+		}}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		answered := make(chan semel.Outcome, 1)
+		go func() {
+			out, _ := g.Do(t.Context(), submit("k"), e.do)
+			answered <- out
+		}()
+		synctest.Wait()
+		select {
+		case out := <-answered:
+			t.Fatalf("answered %v before the record was written", out.Answer)
+		default:
+		}
+		close(written)
+		if out := <-answered; out.Answer != semel.Executed {
+			t.Fatalf("answered %v", out.Answer)
+		}
+	})
+}
+
+func TestLongWorkKeepsItsClaim(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		// Under Retry, a claim that lapsed even once would be taken over.
+		g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.Retry})
+		var e effects
+		done := make(chan error, 1)
+		go func() {
+			_, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+				time.Sleep(10 * 15 * time.Second)
+				return e.do(ctx)
+			})
+			done <- err
+		}()
+		for range 140 {
+			time.Sleep(time.Second)
+			out, err := g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, semel.InProgress)
+			if ee, _ := errors.AsType[*semel.Error](err); ee.RetryAfter <= 0 || ee.RetryAfter > 15*time.Second {
+				t.Fatalf("retry after %v", ee.RetryAfter)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		e.want(t, 1)
+	})
+}
+
+func TestDeadlineCancelsTheWork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), semel.Policy{Deadline: time.Minute})
+		start := time.Now()
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			<-ctx.Done()
+			if context.Cause(ctx) != semel.ErrDeadline {
+				t.Errorf("cancelled by %v", context.Cause(ctx))
+			}
+			return semel.Result{}, ctx.Err()
+		})
+		wantAnswer(t, out, err, semel.Unknown)
+		if d := time.Since(start); d != time.Minute {
+			t.Fatalf("cancelled after %v", d)
+		}
+		var e effects
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+		e.want(t, 0)
+	})
+}
+
+// A handler that ignores its deadline is not waited for, and its late result
+// still settles the record.
+func TestOverdueWorkIsHeldAndMaySettle(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{Deadline: time.Minute})
+		var e effects
+		start := time.Now()
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			time.Sleep(5 * time.Minute)
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.Unknown)
+		if d := time.Since(start); d != time.Minute+5*time.Second || !errors.Is(err, semel.ErrDeadline) {
+			t.Fatalf("answered after %v with %v", d, err)
+		}
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+		if out.Record.State != semel.StateUnknown || out.Record.Cause == "" {
+			t.Fatalf("the record reads %+v", out.Record)
+		}
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g = newGuard(t, s, semel.Policy{})
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Replayed)
+		e.want(t, 1)
+	})
+}
+
+func TestCrashUnderHold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{})
+		stranded(t, s, submit("k"), 15*time.Second)
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.InProgress)
+		time.Sleep(15 * time.Second)
+		for range 2 {
+			out, err = g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, semel.Unknown)
+			if !errors.Is(err, semel.ErrMaybeEffect) || !errors.Is(err, semel.ErrUnknown) {
+				t.Fatalf("told %v", err)
+			}
+		}
+		if r, err := s.Find(t.Context(), submit("k").Identity); err != nil || r.State != semel.StateUnknown {
+			t.Fatalf("the record reads %+v, %v", r, err)
+		}
+		time.Sleep(30 * 24 * time.Hour)
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+		e.want(t, 0)
+	})
+}
+
+func TestCrashUnderRetry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		dead := stranded(t, s, submit("k"), 15*time.Second)
+		time.Sleep(15 * time.Second)
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			x, ok := semel.CurrentExecution(ctx)
+			if !ok || x.Fence() <= dead.Fence() || x.Identity() != submit("k").Identity || x.RecordID() != dead.RecordID() {
+				t.Errorf("the execution is told fence %d of record %s", x.Fence(), x.RecordID())
+			}
+			return semel.Result{Body: []byte("mine")}, nil
+		})
+		wantAnswer(t, out, err, semel.Executed)
+		if _, err := dead.Complete(t.Context(), semel.Result{Body: []byte("zombie")}); !errors.Is(err, semel.ErrLostClaim) {
+			t.Fatalf("a zombie completed: %v", err)
+		}
+	})
+}
+
+// To an effect whose owner is idempotent, an outcome that was not learned is
+// no worse than a crash.
+func TestUnknownUnderRetry(t *testing.T) {
+	g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.Retry})
+	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+		return semel.Result{}, semel.Indeterminate("lost contact", nil)
+	})
+	wantAnswer(t, out, err, semel.Unknown)
+	var e effects
+	out, err = g.Do(t.Context(), submit("k"), e.do)
+	wantAnswer(t, out, err, semel.Executed)
+}
+
+func TestReconcile(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		finding semel.Finding
+		err     error
+		lapsed  time.Duration
+		settle  time.Duration
+		want    semel.Answer
+		effects int64
+	}{
+		{"present", semel.Present(semel.Result{Body: []byte("found")}), nil, 0, 0, semel.Replayed, 0},
+		{"undecided", semel.Undecided(), nil, time.Hour, time.Minute, semel.Unknown, 0},
+		{"failed", semel.Absent(), errors.New("no answer"), time.Hour, time.Minute, semel.Unknown, 0},
+		{"absent before it could have settled", semel.Absent(), nil, 59 * time.Second, time.Minute, semel.Unknown, 0},
+		{"absent after it must have settled", semel.Absent(), nil, time.Minute, time.Minute, semel.Executed, 1},
+		{"absent without a bound", semel.Absent(), nil, 1000 * time.Hour, 0, semel.Unknown, 0},
+	} {
+		for _, held := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/held=%v", c.name, held), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					s := newStore(t)
+					g := newGuard(t, s, semel.Policy{
+						OnCrash: semel.Reconcile, SettleAfter: c.settle,
+						Reconcile: func(_ context.Context, r semel.Record) (semel.Finding, error) {
+							if r.Identity != submit("k").Identity {
+								t.Errorf("asked about %+v", r.Identity)
+							}
+							return c.finding, c.err
+						},
+					})
+					claim := stranded(t, s, submit("k"), 15*time.Second)
+					if held {
+						if err := claim.Hold(t.Context(), "lost contact"); err != nil {
+							t.Fatal(err)
+						}
+					} else {
+						time.Sleep(15 * time.Second)
+					}
+					time.Sleep(c.lapsed)
+					var e effects
+					out, err := g.Do(t.Context(), submit("k"), e.do)
+					wantAnswer(t, out, err, c.want)
+					e.want(t, c.effects)
+				})
+			})
+		}
+	}
+}
+
+func TestResolveThreeWays(t *testing.T) {
+	for _, c := range []struct {
+		decision semel.Decision
+		want     semel.Answer
+		body     string
+	}{
+		{semel.DecideResult, semel.Replayed, "learned"},
+		{semel.DecideNoEffect, semel.Executed, "effect 1"},
+		{semel.DecideExecuteAgain, semel.Executed, "effect 1"},
+	} {
+		t.Run(c.decision.String(), func(t *testing.T) {
+			s := newStore(t)
+			g := newGuard(t, s, semel.Policy{})
+			owner := stranded(t, s, submit("k"), time.Minute)
+			if err := owner.Hold(t.Context(), "lost contact"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := g.Resolve(t.Context(), semel.Resolution{
+				Identity: submit("k").Identity, Fence: owner.Fence(), Decision: c.decision, Result: semel.Result{Body: []byte("learned")},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var e effects
+			other := submit("k")
+			other.Fingerprint = semel.FingerprintOf([]byte("another"))
+			if c.decision != semel.DecideNoEffect { // which forgets the request
+				out, err := g.Do(t.Context(), other, e.do)
+				wantAnswer(t, out, err, semel.Mismatch)
+			}
+			out, err := g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, c.want)
+			if string(out.Result.Body) != c.body {
+				t.Fatalf("answered %q; want %q", out.Result.Body, c.body)
+			}
+		})
+	}
+}
+
+// Bug 37: a mismatch must be told in every state, and must change nothing.
+func TestMismatchInEveryState(t *testing.T) {
+	other := submit("k")
+	other.Fingerprint = semel.FingerprintOf([]byte("another request"))
+	states := map[string]func(t *testing.T, s semel.Store){
+		"in progress": func(t *testing.T, s semel.Store) { stranded(t, s, submit("k"), time.Hour) },
+		"lapsed": func(t *testing.T, s semel.Store) {
+			stranded(t, s, submit("k"), time.Second)
+			time.Sleep(time.Minute)
+		},
+		"taken over": func(t *testing.T, s semel.Store) {
+			c := stranded(t, s, submit("k"), time.Second)
+			time.Sleep(time.Minute)
+			a := semel.NewAttempt(submit("k").Identity, submit("k").Fingerprint, time.Hour, time.Hour)
+			a.Takeover = c.Fence()
+			if _, err := s.Begin(t.Context(), a); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"unknown": func(t *testing.T, s semel.Store) {
+			if err := stranded(t, s, submit("k"), time.Hour).Hold(t.Context(), "lost contact"); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"completed": func(t *testing.T, s semel.Store) {
+			if _, err := stranded(t, s, submit("k"), time.Hour).Complete(t.Context(), semel.Result{Body: []byte("done")}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	for name, prepare := range states {
+		for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+			t.Run(name+"/"+policy.String(), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					s := newStore(t)
+					g := newGuard(t, s, semel.Policy{OnCrash: policy})
+					prepare(t, s)
+					before, _ := s.Find(t.Context(), submit("k").Identity)
+					var e effects
+					out, err := g.Do(t.Context(), other, e.do)
+					wantAnswer(t, out, err, semel.Mismatch)
+					if !errors.Is(err, semel.ErrNoEffect) || len(out.Record.Result.Body) > 0 {
+						t.Fatalf("told %v with %+v", err, out.Record)
+					}
+					after, _ := s.Find(t.Context(), submit("k").Identity)
+					if before.State != after.State || before.Fence != after.Fence || before.Fingerprint != after.Fingerprint {
+						t.Fatalf("the mismatch changed %+v to %+v", before, after)
+					}
+					e.want(t, 0)
+
+					// A fingerprint made by another version is a doubt, not a mismatch.
+					unknown := submit("k")
+					unknown.Fingerprint = semel.Fingerprint{Scheme: "parts/99"}
+					if out, err := g.Do(t.Context(), unknown, e.do); out.Answer == semel.Mismatch {
+						t.Fatalf("an unknown scheme: %v", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// DESIGN rule 4: a record that cannot be seen is in progress, never a mismatch.
+func TestInvisibleRecordIsInProgress(t *testing.T) {
+	s := &faulty{Store: newStore(t), before: func(call string) error {
+		if call == "begin" {
+			return &semel.ConflictError{Record: semel.Record{Identity: submit("k").Identity, State: semel.StateInProgress, Lease: time.Second}}
+		}
+		return nil
+	}}
+	var e effects
+	out, err := newGuard(t, s, semel.Policy{}).Do(t.Context(), submit("k"), e.do)
+	wantAnswer(t, out, err, semel.InProgress)
+	e.want(t, 0)
+}
+
+func TestWhatTheHandlerSays(t *testing.T) {
+	cause := errors.New("the reason")
+	for _, c := range []struct {
+		name   string
+		fn     func(context.Context) (semel.Result, error)
+		first  semel.Answer
+		second semel.Answer
+	}{
+		{"no effect", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(cause) }, semel.Released, semel.Executed},
+		{"wrapped no effect", func(context.Context) (semel.Result, error) {
+			return semel.Result{}, fmt.Errorf("on the way: %w", semel.NoEffect(cause))
+		}, semel.Released, semel.Executed},
+		{"indeterminate", func(context.Context) (semel.Result, error) {
+			return semel.Result{}, semel.Indeterminate("lost contact", cause)
+		}, semel.Unknown, semel.Unknown},
+		{"unclassified", func(context.Context) (semel.Result, error) { return semel.Result{}, cause }, semel.Unknown, semel.Unknown},
+		{"panic", func(context.Context) (semel.Result, error) { panic("secret payload") }, semel.Unknown, semel.Unknown},
+		{"nil panic", func(context.Context) (semel.Result, error) { panic(nil) }, semel.Unknown, semel.Unknown},
+		{"goexit", func(context.Context) (semel.Result, error) { runtime.Goexit(); return semel.Result{}, nil }, semel.Unknown, semel.Unknown},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGuard(t, newStore(t), semel.Policy{})
+			out, err := g.Do(t.Context(), submit("k"), c.fn)
+			wantAnswer(t, out, err, c.first)
+			if strings.Contains(err.Error(), "secret") {
+				t.Fatalf("the error shows the panic's value: %v", err)
+			}
+			isPanic := strings.Contains(c.name, "panic") || c.name == "goexit"
+			if _, ok := errors.AsType[*semel.PanicError](err); ok != isPanic {
+				t.Fatalf("a PanicError: %v; want %v", ok, isPanic)
+			}
+			if !isPanic && !errors.Is(err, cause) {
+				t.Fatalf("the cause is missing from %v", err)
+			}
+			if errors.Is(err, semel.ErrNoEffect) != (c.first == semel.Released) {
+				t.Fatalf("errors.Is(%v, ErrNoEffect)", err)
+			}
+			var e effects
+			out, err = g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, c.second)
+			if c.second == semel.Unknown && (out.Record.Cause == "" || strings.Contains(out.Record.Cause, "reason")) {
+				t.Fatalf("the record's cause is %q", out.Record.Cause)
+			}
+		})
+	}
+}
+
+func TestFinalFailureIsReplayed(t *testing.T) {
+	g := newGuard(t, newStore(t), semel.Policy{})
+	declined := errors.New("card declined")
+	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+		return semel.Result{}, semel.Final(declined)
+	})
+	if out.Answer != semel.Executed || !errors.Is(err, semel.ErrRecorded) || !errors.Is(err, declined) {
+		t.Fatalf("answer %v, error %v", out.Answer, err)
+	}
+	var e effects
+	out, err = g.Do(t.Context(), submit("k"), e.do)
+	if out.Answer != semel.Replayed || !errors.Is(err, semel.ErrRecorded) || err.Error() != "card declined" {
+		t.Fatalf("answer %v, error %v", out.Answer, err)
+	}
+	e.want(t, 0)
+}
+
+func TestEarlyComplete(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{})
+		goOn := make(chan struct{})
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			x, _ := semel.CurrentExecution(ctx)
+			if err := x.Complete(semel.Result{Tombstone: true, Reference: "/orders/1"}); err != nil {
+				t.Error(err)
+			}
+			if err := x.Complete(semel.Result{}); !errors.Is(err, semel.ErrLostClaim) {
+				t.Errorf("completed twice: %v", err)
+			}
+			<-goOn
+			if ctx.Err() != nil {
+				t.Errorf("the work was cancelled: %v", context.Cause(ctx))
+			}
+			return semel.Result{}, errors.New("too late to matter")
+		})
+		wantAnswer(t, out, err, semel.Executed)
+		time.Sleep(time.Minute)
+		close(goOn)
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.Find(t.Context(), submit("k").Identity)
+		if err != nil || r.State != semel.StateCompleted || !r.Result.Tombstone || r.Result.Reference != "/orders/1" {
+			t.Fatalf("the record reads %+v, %v", r, err)
+		}
+	})
+}
+
+func TestDrain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{})
+		sibling, err := g.With(semel.Policy{Lease: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		goOn := make(chan struct{})
+		done := make(chan error, 1)
+		var e effects
+		go func() {
+			_, err := sibling.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+				<-goOn
+				return e.do(ctx)
+			})
+			done <- err
+		}()
+		synctest.Wait()
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := g.Drain(short); err == nil || !strings.Contains(err.Error(), "1 execution") {
+			t.Fatalf("Drain with work under way: %v", err)
+		}
+		out, err := g.Do(t.Context(), submit("new"), e.do)
+		wantAnswer(t, out, err, semel.Unavailable)
+		if !errors.Is(err, semel.ErrDraining) || !errors.Is(err, semel.ErrNoEffect) {
+			t.Fatalf("told %v", err)
+		}
+		close(goOn)
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		e.want(t, 1)
+	})
+}
+
+func TestRejectsBadIdentities(t *testing.T) {
+	g := newGuard(t, newStore(t), semel.Policy{})
+	for name, id := range map[string]semel.Identity{
+		"empty key":      {Scope: scope},
+		"no operation":   {Scope: semel.Scope{Tenant: "t", Actor: "a"}, Key: "k"},
+		"long key":       {Scope: scope, Key: strings.Repeat("k", 256)},
+		"control":        {Scope: scope, Key: "a\x00b"},
+		"not UTF-8":      {Scope: scope, Key: "\xff"},
+		"bad tenant":     {Scope: semel.Scope{Tenant: "a\nb", Operation: "op"}, Key: "k"},
+		"long operation": {Scope: semel.Scope{Operation: strings.Repeat("o", 256)}, Key: "k"},
+	} {
+		var e effects
+		out, err := g.Do(t.Context(), semel.Submit{Identity: id}, e.do)
+		wantAnswer(t, out, err, semel.Rejected)
+		if id.Key != "" && len(id.Key) < 200 && id.Key != "k" && strings.Contains(err.Error(), id.Key) {
+			t.Errorf("%s: the error shows the key: %v", name, err)
+		}
+		e.want(t, 0)
+	}
+}
+
+func TestConfigErrorsComeTogether(t *testing.T) {
+	_, err := semel.New(semel.Config{Policy: semel.Policy{
+		Lease: time.Second, Heartbeat: time.Second, Deadline: -1, OnCrash: semel.Reconcile, SettleAfter: -1,
+	}})
+	for _, want := range []string{"Store", "Heartbeat", "Deadline", "Reconcile", "SettleAfter"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not name %s: %v", want, err)
+		}
+	}
+}
+
+func TestTrailTellsReplaysAndRefusals(t *testing.T) {
+	s := newStore(t)
+	g := newGuard(t, s, semel.Policy{})
+	var e effects
+	first := submit("k")
+	first.Origin = semel.Origin{RequestID: "r1"}
+	other := submit("k")
+	other.Fingerprint = semel.FingerprintOf([]byte("another"))
+	other.Origin = semel.Origin{RequestID: "r3", EventID: "e3", TraceID: "x3"}
+	_, _ = g.Do(t.Context(), first, e.do)
+	_, _ = g.Do(t.Context(), submit("k"), e.do)
+	_, _ = g.Do(t.Context(), other, e.do)
+	entries, err := s.Trail(t.Context(), semel.TrailFilter{Key: "k"})
+	if err != nil || len(entries) != 3 {
+		t.Fatalf("%d entries, %v", len(entries), err)
+	}
+	for i, want := range []semel.TrailKind{semel.TrailExecuted, semel.TrailReplayed, semel.TrailMismatch} {
+		if entries[i].Kind != want || entries[i].RecordID != entries[0].RecordID {
+			t.Errorf("entry %d reads %+v; want %s", i, entries[i], want)
+		}
+	}
+	if entries[0].RequestID != "r1" || entries[2].Origin != other.Origin {
+		t.Errorf("origins %+v and %+v", entries[0].Origin, entries[2].Origin)
+	}
+}
+
+func TestObserver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var answered []semel.Answer
+		var failed, lost, panicked atomic.Int64
+		s := &faulty{Store: newStore(t)}
+		g, err := semel.New(semel.Config{Store: s, Observer: &semel.Observer{
+			Answered:    func(_ context.Context, a semel.Answered) { answered = append(answered, a.Outcome.Answer) },
+			StoreFailed: func(context.Context, semel.StoreFailed) { failed.Add(1) },
+			LeaseLost:   func(context.Context, semel.LeaseLost) { lost.Add(1) },
+			Panicked:    func(context.Context, semel.Panicked) { panicked.Add(1) },
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e effects
+		_, _ = g.Do(t.Context(), submit("k"), e.do)
+		_, _ = g.Do(t.Context(), submit("k"), e.do)
+		_, _ = g.Do(t.Context(), submit("p"), func(context.Context) (semel.Result, error) { panic(1) })
+		s.before = func(call string) error {
+			if call == "renew" {
+				return errors.New("store down")
+			}
+			return nil
+		}
+		_, _ = g.Do(t.Context(), submit("l"), func(ctx context.Context) (semel.Result, error) { <-ctx.Done(); return semel.Result{}, ctx.Err() })
+		want := []semel.Answer{semel.Executed, semel.Replayed, semel.Unknown, semel.Unknown}
+		if fmt.Sprint(answered) != fmt.Sprint(want) || failed.Load() == 0 || lost.Load() != 1 || panicked.Load() != 1 {
+			t.Fatalf("answered %v, %d store failures, %d leases lost, %d panics", answered, failed.Load(), lost.Load(), panicked.Load())
+		}
+	})
+}
