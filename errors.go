@@ -139,13 +139,21 @@ type Error struct {
 	Record *Record
 	// Err is the cause: the handler's error, the store's, or the context's.
 	Err error
+
+	// advice replaces the answer's, where the policy knows better.
+	advice RetryAdvice
 }
 
 // Effect says whether the effect may have happened.
 func (e *Error) Effect() Effect { return e.Answer.Effect() }
 
 // Retry says whether and how to try again.
-func (e *Error) Retry() RetryAdvice { return e.Answer.Retry() }
+func (e *Error) Retry() RetryAdvice {
+	if e.advice != "" {
+		return e.advice
+	}
+	return e.Answer.Retry()
+}
 
 func (e *Error) Error() string {
 	var what string

@@ -334,13 +334,17 @@ func (x *Execution) answerFromRecord() {
 	case r.State == StateInProgress && !r.Lapsed():
 		x.deliver(failed(&Error{Answer: InProgress, Record: &bare, RetryAfter: r.Lease, Err: ErrLostClaim}))
 	default:
-		x.deliver(failed(&Error{Answer: Unknown, Record: &bare, Err: ErrLostClaim}))
+		e := x.guard.unknown(ErrLostClaim)
+		e.Record = &bare
+		x.deliver(failed(e))
 	}
 }
 
 func (x *Execution) answerUnknown(cause error) {
 	rec := x.record(StateUnknown)
-	x.deliver(failed(&Error{Answer: Unknown, Record: &rec, Err: cause}))
+	e := x.guard.unknown(cause)
+	e.Record = &rec
+	x.deliver(failed(e))
 }
 
 // deliver answers Do, once.

@@ -261,7 +261,7 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 	if g.policy.OnCrash == Reconcile {
 		switch decided, err := g.reconcile(ctx, a, r); {
 		case err != nil:
-			return answer(&Error{Answer: Unknown, Err: err})
+			return answer(g.unknown(err))
 		case decided:
 			return true, Outcome{}, nil
 		}
@@ -280,7 +280,17 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 			return true, Outcome{}, nil
 		}
 	}
-	return answer(&Error{Answer: Unknown})
+	return answer(g.unknown(nil))
+}
+
+// unknown is the error for an unknown outcome. Under Retry and Reconcile the
+// next submit may settle it by itself.
+func (g *Guard) unknown(cause error) *Error {
+	e := &Error{Answer: Unknown, Err: cause}
+	if g.policy.OnCrash != Hold {
+		e.advice, e.RetryAfter = RetrySameKey, g.policy.Heartbeat
+	}
+	return e
 }
 
 func replay(r Record) (Outcome, error) {

@@ -330,6 +330,9 @@ func TestUnknownUnderRetry(t *testing.T) {
 		return semel.Result{}, semel.Indeterminate("lost contact", nil)
 	})
 	wantAnswer(t, out, err, semel.Unknown)
+	if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || ee.RetryAfter <= 0 {
+		t.Fatalf("advised %v after %v", ee.Retry(), ee.RetryAfter)
+	}
 	var e effects
 	out, err = g.Do(t.Context(), submit("k"), e.do)
 	wantAnswer(t, out, err, semel.Executed)
