@@ -195,11 +195,14 @@ func (x *Execution) giveUp() {
 	err := x.tell("hold", func(ctx context.Context) error {
 		return x.claim.Hold(ctx, "the operation outran its deadline")
 	})
-	if errors.Is(err, ErrLostClaim) {
+	switch {
+	case errors.Is(err, ErrLostClaim):
 		x.answerFromRecord()
-		return
+	case errors.Is(err, ErrRolledBack):
+		x.answerRolledBack(errors.Join(ErrDeadline, err))
+	default:
+		x.answerUnknown(ErrDeadline)
 	}
-	x.answerUnknown(ErrDeadline)
 }
 
 // finish settles the claim by what the handler returned.
@@ -222,7 +225,7 @@ func (x *Execution) finish(res Result, err error) {
 	}
 	switch class {
 	case classFinal:
-		_ = x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error"},
+		_ = x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error", Failed: true},
 			&RecordedError{Message: err.Error(), Err: err})
 	case classNoEffect:
 		told := x.tell("release", x.claim.Release)
@@ -235,9 +238,13 @@ func (x *Execution) finish(res Result, err error) {
 		x.deliver(Outcome{Answer: Released, Record: x.record(StateInProgress)}, &Error{Answer: Released, Err: err})
 	default:
 		told := x.tell("hold", func(ctx context.Context) error { return x.claim.Hold(ctx, cause) })
-		if errors.Is(told, ErrLostClaim) {
+		switch {
+		case errors.Is(told, ErrLostClaim):
 			x.ended = true
 			x.answerFromRecord()
+			return
+		case errors.Is(told, ErrRolledBack):
+			x.answerRolledBack(errors.Join(err, told))
 			return
 		}
 		// If the store could not be told, the lease will lapse and say it.
@@ -277,13 +284,23 @@ func (x *Execution) complete(res Result, failure error) error {
 		x.deliver(Outcome{Answer: Executed, Result: res, Record: rec}, failure)
 	case errors.Is(err, ErrLostClaim):
 		x.answerFromRecord()
+	case errors.Is(err, ErrRolledBack):
+		x.answerRolledBack(errors.Join(failure, err))
 	default:
 		x.answerUnknown(err)
 	}
 	return err
 }
 
-// tell calls the store until it says yes or that the claim is lost. While the
+// answerRolledBack answers for a transaction that is certainly gone, whatever
+// the handler said.
+func (x *Execution) answerRolledBack(cause error) {
+	x.ended = true
+	rec := x.record(StateInProgress)
+	x.deliver(Outcome{Answer: Released, Record: rec}, &Error{Answer: Released, RetryAfter: time.Second, Err: cause})
+}
+
+// tell calls the store until it says yes or that the claim is over. While the
 // store fails it tries for the length of a lease, renewals going on meanwhile;
 // then the record is left to lapse.
 func (x *Execution) tell(what string, call func(context.Context) error) error {
@@ -292,7 +309,7 @@ func (x *Execution) tell(what string, call func(context.Context) error) error {
 		ctx, cancel := x.guard.storeContext(x.ctx)
 		err := call(ctx)
 		cancel()
-		if err == nil || errors.Is(err, ErrLostClaim) {
+		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) {
 			return err
 		}
 		if x.guard.observe.StoreFailed != nil {

@@ -240,6 +240,45 @@ func TestLostAnswersOfCompleteAndRelease(t *testing.T) {
 	}
 }
 
+// A claim that lives in a transaction: what a rollback makes certain is told as
+// no effect, whatever the handler said.
+func TestRolledBackIsNoEffect(t *testing.T) {
+	for _, c := range []struct {
+		call string
+		fn   func(context.Context) (semel.Result, error)
+	}{
+		{"complete", func(context.Context) (semel.Result, error) { return semel.Result{}, nil }},
+		{"complete", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.Final(errors.New("declined")) }},
+		{"hold", func(context.Context) (semel.Result, error) { return semel.Result{}, errors.New("deadlock") }},
+		{"hold", func(context.Context) (semel.Result, error) { panic("gone") }},
+		{"hold", func(context.Context) (semel.Result, error) { time.Sleep(time.Hour); return semel.Result{}, nil }},
+	} {
+		bubble(t, func(t *testing.T) {
+			lost := false
+			s := &faulty{Store: newStore(t)}
+			s.before = func(call string) error {
+				switch {
+				case call != c.call:
+					return nil
+				case !lost: // the answer of the first try is lost
+					lost = true
+					return errDown
+				}
+				return semel.ErrRolledBack
+			}
+			g := newGuard(t, s, semel.Policy{})
+			out, err := g.Do(t.Context(), submit("k"), c.fn)
+			wantAnswer(t, out, err, semel.Released)
+			if !errors.Is(err, semel.ErrRolledBack) || !errors.Is(err, semel.ErrNoEffect) {
+				t.Fatalf("told %v", err)
+			}
+			if err := g.Drain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // Bug 12: renewals that fail must not be swallowed. Losing the lease cancels
 // the work.
 func TestFailedRenewalsCancelTheWork(t *testing.T) {

@@ -15,6 +15,10 @@ var (
 	// ErrLostClaim: the claim's fence or token is stale. Someone took the
 	// record over, resolved it, or it was released; nothing was written.
 	ErrLostClaim = errors.New("semel: claim lost")
+	// ErrRolledBack: the claim lived in a transaction, and that has certainly
+	// been rolled back, with everything the handler did in it: no effect, and
+	// the identity is free again.
+	ErrRolledBack = errors.New("semel: transaction rolled back")
 	// ErrStaleFence: a resolution named a fence that is no longer the
 	// record's, or a record that cannot be resolved (completed, or still
 	// executing under a lease). Nothing was written.
@@ -64,6 +68,11 @@ type Store interface {
 // A lapsed lease alone loses nothing: until the record is taken over or
 // resolved, the claim can still be renewed, completed, released or held, and
 // while the record is unknown it can still be completed or released.
+//
+// A claim may live in a database transaction, which its Context carries. Then
+// Complete commits and Release and Hold roll back. Where a rollback is certain
+// Complete and Hold fail with ErrRolledBack; a commit whose answer was lost is
+// any other error, and Complete may be called again to learn what became of it.
 type Claim interface {
 	// Context returns ctx, carrying the store's transaction where the claim
 	// lives in one.

@@ -25,11 +25,13 @@ var rules = []rule{
 	{"one-claim-of-many", nil, oneClaimOfMany},
 	{"one-claim-across-handles", []string{"open"}, oneClaimAcrossHandles},
 	{"one-claim-of-many-after-expiry", nil, oneClaimAfterExpiry},
+	{"one-claim-of-many-at-release", nil, oneClaimAtRelease},
 	{"scope-separates", nil, scopeSeparates},
 	{"keys-are-bytes", nil, keysAreBytes},
 	{"conflict-shows-the-record", nil, conflictShowsTheRecord},
 	{"begin-repeats-with-its-token", nil, beginRepeats},
 	{"absent-is-not-found", nil, absentIsNotFound},
+	{"claim-context-descends", nil, claimContextDescends},
 
 	{"replay-is-exact", nil, replayIsExact},
 	{"completed-is-seen-by-others", []string{"open"}, completedIsSeenByOthers},
@@ -52,9 +54,11 @@ var rules = []rule{
 	{"takeover-needs-the-current-fence", nil, takeoverNeedsFence},
 	{"takeover-keeps-the-record", nil, takeoverKeepsTheRecord},
 	{"one-takeover-of-many", nil, oneTakeoverOfMany},
+	{"late-write-or-takeover-not-both", nil, lateWriteOrTakeover},
 	{"stale-claim-cannot-write", nil, staleClaimCannotWrite},
 	{"fences-survive-deletion", nil, fencesSurviveDeletion},
 	{"fences-rise-store-wide", nil, fencesRise},
+	{"claims-end-with-a-restore", []string{"backup"}, claimsEndWithARestore},
 
 	{"resolve-as-unknown-keeps-the-claim", []string{"resolver"}, resolveUnknown},
 	{"resolve-with-a-result", []string{"resolver"}, resolveResult},
@@ -62,6 +66,7 @@ var rules = []rule{
 	{"resolve-as-execute-again", []string{"resolver"}, resolveExecuteAgain},
 	{"resolve-needs-the-current-fence", []string{"resolver"}, resolveNeedsFence},
 	{"resolve-leaves-the-living-alone", []string{"resolver"}, resolveLeavesTheLiving},
+	{"one-resolution-of-many", []string{"resolver"}, oneResolutionOfMany},
 
 	{"sweep-removes-only-expired", []string{"sweeper"}, sweepOnlyExpired},
 	{"sweep-is-bounded", []string{"sweeper"}, sweepIsBounded},
@@ -243,6 +248,29 @@ func oneClaimAfterExpiry(t testing.TB, h Harness, ctx context.Context) {
 	wantOne(t, race(t, 16, func(int) (semel.Claim, error) { return h.Store.Begin(ctx, attempt("k")) }))
 }
 
+// A record that goes away between a refused insert and the look at what is in
+// the way is no leave to proceed.
+func oneClaimAtRelease(t testing.TB, h Harness, ctx context.Context) {
+	for round := range 8 {
+		key := fmt.Sprint("freed", round)
+		first := begin(t, ctx, h.Store, attempt(key))
+		var (
+			wg       sync.WaitGroup
+			released error
+		)
+		wg.Go(func() { released = first.Release(ctx) })
+		granted := race(t, 16, func(int) (semel.Claim, error) { return h.Store.Begin(ctx, attempt(key)) })
+		wg.Wait()
+		must(t, "Release", released)
+		if len(granted) > 1 {
+			t.Fatalf("%d claims were granted at a release; want at most 1", len(granted))
+		}
+		for _, c := range granted {
+			complete(t, ctx, c, result("once"))
+		}
+	}
+}
+
 // The same key under another scope is another identity, and parts do not run
 // into each other.
 func scopeSeparates(t testing.TB, h Harness, ctx context.Context) {
@@ -255,6 +283,14 @@ func scopeSeparates(t testing.TB, h Harness, ctx context.Context) {
 		{Scope: semel.Scope{Tenant: "", Actor: "ta", Operation: "op"}, Key: "k"},
 		{Scope: semel.Scope{Tenant: "ta", Actor: "", Operation: "op"}, Key: "k"},
 		{Scope: semel.Scope{Tenant: "t", Actor: "", Operation: "aop"}, Key: "k"},
+	}
+	for _, sep := range []string{":", "/", "|", ".", "-", ",", "#", " "} {
+		ids = append(ids,
+			semel.Identity{Scope: semel.Scope{Tenant: "t" + sep + "a", Actor: "b", Operation: "op"}, Key: "k"},
+			semel.Identity{Scope: semel.Scope{Tenant: "t", Actor: "a" + sep + "b", Operation: "op"}, Key: "k"},
+			semel.Identity{Scope: semel.Scope{Tenant: "t", Actor: "a", Operation: "op" + sep + "x"}, Key: "y"},
+			semel.Identity{Scope: semel.Scope{Tenant: "t", Actor: "a", Operation: "op"}, Key: "x" + sep + "y"},
+		)
 	}
 	for i, id := range ids {
 		c := begin(t, ctx, h.Store, semel.NewAttempt(id, semel.Fingerprint{}, lease, retention))
@@ -274,13 +310,21 @@ func keysAreBytes(t testing.TB, h Harness, ctx context.Context) {
 	keys := []string{
 		"k", "K", "k ", " k", "é", "e\u0301", "k%", "k_", `k"`, `k\`, "k'", "ключ", "🔑", long + "1", long + "2",
 	}
-	for _, k := range keys {
-		id := identity(k)
-		id.Tenant, id.Actor = long+"1", k
-		c := begin(t, ctx, h.Store, semel.NewAttempt(id, semel.Fingerprint{}, lease, retention))
-		complete(t, ctx, c, result(k))
-		if r := find(t, ctx, h.Store, id); r.Identity != id || string(r.Result.Body) != k {
-			t.Fatalf("key %q reads back as %+v", k, r.Identity)
+	// One part at a time, so that no other part tells the identities apart.
+	parts := map[string]func(id *semel.Identity) *string{
+		"tenant": func(id *semel.Identity) *string { return &id.Tenant },
+		"actor":  func(id *semel.Identity) *string { return &id.Actor },
+		"key":    func(id *semel.Identity) *string { return &id.Key },
+	}
+	for name, part := range parts {
+		for _, k := range keys {
+			id := identity("bytes of the " + name)
+			*part(&id) = k
+			c := begin(t, ctx, h.Store, semel.NewAttempt(id, semel.Fingerprint{}, lease, retention))
+			complete(t, ctx, c, result(k))
+			if r := find(t, ctx, h.Store, id); r.Identity != id || string(r.Result.Body) != k {
+				t.Fatalf("%s %q reads back as %+v", name, k, r.Identity)
+			}
 		}
 	}
 }
@@ -312,14 +356,46 @@ func beginRepeats(t testing.TB, h Harness, ctx context.Context) {
 	if first.Fence() != again.Fence() || first.RecordID() != again.RecordID() {
 		t.Fatalf("the same token was granted fence %d and then %d", first.Fence(), again.Fence())
 	}
-	blocked(t, ctx, h.Store, attempt("k"), semel.StateInProgress)
+	h.advance(lease - 5*time.Second)
+	begin(t, ctx, h.Store, a)
+	if r := blocked(t, ctx, h.Store, attempt("k"), semel.StateInProgress); r.Lease < lease-4*time.Second {
+		t.Fatalf("a repeated Begin left %v of a lease of %v; want it renewed", r.Lease, lease)
+	}
 	complete(t, ctx, again, result("done"))
 	blocked(t, ctx, h.Store, a, semel.StateCompleted)
+
+	// So can one that took the record over.
+	a = attempt("k2")
+	a.Takeover = begin(t, ctx, h.Store, attempt("k2")).Fence()
+	h.advance(2 * lease)
+	first = begin(t, ctx, h.Store, a)
+	again = begin(t, ctx, h.Store, a)
+	if first.Fence() != again.Fence() || first.RecordID() != again.RecordID() {
+		t.Fatalf("the same takeover was granted fence %d and then %d", first.Fence(), again.Fence())
+	}
+	must(t, "Hold", again.Hold(ctx, "lost contact"))
+	blocked(t, ctx, h.Store, a, semel.StateUnknown)
 }
 
 func absentIsNotFound(t testing.TB, h Harness, ctx context.Context) {
 	_, err := h.Store.Find(ctx, identity("nobody"))
 	wantErr(t, "Find", err, semel.ErrNotFound)
+}
+
+// A handler sees its caller's values and cancellation.
+func claimContextDescends(t testing.TB, h Harness, ctx context.Context) {
+	type key struct{}
+	parent, cancel := context.WithCancel(context.WithValue(ctx, key{}, "value"))
+	defer cancel()
+	c := begin(t, ctx, h.Store, attempt("k"))
+	child := c.Context(parent)
+	if child.Value(key{}) != "value" {
+		t.Fatalf("the claim's context holds %v; want its parent's value", child.Value(key{}))
+	}
+	must(t, "the claim's context", child.Err())
+	cancel()
+	wantErr(t, "the claim's context after its parent was cancelled", child.Err(), context.Canceled)
+	complete(t, ctx, c, result("done"))
 }
 
 // DESIGN rule 7: replay is exact.
@@ -371,12 +447,16 @@ func completedIsSeenByOthers(t testing.TB, h Harness, ctx context.Context) {
 func completeRepeats(t testing.TB, h Harness, ctx context.Context) {
 	c := begin(t, ctx, h.Store, attempt("k"))
 	first := complete(t, ctx, c, result("done"))
+	if r := find(t, ctx, h.Store, identity("k")); !first.Equal(r.ExpiresAt) {
+		t.Fatalf("Complete answered %v, though the record expires at %v", first, r.ExpiresAt)
+	}
 	h.advance(time.Hour)
 	r := find(t, ctx, h.Store, identity("k"))
-	if again := complete(t, ctx, c, result("done")); again.Before(r.ExpiresAt) || again.After(r.ExpiresAt) {
-		t.Fatalf("Complete answered %v and then %v, though the record expires at %v", first, again, r.ExpiresAt)
+	if again := complete(t, ctx, c, result("something else")); !again.Equal(r.ExpiresAt) {
+		t.Fatalf("the second Complete answered %v, though the record expires at %v", again, r.ExpiresAt)
 	}
-	if got := find(t, ctx, h.Store, identity("k")); !got.ExpiresAt.Equal(r.ExpiresAt) || string(got.Result.Body) != "done" {
+	if got := find(t, ctx, h.Store, identity("k")); !got.ExpiresAt.Equal(r.ExpiresAt) ||
+		!got.SettledAt.Equal(r.SettledAt) || string(got.Result.Body) != "done" {
 		t.Fatalf("the second Complete changed the record: %+v", got)
 	}
 }
@@ -491,6 +571,8 @@ func lapseIsSeen(t testing.TB, h Harness, ctx context.Context) {
 	if r := blocked(t, ctx, h.Store, attempt("k"), semel.StateInProgress); !r.Lapsed() || r.Lease > -5*time.Second {
 		t.Fatalf("the lease has %v left 5 s after it lapsed", r.Lease)
 	}
+	h.advance(2 * retention)
+	blocked(t, ctx, h.Store, attempt("k"), semel.StateInProgress)
 }
 
 func renewExtends(t testing.TB, h Harness, ctx context.Context) {
@@ -559,6 +641,10 @@ func takeoverNeedsLapse(t testing.TB, h Harness, ctx context.Context) {
 	must(t, "Renew by the owner", c.Renew(ctx))
 	complete(t, ctx, c, result("mine"))
 	blocked(t, ctx, h.Store, a, semel.StateCompleted)
+	h.advance(2 * lease) // a completed record has no lease that could lapse
+	if r := blocked(t, ctx, h.Store, a, semel.StateCompleted); string(r.Result.Body) != "mine" {
+		t.Fatalf("the record reads %q", r.Result.Body)
+	}
 }
 
 func takeoverNeedsFence(t testing.TB, h Harness, ctx context.Context) {
@@ -571,11 +657,13 @@ func takeoverNeedsFence(t testing.TB, h Harness, ctx context.Context) {
 		t.Fatalf("a takeover got fence %d after %d", second.Fence(), first.Fence())
 	}
 	h.advance(2 * lease)
-	late := attempt("k")
-	late.Takeover = first.Fence()
-	blocked(t, ctx, h.Store, late, semel.StateInProgress)
-	none := attempt("k")
-	blocked(t, ctx, h.Store, none, semel.StateInProgress)
+	for _, wrong := range []uint64{0, first.Fence(), second.Fence() - 1, second.Fence() + 1} {
+		late := attempt("k")
+		late.Takeover = wrong
+		if r := blocked(t, ctx, h.Store, late, semel.StateInProgress); r.Fence != second.Fence() {
+			t.Fatalf("a refused takeover moved the fence from %d to %d", second.Fence(), r.Fence)
+		}
+	}
 }
 
 func takeoverKeepsTheRecord(t testing.TB, h Harness, ctx context.Context) {
@@ -589,6 +677,7 @@ func takeoverKeepsTheRecord(t testing.TB, h Harness, ctx context.Context) {
 		}
 		a := attempt(key)
 		a.Takeover, a.Origin.RequestID = first.Fence(), "the second"
+		a.Fingerprint = fingerprint("another request") // the guard never does; the record must not follow
 		c := begin(t, ctx, h.Store, a)
 		r := find(t, ctx, h.Store, identity(key))
 		if r.ID != first.RecordID() || c.RecordID() != r.ID || r.Fence != c.Fence() || r.State != semel.StateInProgress ||
@@ -597,9 +686,8 @@ func takeoverKeepsTheRecord(t testing.TB, h Harness, ctx context.Context) {
 		}
 		lost(t, ctx, h.Store, first, identity(key))
 		complete(t, ctx, c, result("by the second"))
-		lostOrDone := find(t, ctx, h.Store, identity(key))
-		if string(lostOrDone.Result.Body) != "by the second" {
-			t.Fatalf("the record reads %q", lostOrDone.Result.Body)
+		if r := find(t, ctx, h.Store, identity(key)); string(r.Result.Body) != "by the second" || r.Fingerprint != fingerprint("request") {
+			t.Fatalf("the completed record reads %+v", r)
 		}
 	}
 }
@@ -616,14 +704,65 @@ func oneTakeoverOfMany(t testing.TB, h Harness, ctx context.Context) {
 	complete(t, ctx, c, result("once"))
 }
 
+// The owner's last write and a takeover at the same moment: whichever comes
+// first shuts the other out, or leaves it a claim of its own.
+func lateWriteOrTakeover(t testing.TB, h Harness, ctx context.Context) {
+	late := map[string]func(c semel.Claim) error{
+		"complete": func(c semel.Claim) error { _, err := c.Complete(ctx, result("late")); return err },
+		"release":  func(c semel.Claim) error { return c.Release(ctx) },
+		"hold":     func(c semel.Claim) error { return c.Hold(ctx, "late") },
+		"renew":    func(c semel.Claim) error { return c.Renew(ctx) },
+	}
+	for name, write := range late {
+		for round := range 4 {
+			key := fmt.Sprint(name, round)
+			zombie := begin(t, ctx, h.Store, attempt(key))
+			h.advance(2 * lease)
+			a := attempt(key)
+			a.Takeover = zombie.Fence()
+			var (
+				wg       sync.WaitGroup
+				writeErr error
+				taker    semel.Claim
+				beginErr error
+			)
+			wg.Go(func() { writeErr = write(zombie) })
+			wg.Go(func() { taker, beginErr = h.Store.Begin(ctx, a) })
+			wg.Wait()
+			if writeErr != nil && !errors.Is(writeErr, semel.ErrLostClaim) {
+				t.Fatalf("%s beside a takeover: %v", name, writeErr)
+			}
+			// A record that was held or released first can still be taken
+			// over or claimed; one that was completed or renewed cannot.
+			excludes := name == "complete" || name == "renew"
+			if beginErr != nil {
+				if _, ok := errors.AsType[*semel.ConflictError](beginErr); !ok || writeErr != nil || !excludes {
+					t.Fatalf("a takeover beside %s failed: %v; the other: %v", name, beginErr, writeErr)
+				}
+				continue
+			}
+			if writeErr == nil && excludes {
+				t.Fatalf("both %s and a takeover of the same claim were granted", name)
+			}
+			lost(t, ctx, h.Store, zombie, identity(key))
+			complete(t, ctx, taker, result("the owner's"))
+			if r := find(t, ctx, h.Store, identity(key)); string(r.Result.Body) != "the owner's" {
+				t.Fatalf("after a takeover beside %s the record reads %q", name, r.Result.Body)
+			}
+		}
+	}
+}
+
 // DESIGN rule 2: a zombie can neither overwrite a result nor free a claim.
 func staleClaimCannotWrite(t testing.TB, h Harness, ctx context.Context) {
-	zombie := begin(t, ctx, h.Store, attempt("k"))
+	first := attempt("k")
+	zombie := begin(t, ctx, h.Store, first)
 	h.advance(2 * lease)
 	a := attempt("k")
 	a.Takeover = zombie.Fence()
 	owner := begin(t, ctx, h.Store, a)
 	lost(t, ctx, h.Store, zombie, identity("k"))
+	blocked(t, ctx, h.Store, first, semel.StateInProgress)
 	complete(t, ctx, owner, result("the owner's"))
 	lost(t, ctx, h.Store, zombie, identity("k"))
 	if r := blocked(t, ctx, h.Store, attempt("k"), semel.StateCompleted); string(r.Result.Body) != "the owner's" {
@@ -677,6 +816,21 @@ func fencesRise(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
+// A restored backup takes the counter back with it, so a fence may be granted
+// again. The token tells its owners apart.
+func claimsEndWithARestore(t testing.TB, h Harness, ctx context.Context) {
+	before := begin(t, ctx, h.Store, attempt("before"))
+	restore := h.Backup()
+	zombie := begin(t, ctx, h.Store, attempt("k"))
+	restore()
+	lost(t, ctx, h.Store, zombie, identity("k"))
+	owner := begin(t, ctx, h.Store, attempt("k"))
+	lost(t, ctx, h.Store, zombie, identity("k"))
+	complete(t, ctx, owner, result("the owner's"))
+	lost(t, ctx, h.Store, zombie, identity("k"))
+	complete(t, ctx, before, result("begun before the backup"))
+}
+
 func resolve(t testing.TB, ctx context.Context, s semel.Store, r semel.Resolution) semel.Record {
 	t.Helper()
 	rec, err := s.(semel.Resolver).Resolve(ctx, r)
@@ -726,7 +880,10 @@ func resolveResult(t testing.TB, h Harness, ctx context.Context) {
 func resolveNoEffect(t testing.TB, h Harness, ctx context.Context) {
 	c := begin(t, ctx, h.Store, attempt("k"))
 	must(t, "Hold", c.Hold(ctx, "lost contact"))
-	resolve(t, ctx, h.Store, semel.Resolution{Identity: identity("k"), Fence: c.Fence(), Decision: semel.DecideNoEffect})
+	r := resolve(t, ctx, h.Store, semel.Resolution{Identity: identity("k"), Fence: c.Fence(), Decision: semel.DecideNoEffect})
+	if r.ID != c.RecordID() || r.Identity != identity("k") {
+		t.Fatalf("resolved as no effect, the record read %+v", r)
+	}
 	_, err := h.Store.Find(ctx, identity("k"))
 	wantErr(t, "Find", err, semel.ErrNotFound)
 	lost(t, ctx, h.Store, c, identity("k"))
@@ -738,7 +895,8 @@ func resolveNoEffect(t testing.TB, h Harness, ctx context.Context) {
 }
 
 func resolveExecuteAgain(t testing.TB, h Harness, ctx context.Context) {
-	c := begin(t, ctx, h.Store, attempt("k"))
+	first := attempt("k")
+	c := begin(t, ctx, h.Store, first)
 	must(t, "Hold", c.Hold(ctx, "lost contact"))
 	r := resolve(t, ctx, h.Store, semel.Resolution{Identity: identity("k"), Fence: c.Fence(), Decision: semel.DecideExecuteAgain})
 	if r.State != semel.StateInProgress || !r.Reopened || !r.Lapsed() || r.Fence <= c.Fence() {
@@ -749,6 +907,7 @@ func resolveExecuteAgain(t testing.TB, h Harness, ctx context.Context) {
 	if !seen.Reopened || seen.Fence != r.Fence || seen.Fingerprint != fingerprint("request") {
 		t.Fatalf("the reopened record reads %+v", seen)
 	}
+	blocked(t, ctx, h.Store, first, semel.StateInProgress) // the old token opens nothing
 	again := wantOne(t, race(t, 8, func(int) (semel.Claim, error) {
 		a := attempt("k")
 		a.Takeover = r.Fence
@@ -783,9 +942,10 @@ func resolveNeedsFence(t testing.TB, h Harness, ctx context.Context) {
 
 func resolveLeavesTheLiving(t testing.TB, h Harness, ctx context.Context) {
 	resolver := h.Store.(semel.Resolver)
-	running := begin(t, ctx, h.Store, attempt("running"))
 	done := begin(t, ctx, h.Store, attempt("done"))
 	complete(t, ctx, done, result("done"))
+	h.advance(2 * lease) // a completed record has no lease that could lapse
+	running := begin(t, ctx, h.Store, attempt("running"))
 	for _, d := range []semel.Decision{semel.DecideUnknown, semel.DecideResult, semel.DecideNoEffect, semel.DecideExecuteAgain} {
 		_, err := resolver.Resolve(ctx, semel.Resolution{Identity: identity("running"), Fence: running.Fence(), Decision: d})
 		wantErr(t, "Resolve of a record under a lease", err, semel.ErrStaleFence)
@@ -795,6 +955,51 @@ func resolveLeavesTheLiving(t testing.TB, h Harness, ctx context.Context) {
 	must(t, "Renew", running.Renew(ctx))
 	if r := find(t, ctx, h.Store, identity("done")); string(r.Result.Body) != "done" {
 		t.Fatalf("the completed record reads %+v", r)
+	}
+}
+
+// Two operators, and the owner after all: the first to settle a record shuts
+// the others out.
+func oneResolutionOfMany(t testing.TB, h Harness, ctx context.Context) {
+	for round := range 4 {
+		key := fmt.Sprint("k", round)
+		c := begin(t, ctx, h.Store, attempt(key))
+		must(t, "Hold", c.Hold(ctx, "lost contact"))
+		var (
+			mu    sync.Mutex
+			won   []string
+			wrong []error
+			wg    sync.WaitGroup
+		)
+		settled := func(body string, err, want error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				won = append(won, body)
+			} else if !errors.Is(err, want) {
+				wrong = append(wrong, err)
+			}
+		}
+		wg.Go(func() {
+			_, err := c.Complete(ctx, result("the owner's"))
+			settled("the owner's", err, semel.ErrLostClaim)
+		})
+		for i := range 8 {
+			wg.Go(func() {
+				body := fmt.Sprint("operator ", i)
+				_, err := h.Store.(semel.Resolver).Resolve(ctx, semel.Resolution{
+					Identity: identity(key), Fence: c.Fence(), Decision: semel.DecideResult, Result: result(body),
+				})
+				settled(body, err, semel.ErrStaleFence)
+			})
+		}
+		wg.Wait()
+		if len(won) != 1 || len(wrong) > 0 {
+			t.Fatalf("settled by %q; want one of them. Unexpected errors: %v", won, wrong)
+		}
+		if r := find(t, ctx, h.Store, identity(key)); string(r.Result.Body) != won[0] {
+			t.Fatalf("settled by %s, the record reads %q", won[0], r.Result.Body)
+		}
 	}
 }
 
@@ -842,10 +1047,33 @@ func sweepSparesSuccessor(t testing.TB, h Harness, ctx context.Context) {
 	_, err = h.Store.(semel.Sweeper).Sweep(ctx, 100)
 	must(t, "Sweep", err)
 	blocked(t, ctx, h.Store, attempt("k"), semel.StateCompleted)
+
+	// A successor that comes while the sweep is under way.
+	for round := range 4 {
+		key := fmt.Sprint("k", round)
+		complete(t, ctx, begin(t, ctx, h.Store, attempt(key)), result("old"))
+		h.advance(retention + time.Second)
+		var (
+			wg                 sync.WaitGroup
+			c                  semel.Claim
+			beginErr, sweepErr error
+		)
+		wg.Go(func() { _, sweepErr = h.Store.(semel.Sweeper).Sweep(ctx, 100) })
+		wg.Go(func() { c, beginErr = h.Store.Begin(ctx, attempt(key)) })
+		wg.Wait()
+		must(t, "Begin beside a sweep", beginErr)
+		must(t, "Sweep", sweepErr)
+		complete(t, ctx, c, result("new"))
+		blocked(t, ctx, h.Store, attempt(key), semel.StateCompleted)
+	}
 }
 
 // A context that is over before the call: an error, and no effect.
 func cancelledContext(t testing.TB, h Harness, ctx context.Context) {
+	complete(t, ctx, begin(t, ctx, h.Store, attempt("expired")), result("old"))
+	h.advance(retention + time.Second)
+	held := begin(t, ctx, h.Store, attempt("held"))
+	must(t, "Hold", held.Hold(ctx, "lost contact"))
 	c := begin(t, ctx, h.Store, attempt("k"))
 	over, cancel := context.WithCancel(ctx)
 	cancel()
@@ -857,6 +1085,22 @@ func cancelledContext(t testing.TB, h Harness, ctx context.Context) {
 		"Hold":     func() error { return c.Hold(over, "late") },
 		"Renew":    func() error { return c.Renew(over) },
 	}
+	if s, ok := h.Store.(semel.Resolver); ok {
+		calls["Resolve"] = func() error {
+			_, err := s.Resolve(over, semel.Resolution{Identity: identity("held"), Fence: held.Fence(), Decision: semel.DecideNoEffect})
+			return err
+		}
+	}
+	if s, ok := h.Store.(semel.Lister); ok {
+		calls["List"] = func() error { _, err := s.List(over, semel.Filter{}); return err }
+	}
+	if s, ok := h.Store.(semel.Trail); ok {
+		calls["Trail"] = func() error { _, err := s.Trail(over, semel.TrailFilter{}); return err }
+	}
+	sweeper, sweeps := h.Store.(semel.Sweeper)
+	if sweeps {
+		calls["Sweep"] = func() error { _, err := sweeper.Sweep(over, 100); return err }
+	}
 	for name, call := range calls {
 		wantErr(t, name+" with a cancelled context", call(), context.Canceled)
 	}
@@ -866,29 +1110,59 @@ func cancelledContext(t testing.TB, h Harness, ctx context.Context) {
 	if r := find(t, ctx, h.Store, identity("k")); r.State != semel.StateInProgress || r.Fence != c.Fence() {
 		t.Fatalf("calls with a cancelled context left %+v", r)
 	}
+	blocked(t, ctx, h.Store, attempt("held"), semel.StateUnknown)
+	if sweeps {
+		if n, err := sweeper.Sweep(ctx, 100); n != 1 || err != nil {
+			t.Fatalf("after a Sweep with a cancelled context another removed %d records, %v; want 1", n, err)
+		}
+	}
 }
 
-// DESIGN rule 8: a store that cannot reach its records grants nothing.
+// DESIGN rule 8: a store that cannot reach its records grants nothing, and
+// does not outstay its caller's context to find that out.
 func outageFailsClosed(t testing.TB, h Harness, ctx context.Context) {
 	complete(t, ctx, begin(t, ctx, h.Store, attempt("done")), result("done"))
 	running := begin(t, ctx, h.Store, attempt("running"))
-	mend := h.Break()
-	short, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
+	mend := sync.OnceFunc(h.Break())
+	defer mend()
+
+	// A call of its own goroutine: one that ignores its context fails the
+	// rule here and ends when the deferred mend lets it.
+	call := func(what string, f func(ctx context.Context) error) error {
+		t.Helper()
+		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		defer cancel()
+		answer := make(chan error, 1)
+		go func() { answer <- f(short) }()
+		select {
+		case err := <-answer:
+			return err
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s during an outage did not return 30 s after its context ended", what)
+			return nil
+		}
+	}
 	for _, key := range []string{"done", "running", "new"} {
-		c, err := h.Store.Begin(short, attempt(key))
+		err := call("Begin", func(ctx context.Context) error { _, err := h.Store.Begin(ctx, attempt(key)); return err })
 		if err == nil {
-			t.Fatalf("Begin of %q during an outage granted fence %d", key, c.Fence())
+			t.Fatalf("Begin of %q during an outage granted a claim", key)
 		}
 		if _, ok := errors.AsType[*semel.ConflictError](err); ok {
 			t.Fatalf("Begin of %q during an outage claims to have seen a record: %v", key, err)
 		}
-		if _, err := h.Store.Find(short, identity(key)); err == nil || errors.Is(err, semel.ErrNotFound) {
+		err = call("Find", func(ctx context.Context) error { _, err := h.Store.Find(ctx, identity(key)); return err })
+		if err == nil || errors.Is(err, semel.ErrNotFound) {
 			t.Fatalf("Find of %q during an outage: %v; want an error that is not ErrNotFound", key, err)
 		}
 	}
-	if _, err := running.Complete(short, result("unheard")); err == nil || errors.Is(err, semel.ErrLostClaim) {
-		t.Fatalf("Complete during an outage: %v; want an error that is not ErrLostClaim", err)
+	writes := map[string]func(ctx context.Context) error{
+		"Renew":    running.Renew,
+		"Complete": func(ctx context.Context) error { _, err := running.Complete(ctx, result("unheard")); return err },
+	}
+	for name, write := range writes {
+		if err := call(name, write); err == nil || errors.Is(err, semel.ErrLostClaim) {
+			t.Fatalf("%s during an outage: %v; want an error that is not ErrLostClaim", name, err)
+		}
 	}
 	mend()
 	blocked(t, ctx, h.Store, attempt("done"), semel.StateCompleted)
@@ -898,8 +1172,8 @@ func outageFailsClosed(t testing.TB, h Harness, ctx context.Context) {
 func listFilters(t testing.TB, h Harness, ctx context.Context) {
 	lister := h.Store.(semel.Lister)
 	var claims []semel.Claim
-	for i := range 6 {
-		a := attempt(fmt.Sprint("k", i))
+	for i, key := range []string{"f", "e", "d", "c", "b", "a"} { // the order of keys is not that of fences
+		a := attempt(key)
 		a.Identity.Tenant = fmt.Sprint("t", i%2)
 		claims = append(claims, begin(t, ctx, h.Store, a))
 	}
@@ -923,19 +1197,19 @@ func listFilters(t testing.TB, h Harness, ctx context.Context) {
 		f    semel.Filter
 		want string
 	}{
-		{semel.Filter{}, "k0k1k2k3k4k5"},
-		{semel.Filter{Limit: 2}, "k0k1"},
-		{semel.Filter{Limit: 2, After: claims[1].Fence()}, "k2k3"},
-		{semel.Filter{State: semel.StateCompleted}, "k1"},
-		{semel.Filter{State: semel.StateUnknown}, "k2"},
-		{semel.Filter{State: semel.StateInProgress}, "k0k3k4k5"},
-		{semel.Filter{Lapsed: true}, "k0k4k5"},
-		{semel.Filter{Tenant: "t1"}, "k1k3k5"},
-		{semel.Filter{Tenant: "t1", State: semel.StateInProgress}, "k3k5"},
-		{semel.Filter{ID: claims[4].RecordID()}, "k4"},
-		{semel.Filter{Key: "k5"}, "k5"},
+		{semel.Filter{}, "fedcba"},
+		{semel.Filter{Limit: 2}, "fe"},
+		{semel.Filter{Limit: 2, After: claims[1].Fence()}, "dc"},
+		{semel.Filter{State: semel.StateCompleted}, "e"},
+		{semel.Filter{State: semel.StateUnknown}, "d"},
+		{semel.Filter{State: semel.StateInProgress}, "fcba"},
+		{semel.Filter{Lapsed: true}, "fba"},
+		{semel.Filter{Tenant: "t1"}, "eca"},
+		{semel.Filter{Tenant: "t1", State: semel.StateInProgress}, "ca"},
+		{semel.Filter{ID: claims[4].RecordID()}, "b"},
+		{semel.Filter{Key: "a"}, "a"},
 		{semel.Filter{Operation: "nothing"}, ""},
-		{semel.Filter{Actor: "a", Limit: 1}, "k0"},
+		{semel.Filter{Actor: "a", Limit: 1}, "f"},
 	} {
 		if got := list(c.f); got != c.want {
 			t.Fatalf("List %+v returned %q; want %q", c.f, got, c.want)

@@ -9,7 +9,6 @@
 package storetest
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -40,6 +39,10 @@ type Harness struct {
 	// Break cuts the store off from its records until the returned function
 	// is called. Nil if it cannot be cut off.
 	Break func() (mend func())
+	// Backup takes a copy of the records and of the store's counters;
+	// restore puts it back while the store stays open. Nil if nothing can
+	// restore the records.
+	Backup func() (restore func())
 }
 
 // Config says how to test a store.
@@ -64,30 +67,37 @@ type Failure struct {
 
 // Run tests the store against every rule, each as a subtest.
 func Run(t *testing.T, c Config) {
-	var skipped []string
+	var ran, skipped []string
 	for _, r := range rules {
 		t.Run(r.name, func(t *testing.T) {
-			if missing := run(t, c, r); missing != "" {
+			ran = append(ran, r.name)
+			if missing := run(t, c, r, nil); missing != "" {
 				skipped = append(skipped, r.name)
 				t.Logf("not applicable: the harness has no %s", missing)
 			}
 		})
 	}
-	compareSkips(t, c, skipped)
+	compareSkips(t, c, ran, skipped)
 }
 
-func compareSkips(t *testing.T, c Config, skipped []string) {
+// compareSkips reports where the rules skipped are not those that the table
+// lists. Rules that the test binary's -run flag left out do not count.
+func compareSkips(t testing.TB, c Config, ran, skipped []string) {
 	t.Helper()
 	var want []string
 	if c.SkipTable != "" {
-		f, err := os.Open(c.SkipTable)
+		table, err := os.ReadFile(c.SkipTable)
 		if err != nil {
 			t.Fatalf("table of skips: %v", err)
 		}
-		defer f.Close()
-		for lines := bufio.NewScanner(f); lines.Scan(); {
-			name, rule, ok := strings.Cut(lines.Text(), ": ")
-			if ok && name == c.Name {
+		for line := range strings.Lines(string(table)) {
+			name, rule, ok := strings.Cut(strings.TrimSpace(line), ": ")
+			if !ok || name != c.Name {
+				continue
+			}
+			if !slices.Contains(Rules(), rule) {
+				t.Errorf("the table %q lists %q for %q, which is no rule", c.SkipTable, rule, name)
+			} else if slices.Contains(ran, rule) {
 				want = append(want, rule)
 			}
 		}
@@ -100,38 +110,30 @@ func compareSkips(t *testing.T, c Config, skipped []string) {
 }
 
 // Check tests the store against every rule and returns those it breaks: for
-// tests of this suite against stores known to be wrong.
+// tests of this suite against stores known to be wrong. It fails t only where
+// the harness does.
 func Check(t *testing.T, c Config) []Failure {
 	var failures []Failure
 	for _, r := range rules {
-		rec := &recorder{TB: t}
-		inner := func(t *testing.T) {
-			rec.TB = t
-			done := make(chan struct{})
-			go func() { // FailNow ends the goroutine it is called in
-				defer close(done)
-				defer func() {
-					if v := recover(); v != nil {
-						rec.Errorf("panic: %v", v)
-					}
-				}()
-				r.test(rec, c.New(t), t.Context())
-			}()
-			<-done
-		}
-		if !applies(c, r, t) {
-			continue
-		}
-		if c.Virtual {
-			synctest.Test(t, inner)
-		} else {
-			inner(t)
-		}
-		if rec.message != "" {
+		rec := &recorder{}
+		check(t, c, r, rec)
+		if rec.Failed() {
 			failures = append(failures, Failure{Rule: r.name, Message: rec.message})
 		}
 	}
 	return failures
+}
+
+func check(t *testing.T, c Config, r rule, rec *recorder) {
+	if c.Virtual {
+		// A bubble whose goroutines wait for each other panics here.
+		defer func() {
+			if v := recover(); v != nil {
+				rec.Errorf("the store hangs: %v", v)
+			}
+		}()
+	}
+	run(t, c, r, rec)
 }
 
 // Rules returns the names of all rules.
@@ -146,13 +148,14 @@ func Rules() []string {
 type rule struct {
 	name string
 	// needs names what the rule cannot do without: open, skewed, break,
-	// resolver, sweeper, lister, trail.
+	// backup, resolver, sweeper, lister, trail.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
 }
 
-// run runs one rule. It returns the name of what the harness lacks for it.
-func run(t *testing.T, c Config, r rule) (missing string) {
+// run runs one rule. Failures go to rec, or to t if there is none. It returns
+// the name of what the harness lacks for the rule.
+func run(t *testing.T, c Config, r rule, rec *recorder) (missing string) {
 	test := func(t *testing.T) {
 		h := c.New(t)
 		if missing = lacks(h, r); missing != "" {
@@ -164,7 +167,22 @@ func run(t *testing.T, c Config, r rule) (missing string) {
 			ctx, cancel = context.WithTimeout(ctx, time.Minute)
 			defer cancel()
 		}
-		r.test(t, h, ctx)
+		if rec == nil {
+			r.test(t, h, ctx)
+			return
+		}
+		rec.TB = t
+		done := make(chan struct{})
+		go func() { // FailNow ends the goroutine it is called in
+			defer close(done)
+			defer func() {
+				if v := recover(); v != nil {
+					rec.Errorf("panic: %v", v)
+				}
+			}()
+			r.test(rec, h, ctx)
+		}()
+		<-done
 	}
 	if c.Virtual {
 		synctest.Test(t, test)
@@ -174,23 +192,13 @@ func run(t *testing.T, c Config, r rule) (missing string) {
 	return missing
 }
 
-func applies(c Config, r rule, t *testing.T) (ok bool) {
-	look := func(t *testing.T) { ok = lacks(c.New(t), r) == "" }
-	if c.Virtual {
-		synctest.Test(t, look)
-	} else {
-		look(t)
-	}
-	return ok
-}
-
 func lacks(h Harness, r rule) string {
 	_, resolver := h.Store.(semel.Resolver)
 	_, sweeper := h.Store.(semel.Sweeper)
 	_, lister := h.Store.(semel.Lister)
 	_, trail := h.Store.(semel.Trail)
 	has := map[string]bool{
-		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil,
+		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil, "backup": h.Backup != nil,
 		"resolver": resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
 	}
 	for _, need := range r.needs {
