@@ -248,7 +248,9 @@ func TestRolledBackIsNoEffect(t *testing.T) {
 		fn   func(context.Context) (semel.Result, error)
 	}{
 		{"complete", func(context.Context) (semel.Result, error) { return semel.Result{}, nil }},
-		{"complete", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.Final(errors.New("declined")) }},
+		{"complete", func(context.Context) (semel.Result, error) {
+			return semel.Result{}, semel.Final(errors.New("declined"))
+		}},
 		{"hold", func(context.Context) (semel.Result, error) { return semel.Result{}, errors.New("deadlock") }},
 		{"hold", func(context.Context) (semel.Result, error) { panic("gone") }},
 		{"hold", func(context.Context) (semel.Result, error) { time.Sleep(time.Hour); return semel.Result{}, nil }},

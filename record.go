@@ -112,9 +112,10 @@ type Result struct {
 	// Tombstone says that the operation completed but its result could not
 	// be kept whole: it is never replayed and never executed again.
 	Tombstone bool
-	// Failed says that the operation failed for good. The failure is on record
+	// Failed says that the operation failed for good. The failure is recorded
 	// and replayed like any result; where the claim lives in a transaction,
-	// what the handler changed in it is rolled back first.
+	// what the handler changed in it is rolled back first. Stores act on it
+	// and do not keep it.
 	Failed bool
 	// Reference names the created resource, such as a Location, where the
 	// operation told it. It is the part of a tombstone worth having.
