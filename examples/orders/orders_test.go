@@ -110,7 +110,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--help"}, 0, "Examples:"},
 		{[]string{"--nonsense"}, 2, "nonsense"},
 		{[]string{"extra"}, 2, "extra"},
-		{[]string{"--listen", "nowhere:x"}, 1, "nowhere"},
+		{[]string{"--listen", "127.0.0.1:x"}, 1, "another --listen"},
 		{[]string{"--db", t.TempDir()}, 1, "open database"},
 	} {
 		var stderr bytes.Buffer
