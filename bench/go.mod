@@ -1,3 +1,28 @@
 module github.com/semelhq/semel/bench
 
 go 1.26.0
+
+require (
+	github.com/semelhq/semel v0.0.0
+	github.com/semelhq/semel/store/sqlite v0.0.0
+	modernc.org/sqlite v1.60.1
+)
+
+require (
+	github.com/dustin/go-humanize v1.0.1 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/mattn/go-isatty v0.0.24 // indirect
+	github.com/ncruces/go-strftime v1.0.0 // indirect
+	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	golang.org/x/sys v0.48.0 // indirect
+	golang.org/x/tools v0.51.0 // indirect
+	modernc.org/libc v1.77.1 // indirect
+	modernc.org/mathutil v1.7.1 // indirect
+	modernc.org/memory v1.12.1 // indirect
+)
+
+replace (
+	github.com/semelhq/semel => ../
+	github.com/semelhq/semel/gateway => ../gateway
+	github.com/semelhq/semel/store/sqlite => ../store/sqlite
+)

@@ -1269,9 +1269,30 @@ func trailCommits(t testing.TB, h Harness, ctx context.Context) {
 	if entries[0].Cause != "lost contact" || entries[1].Fence <= entries[0].Fence {
 		t.Fatalf("the entries of a hold and a takeover read %+v", entries)
 	}
+
+	// A claim that was allowed to take over, but found the identity free.
+	c = begin(t, ctx, h.Store, attempt("freed"))
+	b = attempt("freed")
+	b.Takeover = c.Fence()
+	must(t, "Release", c.Release(ctx))
+	begin(t, ctx, h.Store, b)
+	wantKinds(t, trail(t, ctx, h.Store, semel.TrailFilter{Key: "freed"}), semel.TrailReleased)
 }
 
 func trailResolutions(t testing.TB, h Harness, ctx context.Context) {
+	c := begin(t, ctx, h.Store, attempt("lapsed"))
+	h.advance(2 * lease)
+	for range 2 { // the second finds it done
+		resolve(t, ctx, h.Store, semel.Resolution{
+			Identity: identity("lapsed"), Fence: c.Fence(), Decision: semel.DecideUnknown, Cause: "lapsed",
+			Origin: semel.Origin{RequestID: "a duplicate"},
+		})
+	}
+	entries := trail(t, ctx, h.Store, semel.TrailFilter{Key: "lapsed"})
+	wantKinds(t, entries, semel.TrailHeld)
+	if e := entries[0]; e.Cause != "lapsed" || e.RequestID != "a duplicate" || e.RecordID != c.RecordID() || e.Fence != c.Fence() {
+		t.Fatalf("the entry of a record marked unknown reads %+v", e)
+	}
 	for _, d := range []semel.Decision{semel.DecideResult, semel.DecideNoEffect, semel.DecideExecuteAgain} {
 		c := begin(t, ctx, h.Store, attempt(d.String()))
 		must(t, "Hold", c.Hold(ctx, "lost contact"))
@@ -1290,9 +1311,9 @@ func trailResolutions(t testing.TB, h Harness, ctx context.Context) {
 // awaitTrail polls until the trail holds n entries for f.
 func awaitTrail(t testing.TB, ctx context.Context, s semel.Store, f semel.TrailFilter, n int) []semel.TrailEntry {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
+	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for {
 		entries := trail(t, ctx, s, f)

@@ -97,6 +97,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	defer s.mu.Unlock()
 	now := time.Now()
 	r := s.find(a.Identity, now)
+	takeover := r != nil
 	switch {
 	case r == nil:
 		if err := s.makeRoom(a.Identity, now); err != nil {
@@ -119,7 +120,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	r.Fence, r.token = s.fence, a.Token
 	r.BegunAt, r.leaseEnd = now, now.Add(a.Lease)
 	r.Retention, r.Origin = a.Retention, a.Origin
-	if a.Takeover != 0 {
+	if takeover {
 		s.enter(now, semel.TrailTakeover, r, a.Origin, "", "")
 	}
 	return &claim{store: s, id: a.Identity, record: r.ID, fence: r.Fence, token: r.token, lease: a.Lease}, nil

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// gatewaySettings are the flags of semel gateway.
+type gatewaySettings struct {
+	upstream, listen, store string
+	requireKey, strictKeys  bool
+	methods                 []string
+	credentials             []string
+	preserveHost            bool
+	trustForwarded          bool
+
+	lease, heartbeat, deadline, retention time.Duration
+	onCrash                               choice
+	failOpen                              bool
+	maxRequestBody, maxResult             byteSize
+	idleTimeout                           time.Duration
+	maxConns                              int
+	drain                                 time.Duration
+	logFormat                             choice
+}
+
+func (p *program) gatewayCommand() *cobra.Command {
+	s := gatewaySettings{
+		onCrash:        choice{value: "hold", of: []string{"hold", "retry"}},
+		logFormat:      choice{value: "text", of: []string{"text", "json"}},
+		maxRequestBody: semelhttp.DefaultMaxRequestBody,
+		maxResult:      semelhttp.DefaultMaxResult,
+	}
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "Protect an HTTP service from double execution",
+		Long: `Runs a reverse proxy that makes requests take effect once. Of all POST and PATCH
+requests with one Idempotency-Key, by one caller, to one path, one reaches the
+service; the others get its recorded answer, or are told what is in the way.
+Everything else passes as it is.
+
+Callers are told apart by a digest of their credential, which the gateway does not
+check. That has a price. A refreshed token is another caller: a retry that carries
+it executes again. A revoked token still gets its own recorded answers until they
+expire. Callers without a credential share one scope.
+
+When the gateway or the connection to the service dies while a request executes,
+nobody knows whether it took effect. The record then says so, nothing executes
+under its key, and semel keys resolve settles it.
+
+On SIGTERM or Ctrl-C the gateway takes no new connections, lets what is running
+come to its end, for as long as --drain says, and tells how many it left. A second
+signal ends it at once.`,
+		Example: `  semel gateway --upstream http://127.0.0.1:9000 --store sqlite:semel.db
+  semel gateway --upstream https://orders.internal --listen :8080 --store sqlite:///var/lib/semel/semel.db \
+      --require-key --credential-header Authorization --credential-header X-Api-Key
+  SEMEL_UPSTREAM=http://127.0.0.1:9000 SEMEL_STORE=sqlite:semel.db semel gateway`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context(), cmd, s) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&s.upstream, "upstream", "", "URL of the service (required)")
+	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address to listen on")
+	f.StringVar(&s.store, "store", "", "where records are kept: sqlite:semel.db, sqlite:///var/lib/semel/semel.db, or memory: (required)")
+	f.BoolVar(&s.requireKey, "require-key", false, "refuse protected methods without an Idempotency-Key; without this they pass unprotected")
+	f.BoolVar(&s.strictKeys, "strict-keys", false, `accept keys in double quotes only, as in Idempotency-Key: "k"`)
+	f.StringSliceVar(&s.methods, "methods", []string{"POST", "PATCH"}, "methods that are protected")
+	f.StringSliceVar(&s.credentials, "credential-header", []string{"Authorization"}, "header that tells callers apart; several count together")
+	f.BoolVar(&s.preserveHost, "preserve-host", false, "send the client's Host to the service, and keep the keys of each host apart")
+	f.BoolVar(&s.trustForwarded, "trust-forwarded", false, "keep the X-Forwarded-* headers that a request comes with; only behind a trusted proxy")
+	f.DurationVar(&s.lease, "lease", 15*time.Second, "how long a claim holds without renewal")
+	f.DurationVar(&s.heartbeat, "heartbeat", 0, "how often a claim is renewed (default a third of the lease)")
+	f.DurationVar(&s.deadline, "deadline", 10*time.Minute, "longest time that one execution may take")
+	f.DurationVar(&s.retention, "retention", 24*time.Hour, "how long a recorded answer is replayed")
+	f.Var(&s.maxRequestBody, "max-request-body", "largest body of a protected request; larger ones are refused")
+	f.Var(&s.maxResult, "max-result", "largest answer that is recorded; larger ones pass but cannot be replayed")
+	f.DurationVar(&s.drain, "drain", 30*time.Second, "how long to wait for running requests before ending")
+	choiceFlag(cmd, &s.onCrash, "on-crash", "what to do when an owner died: hold the key until it is resolved, or retry, only where the service itself deduplicates by key")
+	f.BoolVar(&s.failOpen, "fail-open", false, "let requests pass UNPROTECTED while the store is down, instead of answering 503")
+	f.DurationVar(&s.idleTimeout, "idle-timeout", gateway.DefaultIdleTimeout, "how long an unused connection to the service is kept; must be shorter than the service's own limit")
+	f.IntVar(&s.maxConns, "max-upstream-conns", 0, "most connections to the service (default no limit)")
+	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
+	fromEnv(cmd)
+	return cmd
+}
+
+// config checks the settings and makes what the parts need of them. Guard is
+// left to the caller.
+func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Config, error) {
+	var errs []error
+	wrong := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s %s", named(cmd, flag), fmt.Sprintf(format, args...)))
+	}
+	upstream, err := url.Parse(s.upstream)
+	switch {
+	case s.upstream == "":
+		wrong("upstream", "is not set; name the service, as in --upstream http://127.0.0.1:9000")
+	case err != nil || upstream.Host == "" || upstream.Scheme != "http" && upstream.Scheme != "https":
+		wrong("upstream", "is %q, which is not the URL of an HTTP service; write it as http://127.0.0.1:9000", s.upstream)
+	case upstream.User != nil || upstream.RawQuery != "" || upstream.ForceQuery || upstream.Fragment != "":
+		wrong("upstream", "may hold a scheme, a host and a path, and no more")
+	}
+	if _, err := parseStoreURL(s.store); err != nil {
+		wrong("store", "cannot be used: %v; use %s, or memory: for records that end with the process", err, storeForms)
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{{"lease", s.lease}, {"deadline", s.deadline}, {"retention", s.retention}, {"drain", s.drain}, {"idle-timeout", s.idleTimeout}} {
+		if d.value <= 0 {
+			wrong(d.flag, "is %v; it must be positive", d.value)
+		}
+	}
+	switch {
+	case s.heartbeat < 0:
+		wrong("heartbeat", "is %v; it must be positive", s.heartbeat)
+	case s.lease > 0 && s.heartbeat > s.lease/2:
+		wrong("heartbeat", "is %v, more than half the lease of %v: one lost renewal would lose the claim", s.heartbeat, s.lease)
+	}
+	if s.maxResult > 256<<20 {
+		wrong("max-result", "is %s; at most 256MiB are possible", &s.maxResult)
+	}
+	if s.maxConns < 0 {
+		wrong("max-upstream-conns", "is %d; it must not be negative", s.maxConns)
+	}
+	protected := map[string]bool{}
+	for _, m := range s.methods {
+		m = strings.ToUpper(strings.TrimSpace(m))
+		switch m {
+		case "POST", "PATCH", "PUT", "DELETE":
+			protected[m] = true
+		default:
+			wrong("methods", "names %q; POST, PATCH, PUT and DELETE can be protected", m)
+		}
+	}
+	if len(s.methods) == 0 {
+		wrong("methods", "is empty; nothing would be protected")
+	}
+	if err := errors.Join(errs...); err != nil {
+		return semel.Policy{}, gateway.Config{}, usagef("%w", err)
+	}
+	policy := semel.Policy{Lease: s.lease, Heartbeat: s.heartbeat, Deadline: s.deadline, Retention: s.retention}
+	if s.onCrash.value == "retry" {
+		policy.OnCrash = semel.Retry
+	}
+	return policy, gateway.Config{
+		Upstream: upstream, Protects: func(r *http.Request) bool { return protected[r.Method] },
+		RequireKey: s.requireKey, StrictKey: s.strictKeys,
+		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
+		MaxRequestBody: int64(s.maxRequestBody), MaxResult: int64(s.maxResult), FailOpen: s.failOpen,
+		IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
+	}, nil
+}
+
+// serve runs a gateway until ctx ends, and drains it.
+func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettings) (err error) {
+	policy, config, err := s.config(cmd)
+	if err != nil {
+		return err
+	}
+	log := newLog(p.stderr, s.logFormat.value)
+	store, err := openStore(ctx, cmd, s.store, int64(s.maxResult), func(did sqlite.Swept) {
+		if did.Err != nil {
+			log.Warn("sweep failed; the next one goes on", "err", did.Err)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := store.Close(); e != nil && err == nil {
+			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed in order: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
+		}
+	}()
+	guard, err := semel.New(semel.Config{Store: store, Policy: policy, Observer: log.guard()})
+	if err != nil {
+		return usagef("the settings do not fit together: %w", err)
+	}
+	config.Guard, config.Observer = guard, log.gateway()
+	gw, err := gateway.New(config)
+	if err != nil {
+		return usagef("the settings do not fit together: %w", err)
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
+	if err != nil {
+		return &fault{
+			code: exitFailed, err: fmt.Errorf("cannot listen on %s: %w", s.listen, err),
+			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", named(cmd, "listen")),
+		}
+	}
+	server := &http.Server{
+		Handler:           gw,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+
+	sweeping, stopSweeping := context.WithCancel(context.WithoutCancel(ctx))
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		_ = store.Run(sweeping) // its failures are logged as they come
+	}()
+	defer func() {
+		stopSweeping()
+		<-swept
+	}()
+
+	s.announce(p.stderr, log, listener.Addr().String(), config.Upstream)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return &fault{code: exitFailed, err: fmt.Errorf("the server ended: %w", err), do: "Start it again; what is recorded is durable."}
+	case <-ctx.Done():
+	}
+	return s.stop(log, server, gw)
+}
+
+// stop lets what is running come to its end.
+func (s *gatewaySettings) stop(log *logger, server *http.Server, gw *gateway.Gateway) error {
+	log.Info("draining: no new connections", "requests", gw.InFlight(), "longest", s.drain)
+	ctx, cancel := context.WithTimeout(context.Background(), s.drain)
+	defer cancel()
+	_ = server.Shutdown(ctx) // ctx ends it, and InFlight tells the rest
+	left := gw.Drain(ctx)    // executions whose clients have gone
+	requests := gw.InFlight()
+	if left == nil && requests == 0 {
+		log.Info("drained")
+		return nil
+	}
+	_ = server.Close()
+	if left == nil {
+		left = errors.New("no protected operation is among them")
+	}
+	return &fault{
+		code: exitFailed, err: fmt.Errorf("the drain took longer than %v: %d requests are cut off: %w", s.drain, requests, left),
+		do: "Protected operations among them become unknown when their lease lapses: semel keys list --state unknown, and --lapsed before that.",
+	}
+}
+
+// announce says what was started and what it costs.
+func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstream *url.URL) {
+	protects := strings.ToUpper(strings.Join(s.methods, ", ")) + " with an Idempotency-Key; without one they pass unprotected"
+	if s.requireKey {
+		protects = strings.ToUpper(strings.Join(s.methods, ", ")) + "; without an Idempotency-Key they are refused"
+	}
+	if s.failOpen {
+		protects += "; while the store is down they pass UNPROTECTED"
+	}
+	actor := []string{
+		"a digest of " + strings.Join(s.credentials, ", ") + ", which is not checked here",
+		"a refreshed token is another actor: a retry that carries it executes again",
+		"a revoked token still gets its own recorded answers, for " + s.retention.String(),
+		"callers without a credential share one scope",
+	}
+	crash := "an operation whose owner died is held until it is resolved: semel keys resolve"
+	if s.onCrash.value == "retry" {
+		crash = "an operation whose owner died is sent AGAIN: the service must deduplicate by Idempotency-Key"
+	}
+	storeNote := s.store
+	if strings.HasPrefix(s.store, "memory:") {
+		storeNote += " (records end with this process: a retry after a restart executes again)"
+	}
+	if s.logFormat.value == "json" {
+		log.Info("listening", "addr", addr, "upstream", upstream.String(), "store", storeNote,
+			"protects", protects, "actor", actor, "on_crash", crash)
+		return
+	}
+	_, _ = fmt.Fprintf(w, "semel gateway is listening on http://%s\n  upstream  %s\n  store     %s\n  protects  %s\n  actor     %s\n  crash     %s\n",
+		addr, upstream, storeNote, protects, strings.Join(actor, ";\n            "), crash)
+}

@@ -1,0 +1,481 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/textproto"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelhttp"
+)
+
+func (p *program) keysCommand() *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "keys",
+		Short: "Look at what is recorded for a key, and settle what is unknown",
+		Long: `Looks into a gateway's store, and settles records whose outcome is unknown. It
+works while the gateway runs.
+
+A record is in_progress while its request executes, completed once its answer is
+recorded, and unknown when nobody could say whether it took effect: the gateway
+died, or the connection to the upstream broke. In_progress and lapsed means that
+the owner has not renewed its lease: it is about to become unknown.`,
+	})
+	cmd.AddCommand(p.keysListCommand(), p.keysShowCommand(), p.keysReleaseCommand(), p.keysResolveCommand())
+	return cmd
+}
+
+// admin adds the flag for the store and runs fn with it open.
+func (p *program) admin(cmd *cobra.Command, fn func(ctx context.Context, s store, args []string) error) {
+	var url string
+	cmd.Flags().StringVar(&url, "store", "", "store of the gateway, such as sqlite:semel.db")
+	fromEnv(cmd, "store")
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		s, err := openAdmin(cmd.Context(), cmd, url)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if e := s.Close(); e != nil && err == nil {
+				err = callFault("the store could not be closed", e)
+			}
+		}()
+		return fn(cmd.Context(), s, args)
+	}
+}
+
+func (p *program) keysListCommand() *cobra.Command {
+	var page pageFlags
+	var f semel.Filter
+	state := choice{of: []string{"in_progress", "completed", "unknown"}}
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List records",
+		Long: `Lists records in the order of their fences, oldest claim first. With --json the
+output is one document:
+
+  {"records": [{"id": ..., "state": ..., "key": ..., ...}], "next": 123}
+
+"next" is there if there may be more; it is the value for --after.`,
+		Example: `  semel keys list --store sqlite:semel.db --state unknown
+  semel keys list --store sqlite:semel.db --key order-17 --json
+  semel keys list --store sqlite:semel.db --all --json | jq -r '.records[].id'`,
+		Args: cobra.NoArgs,
+	}
+	p.admin(cmd, func(ctx context.Context, s store, _ []string) error {
+		if err := page.check(); err != nil {
+			return err
+		}
+		if state.value != "" {
+			if err := f.State.UnmarshalText([]byte(state.value)); err != nil {
+				return err
+			}
+		}
+		return listing[semel.Record]{
+			p: p, name: "records", none: "There are no such records.",
+			header: "ID\tSTATE\tFENCE\tBEGUN\tOPERATION\tACTOR\tKEY",
+			row: func(r semel.Record) []string {
+				return []string{r.ID, stateText(r), fmt.Sprint(r.Fence), stamp(r.BegunAt), dash(r.Identity.Operation), dash(r.Identity.Actor), dash(r.Identity.Key)}
+			},
+			json: func(r semel.Record) any { return newRecordJSON(r) },
+		}.print(page.json, page.all, page.after, page.limit, func(after uint64) ([]semel.Record, uint64, error) {
+			f.After, f.Limit = after, page.limit
+			list, err := s.List(ctx, f)
+			if err != nil || len(list) == 0 {
+				return nil, 0, wrapCall("the records could not be listed", err)
+			}
+			return list, list[len(list)-1].Fence, nil
+		})
+	})
+	choiceFlag(cmd, &state, "state", "only records in this state")
+	cmd.Flags().BoolVar(&f.Lapsed, "lapsed", false, "only records in progress whose lease is over")
+	cmd.Flags().StringVar(&f.Tenant, "tenant", "", "only this tenant's")
+	cmd.Flags().StringVar(&f.Actor, "actor", "", "only this actor's; behind a gateway that is a digest")
+	cmd.Flags().StringVar(&f.Operation, "operation", "", `only this operation's, such as "POST /orders"`)
+	cmd.Flags().StringVar(&f.Key, "key", "", "only with this key, in whatever scope")
+	page.add(cmd, "fence")
+	return cmd
+}
+
+func wrapCall(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return callFault(what, err)
+}
+
+func stateText(r semel.Record) string {
+	switch {
+	case r.Reopened:
+		return "reopened"
+	case r.Lapsed():
+		return r.State.String() + ", lapsed"
+	}
+	return r.State.String()
+}
+
+func (p *program) keysShowCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show ID",
+		Short: "Show one record",
+		Long: `Shows a record by its id, which semel keys list tells. Of a recorded answer it
+says how large it is, not what is in it.`,
+		Example: "  semel keys show --store sqlite:semel.db 2b7e151628aed2a6abf7158809",
+		Args:    oneID,
+	}
+	p.admin(cmd, func(ctx context.Context, s store, args []string) error {
+		r, err := findRecord(ctx, s, args[0])
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return p.printJSON(newRecordJSON(r))
+		}
+		return p.printRecord(r)
+	})
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func oneID(_ *cobra.Command, args []string) error {
+	if len(args) != 1 || args[0] == "" {
+		return usagef("name one record by its id, which semel keys list tells")
+	}
+	return nil
+}
+
+func (p *program) printRecord(r semel.Record) error {
+	w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
+	line := func(name, value string) {
+		if value != "" {
+			_, _ = fmt.Fprintf(w, "%s\t%s\n", name, printable(value))
+		}
+	}
+	line("id", r.ID)
+	line("state", stateText(r))
+	line("operation", r.Identity.Operation)
+	line("tenant", r.Identity.Tenant)
+	line("actor", r.Identity.Actor)
+	line("key", r.Identity.Key)
+	line("fence", fmt.Sprint(r.Fence))
+	line("begun", stamp(r.BegunAt))
+	if r.State == semel.StateInProgress && !r.Reopened {
+		if r.Lapsed() {
+			line("lease", fmt.Sprintf("lapsed %v ago", (-r.Lease).Round(time.Millisecond)))
+		} else {
+			line("lease", fmt.Sprintf("%v left; renewed while the owner lives", r.Lease.Round(time.Millisecond)))
+		}
+	}
+	if !r.SettledAt.IsZero() {
+		line("settled", stamp(r.SettledAt))
+	}
+	if !r.ExpiresAt.IsZero() {
+		line("expires", stamp(r.ExpiresAt))
+	}
+	line("cause", r.Cause)
+	line("request id", r.Origin.RequestID)
+	line("event id", r.Origin.EventID)
+	line("trace id", r.Origin.TraceID)
+	if r.State == semel.StateCompleted {
+		if r.Result.Tombstone {
+			line("result", r.Result.Label+", not retained")
+		} else {
+			line("result", fmt.Sprintf("%s, %d bytes", r.Result.Label, len(r.Result.Body)))
+		}
+		line("reference", r.Result.Reference)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if r.State == semel.StateUnknown || r.Lapsed() && !r.Reopened {
+		_, _ = fmt.Fprintln(p.stderr, "Find out whether the effect happened, then settle it: semel keys resolve --help")
+	}
+	return nil
+}
+
+// findRecord returns the record with the id, and its result.
+func findRecord(ctx context.Context, s store, id string) (semel.Record, error) {
+	list, err := s.List(ctx, semel.Filter{ID: id, Limit: 1})
+	if err != nil {
+		return semel.Record{}, callFault("the record could not be read", err)
+	}
+	if len(list) == 1 {
+		r, err := s.Find(ctx, list[0].Identity)
+		switch {
+		case err == nil && r.ID == id:
+			return r, nil
+		case err != nil && !errors.Is(err, semel.ErrNotFound):
+			return semel.Record{}, callFault("the record could not be read", err)
+		}
+	}
+	return semel.Record{}, noRecord(id)
+}
+
+func noRecord(id string) error {
+	return &fault{
+		code: exitNotFound, err: fmt.Errorf("there is no record with the id %q", id),
+		do: "It has expired, was released, or is in another store. Nothing was changed; semel keys list shows what there is.",
+	}
+}
+
+// decided is who settles a record, and why.
+type decided struct {
+	because, by string
+	json        bool
+}
+
+func (d *decided) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&d.because, "because", "", "how you know; goes into the audit trail (required)")
+	cmd.Flags().StringVar(&d.by, "by", "", "who decides; goes into the audit trail (default: the environment's USER or USERNAME)")
+	jsonFlag(cmd, &d.json)
+}
+
+func (d *decided) check(p *program) error {
+	if strings.TrimSpace(d.because) == "" {
+		return usagef("--because is missing: say how you know, for whoever reads the audit trail")
+	}
+	for _, name := range []string{"USER", "USERNAME"} {
+		if d.by == "" {
+			d.by = p.env[name]
+		}
+	}
+	if strings.TrimSpace(d.by) == "" {
+		return usagef("--by is missing: say who decides, for whoever reads the audit trail")
+	}
+	return nil
+}
+
+// settle applies a decision to the record with the id. result is asked for the
+// result that goes with DecideResult.
+func (p *program) settle(ctx context.Context, s store, id string, d decided, decision semel.Decision, result func(semel.Record) (semel.Result, error)) error {
+	r, err := findRecord(ctx, s, id)
+	if err != nil {
+		return err
+	}
+	if err := settleable(r); err != nil {
+		return err
+	}
+	resolution := semel.Resolution{
+		Identity: r.Identity, Fence: r.Fence, Decision: decision,
+		Cause: fmt.Sprintf("%s (by %s)", d.because, d.by), Origin: semel.Origin{RequestID: "operator:" + d.by},
+	}
+	if result != nil {
+		if resolution.Result, err = result(r); err != nil {
+			return err
+		}
+	}
+	after, err := s.Resolve(ctx, resolution)
+	switch {
+	case errors.Is(err, semel.ErrNotFound):
+		return noRecord(id)
+	case errors.Is(err, semel.ErrStaleFence):
+		return &fault{
+			code: exitRefused, err: fmt.Errorf("the record %s has moved on since it was read", id),
+			do: "Someone else has settled it, or its owner has. Nothing was changed by this command; look again: semel keys show " + id,
+		}
+	case err != nil:
+		return callFault("the record could not be settled", err)
+	}
+
+	done := settledJSON{Decision: decision.String(), Was: stateText(r), Record: newRecordJSON(after)}
+	switch decision {
+	case semel.DecideResult:
+		done.Now = fmt.Sprintf("completed: replays answer %s until %s", after.Result.Label, stamp(after.ExpiresAt))
+	case semel.DecideNoEffect:
+		done.Now = "gone: the key is free, and the next request with it executes"
+	case semel.DecideExecuteAgain:
+		done.Now = "open: the next same request with this key executes; any other is still a mismatch"
+	}
+	if d.json {
+		return p.printJSON(done)
+	}
+	_, err = fmt.Fprintf(p.stdout, "record %s (%s, key %s)\nwas    %s\nnow    %s\n",
+		id, printable(r.Identity.Operation), printable(r.Identity.Key), done.Was, done.Now)
+	return err
+}
+
+// settledJSON is what was done. The names are stable.
+type settledJSON struct {
+	Decision string `json:"decision"`
+	Was      string `json:"was"`
+	Now      string `json:"now"`
+	// Record is the record as it is now or, if it is gone, as it was.
+	Record recordJSON `json:"record"`
+}
+
+func settleable(r semel.Record) error {
+	refused := func(what, do string) error {
+		return &fault{code: exitRefused, err: fmt.Errorf("the record %s %s", r.ID, what), do: do + " Nothing was changed."}
+	}
+	switch {
+	case r.State == semel.StateCompleted:
+		return refused("is completed: its effect has happened and its key answers replays until "+stamp(r.ExpiresAt),
+			"It cannot be settled again. An operation that is meant anew needs a new key.")
+	case r.State == semel.StateInProgress && !r.Lapsed():
+		return refused("is in progress under a lease: its request may be executing now",
+			fmt.Sprintf("Settling it could repeat the effect. Look again in %v or later; the lease lapses if the owner is dead.", r.Lease.Round(time.Millisecond)))
+	}
+	return nil
+}
+
+func (p *program) keysReleaseCommand() *cobra.Command {
+	var d decided
+	cmd := &cobra.Command{
+		Use:   "release ID",
+		Short: "Free a key whose request certainly had no effect",
+		Long: `Removes a record that is unknown, or in progress and lapsed, because you are
+certain that its request had no effect: the next request with the key executes. It
+is short for semel keys resolve ID --as no-effect. A record that is completed, or
+in progress under a lease, is refused.`,
+		Example: `  semel keys release --store sqlite:semel.db 2b7e151628aed2a6abf7158809 --because "not in the bank's list" --by alice`,
+		Args:    oneID,
+	}
+	p.admin(cmd, func(ctx context.Context, s store, args []string) error {
+		if err := d.check(p); err != nil {
+			return err
+		}
+		return p.settle(ctx, s, args[0], d, semel.DecideNoEffect, nil)
+	})
+	d.add(cmd)
+	return cmd
+}
+
+func (p *program) keysResolveCommand() *cobra.Command {
+	var (
+		d       decided
+		as      = choice{of: []string{"result", "no-effect", "execute-again"}}
+		status  int
+		headers []string
+		body    string
+	)
+	cmd := &cobra.Command{
+		Use:   "resolve ID",
+		Short: "Settle a record whose outcome is unknown",
+		Long: `Settles a record that is unknown, or in progress and lapsed, by what you have
+found out about its effect:
+
+  --as result         It happened. Replays are answered with the answer you give
+                      with --status, --header and --body.
+  --as no-effect      It certainly did not. The key is free again.
+  --as execute-again  Let the next same request execute, once more. Where the
+                      effect may have happened, only if repeating it does no harm.
+
+If the owner of the record still lives it has lost its claim: what it comes to is
+not recorded. A body without a Content-Type is application/json if it is JSON, else
+what its first bytes look like.`,
+		Example: `  semel keys resolve --store sqlite:semel.db ID --as result --status 201 \
+      --header 'Location: /orders/17' --body @order.json --because "order 17 exists" --by alice
+  semel keys resolve --store sqlite:semel.db ID --as no-effect --because "no such order" --by alice
+  semel keys resolve --store sqlite:semel.db ID --as execute-again --because "upstream deduplicates" --by alice`,
+		Args: oneID,
+	}
+	p.admin(cmd, func(ctx context.Context, s store, args []string) error {
+		if as.value == "" {
+			return usagef("--as is missing: say result, no-effect or execute-again")
+		}
+		if err := d.check(p); err != nil {
+			return err
+		}
+		if as.value != "result" {
+			for _, name := range []string{"status", "header", "body"} {
+				if cmd.Flags().Changed(name) {
+					return usagef("--%s goes with --as result only", name)
+				}
+			}
+		}
+		switch as.value {
+		case "no-effect":
+			return p.settle(ctx, s, args[0], d, semel.DecideNoEffect, nil)
+		case "execute-again":
+			return p.settle(ctx, s, args[0], d, semel.DecideExecuteAgain, nil)
+		}
+		content, err := p.readBody(body)
+		if err != nil {
+			return err
+		}
+		header, err := parseHeaders(headers)
+		if err != nil {
+			return err
+		}
+		return p.settle(ctx, s, args[0], d, semel.DecideResult, func(r semel.Record) (semel.Result, error) {
+			return httpResult(r, status, header, content)
+		})
+	})
+	choiceFlag(cmd, &as, "as", "what became of the effect (required)")
+	cmd.Flags().IntVar(&status, "status", http.StatusOK, "status of the answer")
+	cmd.Flags().StringArrayVar(&headers, "header", nil, "a header of the answer, as 'Name: value'; can be given several times")
+	cmd.Flags().StringVar(&body, "body", "", "body of the answer: the text itself, @file, or - for standard input")
+	d.add(cmd)
+	return cmd
+}
+
+func (p *program) readBody(arg string) ([]byte, error) {
+	switch {
+	case arg == "-" || arg == "@-":
+		b, err := io.ReadAll(p.stdin)
+		if err != nil {
+			return nil, usagef("--body: standard input cannot be read: %w", err)
+		}
+		return b, nil
+	case strings.HasPrefix(arg, "@"):
+		b, err := os.ReadFile(arg[1:])
+		if err != nil {
+			return nil, usagef("--body: %w", err)
+		}
+		return b, nil
+	}
+	return []byte(arg), nil
+}
+
+func parseHeaders(lines []string) (http.Header, error) {
+	h := http.Header{}
+	for _, line := range lines {
+		name, value, ok := strings.Cut(line, ":")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if !ok || name == "" || strings.ContainsFunc(name, notToken) || strings.ContainsFunc(value, isControl) {
+			return nil, usagef("--header is %q; write it as 'Name: value'", line)
+		}
+		h.Add(textproto.CanonicalMIMEHeaderKey(name), value)
+	}
+	return h, nil
+}
+
+func notToken(r rune) bool {
+	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+}
+
+func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// httpResult makes a result that package semelhttp can replay.
+func httpResult(r semel.Record, status int, header http.Header, body []byte) (semel.Result, error) {
+	if !strings.HasPrefix(r.Fingerprint.Scheme, "http/") {
+		return semel.Result{}, &fault{
+			code: exitRefused, err: fmt.Errorf("the record %s is not of an HTTP request, so an HTTP answer cannot be its result", r.ID),
+			do: "Settle it from the program that it belongs to, with Guard.Resolve. Nothing was changed.",
+		}
+	}
+	if len(body) > 0 && header.Get("Content-Type") == "" {
+		if json.Valid(body) {
+			header.Set("Content-Type", "application/json")
+		} else {
+			header.Set("Content-Type", http.DetectContentType(body))
+		}
+	}
+	method, _, _ := strings.Cut(r.Identity.Operation, " ")
+	res, err := semelhttp.EncodeResult(method, status, header, nil, body)
+	if err != nil {
+		return semel.Result{}, usagef("this is no answer that can be recorded: %w", err)
+	}
+	return res, nil
+}

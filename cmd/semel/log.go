@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway"
+)
+
+// logger logs what operators must know. It is never given keys, credentials or
+// payload. The operation is a method and a path.
+type logger struct{ *slog.Logger }
+
+func newLog(w io.Writer, format string) *logger {
+	if format == "json" {
+		return &logger{slog.New(slog.NewJSONHandler(w, nil))}
+	}
+	return &logger{slog.New(slog.NewTextHandler(w, nil))}
+}
+
+func (l *logger) guard() *semel.Observer {
+	return &semel.Observer{
+		StoreFailed: func(ctx context.Context, f semel.StoreFailed) {
+			l.WarnContext(ctx, "store failed", "call", f.Call, "operation", f.Scope.Operation, "record", f.RecordID, "err", f.Err)
+		},
+		LeaseLost: func(ctx context.Context, f semel.LeaseLost) {
+			l.WarnContext(ctx, "lease lost: the outcome is for whoever has the record now", "operation", f.Scope.Operation, "record", f.RecordID, "fence", f.Fence, "cause", f.Cause)
+		},
+		Panicked: func(ctx context.Context, f semel.Panicked) {
+			if f.Err.Value == http.ErrAbortHandler {
+				return // how an answer is cut off on purpose; the cause is logged
+			}
+			l.ErrorContext(ctx, "panic: the outcome is unknown", "operation", f.Scope.Operation, "record", f.RecordID, "err", f.Err, "stack", string(f.Err.Stack))
+		},
+		FailedOpen: func(ctx context.Context, s semel.Scope, cause error) {
+			l.WarnContext(ctx, "failed open: a request passed unprotected", "operation", s.Operation, "cause", cause)
+		},
+	}
+}
+
+func (l *logger) gateway() *gateway.Observer {
+	return &gateway.Observer{
+		Failed: func(ctx context.Context, f gateway.Failed) {
+			what := "upstream not reached: nothing was sent"
+			switch {
+			case f.Answered:
+				what = "upstream cut off its answer"
+			case f.Sent:
+				what = "upstream cut off before its answer"
+			}
+			l.WarnContext(ctx, what, "method", f.Method, "record", f.RecordID, "err", f.Err)
+		},
+	}
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+const envAnnotation = "semel_env"
+
+// fromEnv lets environment variables stand in for the named flags, or for all
+// of the command's own if none is named: SEMEL_ and the flag's name.
+func fromEnv(cmd *cobra.Command, names ...string) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if len(names) > 0 && !slices.Contains(names, f.Name) {
+			return
+		}
+		env := "SEMEL_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		f.Usage += " [$" + env + "]"
+		if f.Annotations == nil {
+			f.Annotations = map[string][]string{}
+		}
+		f.Annotations[envAnnotation] = []string{env}
+	})
+}
+
+// readEnv sets the flags that were not given from the environment.
+func (p *program) readEnv(cmd *cobra.Command) (err error) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		env := f.Annotations[envAnnotation]
+		if err != nil || f.Changed || len(env) == 0 || p.env[env[0]] == "" {
+			return
+		}
+		// Not f.Value.Set: a list would be added to its default.
+		if e := cmd.Flags().Set(f.Name, p.env[env[0]]); e != nil {
+			err = usagef("the environment variable %s (flag --%s) cannot be %q: %w", env[0], f.Name, p.env[env[0]], cause(e))
+		}
+	})
+	return err
+}
+
+// cause is the part of a flag's error that the value itself told.
+func cause(err error) error {
+	if u, ok := err.(interface{ Unwrap() error }); ok {
+		if c := u.Unwrap(); c != nil {
+			return c
+		}
+	}
+	return err
+}
+
+// named is how messages name a setting.
+func named(cmd *cobra.Command, flag string) string {
+	if f := cmd.Flags().Lookup(flag); f != nil && len(f.Annotations[envAnnotation]) > 0 {
+		return "--" + flag + " (" + f.Annotations[envAnnotation][0] + ")"
+	}
+	return "--" + flag
+}
+
+// byteSize is a flag for an amount of bytes.
+type byteSize int64
+
+var byteUnits = []struct {
+	name string
+	size int64
+}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
+
+// Set implements pflag.Value.
+func (b *byteSize) Set(s string) error {
+	number, unit := s, int64(1)
+	for _, u := range byteUnits {
+		if n, ok := strings.CutSuffix(s, u.name); ok {
+			number, unit = n, u.size
+			break
+		}
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
+	if err != nil || n <= 0 || n > math.MaxInt64/unit {
+		return fmt.Errorf("it must be a positive whole number of bytes, or of KiB, MiB or GiB, such as 256KiB")
+	}
+	*b = byteSize(n * unit)
+	return nil
+}
+
+// String implements pflag.Value.
+func (b *byteSize) String() string {
+	for _, u := range byteUnits {
+		if *b != 0 && int64(*b)%u.size == 0 {
+			return strconv.FormatInt(int64(*b)/u.size, 10) + u.name
+		}
+	}
+	return "0"
+}
+
+// Type implements pflag.Value.
+func (b *byteSize) Type() string { return "size" }
+
+// choice is a flag with a fixed set of values.
+type choice struct {
+	value string
+	of    []string
+}
+
+// Set implements pflag.Value.
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.of, s) {
+		return fmt.Errorf("it must be one of %s", strings.Join(c.of, ", "))
+	}
+	c.value = s
+	return nil
+}
+
+// String implements pflag.Value.
+func (c *choice) String() string { return c.value }
+
+// Type implements pflag.Value.
+func (c *choice) Type() string { return strings.Join(c.of, "|") }
+
+// choiceFlag adds a choice to a command, with completion for shells.
+func choiceFlag(cmd *cobra.Command, c *choice, name, usage string) {
+	cmd.Flags().Var(c, name, usage)
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(c.of, cobra.ShellCompDirectiveNoFileComp))
+}

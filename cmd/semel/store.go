@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// storeURL is what --store names.
+type storeURL struct {
+	kind string // sqlite or memory
+	path string
+}
+
+func parseStoreURL(s string) (storeURL, error) {
+	kind, rest, ok := strings.Cut(s, ":")
+	switch {
+	case s == "":
+		return storeURL{}, errors.New("it is not set")
+	case ok && kind == "memory" && rest == "":
+		return storeURL{kind: kind}, nil
+	case !ok || kind != "sqlite":
+		return storeURL{}, fmt.Errorf("it is %q, which names no store", s)
+	}
+	if after, ok := strings.CutPrefix(rest, "//"); ok {
+		if !strings.HasPrefix(after, "/") {
+			return storeURL{}, fmt.Errorf("it is %q: behind two slashes the path must be absolute; a relative path comes right behind the colon", s)
+		}
+		rest = after
+	}
+	if rest == "" {
+		return storeURL{}, fmt.Errorf("it is %q, without a path", s)
+	}
+	return storeURL{kind: kind, path: rest}, nil
+}
+
+const storeForms = "sqlite:semel.db or sqlite:///var/lib/semel/semel.db"
+
+// openStore opens the store of a gateway.
+func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult int64, onSweep func(sqlite.Swept)) (store, error) {
+	u, err := parseStoreURL(url)
+	if err != nil {
+		return nil, usagef("%s: %w; use %s, or memory: for records that end with the process", named(cmd, "store"), err, storeForms)
+	}
+	if u.kind == "memory" {
+		s, err := memory.New(memory.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return memoryStore{s}, nil
+	}
+	c := sqlite.Config{Path: u.path, OnSweep: onSweep}
+	// The head of an answer is stored beside its body.
+	if need := maxResult + 1<<20; need > 64<<20 {
+		c.MaxResultBytes = int(need)
+	}
+	s, err := sqlite.Open(ctx, c)
+	if err != nil {
+		return nil, storeFault(url, err)
+	}
+	return s, nil
+}
+
+// openAdmin opens the store that a gateway is using, or has used, to look at it.
+func openAdmin(ctx context.Context, cmd *cobra.Command, url string) (store, error) {
+	u, err := parseStoreURL(url)
+	if err != nil {
+		return nil, usagef("%s: %w; use the gateway's, such as %s", named(cmd, "store"), err, storeForms)
+	}
+	if u.kind == "memory" {
+		return nil, usagef("%s: a memory: store lives in its gateway's process and cannot be looked at from outside; use %s there", named(cmd, "store"), storeForms)
+	}
+	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, MustExist: true})
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) || notThere(u.path) {
+			return nil, &fault{
+				code: exitFailed, err: fmt.Errorf("there is no store at %s", url),
+				do: "Name the file that the gateway uses, with --store or SEMEL_STORE. Nothing was created; a retry is safe.",
+			}
+		}
+		return nil, storeFault(url, err)
+	}
+	return s, nil
+}
+
+func notThere(path string) bool {
+	info, err := os.Stat(path)
+	return err != nil && errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0
+}
+
+func storeFault(url string, err error) error {
+	return &fault{
+		code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", url, err),
+		do: "Check the path, its permissions and the space on the disk. Nothing was changed; a retry is safe.",
+	}
+}
+
+// callFault reports a call of the store that failed.
+func callFault(what string, err error) error {
+	return &fault{
+		code: exitFailed, err: fmt.Errorf("%s: %w", what, err),
+		do: "The store did not answer as it should. Looking is always safe to repeat; before repeating a change, look whether it took effect: semel keys show.",
+	}
+}
+
+// store is what the commands need of one.
+type store interface {
+	semel.Store
+	semel.Resolver
+	semel.Lister
+	semel.Trail
+	Run(ctx context.Context) error
+	Close() error
+}
+
+// memoryStore adds to a memory store what others have themselves.
+type memoryStore struct{ *memory.Store }
+
+// Run sweeps every minute until ctx ends.
+func (s memoryStore) Run(ctx context.Context) error {
+	ticker := time.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		for n := 1; n > 0; {
+			var err error
+			if n, err = s.Sweep(ctx, 1000); err != nil {
+				break // it is ctx that has ended
+			}
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Close implements store.
+func (s memoryStore) Close() error { return nil }

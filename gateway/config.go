@@ -1,0 +1,189 @@
+package gateway
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelhttp"
+)
+
+// DefaultIdleTimeout is how long an unused connection to the upstream is kept.
+const DefaultIdleTimeout = 4 * time.Second
+
+// Config makes a Gateway.
+type Config struct {
+	// Upstream is where requests go: http or https, a host, and optionally a
+	// path that is put before each request's. Required.
+	Upstream *url.URL
+	// Guard executes and records. Its policy bounds each execution, the answer
+	// of the upstream included. Required.
+	Guard *semel.Guard
+
+	// Protects says which requests are protected, as in semelhttp.Config.
+	// Default: POST and PATCH.
+	Protects func(*http.Request) bool
+	// RequireKey refuses requests that would be protected but carry no key. By
+	// default they pass unprotected.
+	RequireKey bool
+	// StrictKey refuses keys that are not a Structured Field String.
+	StrictKey bool
+	// KeyRules are further rules for keys. Default: none.
+	KeyRules semel.KeyRules
+	// Fingerprint says what makes two requests the same request.
+	Fingerprint semelhttp.FingerprintConfig
+
+	// Scope says whose key a request's key is, for embedding programs that
+	// authenticate before the gateway does anything. An empty Operation means
+	// method and path. Default: the actor is a digest of the Credentials, and
+	// the tenant is empty, or the request's host with PreserveHost.
+	Scope func(*http.Request) (semel.Scope, error)
+	// Credentials names the headers whose values together are the credential
+	// that tells actors apart. A request with none of them is anonymous; all
+	// anonymous callers share one scope. Cannot be set along with Scope.
+	// Default: Authorization.
+	Credentials []string
+
+	// PreserveHost sends the Host that the client sent, which makes it part of
+	// the scope: it is then the tenant. By default the upstream gets its own
+	// host as in Upstream, the client's in X-Forwarded-Host, and a client may
+	// retry under another name of the gateway. An upstream that tells tenants
+	// apart by Host or X-Forwarded-Host needs PreserveHost.
+	PreserveHost bool
+	// TrustForwarded keeps the X-Forwarded-* and Forwarded headers that a
+	// request came with: for gateways that only trusted proxies can reach.
+	TrustForwarded bool
+
+	// MaxRequestBody and MaxResult are limits in bytes, as in semelhttp.Config.
+	MaxRequestBody int64
+	MaxResult      int64
+	// FailOpen lets requests through unprotected while the store is
+	// unavailable. By default they are answered with 503.
+	FailOpen bool
+
+	// DialTimeout bounds each attempt to connect to the upstream. Default 5 s.
+	DialTimeout time.Duration
+	// IdleTimeout is how long an unused connection to the upstream is kept. It
+	// must be shorter than the upstream's own limit; see the package comment.
+	// Default DefaultIdleTimeout.
+	IdleTimeout time.Duration
+	// MaxConns bounds the connections to the upstream; requests beyond it
+	// wait. Zero means no limit.
+	MaxConns int
+	// TLS is for connections to an https upstream. Default: the system's roots.
+	TLS *tls.Config
+
+	// Observer is told what happens between gateway and upstream; nil for
+	// nobody.
+	Observer *Observer
+}
+
+func (c Config) dialTimeout() time.Duration {
+	if c.DialTimeout == 0 {
+		return dialTimeout
+	}
+	return c.DialTimeout
+}
+
+func (c Config) withDefaults() Config {
+	if c.IdleTimeout == 0 {
+		c.IdleTimeout = DefaultIdleTimeout
+	}
+	if c.Observer == nil {
+		c.Observer = &Observer{}
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if c.Upstream == nil {
+		errs = append(errs, errors.New("field Upstream is nil"))
+	} else if err := checkUpstream(c.Upstream); err != nil {
+		errs = append(errs, fmt.Errorf("field Upstream %w", err))
+	}
+	if c.Guard == nil {
+		errs = append(errs, errors.New("field Guard is nil"))
+	}
+	if c.Scope != nil && len(c.Credentials) > 0 {
+		errs = append(errs, errors.New("field Credentials is set, but so is Scope"))
+	}
+	for _, name := range c.Credentials {
+		if why := whyNoCredential(name); why != "" {
+			errs = append(errs, fmt.Errorf("field Credentials names %q, which %s", name, why))
+		}
+	}
+	if c.DialTimeout < 0 {
+		errs = append(errs, fmt.Errorf("field DialTimeout is %v; it must not be negative", c.DialTimeout))
+	}
+	if c.IdleTimeout < 0 {
+		errs = append(errs, fmt.Errorf("field IdleTimeout is %v; it must not be negative", c.IdleTimeout))
+	}
+	if c.MaxConns < 0 {
+		errs = append(errs, fmt.Errorf("field MaxConns is %d; it must not be negative", c.MaxConns))
+	}
+	return errors.Join(errs...)
+}
+
+func checkUpstream(u *url.URL) error {
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return fmt.Errorf("has the scheme %q; use http or https, as in http://127.0.0.1:9000", u.Scheme)
+	case u.Hostname() == "":
+		return errors.New("has no host; use a URL such as http://127.0.0.1:9000")
+	case u.User != nil:
+		return errors.New("holds a user name; credentials are the client's to send")
+	case u.RawQuery != "" || u.ForceQuery:
+		return errors.New("has a query; it can have a path at most")
+	case u.Fragment != "":
+		return errors.New("has a fragment; it can have a path at most")
+	}
+	return nil
+}
+
+// whyNoCredential says why the named header cannot tell actors apart.
+func whyNoCredential(name string) string {
+	if !isToken(name) {
+		return "is not a header name"
+	}
+	switch textproto.CanonicalMIMEHeaderKey(name) {
+	case semelhttp.HeaderKey:
+		return "is the key itself"
+	case "Host":
+		return "is no header to Go programs; use PreserveHost"
+	case "Connection", "Content-Length", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return "belongs to the connection"
+	}
+	return ""
+}
+
+// isToken reports whether s is a token (RFC 9110 5.6.2).
+func isToken(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// credentialNames returns the canonical names in a fixed order, each once.
+func credentialNames(names []string) []string {
+	if len(names) == 0 {
+		return []string{"Authorization"}
+	}
+	var canonical []string
+	for _, n := range names {
+		canonical = append(canonical, textproto.CanonicalMIMEHeaderKey(n))
+	}
+	slices.Sort(canonical)
+	return slices.Compact(canonical)
+}

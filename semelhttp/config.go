@@ -1,0 +1,255 @@
+package semelhttp
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/semelhq/semel"
+)
+
+// Limits of a Config that leaves them zero, in bytes.
+const (
+	DefaultMaxRequestBody = 32 << 20
+	DefaultMaxResult      = 256 << 10
+)
+
+// maxHead is the largest encoded head that is recorded. Larger ones leave a
+// tombstone, like bodies over Config.MaxResult.
+const maxHead = 64 << 10
+
+// Config says how a middleware protects handlers. Functions must be safe for
+// concurrent use.
+type Config struct {
+	// Guard executes and records. Required.
+	Guard *semel.Guard
+
+	// Scope says whose key the request's key is. Required. It is called in the
+	// server's goroutine, for requests with a well-formed key, before the body
+	// is read. An empty Operation means the method and the path. If it returns
+	// an error nothing is executed, and the answer is that of the *ScopeError
+	// in it, or 401.
+	Scope func(*http.Request) (semel.Scope, error)
+
+	// Protects says which requests are protected; the others pass, with or
+	// without a key. Default: POST and PATCH. It is not asked about GET, HEAD,
+	// OPTIONS and TRACE, which are safe (RFC 9110 9.2.1) and always pass.
+	Protects func(*http.Request) bool
+
+	// RequireKey refuses requests without a key with 400. By default they pass
+	// unprotected.
+	RequireKey bool
+	// StrictKey refuses keys that are not a Structured Field String. See ParseKey.
+	StrictKey bool
+	// KeyRules are further rules for keys. Default: none.
+	KeyRules semel.KeyRules
+
+	// Fingerprint says what makes two requests the same request.
+	Fingerprint FingerprintConfig
+
+	// MaxRequestBody is the largest request body in bytes; it is held in memory
+	// while the request executes. A larger one is answered with 413 before any
+	// look in the store. Default DefaultMaxRequestBody.
+	MaxRequestBody int64
+	// MaxResult is the largest response body that is recorded, in bytes. A
+	// larger one leaves a tombstone and then passes as it comes. Default
+	// DefaultMaxResult.
+	MaxResult int64
+
+	// NoEffectStatus says of an answer that it means by definition that nothing
+	// was processed: it is passed on and the key is free again. h must not be
+	// changed. Default: DefaultNoEffectStatus.
+	NoEffectStatus func(status int, h http.Header) bool
+	// IndeterminateStatus says of an answer that the effect may or may not have
+	// happened. It wins over NoEffectStatus. h must not be changed. Default:
+	// none. A proxy should name 502, 504 and a 503 without Retry-After.
+	IndeterminateStatus func(status int, h http.Header) bool
+
+	// Origin names the request for the audit trail. Default: DefaultOrigin.
+	Origin func(*http.Request) semel.Origin
+
+	// FailOpen lets requests through, unprotected, while the store is
+	// unavailable. Each is noted by Guard.NoteFailedOpen. By default they are
+	// answered with 503.
+	FailOpen bool
+}
+
+// withDefaults returns c with its defaults filled in.
+func (c Config) withDefaults() Config {
+	if c.Protects == nil {
+		c.Protects = func(r *http.Request) bool {
+			return r.Method == http.MethodPost || r.Method == http.MethodPatch
+		}
+	}
+	if c.MaxRequestBody == 0 {
+		c.MaxRequestBody = DefaultMaxRequestBody
+	}
+	if c.MaxResult == 0 {
+		c.MaxResult = DefaultMaxResult
+	}
+	if c.NoEffectStatus == nil {
+		c.NoEffectStatus = DefaultNoEffectStatus
+	}
+	if c.IndeterminateStatus == nil {
+		c.IndeterminateStatus = func(int, http.Header) bool { return false }
+	}
+	if c.Origin == nil {
+		c.Origin = DefaultOrigin
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if c.Guard == nil {
+		errs = append(errs, errors.New("field Guard is nil"))
+	}
+	if c.Scope == nil {
+		errs = append(errs, errors.New("field Scope is nil"))
+	}
+	if c.MaxRequestBody < 0 {
+		errs = append(errs, fmt.Errorf("field MaxRequestBody is %d; it must not be negative", c.MaxRequestBody))
+	}
+	if c.MaxResult < 0 {
+		errs = append(errs, fmt.Errorf("field MaxResult is %d; it must not be negative", c.MaxResult))
+	}
+	return errors.Join(append(errs, c.KeyRules.Validate())...)
+}
+
+// DefaultNoEffectStatus is the default of Config.NoEffectStatus: 401, 407, 425,
+// 429, and 503 with Retry-After.
+func DefaultNoEffectStatus(status int, h http.Header) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusProxyAuthRequired, http.StatusTooEarly, http.StatusTooManyRequests:
+		return true
+	case http.StatusServiceUnavailable:
+		return h.Get("Retry-After") != ""
+	}
+	return false
+}
+
+// A ScopeError is a Config.Scope's way to say how a request is refused.
+type ScopeError struct {
+	// Status is the answer's status, such as 401, 403 or 503. Anything but a
+	// status from 400 to 599 counts as 401.
+	Status int
+	// Header goes with the answer, for example the WWW-Authenticate that a 401
+	// must have (RFC 9110 15.5.2), or a Retry-After.
+	Header http.Header
+	// Err is the reason. The client is not told.
+	Err error
+}
+
+func (e *ScopeError) Error() string {
+	s := fmt.Sprintf("semelhttp: no scope: status %d", e.Status)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *ScopeError) Unwrap() error { return e.Err }
+
+// scopeProblem is the answer to err from Config.Scope.
+func scopeProblem(err error) (Problem, http.Header) {
+	status, header := http.StatusUnauthorized, http.Header(nil)
+	if se, ok := errors.AsType[*ScopeError](err); ok {
+		header = se.Header
+		if se.Status >= 400 && se.Status <= 599 {
+			status = se.Status
+		}
+	}
+	p := Problem{
+		Status: status, Title: http.StatusText(status), Retry: RetryNo,
+		Detail: "The request was refused before its Idempotency-Key was looked up. Nothing was executed.",
+	}
+	if status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= 500 {
+		p.Retry = RetrySameKey
+	}
+	return p, header
+}
+
+// defaultOperation names an operation by method and path. The name fits an
+// Identity: a path with bytes that do not is taken escaped, and of one that is
+// too long the end is replaced by a digest of the whole.
+func defaultOperation(r *http.Request) string {
+	path := r.URL.Path
+	if !isText(path) {
+		path = r.URL.EscapedPath()
+	}
+	op := r.Method + " " + path
+	if len(op) <= semel.MaxScopePartBytes {
+		return op
+	}
+	sum := sha256.Sum256([]byte(op))
+	digest := "~" + hex.EncodeToString(sum[:16])
+	cut := semel.MaxScopePartBytes - len(digest)
+	for !utf8.RuneStart(op[cut]) {
+		cut--
+	}
+	return op[:cut] + digest
+}
+
+func isText(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] == 0x7f {
+			return false
+		}
+	}
+	return utf8.ValidString(s)
+}
+
+// maxRequestID is how much of an X-Request-Id is kept.
+const maxRequestID = 128
+
+// DefaultOrigin takes the request id from X-Request-Id, if it is visible ASCII,
+// at most 128 bytes of it, and the trace id from a valid traceparent (W3C Trace
+// Context). Both are what the client says and prove nothing.
+func DefaultOrigin(r *http.Request) semel.Origin {
+	var o semel.Origin
+	if id := r.Header.Get("X-Request-Id"); isVisible(id) {
+		// Cloned so that a record does not keep the request's buffers alive.
+		o.RequestID = strings.Clone(id[:min(len(id), maxRequestID)])
+	}
+	if lines := r.Header["Traceparent"]; len(lines) == 1 {
+		o.TraceID = strings.Clone(traceID(lines[0]))
+	}
+	return o
+}
+
+func isVisible(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// traceID returns the trace id of a traceparent, or "" if it is not valid. Later
+// versions may have more behind the flags.
+func traceID(s string) string {
+	if len(s) < 55 || s[2] != '-' || s[35] != '-' || s[52] != '-' || s[:2] == "ff" ||
+		(len(s) > 55 && (s[:2] == "00" || s[55] != '-')) {
+		return ""
+	}
+	id, parent := s[3:35], s[36:52]
+	if !isLowerHex(s[:2]) || !isLowerHex(id) || !isLowerHex(parent) || !isLowerHex(s[53:55]) ||
+		strings.Trim(id, "0") == "" || strings.Trim(parent, "0") == "" {
+		return ""
+	}
+	return id
+}
+
+func isLowerHex(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,52 @@
+// Package semelhttp protects HTTP handlers from double execution. Its
+// middleware follows draft-ietf-httpapi-idempotency-key-header-07: of all
+// requests of one operation, by one actor, with one Idempotency-Key, one is
+// executed. The others are answered with its recorded result, or with a problem
+// (RFC 9457) that says what is in the way and what to send next.
+//
+// # Where it goes
+//
+// The middleware sits behind authentication, because Config.Scope must know who
+// asks: replays are for the same actor only. It sits in front of everything that
+// reads the body, because the body takes part in the fingerprint.
+//
+// # What a handler sees
+//
+// The handler runs in a goroutine of its own, under a claim, and does not
+// depend on the client: its request is a copy with the whole body in memory, its
+// context keeps the values of the request's and ends at the policy's deadline or
+// when the claim is lost, not when the client goes away. What it writes is kept
+// in memory; the client is sent nothing before the record is durable. Hence:
+//
+//   - Flush is accepted and has no effect, except in streams.
+//   - 1xx responses are dropped.
+//   - Hijack, deadlines and full duplex of http.ResponseController give
+//     http.ErrNotSupported, and there is no Unwrap. A handler that answers 101
+//     all the same leaves a completed record that cannot be replayed.
+//   - An answer larger than Config.MaxResult, and one of type text/event-stream
+//     from its first write or flush on, is a stream: a tombstone is recorded
+//     first, then the answer passes as it comes. A repetition is told that the
+//     operation completed and its result was not retained. When the client of a
+//     stream goes away, the handler of a large answer goes on and its writes are
+//     discarded; the context of an event stream is cancelled.
+//
+// # What is recorded
+//
+// Every answer is final and recorded, a 500 too, except:
+//
+//   - Config.NoEffectStatus and DeclareNoEffect say that certainly nothing
+//     happened: the answer is passed on, the key is free again.
+//   - Config.IndeterminateStatus and DeclareIndeterminate say that nobody knows:
+//     the client is told so, and nothing executes under the key before someone
+//     resolved the record.
+//   - A handler that panics, or whose body is shorter than its Content-Length,
+//     leaves the outcome unknown too. After the client was told, the panic goes
+//     on in the server's goroutine with its original value, for the server and
+//     the middleware around this one to see.
+//
+// A recorded result is replayed as it was: status, every value of every header,
+// trailers, the bytes of the body. Not replayed are Date, hop-by-hop fields and
+// what middleware around this one has put into the header before: that belongs
+// to the request at hand. Set-Cookie is replayed only where the scope names an
+// actor.
+package semelhttp

@@ -1,0 +1,508 @@
+package semelhttp
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/semelhq/semel"
+)
+
+// SchemeHTTP is the scheme of fingerprints made with the zero
+// FingerprintConfig. Any other configuration has a scheme of its own, this
+// name with a digest of the configuration behind it: records made before the
+// configuration was changed cannot be compared with requests made after it,
+// and what cannot be compared is not a mismatch.
+const SchemeHTTP = "http/1"
+
+// FingerprintMode says how a body is read.
+type FingerprintMode uint8
+
+const (
+	// FingerprintAuto goes by the Content-Type: application/json and types
+	// that end in +json are JSON, application/x-www-form-urlencoded is a
+	// form, multipart types are parts, everything else is raw bytes.
+	FingerprintAuto FingerprintMode = iota
+	// FingerprintRaw takes every body as the bytes it is.
+	FingerprintRaw
+	// FingerprintJSON takes every body as JSON, whatever its Content-Type.
+	FingerprintJSON
+)
+
+// FingerprintConfig says what makes two requests the same request. The zero
+// value is ready to use: method, path, query and the whole body, read by its
+// Content-Type.
+type FingerprintConfig struct {
+	// Mode is FingerprintAuto by default.
+	Mode FingerprintMode
+	// Include and Exclude are JSON pointers (RFC 6901) into JSON bodies. With
+	// Include, only the values it points at take part; a value that is not
+	// there differs from every value that is, null included. Exclude leaves
+	// values out, also out of included ones: a time of sending, an id that
+	// the client makes anew for each try. They do not apply to bodies that
+	// are not canonical JSON: those take part whole.
+	Include []string
+	Exclude []string
+	// Headers names request headers that take part, by their values in order.
+	// None do by default. Headers that change from one try to the next (trace
+	// context, credentials, the key itself) are refused.
+	Headers []string
+}
+
+// Validate reports every setting that cannot be used, in one error.
+func (c FingerprintConfig) Validate() error {
+	_, err := NewFingerprinter(c)
+	return err
+}
+
+// A Fingerprinter makes fingerprints of requests. It is safe for concurrent
+// use.
+type Fingerprinter struct {
+	scheme  string
+	mode    FingerprintMode
+	include []includedValue
+	exclude *pointerNode // nil if nothing is
+	headers []string     // canonical, sorted
+	depth   int          // of the deepest pointer; 0 without pointers
+	pool    sync.Pool    // of *digester
+}
+
+// NewFingerprinter returns a Fingerprinter for c, or every reason why c cannot
+// be used. It keeps no reference to c.
+func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
+	f := &Fingerprinter{mode: c.Mode, scheme: SchemeHTTP}
+	var errs []error
+	if c.Mode > FingerprintJSON {
+		errs = append(errs, fmt.Errorf("fingerprint mode %d does not exist", c.Mode))
+	}
+	if c.Mode == FingerprintRaw && len(c.Include)+len(c.Exclude) > 0 {
+		errs = append(errs, errors.New("fingerprint mode raw cannot include or exclude JSON pointers"))
+	}
+	var include, exclude []string
+	include, errs = checkPointers(errs, "include", c.Include)
+	exclude, errs = checkPointers(errs, "exclude", c.Exclude)
+	for _, e := range exclude {
+		if e == "" {
+			errs = append(errs, errors.New(`fingerprint exclude "" would make all bodies equal`))
+			continue
+		}
+		for _, i := range include {
+			if within(i, e) {
+				errs = append(errs, fmt.Errorf("fingerprint include %q lies within exclude %q", i, e))
+			}
+		}
+		if len(include) > 0 && !slices.ContainsFunc(include, func(i string) bool { return within(e, i) || within(i, e) }) {
+			errs = append(errs, fmt.Errorf("fingerprint exclude %q lies outside of all that is included", e))
+		}
+	}
+	for _, name := range c.Headers {
+		if why := whyNotFingerprinted(name); why != "" {
+			errs = append(errs, fmt.Errorf("fingerprint header %q %s", name, why))
+			continue
+		}
+		f.headers = append(f.headers, textproto.CanonicalMIMEHeaderKey(name))
+	}
+	slices.Sort(f.headers)
+	f.headers = slices.Compact(f.headers)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+
+	for _, p := range exclude {
+		if f.exclude == nil {
+			f.exclude = &pointerNode{}
+		}
+		tokens := pointerTokens(p)
+		f.exclude.add(tokens)
+		f.depth = max(f.depth, len(tokens))
+	}
+	for _, p := range include {
+		v := includedValue{tokens: pointerTokens(p)}
+		v.exclude = f.exclude.at(v.tokens)
+		f.include = append(f.include, v)
+		f.depth = max(f.depth, len(v.tokens))
+	}
+	if f.mode != FingerprintAuto || len(include)+len(exclude)+len(f.headers) > 0 {
+		sum := sha256.New()
+		b := []byte{byte(f.mode)}
+		for _, list := range [][]string{include, exclude, f.headers} {
+			b = binary.AppendUvarint(b, uint64(len(list)))
+			for _, s := range list {
+				b = appendString(b, s)
+			}
+		}
+		sum.Write(b)
+		f.scheme += "-" + hex.EncodeToString(sum.Sum(nil)[:8])
+	}
+	f.pool.New = func() any { return newDigester() }
+	return f, nil
+}
+
+// checkPointers returns the sorted pointers without repetitions.
+func checkPointers(errs []error, setting string, pointers []string) ([]string, []error) {
+	var ok []string
+	for _, p := range pointers {
+		if err := checkPointer(p); err != nil {
+			errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, p, err))
+			continue
+		}
+		ok = append(ok, p)
+	}
+	slices.Sort(ok)
+	return slices.Compact(ok), errs
+}
+
+// within reports whether the value at pointer p is the one at q, or inside it.
+func within(p, q string) bool {
+	return strings.HasPrefix(p, q) && (len(p) == len(q) || p[len(q)] == '/')
+}
+
+// whyNotFingerprinted says why the named header must not take part, if so.
+func whyNotFingerprinted(name string) string {
+	lower := strings.ToLower(name)
+	switch {
+	case !isToken(name):
+		return "is not a header name"
+	case lower == "idempotency-key":
+		return "is part of the identity"
+	case lower == "authorization", lower == "cookie", lower == "proxy-authorization":
+		return "holds a credential; the actor is part of the scope, and a renewed credential is not another request"
+	case lower == "host":
+		return "belongs in the scope"
+	case lower == "content-type", lower == "content-encoding":
+		return "takes part already"
+	case lower == "traceparent", lower == "tracestate", lower == "baggage", lower == "b3", strings.HasPrefix(lower, "x-b3-"),
+		lower == "uber-trace-id", strings.HasPrefix(lower, "uberctx-"), strings.HasPrefix(lower, "x-datadog-"),
+		strings.HasPrefix(lower, "ot-tracer-"), lower == "x-amzn-trace-id", lower == "x-cloud-trace-context",
+		lower == "sentry-trace", lower == "grpc-trace-bin", lower == "request-id", lower == "x-request-id", lower == "x-correlation-id":
+		return "changes from one try to the next"
+	case lower == "date", lower == "content-length", lower == "te", lower == "expect", isHopByHop(textproto.CanonicalMIMEHeaderKey(name)):
+		return "belongs to the transfer, not to the request"
+	}
+	return ""
+}
+
+// isToken reports whether s is a token of RFC 9110 5.6.2.
+func isToken(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// Scheme returns the scheme of f's fingerprints: SchemeHTTP, or a name of its
+// own for a configuration other than the zero one.
+func (f *Fingerprinter) Scheme() string { return f.scheme }
+
+// How the body took part. The byte is in the digest, so a body never equals
+// another one that was read in another way.
+const (
+	bodyRaw       = 'r'
+	bodyJSON      = 'j'
+	bodyForm      = 'f'
+	bodyMultipart = 'm'
+)
+
+// Fingerprint returns the fingerprint of a request. body is the whole body as
+// received, before any decoding; nil and empty are the same. It is read only.
+//
+// Method, path and query take part as written: %7E is not ~, /a%2Fb is not
+// /a/b, and ?a=1&b=2 is not ?b=2&a=1, for what they mean is up to the server
+// behind, and a retry repeats them to the letter. The host does not take part:
+// servers that answer for several hosts have it in the scope.
+//
+// The media type takes part, its parameters do not, and the body as follows:
+//
+//   - JSON: members in any order, any white space, strings by value. Numbers
+//     as written: 1.0 is not 1, and 2^53+1 is not 2^53. JSON with repeated
+//     member names, invalid UTF-8, lone surrogates, more than 10,000 levels,
+//     or a charset other than UTF-8 is raw.
+//   - Forms: fields in any order, the values of each in theirs, without regard
+//     to how they are escaped. Where a name holds "[]" the order of all fields
+//     counts, because servers group such fields by it. Forms with invalid
+//     escapes or an unescaped semicolon are raw.
+//   - Multipart: the parts in order, with headers and content, without the
+//     boundary. Multipart that is not well-formed is raw.
+//   - Raw, and bodies with a Content-Encoding: the bytes, the Content-Type as
+//     written and the Content-Encoding.
+//
+// An empty body is the same whatever its type.
+func (f *Fingerprinter) Fingerprint(method string, u *url.URL, header http.Header, body []byte) semel.Fingerprint {
+	d := f.pool.Get().(*digester)
+	defer f.put(d)
+	d.hash.Reset()
+	d.w.Reset(d.hash)
+
+	var contentType, mediaType, coding string
+	if len(body) > 0 { // nothing has no type
+		contentType, mediaType = contentTypeOf(header)
+		coding = codingOf(header)
+	}
+
+	path := u.EscapedPath()
+	if path == "" {
+		path = "/"
+	}
+	d.string(method)
+	d.string(path)
+	d.string(u.RawQuery)
+	for _, name := range f.headers {
+		values := header[name]
+		d.int(len(values))
+		for _, v := range values {
+			d.string(v)
+		}
+	}
+
+	kind := byte(bodyRaw)
+	if coding == "" {
+		kind = f.kind(mediaType)
+	}
+	// Every kind says whether the body is of that kind before it writes
+	// anything, so a body that is not falls back to raw.
+	ok := false
+	switch kind {
+	case bodyJSON:
+		ok = (f.mode == FingerprintJSON || utf8Charset(contentType)) && d.json.parse(body, f.depth)
+		if ok {
+			d.kind(bodyJSON, mediaType)
+			d.json.emitSelected(d.w, f.include, f.exclude)
+		}
+	case bodyForm:
+		ok = d.parseForm(body)
+		if ok {
+			d.kind(bodyForm, mediaType)
+			d.int(len(d.fields))
+			for _, p := range d.fields {
+				d.string(p.name)
+				d.string(p.value)
+			}
+		}
+	case bodyMultipart:
+		var params map[string]string
+		params, ok = d.parseMultipart(contentType, body)
+		if ok {
+			d.kind(bodyMultipart, mediaType)
+			d.int(len(params))
+			for _, name := range sortedNames(params) {
+				d.string(name)
+				d.string(params[name])
+			}
+			d.bytes(d.scratch)
+		}
+	}
+	if !ok {
+		d.kind(bodyRaw, contentType)
+		d.string(coding)
+		_, _ = d.w.Write(body) // last, so it needs no length
+	}
+	_ = d.w.Flush() // a hash never fails to write
+	fp := semel.Fingerprint{Scheme: f.scheme}
+	copy(fp.Sum[:], d.hash.Sum(d.sum[:0]))
+	return fp
+}
+
+func (f *Fingerprinter) kind(mediaType string) byte {
+	switch {
+	case f.mode == FingerprintRaw:
+		return bodyRaw
+	case f.mode == FingerprintJSON, mediaType == "application/json", strings.HasSuffix(mediaType, "+json"):
+		return bodyJSON
+	case mediaType == "application/x-www-form-urlencoded":
+		return bodyForm
+	case strings.HasPrefix(mediaType, "multipart/"):
+		return bodyMultipart
+	}
+	return bodyRaw
+}
+
+// contentTypeOf returns the Content-Type as written, and its type and subtype
+// in lower case. Several lines make no type that anything here knows.
+func contentTypeOf(h http.Header) (contentType, mediaType string) {
+	contentType = strings.Trim(strings.Join(h["Content-Type"], ", "), " \t")
+	mediaType, _, _ = strings.Cut(contentType, ";")
+	return contentType, strings.ToLower(strings.Trim(mediaType, " \t"))
+}
+
+// utf8Charset reports whether a Content-Type leaves the body in UTF-8.
+func utf8Charset(contentType string) bool {
+	_, params, _ := strings.Cut(contentType, ";")
+	params = strings.Trim(params, " \t;")
+	if params == "" || strings.EqualFold(params, "charset=utf-8") {
+		return true // spares the usual request the parser's map
+	}
+	_, m, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return false
+	}
+	charset, ok := m["charset"]
+	return !ok || strings.EqualFold(charset, "utf-8") || strings.EqualFold(charset, "us-ascii")
+}
+
+// codingOf returns the Content-Encoding, and "" for identity.
+func codingOf(h http.Header) string {
+	coding := strings.ToLower(strings.Trim(strings.Join(h["Content-Encoding"], ", "), " \t"))
+	if coding == "identity" {
+		return ""
+	}
+	return coding
+}
+
+// keepBytes is the largest buffer that goes back to the pool: larger ones are
+// rare and would be held for long.
+const keepBytes = 256 << 10
+
+func (f *Fingerprinter) put(d *digester) {
+	d.json.reset()
+	clear(d.fields)
+	d.fields = d.fields[:0]
+	if cap(d.fields) > keepBytes/32 {
+		d.fields = nil
+	}
+	d.scratch = d.scratch[:0]
+	if cap(d.scratch) > keepBytes {
+		d.scratch = nil
+	}
+	d.w.Reset(nil)
+	f.pool.Put(d)
+}
+
+// digester writes one request into a hash. Everything but the end of the body
+// is framed by its length or count, so that no two requests write the same
+// bytes.
+type digester struct {
+	hash    hash.Hash
+	inner   hash.Hash // of one part's content
+	w       *bufio.Writer
+	frame   [binary.MaxVarintLen64]byte
+	sum     [sha256.Size]byte
+	json    jsonDocument
+	fields  []formField
+	scratch []byte
+	copy    []byte
+}
+
+func newDigester() *digester {
+	return &digester{hash: sha256.New(), inner: sha256.New(), w: bufio.NewWriterSize(nil, 4096)}
+}
+
+func (d *digester) int(n int) {
+	_, _ = d.w.Write(binary.AppendUvarint(d.frame[:0], uint64(n)))
+}
+
+func (d *digester) string(s string) {
+	d.int(len(s))
+	_, _ = d.w.WriteString(s)
+}
+
+func (d *digester) bytes(b []byte) {
+	d.int(len(b))
+	_, _ = d.w.Write(b)
+}
+
+func (d *digester) kind(k byte, contentType string) {
+	_ = d.w.WriteByte(k)
+	d.string(contentType)
+}
+
+type formField struct{ name, value string }
+
+// maxFields bounds the time and memory that a body of very many very small
+// form fields or parts could take. A body with more is raw.
+const maxFields = 10_000
+
+// parseForm reads an application/x-www-form-urlencoded body into d.fields.
+func (d *digester) parseForm(body []byte) bool {
+	if bytes.Count(body, []byte("&")) >= maxFields || bytes.IndexByte(body, ';') >= 0 {
+		return false
+	}
+	rest, ordered := string(body), false
+	for rest != "" {
+		var pair string
+		pair, rest, _ = strings.Cut(rest, "&")
+		if pair == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		name, err1 := url.QueryUnescape(name)
+		value, err2 := url.QueryUnescape(value)
+		if err1 != nil || err2 != nil {
+			return false
+		}
+		d.fields = append(d.fields, formField{name, value})
+		ordered = ordered || strings.Contains(name, "[]")
+	}
+	if !ordered {
+		slices.SortStableFunc(d.fields, func(a, b formField) int { return strings.Compare(a.name, b.name) })
+	}
+	return true
+}
+
+// parseMultipart writes the parts of a multipart body into d.scratch and
+// returns the parameters of its type, without the boundary.
+func (d *digester) parseMultipart(contentType string, body []byte) (map[string]string, bool) {
+	_, params, err := mime.ParseMediaType(contentType)
+	if err != nil || params["boundary"] == "" {
+		return nil, false
+	}
+	r := multipart.NewReader(bytes.NewReader(body), params["boundary"])
+	delete(params, "boundary")
+	if d.copy == nil {
+		d.copy = make([]byte, 4096)
+	}
+	for n := 0; ; n++ {
+		// Raw: decoding is the reader's business, and the header that names
+		// the coding takes part.
+		part, err := r.NextRawPart()
+		if err == io.EOF {
+			return params, true
+		}
+		if err != nil || n == maxFields {
+			return nil, false
+		}
+		d.inner.Reset()
+		if _, err := io.CopyBuffer(d.inner, part, d.copy); err != nil {
+			return nil, false
+		}
+		d.scratch = append(d.scratch, 1)
+		d.scratch = binary.AppendUvarint(d.scratch, uint64(len(part.Header)))
+		for _, name := range sortedNames(part.Header) {
+			d.scratch = appendString(d.scratch, name)
+			d.scratch = binary.AppendUvarint(d.scratch, uint64(len(part.Header[name])))
+			for _, v := range part.Header[name] {
+				d.scratch = appendString(d.scratch, v)
+			}
+		}
+		d.scratch = d.inner.Sum(d.scratch)
+	}
+}
+
+func sortedNames[V any](m map[string]V) []string {
+	names := make([]string, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}

@@ -1,0 +1,541 @@
+package semelhttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// New returns a middleware that protects handlers as c says, or one error that
+// names everything wrong with c. The middleware panics when it is given a nil
+// handler.
+func New(c Config) (func(http.Handler) http.Handler, error) {
+	c = c.withDefaults()
+	fingerprinter, err := NewFingerprinter(c.Fingerprint)
+	if err := errors.Join(c.validate(), err); err != nil {
+		return nil, fmt.Errorf("semelhttp: config: %w", err)
+	}
+	return func(next http.Handler) http.Handler {
+		if next == nil {
+			panic("semelhttp: nil handler")
+		}
+		return &protector{Config: c, fingerprinter: fingerprinter, next: next}
+	}, nil
+}
+
+// protector is a protected handler.
+type protector struct {
+	Config
+	fingerprinter *Fingerprinter
+	next          http.Handler
+}
+
+func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		p.next.ServeHTTP(w, r)
+		return
+	}
+	if !p.Protects(r) {
+		p.next.ServeHTTP(w, r)
+		return
+	}
+	key, err := ParseKey(r.Header[HeaderKey], p.StrictKey)
+	if errors.Is(err, ErrKeyMissing) && !p.RequireKey {
+		p.next.ServeHTTP(w, r)
+		return
+	}
+	if problem, ok := p.keyProblem(key, err); !ok {
+		problem.Write(w)
+		return
+	}
+	scope, err := p.Scope(r)
+	if err != nil {
+		problem, header := scopeProblem(err)
+		for name, values := range header {
+			w.Header()[name] = values
+		}
+		problem.Write(w)
+		return
+	}
+	if scope.Operation == "" {
+		scope.Operation = defaultOperation(r)
+	}
+	body, problem, ok := p.readBody(w, r)
+	if !ok {
+		problem.Write(w)
+		return
+	}
+	e := &exchange{
+		protector: p,
+		r:         r,
+		method:    r.Method,
+		body:      body,
+		submit: semel.Submit{
+			Identity:    semel.Identity{Scope: scope, Key: key},
+			Fingerprint: p.fingerprinter.Fingerprint(r.Method, r.URL, r.Header, body),
+			Origin:      p.Origin(r),
+		},
+	}
+	if len(w.Header()) > 0 {
+		e.outer = w.Header().Clone()
+	}
+	e.serve(w)
+}
+
+// keyProblem says what is wrong with the key, if something is.
+func (p *protector) keyProblem(key string, err error) (problem Problem, ok bool) {
+	switch {
+	case errors.Is(err, ErrKeyMissing):
+		return ProblemKeyMissing.Problem(), false
+	case err == nil:
+		err = p.KeyRules.Check(key)
+	}
+	if err == nil {
+		return Problem{}, true
+	}
+	problem = ProblemKeyMalformed.Problem()
+	reasons := strings.ReplaceAll(err.Error(), "\n", "; ") // it never holds the key
+	problem.Detail = strings.ToUpper(reasons[:1]) + reasons[1:] + ". Nothing was executed."
+	return problem, false
+}
+
+// readAhead is how much memory a Content-Length is trusted with before as much
+// has arrived.
+const readAhead = 64 << 10
+
+// readBody reads the whole request body.
+func (p *protector) readBody(w http.ResponseWriter, r *http.Request) (body []byte, problem Problem, ok bool) {
+	tooLarge := func() ([]byte, Problem, bool) {
+		problem := ProblemBodyTooLarge.Problem()
+		problem.Detail = fmt.Sprintf("The request body is larger than the %d bytes that this operation accepts. Nothing was executed.", p.MaxRequestBody)
+		return nil, problem, false
+	}
+	if r.ContentLength > p.MaxRequestBody {
+		return tooLarge()
+	}
+	if r.Body != nil && r.Body != http.NoBody {
+		size := int64(512)
+		if r.ContentLength >= 0 {
+			size = min(r.ContentLength+1, readAhead) // one more, to see the end without growing
+		}
+		// It also tells the server not to wait for the rest.
+		limited := http.MaxBytesReader(w, r.Body, p.MaxRequestBody)
+		body = make([]byte, 0, size)
+		for {
+			n, err := limited.Read(body[len(body):cap(body)])
+			body = body[:len(body)+n]
+			if err == io.EOF {
+				break
+			}
+			if _, large := errors.AsType[*http.MaxBytesError](err); large {
+				return tooLarge()
+			}
+			if err != nil {
+				return nil, ProblemBodyUnreadable.Problem(), false
+			}
+			if len(body) == cap(body) {
+				more := int64(cap(body))
+				if rest := r.ContentLength + 1 - more; rest > 0 {
+					more = min(more, rest)
+				}
+				body = slices.Grow(body, int(more))
+			}
+		}
+	}
+	if len(body) == 0 && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
+		// Somebody has read it before. Without it any two requests look the
+		// same, so going on would answer one with the result of another.
+		return nil, Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: RetryNo,
+			Detail: "The server read the request body before it could be protected. Nothing was executed.",
+		}, false
+	}
+	return body, Problem{}, true
+}
+
+// exchange is one protected request. Two goroutines share it: the server's runs
+// serve, and it alone touches the client's ResponseWriter; the execution's runs
+// execute, possibly longer than the former.
+type exchange struct {
+	*protector
+	method string
+	body   []byte
+	submit semel.Submit
+	outer  http.Header // what was in the header before the handler; nil if nothing was
+	rec    recorder
+
+	cloned sync.Once
+	r      *http.Request // the server's, until cloned
+	reader bodyReader    // of the clone
+	ctx    handlerContext
+
+	ended    atomic.Bool // execute has ended, and rec and what follows do not change any more
+	returned bool        // the handler has returned, rather than panicked or exited
+	panicked any         // what it panicked with
+
+	mu    sync.Mutex
+	left  bool // serve has ended
+	relay *relay
+}
+
+// bodyReader is a request body in memory. It cannot be rewound, or a transport
+// might send it again by itself.
+type bodyReader struct{ r bytes.Reader }
+
+func (b *bodyReader) Read(p []byte) (int, error)         { return b.r.Read(p) }
+func (b *bodyReader) WriteTo(w io.Writer) (int64, error) { return b.r.WriteTo(w) }
+func (*bodyReader) Close() error                         { return nil }
+
+// handlerContext is a context that knows its recorder.
+type handlerContext struct {
+	context.Context
+	rec *recorder
+}
+
+func (c *handlerContext) Value(key any) any {
+	if key == (recorderKey{}) {
+		return c.rec
+	}
+	return c.Context.Value(key)
+}
+
+// serve has the request take effect once and answers the client.
+func (e *exchange) serve(w http.ResponseWriter) {
+	defer e.leave()
+	ctx := e.r.Context()
+	out, err := e.Guard.Do(ctx, e.submit, e.execute)
+	if out.Answer == semel.Unknown || ctx.Err() != nil {
+		// The execution may not even have started.
+		e.request(context.WithoutCancel(ctx))
+	}
+	panicked := e.ended.Load() && e.panicked != nil
+	if panicked && e.r.ProtoMajor == 1 {
+		// The server will close the connection; the client must not send
+		// its next request on it.
+		w.Header().Set("Connection", "close")
+	}
+	e.answer(ctx, w, out, err)
+	if panicked {
+		_ = http.NewResponseController(w).Flush()
+		panic(e.panicked)
+	}
+}
+
+// request returns the copy of the request that the handler gets, with ctx. The
+// copy is made once: in the execution's goroutine, or before the server's takes
+// the original away.
+func (e *exchange) request(ctx context.Context) *http.Request {
+	e.cloned.Do(func() {
+		r := e.r.Clone(ctx)
+		r.Body = http.NoBody
+		if len(e.body) > 0 {
+			e.reader.r.Reset(e.body)
+			r.Body = &e.reader
+		}
+		r.GetBody = nil
+		r.TransferEncoding = nil
+		r.ContentLength = int64(len(e.body))
+		if len(r.Trailer) > 0 {
+			r.ContentLength = -1 // trailers come behind a body of unknown length
+		}
+		r.Header.Del("Expect") // has been met
+		e.r = r
+	})
+	if e.r.Context() != ctx {
+		return e.r.WithContext(ctx)
+	}
+	return e.r
+}
+
+// handle calls the handler with the copy of the request.
+func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
+	r := e.request(ctx)
+	if r.MultipartForm == nil {
+		defer func() {
+			// The server does this for the original only.
+			if r.MultipartForm != nil {
+				_ = r.MultipartForm.RemoveAll()
+			}
+		}()
+	}
+	e.next.ServeHTTP(w, r)
+}
+
+// execute runs the handler, detached from the client.
+func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	rec := &e.rec
+	rec.exchange = e
+	rec.x, _ = semel.CurrentExecution(ctx)
+	rec.cancel = cancel
+	if e.outer != nil {
+		rec.header = e.outer.Clone()
+	} else {
+		rec.header = make(http.Header)
+	}
+	defer func() {
+		v := recover()
+		rec.close()
+		e.panicked = v
+		e.ended.Store(true)
+		if rec.relay != nil {
+			close(rec.relay.chunks)
+		}
+		if v != nil {
+			panic(v) // the engine has the last word on what it means
+		}
+	}()
+	e.ctx = handlerContext{ctx, rec}
+	e.handle(&e.ctx, rec)
+	res, err := rec.finish()
+	e.returned = true
+	return res, err
+}
+
+// openRelay is called by the execution.
+func (e *exchange) openRelay() *relay {
+	rl := &relay{chunks: make(chan chunk), taken: make(chan error, 1), gone: make(chan struct{})}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.relay = rl
+	if e.left {
+		close(rl.gone)
+	}
+	return rl
+}
+
+// leave tells the execution that nobody writes to the client any more.
+func (e *exchange) leave() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.left = true
+	if e.relay != nil {
+		close(e.relay.gone)
+	}
+}
+
+func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
+	failure, ok := errors.AsType[*semel.Error](err)
+	if !ok {
+		failure = &semel.Error{}
+	}
+	switch out.Answer {
+	case semel.Executed:
+		e.mu.Lock()
+		rl := e.relay
+		e.mu.Unlock()
+		switch {
+		case rl != nil && e.pass(ctx, w, rl, out.Record.ExpiresAt):
+		case rl == nil && e.ended.Load() && e.returned:
+			e.own(w, out.Record.ExpiresAt)
+		default: // the handler called Complete itself
+			e.recorded(w, out, err)
+		}
+	case semel.Replayed:
+		w.Header().Set(HeaderReplayed, "true")
+		e.recorded(w, out, err)
+	case semel.Released:
+		e.own(w, time.Time{})
+	case semel.InProgress:
+		p := ProblemInProgress.Problem()
+		p.RetryAfter = max(failure.RetryAfter, time.Second)
+		p.Write(w)
+	case semel.Mismatch:
+		ProblemKeyMismatch.Problem().Write(w)
+	case semel.Unknown:
+		ProblemOutcomeUnknown.Problem().Write(w)
+	case semel.Unavailable:
+		e.unavailable(ctx, w, failure)
+	default:
+		// The key is well-formed, so it is the scope that makes no identity.
+		Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: RetryNo,
+			Detail: "The server could not name the operation. Nothing was executed.",
+		}.Write(w)
+	}
+}
+
+func (e *exchange) unavailable(ctx context.Context, w http.ResponseWriter, failure *semel.Error) {
+	draining := errors.Is(failure, semel.ErrDraining)
+	if e.FailOpen && !draining && ctx.Err() == nil {
+		e.Guard.NoteFailedOpen(ctx, e.submit, failure)
+		e.handle(ctx, w)
+		return
+	}
+	p := ProblemStoreUnavailable.Problem()
+	if draining {
+		p = Problem{
+			Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable), Retry: RetrySameKey,
+			Detail: "The server is stopping and takes no new work. Nothing was executed.",
+		}
+	}
+	p.RetryAfter = max(failure.RetryAfter, time.Second)
+	p.Write(w)
+}
+
+// recorded answers from a record.
+func (e *exchange) recorded(w http.ResponseWriter, out semel.Outcome, err error) {
+	status, header, trailer, bad := DecodeHead(out.Result.Head)
+	if out.Result.Tombstone || out.Result.Codec != CodecHTTP || err != nil || bad != nil {
+		// It completed, but there is nothing here that could be replayed.
+		notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
+		return
+	}
+	h := w.Header()
+	for name, values := range header {
+		h[name] = values
+	}
+	if out.Answer == semel.Replayed && e.submit.Identity.Actor == "" {
+		// It could be another's.
+		delete(h, "Set-Cookie")
+		delete(trailer, "Set-Cookie")
+	}
+	send(w, status, trailer, out.Result.Body, out.Record.ExpiresAt)
+}
+
+func notRetained(w http.ResponseWriter, reference string, expires time.Time) {
+	w.Header().Del(HeaderReplayed)
+	setExpires(w.Header(), expires)
+	p := ProblemResultNotRetained.Problem()
+	p.Reference = reference
+	p.Write(w)
+}
+
+// own answers with what the handler wrote, from memory.
+func (e *exchange) own(w http.ResponseWriter, expires time.Time) {
+	rec := &e.rec
+	if rec.status == http.StatusSwitchingProtocols {
+		notRetained(w, rec.tombstone().Reference, expires)
+		return
+	}
+	e.ownHeader(w)
+	if rec.lost {
+		Problem{
+			Status: rec.status, Title: http.StatusText(rec.status), Retry: RetrySameKey,
+			Detail: "The operation had no effect. Its answer was too large to be passed on.",
+		}.Write(w)
+		return
+	}
+	send(w, rec.status, rec.trailer, rec.body, expires)
+}
+
+// ownHeader makes the header what the handler sent.
+func (e *exchange) ownHeader(w http.ResponseWriter) {
+	h, sent := w.Header(), e.rec.sent
+	for name := range e.outer {
+		if _, ok := sent[name]; !ok {
+			delete(h, name)
+		}
+	}
+	for name, values := range sent {
+		switch name {
+		case "Transfer-Encoding", "Trailer", HeaderReplayed, HeaderExpires:
+			continue // ours to say
+		}
+		if !strings.HasPrefix(name, http.TrailerPrefix) {
+			h[name] = values
+		}
+	}
+}
+
+// send writes a whole answer whose header is in place.
+func send(w http.ResponseWriter, status int, trailer http.Header, body []byte, expires time.Time) {
+	h := w.Header()
+	setExpires(h, expires)
+	switch {
+	case !bodyAllowed(status):
+		body = nil
+	case len(trailer) > 0:
+		h.Del("Content-Length") // over HTTP/1.1, trailers need the chunked coding
+		h["Trailer"] = []string{strings.Join(sortedNames(trailer), ", ")}
+	default:
+		if _, ok := h["Content-Length"]; !ok {
+			h["Content-Length"] = []string{strconv.Itoa(len(body))}
+		}
+	}
+	w.WriteHeader(status)
+	if len(body) > 0 {
+		if _, err := w.Write(body); err != nil {
+			return
+		}
+	}
+	for name, values := range trailer {
+		h[name] = values
+	}
+}
+
+func setExpires(h http.Header, expires time.Time) {
+	if !expires.IsZero() {
+		h[HeaderExpires] = []string{expires.UTC().Format(http.TimeFormat)}
+	}
+}
+
+// pass writes an answer to the client as it comes, its tombstone being on
+// record. It reports false, having written nothing, if there is none: the
+// recorder could not get its tombstone recorded. An answer that it cannot bring
+// to its end is cut off such that the client sees it: by a panic.
+func (e *exchange) pass(ctx context.Context, w http.ResponseWriter, rl *relay, expires time.Time) bool {
+	c, ok := <-rl.chunks
+	if !ok {
+		return false
+	}
+	rec := &e.rec
+	e.ownHeader(w)
+	setExpires(w.Header(), expires)
+	if announced, ok := rec.sent["Trailer"]; ok {
+		w.Header()["Trailer"] = announced
+	}
+	w.WriteHeader(rec.status)
+	flusher := http.NewResponseController(w)
+	var err error
+	if len(rec.body) > 0 {
+		_, err = w.Write(rec.body)
+	}
+	var gone <-chan struct{}
+	if rec.events {
+		gone = ctx.Done()
+	}
+	for ok {
+		switch {
+		case err != nil:
+		case c.flush:
+			err = flusher.Flush()
+		default:
+			_, err = w.Write(c.data)
+		}
+		if err != nil && !errors.Is(err, http.ErrNotSupported) {
+			// leave tells the recorder.
+			panic(http.ErrAbortHandler)
+		}
+		rl.taken <- err
+		select {
+		case c, ok = <-rl.chunks:
+		case <-gone:
+			rec.cancel(errClientGone)
+			panic(http.ErrAbortHandler)
+		}
+	}
+	switch {
+	case e.panicked != nil:
+		panic(e.panicked)
+	case !e.returned, rec.short():
+		panic(http.ErrAbortHandler)
+	}
+	for name, values := range rec.header { // what counts now is the trailers
+		w.Header()[name] = values
+	}
+	return true
+}

@@ -1,0 +1,604 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+var errInjected = errors.New("injected fault")
+
+// faults makes connections whose calls fail where decide says so: instead of
+// being carried out, or after it, as when an answer is lost.
+type faults struct {
+	mu      sync.Mutex
+	calls   int
+	commits int
+	decide  func(call int, query string, args []driver.NamedValue) (before, after bool)
+}
+
+func (f *faults) arm(decide func(call int, query string, args []driver.NamedValue) (before, after bool)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls, f.commits, f.decide = 0, 0, decide
+}
+
+func (f *faults) counted() (calls, commits int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls, f.commits
+}
+
+func (f *faults) around(query string, args []driver.NamedValue, call func() error) error {
+	f.mu.Lock()
+	f.calls++
+	if query == "COMMIT" {
+		f.commits++
+	}
+	var before, after bool
+	if f.decide != nil {
+		before, after = f.decide(f.calls, query, args)
+	}
+	f.mu.Unlock()
+	if before {
+		return errInjected
+	}
+	err := call()
+	if after && err == nil {
+		return errInjected
+	}
+	return err
+}
+
+func (f *faults) dial(ctx context.Context, path string, pragmas ...string) (c *conn, err error) {
+	err = f.around("dial", nil, func() error {
+		c, err = connect(ctx, path, pragmas...)
+		return err
+	})
+	if err != nil {
+		if c != nil {
+			err = errors.Join(err, c.close())
+		}
+		return nil, err
+	}
+	c.driver = &faultyConn{c.driver, f}
+	return c, nil
+}
+
+type faultyConn struct {
+	connection
+	faults *faults
+}
+
+func (c *faultyConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	s, err := c.connection.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return &faultyStatement{s.(statement), query, c.faults}, nil
+}
+
+func (c *faultyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (r driver.Result, err error) {
+	err = c.faults.around(query, args, func() error {
+		r, err = c.connection.ExecContext(ctx, query, args)
+		return err
+	})
+	return r, err
+}
+
+type faultyStatement struct {
+	statement
+	query  string
+	faults *faults
+}
+
+func (s *faultyStatement) ExecContext(ctx context.Context, args []driver.NamedValue) (r driver.Result, err error) {
+	err = s.faults.around(s.query, args, func() error {
+		r, err = s.statement.ExecContext(ctx, args)
+		return err
+	})
+	return r, err
+}
+
+func (s *faultyStatement) QueryContext(ctx context.Context, args []driver.NamedValue) (r driver.Rows, err error) {
+	err = s.faults.around(s.query, args, func() error {
+		r, err = s.statement.QueryContext(ctx, args)
+		return err
+	})
+	if err != nil && r != nil {
+		_ = r.Close()
+		r = nil
+	}
+	return r, err
+}
+
+func openFaulty(t *testing.T, f *faults, c Config) *Store {
+	t.Helper()
+	if c.Path == "" {
+		c.Path = filepath.Join(t.TempDir(), "semel.db")
+	}
+	s, err := open(t.Context(), c, f.dial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func identity(key string) semel.Identity {
+	return semel.Identity{Scope: semel.Scope{Tenant: "acme", Actor: "user-17", Operation: "payments.create"}, Key: key}
+}
+
+func attempt(key string) semel.Attempt {
+	return semel.NewAttempt(identity(key), semel.Fingerprint{}, time.Minute, time.Hour)
+}
+
+// Every statement of a life of records fails once, or is carried out and its
+// answer lost. Callers that ask again, as the guard does, get what they asked
+// for, once; and the trail tells each change once, without a gap.
+func TestEveryFault(t *testing.T) {
+	for _, mode := range []string{"not carried out", "answer lost"} {
+		t.Run(mode, func(t *testing.T) {
+			reached := 0
+			for at := 1; ; at++ {
+				f := &faults{}
+				s := openFaulty(t, f, Config{})
+				f.arm(func(call int, query string, _ []driver.NamedValue) (before, after bool) {
+					if call != at {
+						return false, false
+					}
+					t.Logf("fault %d: %s", at, strings.Join(strings.Fields(query), " "))
+					return mode == "not carried out", mode == "answer lost"
+				})
+				liveThrough(t, s)
+				err := s.Close()
+				calls, _ := f.counted()
+				if err != nil && calls != at {
+					t.Errorf("Close: %v", err) // only a fault in the last call of all is beyond repair
+				}
+				f.arm(nil)
+				verifyLife(t, openFaulty(t, f, s.config))
+				if t.Failed() || calls < at {
+					break
+				}
+				reached = at
+			}
+			if reached < 40 {
+				t.Errorf("the scenario has only %d calls that can fail", reached)
+			}
+		})
+	}
+}
+
+// insist calls until it succeeds or fails with one of final.
+func insist(t *testing.T, what string, call func() error, final ...error) {
+	t.Helper()
+	var err error
+	for range 5 {
+		if err = call(); err == nil || slices.ContainsFunc(final, func(f error) bool { return errors.Is(err, f) }) {
+			return
+		}
+	}
+	t.Fatalf("%s: %v", what, err)
+}
+
+func liveThrough(t *testing.T, s *Store) {
+	t.Helper()
+	ctx := t.Context()
+	begin := func(a semel.Attempt) (c semel.Claim) {
+		t.Helper()
+		insist(t, "Begin", func() (err error) { c, err = s.Begin(ctx, a); return err })
+		return c
+	}
+	complete := func(c semel.Claim) {
+		t.Helper()
+		insist(t, "Complete", func() error {
+			_, err := c.Complete(ctx, semel.Result{Codec: "test/1", Body: []byte("done")})
+			return err
+		})
+	}
+	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "note 0"})
+	a := begin(attempt("a"))
+	insist(t, "Renew", func() error { return a.Renew(ctx) })
+	complete(a)
+
+	b := begin(attempt("b"))
+	insist(t, "Hold", func() error { return b.Hold(ctx, "lost contact") })
+	s.Note(semel.TrailEntry{Kind: semel.TrailUnknown, Key: "note 1"})
+	var rec semel.Record
+	insist(t, "Resolve", func() (err error) {
+		_, err = s.Resolve(ctx, semel.Resolution{Identity: identity("b"), Fence: b.Fence(), Decision: semel.DecideExecuteAgain})
+		return err
+	}, semel.ErrStaleFence)
+	insist(t, "Find", func() (err error) { rec, err = s.Find(ctx, identity("b")); return err })
+	over := attempt("b")
+	over.Takeover = rec.Fence
+	b = begin(over)
+	complete(b)
+
+	c := begin(attempt("c"))
+	insist(t, "Release", func() error { return c.Release(ctx) }, semel.ErrLostClaim)
+	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "note 2"})
+}
+
+func verifyLife(t *testing.T, s *Store) {
+	t.Helper()
+	ctx := t.Context()
+	for _, key := range []string{"a", "b"} {
+		if r, err := s.Find(ctx, identity(key)); err != nil || r.State != semel.StateCompleted || string(r.Result.Body) != "done" {
+			t.Errorf("%s reads %+v, %v", key, r, err)
+		}
+	}
+	if _, err := s.Find(ctx, identity("c")); !errors.Is(err, semel.ErrNotFound) {
+		t.Errorf("c was released and reads %v", err)
+	}
+	entries, err := s.Trail(ctx, semel.TrailFilter{Limit: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]string{}
+	for i, e := range entries {
+		told[e.Key] += string(e.Kind) + " "
+		if e.Seq != uint64(i+1) || e.Instance != entries[0].Instance {
+			t.Errorf("entry %d of the trail has number %d of %s", i+1, e.Seq, e.Instance)
+		}
+	}
+	for key, want := range map[string]string{
+		"a": "executed ", "b": "held resolved taken_over executed ", "c": "released ",
+		"note 0": "replayed ", "note 1": "unknown ", "note 2": "replayed ",
+	} {
+		if told[key] != want {
+			t.Errorf("the trail of %s reads %q; want %q", key, told[key], want)
+		}
+	}
+}
+
+// block occupies the writer until the returned function is called, so that what
+// is submitted meanwhile forms a group.
+func block(t *testing.T, s *Store) (release func()) {
+	t.Helper()
+	in, out := make(chan none), make(chan none)
+	done := make(chan error, 1)
+	go func() {
+		_, err := write(context.Background(), s, 0, func(*tx) (none, error) {
+			close(in)
+			<-out
+			return none{}, nil
+		})
+		done <- err
+	}()
+	<-in
+	return sync.OnceFunc(func() {
+		close(out)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// awaitQueued waits until n writes wait for the writer.
+func awaitQueued(t *testing.T, s *Store, n int) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for len(s.queue) < n {
+		select {
+		case <-tick.C:
+		case <-t.Context().Done():
+			t.Fatalf("%d writes are queued; want %d", len(s.queue), n)
+		}
+	}
+}
+
+// beginTogether begins n identities in one group, and then calls inspect.
+func beginTogether(t *testing.T, s *Store, n int) []error {
+	t.Helper()
+	release := block(t, s)
+	defer release()
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { _, errs[i] = s.Begin(t.Context(), attempt(fmt.Sprint("key ", i))) })
+	}
+	awaitQueued(t, s, n)
+	release()
+	wg.Wait()
+	return errs
+}
+
+func TestWritesAreGrouped(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{MaxGroup: 64})
+	f.arm(nil)
+	if err := errors.Join(beginTogether(t, s, 128)...); err != nil {
+		t.Fatal(err)
+	}
+	if _, commits := f.counted(); commits != 3 { // the one that blocked, and two of 64
+		t.Errorf("128 writes took %d commits; want 3", commits)
+	}
+}
+
+func TestLargeWritesEndAGroup(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{})
+	claims := make([]semel.Claim, 4)
+	for i := range claims {
+		var err error
+		if claims[i], err = s.Begin(t.Context(), attempt(fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release := block(t, s)
+	f.arm(nil)
+	var wg sync.WaitGroup
+	for _, c := range claims {
+		wg.Go(func() {
+			if _, err := c.Complete(t.Context(), semel.Result{Body: make([]byte, maxGroupBytes/2)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	awaitQueued(t, s, len(claims))
+	release()
+	wg.Wait()
+	if _, commits := f.counted(); commits != 3 {
+		t.Errorf("four large results took %d commits; want 3", commits)
+	}
+}
+
+// A statement that fails takes its own caller down and nobody else.
+func TestOneFailureSparesItsGroup(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{})
+	f.arm(func(_ int, query string, args []driver.NamedValue) (before, after bool) {
+		return query == insertRecord && args[3].Value == "key 5", false
+	})
+	for i, err := range beginTogether(t, s, 16) {
+		if i == 5 {
+			if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "nothing was written") {
+				t.Errorf("the write that failed was answered %v", err)
+			}
+		} else if err != nil {
+			t.Errorf("write %d of the same group failed: %v", i, err)
+		}
+	}
+	f.arm(nil)
+	records, err := s.List(t.Context(), semel.Filter{})
+	if err != nil || len(records) != 15 {
+		t.Errorf("%d records, %v; want 15", len(records), err)
+	}
+}
+
+// A commit that fails is reported to everyone who was in it, as open.
+func TestFailedCommitIsReportedToAll(t *testing.T) {
+	for _, happened := range []bool{false, true} {
+		f := &faults{}
+		s := openFaulty(t, f, Config{})
+		f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+			if _, commits := f.calls, f.commits; query != "COMMIT" || commits != 2 { // the first is that of block
+				return false, false
+			}
+			return !happened, happened
+		})
+		for _, err := range beginTogether(t, s, 16) {
+			if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "open") {
+				t.Errorf("a write in a commit that failed was answered %v", err)
+			}
+		}
+		records, err := s.List(t.Context(), semel.Filter{})
+		if want := map[bool]int{false: 0, true: 16}[happened]; err != nil || len(records) != want {
+			t.Errorf("after a commit that failed (happened: %v) there are %d records, %v; want %d", happened, len(records), err, want)
+		}
+		if _, err := s.Begin(t.Context(), attempt("next")); err != nil {
+			t.Errorf("Begin after a failed commit: %v", err)
+		}
+	}
+}
+
+// A caller who stops waiting gets its answer at once; what had not begun has no
+// effect.
+func TestCallerThatLeaves(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{})
+	release := block(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	answer := make(chan error)
+	go func() { _, err := s.Begin(ctx, attempt("dropped")); answer <- err }()
+	awaitQueued(t, s, 1)
+	cancel()
+	if err := <-answer; !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "open") {
+		t.Errorf("a caller whose turn had not come was answered %v", err)
+	}
+	release()
+
+	in, out := make(chan none), make(chan none)
+	ctx, cancel = context.WithCancel(t.Context())
+	go func() {
+		_, err := write(ctx, s, 0, func(*tx) (none, error) {
+			close(in)
+			<-out
+			return none{}, nil
+		})
+		answer <- err
+	}()
+	<-in
+	cancel()
+	if err := <-answer; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "open") {
+		t.Errorf("a caller who left in the middle of its turn was answered %v", err)
+	}
+	close(out)
+
+	if _, err := s.Find(t.Context(), identity("dropped")); !errors.Is(err, semel.ErrNotFound) {
+		t.Errorf("the dropped Begin left a record: %v", err)
+	}
+}
+
+// A full queue makes callers wait outside, for as long as they please.
+func TestFullQueue(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{MaxQueue: 2})
+	release := block(t, s)
+	var wg sync.WaitGroup
+	for i := range 2 {
+		wg.Go(func() {
+			if _, err := s.Begin(t.Context(), attempt(fmt.Sprint(i))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	awaitQueued(t, s, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := s.Begin(ctx, attempt("late")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Begin before a full queue was answered %v", err)
+	}
+	release()
+	wg.Wait()
+	if _, err := s.Find(t.Context(), identity("late")); !errors.Is(err, semel.ErrNotFound) {
+		t.Errorf("Begin before a full queue left a record: %v", err)
+	}
+}
+
+// Close ends what waits in good order: writes that were queued are written.
+func TestCloseServesTheQueue(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{})
+	release := block(t, s)
+	errs := make(chan error, 8)
+	for i := range cap(errs) {
+		go func() { _, err := s.Begin(t.Context(), attempt(fmt.Sprint(i))); errs <- err }()
+	}
+	awaitQueued(t, s, cap(errs))
+	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "note"})
+	closed := make(chan error)
+	go func() { closed <- s.Close() }()
+	<-s.stop
+	if _, err := s.Begin(t.Context(), attempt("late")); !errors.Is(err, ErrClosed) {
+		t.Errorf("Begin while closing was answered %v", err)
+	}
+	release()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Errorf("a queued Begin was answered %v", err)
+		}
+	}
+	calls := map[string]func() error{
+		"Begin": func() error { _, err := s.Begin(t.Context(), attempt("late")); return err },
+		"Find":  func() error { _, err := s.Find(t.Context(), identity("0")); return err },
+		"List":  func() error { _, err := s.List(t.Context(), semel.Filter{}); return err },
+		"Trail": func() error { _, err := s.Trail(t.Context(), semel.TrailFilter{}); return err },
+		"Sweep": func() error { _, err := s.Sweep(t.Context(), 1); return err },
+		"Run":   func() error { return s.Run(t.Context()) },
+	}
+	for name, call := range calls {
+		if err := call(); !errors.Is(err, ErrClosed) {
+			t.Errorf("%s after Close was answered %v", name, err)
+		}
+	}
+	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "late"})
+	if err := s.Close(); err != nil {
+		t.Errorf("the second Close: %v", err)
+	}
+	s = openFaulty(t, f, s.config)
+	records, err := s.List(t.Context(), semel.Filter{})
+	if err != nil || len(records) != cap(errs) {
+		t.Errorf("%d records, %v; want %d", len(records), err, cap(errs))
+	}
+	entries, err := s.Trail(t.Context(), semel.TrailFilter{})
+	if err != nil || len(entries) != 1 || entries[0].Key != "note" {
+		t.Errorf("the trail reads %+v, %v; want the note", entries, err)
+	}
+}
+
+// Notes never block. What does not fit is counted in its place.
+func TestLostNotesAreCounted(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{MaxNotes: 10})
+	release := block(t, s)
+	for i := range 25 {
+		s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: fmt.Sprint(i)})
+	}
+	release()
+	entries := awaitTrail(t, s, 11)
+	for i := range 3 {
+		s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: fmt.Sprint("more ", i)})
+	}
+	entries = append(entries, awaitTrail(t, s, 14)[11:]...)
+	seq := uint64(0)
+	var read []string
+	for _, e := range entries {
+		seq++
+		if e.Kind == semel.TrailLost {
+			seq += e.Lost
+		}
+		if e.Seq != seq {
+			t.Errorf("entry %+v has number %d; want %d", e, e.Seq, seq)
+		}
+		read = append(read, fmt.Sprint(e.Kind, e.Key, e.Lost))
+	}
+	want := []string{"lost15", "replayedmore 00", "replayedmore 10", "replayedmore 20"}
+	if !slices.Equal(read[10:], want) {
+		t.Errorf("behind the first ten entries the trail reads %q; want %q", read[10:], want)
+	}
+}
+
+func awaitTrail(t *testing.T, s *Store, n int) []semel.TrailEntry {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		entries, err := s.Trail(t.Context(), semel.TrailFilter{Limit: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(entries) >= n {
+			return entries
+		}
+		select {
+		case <-tick.C:
+		case <-t.Context().Done():
+			t.Fatalf("the trail holds %d entries; want %d", len(entries), n)
+		}
+	}
+}
+
+// Notes that cannot be written wait, do not fail others, and are written later.
+func TestNotesOutlastAFailure(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{})
+	c, err := s.Begin(t.Context(), attempt("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan none, 100)
+	f.arm(func(_ int, query string, args []driver.NamedValue) (before, after bool) {
+		if strings.Contains(query, "INTO trail") && slices.ContainsFunc(args, func(a driver.NamedValue) bool { return a.Value == "poison" }) {
+			failed <- none{}
+			return true, false
+		}
+		return false, false
+	})
+	for i := range 3 {
+		s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "poison", Label: fmt.Sprint(i)})
+	}
+	<-failed
+	if _, err := c.Complete(t.Context(), semel.Result{}); err != nil {
+		t.Errorf("Complete beside notes that cannot be written: %v", err)
+	}
+	f.arm(nil)
+	entries := awaitTrail(t, s, 4)
+	for i, e := range entries {
+		if e.Seq != uint64(i+1) {
+			t.Errorf("entry %d has number %d", i+1, e.Seq)
+		}
+	}
+}

@@ -1,0 +1,430 @@
+package sqlite_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// The test binary is its own helper: with these variables set it plays a role
+// as another process on a database file.
+const (
+	roleVariable = "SEMEL_SQLITE_TEST_ROLE"
+	pathVariable = "SEMEL_SQLITE_TEST_PATH"
+)
+
+func TestMain(m *testing.M) {
+	role := os.Getenv(roleVariable)
+	if role == "" {
+		os.Exit(m.Run())
+	}
+	play, ok := map[string]func(path string, in *bufio.Scanner) error{
+		"open": playOpen, "race": playRace, "work": playWork,
+	}[role]
+	if !ok {
+		fmt.Fprintf(os.Stderr, "no such role: %q\n", role)
+		os.Exit(2)
+	}
+	if err := play(os.Getenv(pathVariable), bufio.NewScanner(os.Stdin)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// child is another process.
+type child struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+func spawn(t *testing.T, role, path string) *child {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &child{cmd: exec.CommandContext(t.Context(), self)}
+	c.cmd.Env = append(os.Environ(), roleVariable+"="+role, pathVariable+"="+path)
+	c.cmd.Stderr = os.Stderr
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.cmd.Process.Kill() })
+	return c
+}
+
+func (c *child) say(t *testing.T, line string) {
+	t.Helper()
+	if _, err := fmt.Fprintln(c.in, line); err != nil {
+		t.Fatalf("the child is gone: %v", err)
+	}
+}
+
+func (c *child) hear(t *testing.T) string {
+	t.Helper()
+	if !c.out.Scan() {
+		t.Fatalf("the child fell silent: %v", errors.Join(c.out.Err(), c.cmd.Wait()))
+	}
+	return c.out.Text()
+}
+
+func (c *child) leave(t *testing.T) {
+	t.Helper()
+	if err := c.in.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("a child failed: %v", err)
+	}
+}
+
+// playOpen opens the file at a signal.
+func playOpen(path string, in *bufio.Scanner) error {
+	fmt.Println("ready")
+	in.Scan()
+	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	fmt.Println("open")
+	in.Scan()
+	return s.Close()
+}
+
+// Two processes that find no file, or an empty one, both set it up.
+func TestProcessesOpenANewFileTogether(t *testing.T) {
+	for round := range 2 {
+		path := filepath.Join(t.TempDir(), fmt.Sprint(round, ".db"))
+		var children []*child
+		for range 5 {
+			children = append(children, spawn(t, "open", path))
+		}
+		for _, c := range children {
+			c.hear(t)
+		}
+		for _, c := range children {
+			c.say(t, "go")
+		}
+		for _, c := range children {
+			c.hear(t)
+		}
+		for _, c := range children {
+			c.leave(t)
+		}
+		open(t, sqlite.Config{Path: path, MustExist: true})
+	}
+}
+
+const racers = 25 // goroutines in each process
+
+func guard(s semel.Store) (*semel.Guard, error) {
+	return semel.New(semel.Config{Store: s, Policy: semel.Policy{Lease: time.Minute, StoreTimeout: 30 * time.Second}})
+}
+
+// submitTogether has n goroutines submit one identity at the same moment, each
+// with a handler that adds a line to the file of effects, and returns their
+// answers.
+func submitTogether(g *semel.Guard, n int, key, effects string) ([]string, error) {
+	answers := make([]string, n)
+	errs := make([]error, n)
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			<-start
+			out, err := g.Do(context.Background(), semel.Submit{Identity: identity(key)}, func(context.Context) (semel.Result, error) {
+				f, err := os.OpenFile(effects, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+				if err != nil {
+					return semel.Result{}, err
+				}
+				_, err = fmt.Fprintln(f, key)
+				return semel.Result{Codec: "test/1", Body: []byte("effect of " + key)}, errors.Join(err, f.Close())
+			})
+			answers[i] = out.Answer.String()
+			switch out.Answer {
+			case semel.Executed, semel.Replayed:
+				if err == nil && string(out.Result.Body) != "effect of "+key {
+					err = fmt.Errorf("%v with body %q", out.Answer, out.Result.Body)
+				}
+			case semel.InProgress:
+				err = nil
+			default:
+				err = fmt.Errorf("answered %v: %w", out.Answer, err)
+			}
+			errs[i] = err
+		})
+	}
+	close(start)
+	wg.Wait()
+	return answers, errors.Join(errs...)
+}
+
+func wantOneEffect(t *testing.T, key, effects string, answers []string) {
+	t.Helper()
+	content, err := os.ReadFile(effects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(content), key+"\n"); n != 1 {
+		t.Errorf("%s took effect %d times; want once", key, n)
+	}
+	count := map[string]int{}
+	for _, a := range answers {
+		count[a]++
+	}
+	if count["executed"] != 1 || count["executed"]+count["replayed"]+count["in_progress"] != len(answers) {
+		t.Errorf("%s was answered %v; want executed once, and else replayed or in_progress", key, count)
+	}
+}
+
+func TestGoroutinesRaceOnOneIdentity(t *testing.T) {
+	dir := t.TempDir()
+	effects := filepath.Join(dir, "effects")
+	g, err := guard(open(t, sqlite.Config{Path: filepath.Join(dir, "semel.db")}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		key := fmt.Sprint("key-", round)
+		answers, err := submitTogether(g, 200, key, effects)
+		if err != nil {
+			t.Error(err)
+		}
+		wantOneEffect(t, key, effects, answers)
+	}
+}
+
+func playRace(path string, in *bufio.Scanner) error {
+	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	g, err := guard(s)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for in.Scan() {
+		answers, err := submitTogether(g, racers, in.Text(), path+".effects")
+		if err != nil {
+			return err
+		}
+		fmt.Println(strings.Join(answers, " "))
+	}
+	return errors.Join(g.Drain(context.Background()), s.Close())
+}
+
+func TestProcessesRaceOnOneIdentity(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	var children []*child
+	for range 8 {
+		children = append(children, spawn(t, "race", path))
+	}
+	for _, c := range children {
+		c.hear(t)
+	}
+	for round := range 4 {
+		key := fmt.Sprint("key-", round)
+		for _, c := range children {
+			c.say(t, key)
+		}
+		var answers []string
+		for _, c := range children {
+			answers = append(answers, strings.Fields(c.hear(t))...)
+		}
+		if len(answers) != len(children)*racers {
+			t.Errorf("%d answers to %d submits", len(answers), len(children)*racers)
+		}
+		wantOneEffect(t, key, path+".effects", answers)
+	}
+	for _, c := range children {
+		c.leave(t)
+	}
+	// Who comes later is told of the one effect.
+	g, err := guard(open(t, sqlite.Config{Path: path}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers, err := submitTogether(g, racers, "key-0", path+".effects")
+	if err != nil {
+		t.Error(err)
+	}
+	for _, a := range answers {
+		if a != "replayed" {
+			t.Errorf("a later submit was answered %s", a)
+		}
+	}
+}
+
+// playWork claims and settles identities without end, and says what was
+// acknowledged: "claimed", "completed" or "released", then key and fence.
+func playWork(path string, _ *bufio.Scanner) error {
+	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	failed := make(chan error)
+	for worker := range 16 {
+		go func() {
+			for i := 0; ; i++ {
+				key := semel.NewKey()
+				c, err := s.Begin(ctx, semel.NewAttempt(identity(key), semel.Fingerprint{}, time.Hour, time.Hour))
+				if err != nil {
+					failed <- err
+					return
+				}
+				fmt.Fprintf(os.Stdout, "claimed %s %d\n", key, c.Fence()) // one system call: lines stay whole
+				if (worker+i)%4 == 0 {
+					if err := c.Release(ctx); err != nil {
+						failed <- err
+						return
+					}
+					fmt.Fprintf(os.Stdout, "released %s %d\n", key, c.Fence())
+					continue
+				}
+				if _, err := c.Complete(ctx, semel.Result{Codec: "test/1", Body: bodyOf(key)}); err != nil {
+					failed <- err
+					return
+				}
+				fmt.Fprintf(os.Stdout, "completed %s %d\n", key, c.Fence())
+			}
+		}()
+	}
+	return <-failed
+}
+
+// bodyOf is long enough to span pages, so that half a write would show.
+func bodyOf(key string) []byte { return []byte(strings.Repeat(key, 300)) }
+
+// Processes are killed in the middle of their groups, again and again. What
+// they acknowledged stands; what they did not is there whole or not at all.
+func TestKilledProcessesLeaveNoHalfState(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	type claim struct {
+		fence string
+		last  string // of claimed, completed, released
+	}
+	claims := map[string]claim{}
+	fences := map[string]string{}
+	for round := range 5 {
+		var (
+			mu sync.Mutex
+			wg sync.WaitGroup
+		)
+		for n := range 3 {
+			c := spawn(t, "work", path)
+			wg.Go(func() {
+				heard := 0
+				for c.out.Scan() { // to the end: what was said before the kill counts
+					if heard++; heard == 150+100*n+40*round {
+						_ = c.cmd.Process.Kill()
+					}
+					f := strings.Fields(c.out.Text())
+					if len(f) != 3 {
+						t.Errorf("a child said %q", c.out.Text())
+						continue
+					}
+					mu.Lock()
+					if f[0] == "claimed" {
+						if other, ok := fences[f[2]]; ok {
+							t.Errorf("fence %s was granted to %s and to %s", f[2], other, f[1])
+						}
+						fences[f[2]] = f[1]
+					}
+					claims[f[1]] = claim{fence: f[2], last: f[0]}
+					mu.Unlock()
+				}
+				_ = c.cmd.Wait()
+				if heard < 150 {
+					t.Errorf("a child ended by itself after %d lines", heard)
+				}
+			})
+		}
+		wg.Wait()
+	}
+
+	s := open(t, sqlite.Config{Path: path, MustExist: true})
+	for key, want := range claims {
+		r, err := s.Find(t.Context(), identity(key))
+		switch {
+		case errors.Is(err, semel.ErrNotFound):
+			if want.last == "completed" {
+				t.Fatalf("%s was acknowledged as completed and is gone", key)
+			}
+			entries, err := s.Trail(t.Context(), semel.TrailFilter{Key: key})
+			if err != nil || len(entries) != 1 || entries[0].Kind != semel.TrailReleased {
+				t.Fatalf("%s was %s and is gone; its trail: %+v, %v", key, want.last, entries, err)
+			}
+		case err != nil:
+			t.Fatal(err)
+		case want.last == "released":
+			t.Fatalf("%s was acknowledged as released and is %v", key, r.State)
+		case fmt.Sprint(r.Fence) != want.fence:
+			t.Fatalf("%s was granted fence %s and has %d", key, want.fence, r.Fence)
+		case want.last == "completed" && r.State != semel.StateCompleted:
+			t.Fatalf("%s was acknowledged as completed and is %v", key, r.State)
+		}
+	}
+
+	db := raw(t, path)
+	count := func(what, query string) {
+		t.Helper()
+		var n int
+		if err := db.QueryRow(query).Scan(&n); err != nil || n != 0 {
+			t.Errorf("%d %s (%v)", n, what, err)
+		}
+	}
+	count("records in progress have a result or an audit entry", `SELECT count(*) FROM record r WHERE state = 1
+		AND (codec <> '' OR body IS NOT NULL OR expires_at IS NOT NULL OR EXISTS (SELECT 1 FROM trail WHERE record_id = r.id))`)
+	count("completed records have no audit entry, or more than one", `SELECT count(*) FROM record r WHERE state = 2
+		AND (SELECT count(*) FROM trail t WHERE t.record_id = r.id AND t.fence = r.fence AND kind = 'executed') <> 1`)
+	count("audit entries tell of records that are not completed", `SELECT count(*) FROM trail t WHERE kind = 'executed'
+		AND NOT EXISTS (SELECT 1 FROM record r WHERE r.id = t.record_id AND r.fence = t.fence AND state = 2)`)
+	count("records are ahead of the counter", `SELECT count(*) FROM record WHERE fence > (SELECT fence FROM counter)`)
+	rows, err := db.Query("SELECT key, body FROM record WHERE state = 2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	completed := 0
+	for rows.Next() {
+		var key string
+		var body []byte
+		if err := rows.Scan(&key, &body); err != nil {
+			t.Fatal(err)
+		}
+		if completed++; string(body) != string(bodyOf(key)) {
+			t.Errorf("the result of %s is %d bytes long and wrong", key, len(body))
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	var check string
+	if err := db.QueryRow("PRAGMA integrity_check").Scan(&check); err != nil || check != "ok" {
+		t.Errorf("the file is damaged: %s (%v)", check, err)
+	}
+	t.Logf("%d identities, %d completed", len(claims), completed)
+}

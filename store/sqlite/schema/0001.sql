@@ -1,0 +1,78 @@
+-- Times and durations are microseconds, by the clock of the host.
+
+CREATE TABLE record (
+  -- The fence of the latest claim. As the rowid it finds a claim's record in
+  -- one step, keeps inserts at the end, and is the order of listings.
+  fence              INTEGER PRIMARY KEY,
+  -- The random half of the claim; NULL once a resolution has ended it.
+  token              BLOB,
+  id                 TEXT    NOT NULL UNIQUE,
+  tenant             TEXT    NOT NULL,
+  actor              TEXT    NOT NULL,
+  operation          TEXT    NOT NULL,
+  key                TEXT    NOT NULL,
+  -- 1 in progress, 2 completed, 3 unknown
+  state              INTEGER NOT NULL CHECK (state BETWEEN 1 AND 3),
+  reopened           INTEGER NOT NULL DEFAULT 0,
+  begun_at           INTEGER NOT NULL,
+  lease_until        INTEGER NOT NULL,
+  retention          INTEGER NOT NULL,
+  settled_at         INTEGER,
+  expires_at         INTEGER CHECK ((expires_at IS NOT NULL) = (state = 2)),
+  fingerprint_scheme TEXT    NOT NULL,
+  fingerprint_sum    BLOB    NOT NULL,
+  request_id         TEXT    NOT NULL,
+  event_id           TEXT    NOT NULL,
+  trace_id           TEXT    NOT NULL,
+  cause              TEXT    NOT NULL DEFAULT '',
+  -- The result. Last, so that listings do not read through it.
+  codec              TEXT    NOT NULL DEFAULT '',
+  label              TEXT    NOT NULL DEFAULT '',
+  reference          TEXT    NOT NULL DEFAULT '',
+  tombstone          INTEGER NOT NULL DEFAULT 0,
+  head               BLOB,
+  body               BLOB,
+  -- The key first: it tells identities apart soonest, and finds a key of
+  -- unknown scope.
+  UNIQUE (key, operation, actor, tenant)
+) STRICT;
+
+CREATE INDEX record_expiry ON record (expires_at) WHERE state = 2;
+CREATE INDEX record_open ON record (state) WHERE state <> 2;
+
+CREATE TABLE trail (
+  position   INTEGER PRIMARY KEY,
+  instance   TEXT    NOT NULL,
+  seq        INTEGER NOT NULL,
+  at         INTEGER NOT NULL,
+  kind       TEXT    NOT NULL,
+  record_id  TEXT    NOT NULL,
+  tenant     TEXT    NOT NULL,
+  actor      TEXT    NOT NULL,
+  operation  TEXT    NOT NULL,
+  key        TEXT    NOT NULL,
+  fence      INTEGER NOT NULL,
+  request_id TEXT    NOT NULL,
+  event_id   TEXT    NOT NULL,
+  trace_id   TEXT    NOT NULL,
+  label      TEXT    NOT NULL,
+  cause      TEXT    NOT NULL,
+  lost       INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX trail_at ON trail (at);
+CREATE INDEX trail_record ON trail (record_id);
+CREATE INDEX trail_key ON trail (key);
+CREATE INDEX trail_request ON trail (request_id) WHERE request_id <> '';
+CREATE INDEX trail_event ON trail (event_id) WHERE event_id <> '';
+CREATE INDEX trail_trace ON trail (trace_id) WHERE trace_id <> '';
+
+-- The last fence and trail position given out. Deleting records and entries
+-- does not touch them, so neither ever repeats.
+CREATE TABLE counter (
+  one      INTEGER PRIMARY KEY CHECK (one = 1),
+  fence    INTEGER NOT NULL,
+  position INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO counter VALUES (1, 0, 0);

@@ -1,0 +1,242 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+const (
+	// noteDelay is how long a note waits for others, and for a group to go
+	// with: half of what semel.Trail allows, the rest being for the commit.
+	noteDelay = 50 * time.Millisecond
+	// noteRest is how long notes wait after they could not be written.
+	noteRest = time.Second
+	// notesAtOnce bounds what notes add to a group.
+	notesAtOnce = 1000
+)
+
+// note is an audit entry that waits to be written.
+type note struct {
+	at    time.Time
+	entry semel.TrailEntry
+}
+
+// notes is the queue behind Note.
+type notes struct {
+	arrived chan struct{} // signals that the queue is no longer empty
+
+	mu      sync.Mutex
+	limit   int
+	entries []note
+	closed  bool
+}
+
+func (q *notes) init(limit int) {
+	q.limit = limit
+	q.arrived = make(chan struct{}, 1)
+}
+
+func (q *notes) add(n note) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	if len(q.entries) >= q.limit {
+		// What is dropped is counted in the place where it would have been.
+		last := &q.entries[len(q.entries)-1]
+		if last.entry.Kind == semel.TrailLost {
+			last.entry.Lost++
+			return
+		}
+		n.entry = semel.TrailEntry{Kind: semel.TrailLost, Lost: 1}
+	}
+	if q.entries = append(q.entries, n); len(q.entries) == 1 {
+		select {
+		case q.arrived <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take returns the oldest entries, if the first has waited for at least d.
+func (q *notes) take(d time.Duration) []note {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.entries) == 0 || time.Since(q.entries[0].at) < d {
+		return nil
+	}
+	n := min(len(q.entries), notesAtOnce)
+	taken := q.entries[:n:n]
+	if q.entries = q.entries[n:]; len(q.entries) == 0 {
+		q.entries = nil
+	}
+	return taken
+}
+
+func (q *notes) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+}
+
+// Note implements semel.Trail. The entry's time is that of the call. Texts are
+// cut at 1,024 bytes. After Close, Note does nothing.
+func (s *Store) Note(e semel.TrailEntry) {
+	e.Lost = 0
+	e.Origin, e.Label, e.Cause = cutOrigin(e.Origin), cut(e.Label), cut(e.Cause)
+	e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key = cut(e.RecordID), cut(e.Tenant), cut(e.Actor), cut(e.Operation), cut(e.Key)
+	s.notes.add(note{at: time.Now(), entry: e})
+}
+
+// dueNotes returns the notes to write with the next group.
+func (w *writer) dueNotes(age time.Duration) []note {
+	if time.Now().Before(w.noteRest) {
+		return nil
+	}
+	if len(w.pending) == 0 {
+		w.pending = w.store.notes.take(age)
+		if len(w.pending) > 0 {
+			w.noteTime.Reset(noteDelay) // there may be more
+		}
+	}
+	return w.pending
+}
+
+// writeNotes writes the pending notes in a transaction of their own.
+func (w *writer) writeNotes() error {
+	if err := w.lock(); err != nil {
+		return err
+	}
+	_, err := w.commit(nil, w.pending)
+	return err
+}
+
+// restNotes puts off notes that could not be written.
+func (w *writer) restNotes() {
+	w.noteRest = time.Now().Add(noteRest)
+	w.noteTime.Reset(noteRest)
+}
+
+// lastNotes writes all notes there are.
+func (w *writer) lastNotes() error {
+	w.store.notes.close()
+	for failures := 0; ; {
+		w.noteRest = time.Time{}
+		if len(w.dueNotes(0)) == 0 {
+			return nil
+		}
+		err := w.writeNotes()
+		if err == nil {
+			continue
+		}
+		if failures++; failures < 3 && !isBusy(err) {
+			continue // a new connection may help, or find that they are written
+		}
+		n := len(w.pending)
+		for more := w.store.notes.take(0); len(more) > 0; more = w.store.notes.take(0) {
+			n += len(more)
+		}
+		return fmt.Errorf("%d audit entries were not written: %w", n, err)
+	}
+}
+
+const trailColumns = `position, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
+	request_id, event_id, trace_id, label, cause, lost`
+
+// enter adds an entry about the record with fence to the trail.
+func (t *tx) enter(kind semel.TrailKind, fence uint64, label, cause string) error {
+	n, err := t.exec(`
+		INSERT INTO trail (`+trailColumns+`)
+		SELECT ?, ?, ?, ?, ?, id, tenant, actor, operation, key, fence, request_id, event_id, trace_id, ?, ?, 0
+		FROM record WHERE fence = ?`,
+		int64(t.position+1), t.instance, int64(t.seq+1), t.now, string(kind), label, cause, int64(fence))
+	if err == nil && n != 1 {
+		err = errors.New("sqlite: the record is gone in the middle of its change")
+		t.err = err
+	}
+	t.position++
+	t.seq++
+	return err
+}
+
+// append adds e to the trail.
+func (t *tx) append(at time.Time, e semel.TrailEntry) error {
+	t.position++
+	t.seq += 1 + e.Lost // the lost ones had numbers too
+	_, err := t.exec(`INSERT INTO trail (`+trailColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		int64(t.position), t.instance, int64(t.seq), at.UnixMicro(), string(e.Kind),
+		e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key, int64(e.Fence),
+		e.RequestID, e.EventID, e.TraceID, e.Label, e.Cause, int64(e.Lost))
+	return err
+}
+
+// Trail implements semel.Trail. The Seq of an entry that tells of a loss counts
+// the lost entries as well.
+func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEntry, error) {
+	if f.After > math.MaxInt64 {
+		return nil, nil
+	}
+	var out []semel.TrailEntry
+	err := s.read(ctx, func(c *conn) error {
+		out = nil
+		query, args := trailQuery(f)
+		return c.queryOnce(ctx, query, func(r *row) { out = append(out, r.trailEntry()) }, args...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
+	var w where
+	w.add("position > ?", int64(f.After))
+	w.equal("record_id", f.RecordID)
+	w.equal("tenant", f.Tenant)
+	w.equal("actor", f.Actor)
+	w.equal("operation", f.Operation)
+	w.equal("key", f.Key)
+	w.equal("kind", string(f.Kind))
+	for _, c := range [...]struct{ column, value string }{
+		{"request_id", f.RequestID}, {"event_id", f.EventID}, {"trace_id", f.TraceID},
+	} {
+		if w.equal(c.column, c.value); c.value != "" {
+			w.add(c.column + " <> ''") // in the words of its index, which else is not used
+		}
+	}
+	if !f.Since.IsZero() {
+		w.add("at >= ?", ceilMicro(f.Since))
+	}
+	if !f.Until.IsZero() {
+		w.add("at < ?", ceilMicro(f.Until))
+	}
+	return `SELECT ` + trailColumns + ` FROM trail WHERE ` + w.String() + ` ORDER BY position LIMIT ` + pageSize(f.Limit), w.args
+}
+
+// trailEntry reads trailColumns.
+func (r *row) trailEntry() (e semel.TrailEntry) {
+	e.Position, e.Instance, e.Seq = uint64(r.int()), r.text(), uint64(r.int())
+	e.At, e.Kind, e.RecordID = time.UnixMicro(r.int()), semel.TrailKind(r.text()), r.text()
+	e.Tenant, e.Actor, e.Operation, e.Key = r.text(), r.text(), r.text(), r.text()
+	e.Fence = uint64(r.int())
+	e.RequestID, e.EventID, e.TraceID = r.text(), r.text(), r.text()
+	e.Label, e.Cause, e.Lost = r.text(), r.text(), uint64(r.int())
+	return e
+}
+
+// ceilMicro rounds a bound up: times are stored rounded down.
+func ceilMicro(t time.Time) int64 {
+	us := t.UnixMicro()
+	if t.After(time.UnixMicro(us)) {
+		us++
+	}
+	return us
+}

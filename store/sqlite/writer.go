@@ -1,0 +1,474 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// maxGroupBytes ends a group early, so that large results do not hold up many
+// callers at once.
+const maxGroupBytes = 8 << 20
+
+// write has the store's writer run fn in its next transaction, together with
+// what other callers wait for, and returns fn's answer once that transaction is
+// committed. An error of fn is an answer like another; if a statement fails
+// instead, fn's changes are rolled back, and no one else's.
+//
+// fn may run more than once. It must not change anything before it returns an
+// error. size is about how many bytes it writes.
+func write[T any](ctx context.Context, s *Store, size int, fn func(*tx) (T, error)) (T, error) {
+	var (
+		zero, value T
+		answer      error
+	)
+	o := &op{size: size, done: make(chan struct{}), run: func(t *tx) { value, answer = fn(t) }}
+	if err := s.submit(ctx, o); err != nil {
+		return zero, err
+	}
+	return value, answer
+}
+
+// op is a write that waits for its group.
+type op struct {
+	run   func(*tx)
+	size  int
+	state atomic.Int32
+	err   error         // why there is no answer; read it once done is closed
+	done  chan struct{} // closed once the op is settled
+}
+
+// An op that waits belongs to its caller, who may drop it; then it has no effect.
+const (
+	opWaiting int32 = iota
+	opTaken
+	opDropped
+)
+
+func (o *op) settle(err error) {
+	o.err = err
+	close(o.done)
+}
+
+// submit queues o and waits until its group is committed.
+func (s *Store) submit(ctx context.Context, o *op) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-s.stop:
+		return ErrClosed
+	default:
+	}
+	select {
+	case s.queue <- o:
+	case <-s.stop:
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	var err error
+	select {
+	case <-o.done:
+		return o.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-s.done: // the writer ended; it may have seen o before
+		err = ErrClosed
+	}
+	if o.state.CompareAndSwap(opWaiting, opDropped) {
+		return err
+	}
+	select {
+	case <-o.done:
+		return o.err
+	default:
+		return fmt.Errorf("sqlite: whether the write took effect is open: %w", err)
+	}
+}
+
+// writer owns the one connection that writes. One goroutine runs it.
+type writer struct {
+	store  *Store
+	conn   *conn
+	broken bool // conn failed in a way that makes it, or what we know, doubtful
+
+	group []*op
+	tx    tx
+	last  counters // as this store's last commit left them
+	seq   uint64   // of the last committed audit entry
+
+	noteTime *time.Timer
+	noteRest time.Time // until then notes wait
+	pending  []note    // taken from the queue, not yet committed
+	unsure   bool      // pending was in a commit that failed
+
+	crowded time.Time // until then others are taken to want the lock too
+}
+
+// open opens the file for the first time.
+func (w *writer) open(ctx context.Context) (err error) {
+	path, err := locate(w.store.config.Path, w.store.config.MustExist)
+	if err != nil {
+		return err
+	}
+	patiently := func(try func() error) error { return patient(ctx, w.store.config.BusyTimeout, try) }
+	if err := patiently(func() (err error) {
+		w.conn, err = w.store.dial(ctx, path)
+		return err
+	}); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.conn.close())
+		}
+	}()
+	// First look, then touch: another application's file stays as it is.
+	if err := patiently(func() error {
+		k, err := w.conn.kind(ctx)
+		if err != nil {
+			return err
+		}
+		return k.check()
+	}); err != nil {
+		return err
+	}
+	if ro, err := w.conn.driver.IsReadOnly("main"); err != nil || ro {
+		return errors.Join(errors.New("the file is not writable"), err)
+	}
+	if err := patiently(func() error { return w.conn.useWAL(ctx) }); err != nil {
+		return err
+	}
+	if err := patiently(func() error { return w.conn.begin(ctx) }); err != nil {
+		return err
+	}
+	if err := w.conn.migrate(ctx); err != nil {
+		return err
+	}
+	if w.last, err = w.conn.counters(); err != nil {
+		return err
+	}
+	w.store.files, err = observeFiles(path)
+	return err
+}
+
+// begin begins a transaction that holds the write lock.
+func (c *conn) begin(ctx context.Context) error {
+	_, err := c.exec(ctx, "BEGIN IMMEDIATE")
+	return err
+}
+
+// useWAL turns the write-ahead log on, which stays on for the file.
+func (c *conn) useWAL(ctx context.Context) error {
+	mode := ""
+	if err := c.queryOnce(ctx, "PRAGMA journal_mode = WAL", func(r *row) { mode = r.text() }); err != nil {
+		return err
+	}
+	if mode != "wal" {
+		return fmt.Errorf("the file system does not allow a write-ahead log (the journal mode stayed %q)", mode)
+	}
+	return nil
+}
+
+// patient calls try until it no longer finds another connection in the way.
+// SQLite's own busy handler is not used: it cannot be asked to wait for all of
+// these cases, and it sleeps too long to win the lock from a busy process.
+func patient(ctx context.Context, timeout time.Duration, try func() error) error {
+	start := time.Now()
+	for wait := 100 * time.Microsecond; ; wait = min(wait*2, time.Millisecond) {
+		err := try()
+		if !isBusy(err) {
+			return err
+		}
+		if waited := time.Since(start); waited > timeout {
+			return fmt.Errorf("other processes kept the file busy for %v: %w", waited.Round(time.Millisecond), err)
+		}
+		t := time.NewTimer(wait/2 + rand.N(wait))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// run serves callers until the store is closed.
+func (w *writer) run() {
+	s := w.store
+	defer close(s.done)
+	w.noteTime = time.NewTimer(time.Hour)
+	defer w.noteTime.Stop()
+	for {
+		select {
+		case o := <-s.queue:
+			w.turn(o)
+		case <-s.notes.arrived:
+			w.noteTime.Reset(noteDelay)
+		case <-w.noteTime.C:
+			w.turn(nil)
+		case <-s.stop:
+			s.closeErr = w.finish()
+			return
+		}
+	}
+}
+
+// turn writes one group: first, if there is one, and what else is waiting.
+func (w *writer) turn(first *op) {
+	err := w.lock()
+	w.collect(first)
+	if err != nil {
+		settle(w.group, err)
+		w.restNotes()
+		return
+	}
+	if settled, err := w.commit(w.group, w.dueNotes(noteDelay)); !settled {
+		w.alone(err)
+	}
+	if time.Now().Before(w.crowded) {
+		// The lock goes to whoever asks at the right moment. Leave one, or
+		// a busy process would keep the others out.
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// collect takes the ops that wait, until the group is full. It is called with
+// the write lock held, so an op waits as long as its caller may drop it.
+func (w *writer) collect(first *op) {
+	w.group = w.group[:0]
+	size := 0
+	take := func(o *op) {
+		if o.state.CompareAndSwap(opWaiting, opTaken) {
+			w.group = append(w.group, o)
+			size += o.size
+		}
+	}
+	if first != nil {
+		take(first)
+	}
+	for len(w.group) < w.store.config.MaxGroup && size < maxGroupBytes {
+		select {
+		case o := <-w.store.queue:
+			take(o)
+		default:
+			return
+		}
+	}
+}
+
+// lock begins a transaction, in w.tx.
+func (w *writer) lock() error {
+	if err := w.store.files.check(); err != nil {
+		return err
+	}
+	if w.broken {
+		if err := w.reconnect(); err != nil {
+			return err
+		}
+	}
+	err := patient(context.Background(), w.store.config.BusyTimeout, func() error {
+		err := w.conn.begin(context.Background())
+		if isBusy(err) {
+			w.crowded = time.Now().Add(time.Second)
+		}
+		return err
+	})
+	if err != nil {
+		w.broken = !isBusy(err)
+		return err
+	}
+	now := time.Now()
+	w.tx = tx{conn: w.conn, instance: w.store.instance, seq: w.seq, time: now, now: now.UnixMicro()}
+	if w.tx.counters, err = w.conn.counters(); err != nil {
+		w.rollback(err)
+		return err
+	}
+	if w.tx.counters != w.last {
+		w.crowded = now.Add(time.Second)
+	}
+	return nil
+}
+
+// reconnect replaces a connection that is in doubt, and finds out what its last
+// commit came to.
+func (w *writer) reconnect() error {
+	var c *conn
+	seq := w.seq
+	err := patient(context.Background(), w.store.config.BusyTimeout, func() (err error) {
+		if c == nil {
+			if c, err = w.store.dial(context.Background(), w.store.files.path); err != nil {
+				return err
+			}
+		}
+		return c.query(context.Background(),
+			"SELECT max(seq) FROM trail WHERE position > ? AND instance = ?",
+			func(r *row) { seq = max(seq, uint64(r.int())) }, int64(w.last.position), w.store.instance)
+	})
+	if err != nil {
+		if c != nil {
+			err = errors.Join(err, c.close())
+		}
+		return err
+	}
+	if seq > w.seq && w.unsure {
+		w.pending = nil // the commit that failed has happened
+	}
+	// The old connection goes last: closing the only one would remove the
+	// companion files. Its own errors are known.
+	_ = w.conn.close()
+	w.conn, w.seq, w.unsure, w.broken = c, seq, false, false
+	return nil
+}
+
+// commit runs ops and writes notes in the transaction that lock began, and
+// settles the ops, also if it is the commit that fails. If a statement fails, it
+// rolls back and leaves the ops unsettled.
+func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
+	t := &w.tx
+	before := t.counters
+	for _, o := range ops {
+		if t.err == nil {
+			o.run(t)
+		}
+	}
+	for _, n := range notes {
+		if t.err == nil {
+			_ = t.append(n.at, n.entry) // kept in t.err
+		}
+	}
+	if t.err == nil && t.counters != before {
+		_, _ = t.exec("UPDATE counter SET fence = ?, position = ?", int64(t.fence), int64(t.position))
+	}
+	if t.err != nil {
+		w.rollback(t.err)
+		return false, t.err
+	}
+	if _, err := w.conn.exec(context.Background(), "COMMIT"); err != nil {
+		w.rollback(err)
+		w.last = before
+		w.broken, w.unsure = true, len(notes) > 0
+		w.restNotes()
+		for _, o := range ops {
+			o.settle(fmt.Errorf("sqlite: commit: whether the write took effect is open: %w", err))
+		}
+		return true, err
+	}
+	w.last, w.seq = t.counters, t.seq
+	w.pending = w.pending[len(notes):]
+	for _, o := range ops {
+		o.settle(nil)
+	}
+	return true, nil
+}
+
+func (w *writer) rollback(cause error) {
+	// After some errors SQLite has rolled back already, and says so.
+	_, _ = w.conn.exec(context.Background(), "ROLLBACK")
+	switch code(cause) & 0xff {
+	case sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG:
+		// The statement was to blame, not the connection.
+	default:
+		w.broken = true
+	}
+}
+
+// settle tells ops that they had no effect.
+func settle(ops []*op, err error) {
+	for _, o := range ops {
+		o.settle(fmt.Errorf("sqlite: nothing was written: %w", err))
+	}
+}
+
+// alone runs every op of a group that failed with err in a transaction of its
+// own, so that only those fail that must.
+func (w *writer) alone(err error) {
+	if len(w.group) == 1 && len(w.pending) == 0 {
+		settle(w.group, err)
+		return
+	}
+	for i := range w.group {
+		op := w.group[i : i+1]
+		if err := w.lock(); err != nil {
+			settle(w.group[i:], err)
+			break
+		}
+		if settled, err := w.commit(op, nil); !settled {
+			settle(op, err)
+		}
+	}
+	if len(w.pending) > 0 && w.writeNotes() != nil {
+		w.restNotes()
+	}
+}
+
+// finish serves what is left and closes the file.
+func (w *writer) finish() error {
+	s := w.store
+	for {
+		select {
+		case o := <-s.queue:
+			w.turn(o)
+			continue
+		default:
+		}
+		break
+	}
+	errs := []error{w.lastNotes()}
+	errs = append(errs, s.readers.close(), w.conn.close())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("sqlite: close: %w", err)
+	}
+	return nil
+}
+
+// counters are the numbers that never repeat.
+type counters struct {
+	fence, position uint64
+}
+
+func (c *conn) counters() (n counters, err error) {
+	var version int64
+	err = c.query(context.Background(), "SELECT fence, position, user_version FROM counter, pragma_user_version", func(r *row) {
+		n = counters{fence: uint64(r.int()), position: uint64(r.int())}
+		version = r.int()
+	})
+	if err == nil && version != int64(len(migrations)) {
+		err = fmt.Errorf("%w: version %d, not %d", ErrNewerSchema, version, len(migrations))
+	}
+	return n, err
+}
+
+// tx is a transaction that holds the write lock.
+type tx struct {
+	counters
+	conn     *conn
+	time     time.Time // read when the lock was won
+	now      int64     // time in microseconds
+	instance string
+	seq      uint64
+	err      error // of the first statement that failed; the transaction is lost
+}
+
+func (t *tx) exec(query string, args ...driver.Value) (int64, error) {
+	n, err := t.conn.exec(context.Background(), query, args...)
+	if err != nil && t.err == nil {
+		t.err = err
+	}
+	return n, err
+}
+
+func (t *tx) query(query string, each func(*row), args ...driver.Value) error {
+	err := t.conn.query(context.Background(), query, each, args...)
+	if err != nil && t.err == nil {
+		t.err = err
+	}
+	return err
+}
