@@ -27,6 +27,7 @@ const (
 	// Rejected: the submit is malformed; nothing was looked up.
 	Rejected
 	// Unavailable: the store could not be asked, or the guard is draining.
+	// This submit executed nothing; an earlier one of the identity may have.
 	Unavailable
 )
 
@@ -48,8 +49,8 @@ type Effect uint8
 const (
 	// EffectMaybe: it may have happened, or be about to.
 	EffectMaybe Effect = iota
-	// EffectNone: it certainly did not happen through this submit, nor
-	// through an earlier one of the same request.
+	// EffectNone: it certainly did not happen, neither through this submit
+	// nor through an earlier one of the same request.
 	EffectNone
 	// EffectDone: it happened, once, and the result is at hand.
 	EffectDone
@@ -70,7 +71,7 @@ func (a Answer) Effect() Effect {
 	switch a {
 	case Executed, Replayed:
 		return EffectDone
-	case Released, Mismatch, Rejected, Unavailable:
+	case Released, Mismatch, Rejected:
 		return EffectNone
 	}
 	return EffectMaybe
@@ -169,7 +170,7 @@ func (e *Error) Error() string {
 	case Rejected:
 		what = "the submit was rejected; nothing was executed"
 	case Unavailable:
-		what = "the record could not be consulted; nothing was executed, retry with the same key"
+		what = "the record could not be consulted, so this submit executed nothing; retry with the same key"
 	default:
 		what = e.Answer.String()
 	}

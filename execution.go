@@ -25,6 +25,7 @@ type Execution struct {
 	guard  *Guard
 	submit Submit
 	claim  Claim
+	doubt  bool // an attempt before this one may have had the effect
 
 	ctx      context.Context // of the work: detached, for calls of the store
 	cancel   context.CancelCauseFunc
@@ -223,6 +224,10 @@ func (x *Execution) finish(res Result, err error) {
 	if _, ok := err.(*PanicError); ok {
 		class, cause = classIndeterminate, "the handler panicked"
 	}
+	if class == classNoEffect && x.doubt {
+		// It speaks for this attempt only. A release would forget the other.
+		class, cause = classIndeterminate, "this attempt had no effect, but one before it may have had"
+	}
 	switch class {
 	case classFinal:
 		_ = x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error", Failed: true},
@@ -230,8 +235,10 @@ func (x *Execution) finish(res Result, err error) {
 	case classNoEffect:
 		told := x.tell("release", x.claim.Release)
 		x.ended = true
-		// A lost claim here may be the echo of a release whose answer was
-		// lost. Either way nothing happened, which is what the caller asks.
+		if errors.Is(told, ErrLostClaim) && !x.gone() {
+			x.answerFromRecord() // someone else's: what it says, goes
+			return
+		}
 		if told != nil && !errors.Is(told, ErrLostClaim) {
 			err = errors.Join(err, told)
 		}
@@ -331,6 +338,15 @@ func (x *Execution) record(s State) Record {
 		ID: x.RecordID(), Identity: x.submit.Identity, Fingerprint: x.submit.Fingerprint, State: s,
 		Fence: x.Fence(), Origin: x.submit.Origin,
 	}
+}
+
+// gone reports whether the record is certainly gone: a claim lost to its own
+// release, whose answer was lost, or to a resolution as "no effect".
+func (x *Execution) gone() bool {
+	ctx, cancel := x.guard.storeContext(x.ctx)
+	defer cancel()
+	_, err := x.guard.store.Find(ctx, x.submit.Identity)
+	return errors.Is(err, ErrNotFound)
 }
 
 // answerFromRecord answers an owner that lost its claim by what the record

@@ -90,8 +90,8 @@ type Outcome struct {
 // complete the record, NoEffect releases it, anything else (and a panic)
 // leaves it unknown.
 //
-// When ctx ends first, Do returns an InProgress error and fn goes on; before
-// the claim, ctx ending means no effect. A nil error means that the record is
+// When ctx ends first, Do returns an InProgress error and fn goes on; a ctx that
+// is over before the claim is an Unavailable error, and fn does not run. A nil error means that the record is
 // durable. A recorded failure is returned as a *RecordedError beside an
 // Executed or Replayed outcome; every other error is an *Error.
 func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (Outcome, error) {
@@ -146,11 +146,14 @@ func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error
 	a.Origin = s.Origin
 	// Each round either answers or found the record moved on since the round
 	// before, so many rounds mean many rivals, one of which is executing.
+	doubt := false
 	for range 8 {
 		asked := time.Now()
 		claim, err := g.claim(ctx, a)
 		if err == nil {
-			return newExecution(g, s, claim, asked), Outcome{}, nil
+			x := newExecution(g, s, claim, asked)
+			x.doubt = doubt
+			return x, Outcome{}, nil
 		}
 		conflict, ok := errors.AsType[*ConflictError](err)
 		if !ok {
@@ -161,6 +164,9 @@ func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error
 		if !again {
 			return nil, out, err
 		}
+		// Retry takes over without knowing what became of the earlier
+		// attempt; a resolution and a reconciliation know.
+		doubt = a.Takeover != 0 && g.policy.OnCrash == Retry && !conflict.Record.Reopened
 	}
 	out, err := failed(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
 	return nil, out, err
@@ -179,9 +185,11 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (Claim, error) {
 			g.observe.StoreFailed(ctx, StoreFailed{Scope: a.Identity.Scope, Call: "begin", Err: err})
 		}
 		if try == 2 {
-			// Begin may have been granted all the same. The caller is told
-			// "no effect", so a claim that turns up later must go.
-			if g.work.enterAbandon() {
+			// Begin may have been granted all the same. Nothing will be
+			// executed under that claim, so it must not end as an unknown
+			// outcome. A takeover is left to lapse: releasing it would
+			// forget the attempt before.
+			if a.Takeover == 0 && g.work.enterAbandon() {
 				go g.abandon(context.WithoutCancel(ctx), a)
 			}
 			return nil, err

@@ -156,7 +156,7 @@ func TestCallerGoneBeforeTheClaim(t *testing.T) {
 	cancel()
 	var e effects
 	_, err := g.Do(ctx, submit("k"), e.do)
-	if !errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, context.Canceled) {
+	if !errors.Is(err, semel.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Fatalf("told %v", err)
 	}
 	if _, err := s.Find(t.Context(), submit("k").Identity); !errors.Is(err, semel.ErrNotFound) {
@@ -624,7 +624,7 @@ func TestDrain(t *testing.T) {
 		}
 		out, err := g.Do(t.Context(), submit("new"), e.do)
 		wantAnswer(t, out, err, semel.Unavailable)
-		if !errors.Is(err, semel.ErrDraining) || !errors.Is(err, semel.ErrNoEffect) {
+		if !errors.Is(err, semel.ErrDraining) || !errors.Is(err, semel.ErrUnavailable) {
 			t.Fatalf("told %v", err)
 		}
 		close(goOn)
