@@ -1,0 +1,62 @@
+# Each target that has a "##" comment is listed by make help.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# A fresh machine may have Go unpacked without having it in its PATH.
+export PATH := $(PATH):/usr/local/go/bin
+
+# Only make build stamps the revision, and only where git tells it: not in a
+# clone that belongs to another user.
+export GOFLAGS := -buildvcs=false
+STAMP = -buildvcs=$(shell git status --porcelain >/dev/null 2>&1 && echo auto || echo false)
+
+RACE      ?= auto
+TIMEOUT   ?= 5m
+PKG       ?= work
+ARGS      ?=
+BENCH     ?= .
+BENCHTIME ?= 1s
+FUZZTIME  ?= 60s
+
+.PHONY: help run build test lint cross tidy bench fuzz tools clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=5m RACE=auto|on|off'
+	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
+
+run: build ## start the example service and the gateway before it; Ctrl-C stops both
+	@exec scripts/run.sh
+
+build: ## build bin/semel and bin/orders
+	go build $(STAMP) -o bin/semel ./cmd/semel
+	go build $(STAMP) -o bin/orders ./examples/orders
+
+test: tools ## run the tests of every module, with the race detector where it works
+	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -- $(ARGS)
+
+lint: tools ## check format, vet, staticcheck, go.mod drift and all platforms
+	@scripts/lint.sh
+
+cross: ## build every module for all platforms
+	@scripts/cross.sh
+
+tidy: ## tidy the go.mod of every module
+	@scripts/tidy.sh
+
+bench: ## run the benchmarks of every module
+	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem -timeout 0 $(ARGS) $(PKG)
+
+fuzz: ## fuzz every fuzz test for FUZZTIME
+	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)
+
+# The versions are those of internal/tools/go.mod. Outside of the workspace,
+# so that no other module's requirements can change them.
+tools:
+	@mkdir -p bin/tools
+	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./cmd/testall
+
+clean: ## remove what was built and what make run has stored
+	rm -rf bin .run

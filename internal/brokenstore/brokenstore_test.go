@@ -1,0 +1,63 @@
+package brokenstore_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/semelhq/semel/internal/brokenstore"
+	"github.com/semelhq/semel/storetest"
+)
+
+// The store that the broken ones are made of keeps every rule, skipping none:
+// what they break is their defect.
+func TestCorrect(t *testing.T) {
+	storetest.Run(t, storetest.Config{
+		Name: "correct", Virtual: true,
+		New: func(testing.TB) storetest.Harness { return brokenstore.Correct() },
+	})
+}
+
+func TestBrokenStores(t *testing.T) {
+	for _, b := range brokenstore.Stores() {
+		t.Run(b.Name, func(t *testing.T) {
+			t.Parallel()
+			t.Log(b.What)
+			var broken []string
+			for _, f := range storetest.Check(t, storetest.Config{
+				Name: b.Name, Virtual: true,
+				New: func(testing.TB) storetest.Harness { return b.Harness() },
+			}) {
+				broken = append(broken, f.Rule)
+				t.Logf("breaks %s: %s", f.Rule, f.Message)
+			}
+			for _, rule := range b.Breaks {
+				if !slices.Contains(broken, rule) {
+					t.Errorf("%s passes %s", b.Name, rule)
+				}
+			}
+		})
+	}
+}
+
+// A rule that no store can break proves nothing.
+func TestEveryRuleCanBeBroken(t *testing.T) {
+	breakers := make(map[string][]string)
+	names := make(map[string]bool)
+	for _, b := range brokenstore.Stores() {
+		if names[b.Name] || b.What == "" || len(b.Breaks) == 0 {
+			t.Errorf("broken store %q: its name is taken, or it does not say what is wrong or which rule it breaks", b.Name)
+		}
+		names[b.Name] = true
+		for _, rule := range b.Breaks {
+			if !slices.Contains(storetest.Rules(), rule) {
+				t.Errorf("broken store %q is to break %q, which is no rule", b.Name, rule)
+			}
+			breakers[rule] = append(breakers[rule], b.Name)
+		}
+	}
+	for _, rule := range storetest.Rules() {
+		if len(breakers[rule]) == 0 {
+			t.Errorf("no broken store is named to break %s", rule)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+// Command testall runs the tests of every module of the workspace, tells how
+// they go, and closes with one plain line:
+//
+//	N passed, N failed, N skipped
+//
+// Tests are counted with their subtests. A package that cannot be built, or
+// that ends without naming a failed test, counts as one failure, and so does a
+// test that began and never ended. A run in which no test ran is a failure.
+//
+// Usage: testall [flags] [arguments of go test]
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("testall", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	race := flags.String("race", "auto", "race detector: on, off, or auto (on where it works)")
+	timeout := flags.Duration("timeout", 5*time.Minute, "time limit of one package")
+	packages := flags.String("packages", "work", "package patterns, separated by spaces")
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+
+	r := newReporter(stdout)
+	note, err := "", error(nil)
+	useRace := false
+	if useRace, note, err = decideRace(*race, os.Getenv("CI") == "true", detector{ctx, stderr}); err != nil {
+		r.fail("testall", err.Error())
+		return r.close("")
+	}
+
+	// An earlier result is no proof: files and programs that a test reads
+	// outside its module are not part of the test cache's key.
+	goArgs := []string{"test", "-json", "-count=1", "-timeout=" + timeout.String()}
+	env := os.Environ()
+	switch {
+	case useRace:
+		goArgs = append(goArgs, "-race")
+	case *race == "auto":
+		// What the race detector lacks, cgo lacks as well.
+		env = append(env, "CGO_ENABLED=0")
+	}
+	goArgs = append(goArgs, flags.Args()...)
+	goArgs = append(goArgs, strings.Fields(*packages)...)
+
+	if err := goTest(ctx, r, goArgs, env, stderr); err != nil {
+		// A failed test has already been counted. What is left is a go
+		// command that failed for a reason of its own.
+		if exit := (*exec.ExitError)(nil); r.failed == 0 || !errors.As(err, &exit) {
+			r.fail("go test", err.Error())
+		}
+	}
+	if ctx.Err() != nil {
+		r.fail("testall", "interrupted")
+	}
+	return r.close(note)
+}
+
+// goTest runs the go command and feeds its events to r.
+func goTest(ctx context.Context, r *reporter, args, env []string, stderr io.Writer) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = env
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	cmd.Stderr = stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	readErr := r.read(bufio.NewReaderSize(out, 64<<10))
+	return errors.Join(cmd.Wait(), readErr)
+}
+
+func (r *reporter) read(in *bufio.Reader) error {
+	for {
+		line, err := in.ReadBytes('\n')
+		if len(line) > 0 {
+			r.line(line)
+		}
+		if errors.Is(err, io.EOF) {
+			r.finish()
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading from go test: %w", err)
+		}
+	}
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Tidies the go.mod of every module of go.work, each for itself, as its users
+# see it. There is no go work sync: it would raise every module to the highest
+# version that any of them needs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+go list -m -f '{{.Dir}}' | while read -r dir; do
+	printf 'tidy: %s\n' "$dir"
+	(cd "$dir" && GOWORK=off go mod tidy)
+done
