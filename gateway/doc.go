@@ -39,7 +39,8 @@
 // the outcome is unknown: the client gets a 409, and nothing executes under the
 // key until the record is resolved. So it is after a 502, a 504 or a 503 without
 // Retry-After from the upstream. 401, 407, 425, 429 and a 503 with Retry-After
-// mean that nothing was processed, and free the key.
+// mean that nothing was processed, and free the key. (An execution that took over
+// from a dead one frees nothing: the dead one may have had an effect.)
 //
 // An upstream that closes idle connections can make outcomes unknown: the
 // gateway may just be writing to one. Its own limit for idle connections,

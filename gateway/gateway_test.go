@@ -593,6 +593,22 @@ func TestRetryTakesOver(t *testing.T) {
 	}
 }
 
+// TestRetryIsRefused: that this attempt sent nothing says nothing of the one it
+// took over.
+func TestRetryIsRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	noError(t, err)
+	noError(t, l.Close())
+	b := newBundle(t, "http://"+l.Addr().String(), semel.Policy{OnCrash: semel.Retry}, nil)
+	lapsed := semel.NewAttempt(semel.Identity{Scope: semel.Scope{Operation: "POST /x"}, Key: "k"}, semel.Fingerprint{}, time.Nanosecond, time.Hour)
+	_, err = b.store.Begin(context.Background(), lapsed)
+	noError(t, err)
+	a := b.post("/x", "k", "{}")
+	want(t, "status", a.status, 409)
+	want(t, "problem", a.problem(t), "outcome-unknown")
+	want(t, "state", b.record().State, semel.StateUnknown)
+}
+
 func TestConfig(t *testing.T) {
 	_, err := New(Config{
 		Credentials: []string{"Idempotency-Key", "no header", "Connection", "Host"}, Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },

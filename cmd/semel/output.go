@@ -78,7 +78,7 @@ func (l listing[T]) print(asJSON, all bool, after uint64, limit int, page func(a
 			}
 			n++
 		}
-		if next = 0; false {
+		if next = 0; len(items) >= limit {
 			next = last
 		}
 		if next == 0 || !all {
