@@ -126,7 +126,7 @@ var ownerActions = []Action{
 		if m.Mutation == UnavailableIsNoEffect {
 			s.answerNoEffect()
 		}
-		if w.Saw != 0 && m.Mutation != AbandonByTakeover {
+		if (w.Saw != 0 || w.Doubt) && m.Mutation != AbandonByTakeover {
 			w.over() // left to lapse: a release would forget the claim before
 			return true
 		}
@@ -138,8 +138,10 @@ var ownerActions = []Action{
 		if w.Phase != Abandoning || m.looksFirst(s.Rec) || !m.begin(s, s.token(o), w.Saw) {
 			return false
 		}
-		w.Doubt = false
 		s.granted(o, Refused)
+		if m.Mutation == AbandonByTakeover {
+			w.Doubt = false
+		}
 		return true
 	}},
 	{"abandon: taken", "owner", func(m *Model, s *State, o int) bool {

@@ -11,9 +11,9 @@ func TestModel(t *testing.T) {
 		// mean that part of the model is out of reach.
 		states [3]int
 	}{
-		{PolicyHold, [...]int{1: 34_000, 2: 290_000}},
-		{PolicyRetry, [...]int{1: 150_000, 2: 900_000}},
-		{PolicyReconcile, [...]int{1: 80_000, 2: 590_000}},
+		{PolicyHold, [...]int{1: 35_000, 2: 300_000}},
+		{PolicyRetry, [...]int{1: 140_000, 2: 800_000}},
+		{PolicyReconcile, [...]int{1: 48_000, 2: 400_000}},
 	} {
 		t.Run(c.policy.String(), func(t *testing.T) {
 			t.Parallel()

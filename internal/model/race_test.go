@@ -2,4 +2,5 @@
 
 package model
 
+// See norace_test.go.
 const faults = 1

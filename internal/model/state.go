@@ -47,7 +47,7 @@ type Record struct {
 	Reopened bool
 	Expired  bool
 	Result   Result
-	grant     uint8 // which grant of Seen.Grants the claim is: what fence and token stand for
+	grant    uint8 // which grant of Seen.Grants the claim is: what fence and token stand for
 }
 
 func (r Record) absent() bool { return r.State == Absent || r.State == Completed && r.Expired }
