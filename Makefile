@@ -12,7 +12,7 @@ export GOFLAGS := -buildvcs=false
 STAMP = -buildvcs=$(shell git status --porcelain >/dev/null 2>&1 && echo auto || echo false)
 
 RACE      ?= auto
-TIMEOUT   ?= 5m
+TIMEOUT   ?= 10m
 PKG       ?= work
 ARGS      ?=
 BENCH     ?= .
@@ -24,7 +24,7 @@ FUZZTIME  ?= 60s
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=5m RACE=auto|on|off'
+	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=10m RACE=auto|on|off'
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
 
 run: build ## start the example service and the gateway before it; Ctrl-C stops both

@@ -48,7 +48,11 @@ func New(c Config) (*Guard, error) {
 // protects by policy p.
 func (g *Guard) With(p Policy) (*Guard, error) {
 	p = p.withDefaults()
-	if err := p.validate(); err != nil {
+	err := p.validate()
+	if p.OnCrash == Reconcile && g.resolver == nil {
+		err = errors.Join(err, fmt.Errorf("field OnCrash is reconcile, but %T is no Resolver", g.store))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("semel: policy: %w", err)
 	}
 	with := *g
@@ -144,15 +148,14 @@ func failed(e *Error) (Outcome, error) {
 func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error) {
 	a := NewAttempt(s.Identity, s.Fingerprint, g.policy.Lease, g.policy.Retention)
 	a.Origin = s.Origin
+	settled := false
 	// Each round either answers or found the record moved on since the round
 	// before, so many rounds mean many rivals, one of which is executing.
-	doubt := false
 	for range 8 {
-		asked := time.Now()
-		claim, err := g.claim(ctx, a)
+		claim, asked, err := g.claim(ctx, a)
 		if err == nil {
 			x := newExecution(g, s, claim, asked)
-			x.doubt = doubt
+			x.doubt = a.Takeover != 0 && !settled
 			return x, Outcome{}, nil
 		}
 		conflict, ok := errors.AsType[*ConflictError](err)
@@ -164,9 +167,9 @@ func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error
 		if !again {
 			return nil, out, err
 		}
-		// Retry takes over without knowing what became of the earlier
-		// attempt; a resolution and a reconciliation know.
-		doubt = a.Takeover != 0 && g.policy.OnCrash == Retry && !conflict.Record.Reopened
+		// Whoever takes over does not know what became of the attempt before,
+		// unless it was looked up just now.
+		settled = g.policy.OnCrash == Reconcile && !conflict.Record.Reopened
 	}
 	out, err := failed(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
 	return nil, out, err
@@ -174,12 +177,14 @@ func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error
 
 // claim calls Begin so that a lost answer strands no claim. It does not follow
 // ctx: a client that goes away between claim and execution would otherwise
-// leave a record that nobody owns.
-func (g *Guard) claim(ctx context.Context, a Attempt) (Claim, error) {
-	claim, err := g.beginOnce(ctx, a)
+// leave a record that nobody owns. asked is when the call that was granted was
+// made: the lease cannot have begun before.
+func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.Time, err error) {
+	asked = time.Now()
+	claim, err = g.beginOnce(ctx, a)
 	for try := 0; err != nil; try++ {
 		if isConflict(err) {
-			return nil, err
+			return nil, asked, err
 		}
 		if g.observe.StoreFailed != nil {
 			g.observe.StoreFailed(ctx, StoreFailed{Scope: a.Identity.Scope, Call: "begin", Err: err})
@@ -192,12 +197,13 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (Claim, error) {
 			if a.Takeover == 0 && g.work.enterAbandon() {
 				go g.abandon(context.WithoutCancel(ctx), a)
 			}
-			return nil, err
+			return nil, asked, err
 		}
 		pause(ctx, 20*time.Millisecond<<try)
+		asked = time.Now()
 		claim, err = g.beginOnce(ctx, a)
 	}
-	return claim, nil
+	return claim, asked, nil
 }
 
 func (g *Guard) beginOnce(ctx context.Context, a Attempt) (Claim, error) {
@@ -265,18 +271,9 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		return true, Outcome{}, nil
 	}
 
-	// Unknown, or lapsed and therefore about to be.
-	if g.policy.OnCrash == Reconcile {
-		switch decided, err := g.reconcile(ctx, a, r); {
-		case err != nil:
-			return answer(g.unknown(err))
-		case decided:
-			return true, Outcome{}, nil
-		}
-	}
+	// Unknown, or lapsed and therefore about to be. Marking it comes before
+	// anyone looks what became of the effect: see Resolution.
 	if r.State == StateInProgress && g.resolver != nil {
-		// Nobody needs this write for safety: every submit would answer
-		// unknown. It makes the record show up as what it is.
 		marked, err := g.resolve(ctx, Resolution{
 			Identity: r.Identity, Fence: r.Fence, Decision: DecideUnknown,
 			Cause: "the lease lapsed before the operation was settled", Origin: a.Origin,
@@ -285,6 +282,16 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		case err == nil:
 			r = marked
 		case errors.Is(err, ErrStaleFence), errors.Is(err, ErrNotFound):
+			return true, Outcome{}, nil
+		default:
+			return answer(g.unknown(err))
+		}
+	}
+	if g.policy.OnCrash == Reconcile {
+		switch decided, err := g.reconcile(ctx, a, r); {
+		case err != nil:
+			return answer(g.unknown(err))
+		case decided:
 			return true, Outcome{}, nil
 		}
 	}
@@ -322,9 +329,6 @@ func (g *Guard) reconcile(ctx context.Context, a *Attempt, r Record) (decided bo
 	}
 	switch finding.kind {
 	case findingPresent:
-		if g.resolver == nil {
-			return false, errors.New("reconcile: the store cannot resolve records")
-		}
 		_, err := g.resolve(ctx, Resolution{
 			Identity: r.Identity, Fence: r.Fence, Decision: DecideResult, Result: finding.result,
 			Cause: "reconciled: the effect is there", Origin: a.Origin,

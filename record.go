@@ -78,9 +78,9 @@ type Attempt struct {
 	Retention time.Duration
 
 	// Takeover is zero, or the fence of a record that the caller has seen
-	// and may take over. The store grants it only while the record still has
-	// that fence and is unknown, or in progress with a lapsed lease, by the
-	// store's clock.
+	// and may take over. Of a record the store grants that only while it still
+	// has that fence and is unknown, or in progress with a lapsed lease, by
+	// the store's clock. If there is no record any more it does not matter.
 	Takeover uint64
 }
 

@@ -51,11 +51,12 @@ type Store interface {
 	// of concurrent attempts is granted.
 	//
 	// It grants when there is no record, when the record is completed and
-	// its retention is over, when the record's claim already bears a.Token
+	// its retention is over, when the record is in progress under a.Token
 	// (the same claim again, with its lease renewed), and when a.Takeover
 	// allows it. A grant gives the record a new fence, except where it
-	// repeats the same claim. A takeover keeps the record's ID and clears
-	// Reopened; an attempt that replaces an expired record starts a new one.
+	// repeats the same claim. A takeover keeps the record's ID and
+	// fingerprint and clears Reopened; an attempt that replaces an expired
+	// record starts a new one.
 	Begin(ctx context.Context, a Attempt) (Claim, error)
 
 	// Find returns the record of id, or ErrNotFound.
@@ -67,7 +68,9 @@ type Store interface {
 //
 // A lapsed lease alone loses nothing: until the record is taken over or
 // resolved, the claim can still be renewed, completed, released or held, and
-// while the record is unknown it can still be completed or released.
+// while the record is unknown it can still be completed or released. Once the
+// claim itself has completed the record, Release, Hold and Renew are
+// ErrLostClaim and write nothing.
 //
 // A claim may live in a database transaction, which its Context carries. Then
 // Complete commits and Release and Hold roll back. Where a rollback is certain
@@ -98,8 +101,9 @@ type Claim interface {
 type Decision uint8
 
 const (
-	// DecideUnknown marks a lapsed record unknown. Only the Guard needs it.
-	// The fence stays, so the owner may still settle the record.
+	// DecideUnknown marks a lapsed record unknown, and no longer reopened.
+	// The fence stays, so the owner may still settle the record, but it can
+	// no longer renew its claim.
 	DecideUnknown Decision = iota + 1
 	// DecideResult completes the record with a result learned elsewhere.
 	DecideResult
@@ -124,9 +128,13 @@ func (d Decision) String() string {
 }
 
 // Resolution settles the record of Identity, provided that it still has Fence
-// and is unknown, or in progress with a lapsed lease. (DecideUnknown needs
-// the latter, or finds it done.) Otherwise nothing is written and the error is
+// and is unknown; DecideUnknown instead needs it in progress with a lapsed
+// lease, or finds it done. Otherwise nothing is written and the error is
 // ErrStaleFence, or ErrNotFound if there is no record.
+//
+// So the order is: mark, then look, then settle. The owner of a record that
+// has merely lapsed may come back, renew its claim and have its effect after
+// somebody looked and saw none. Of one that is marked unknown it cannot.
 //
 // Every decision but DecideUnknown ends the old claim: the record, if it
 // remains, has a new fence, and whatever the owner still tries is ErrLostClaim.
@@ -188,7 +196,7 @@ type TrailKind string
 const (
 	TrailExecuted TrailKind = "executed" // result recorded
 	TrailReleased TrailKind = "released" // certainly no effect
-	TrailHeld     TrailKind = "held"     // outcome unknown
+	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
 	TrailTakeover TrailKind = "taken_over"
 	TrailResolved TrailKind = "resolved"
 

@@ -27,6 +27,9 @@ import (
 type Harness struct {
 	// Store is fresh and empty.
 	Store semel.Store
+	// Transactional says that a claim lives in a transaction: it has no lease,
+	// and no record until it is completed.
+	Transactional bool
 	// Advance moves the store's time forward. Real stores shift their rows
 	// into the past; a Virtual one may leave it nil.
 	Advance func(d time.Duration)
@@ -147,8 +150,8 @@ func Rules() []string {
 
 type rule struct {
 	name string
-	// needs names what the rule cannot do without: open, skewed, break,
-	// backup, resolver, sweeper, lister, trail.
+	// needs names what the rule cannot do without: lease, open,
+	// skewed, break, backup, resolver, sweeper, lister, trail.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
 }
@@ -199,6 +202,7 @@ func lacks(h Harness, r rule) string {
 	_, trail := h.Store.(semel.Trail)
 	has := map[string]bool{
 		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil, "backup": h.Backup != nil,
+		"lease":    !h.Transactional,
 		"resolver": resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
 	}
 	for _, need := range r.needs {

@@ -270,6 +270,9 @@ func (p *program) settle(ctx context.Context, s store, id string, d decided, dec
 		Identity: r.Identity, Fence: r.Fence, Decision: decision,
 		Cause: fmt.Sprintf("%s (by %s)", d.because, d.by), Origin: semel.Origin{RequestID: "operator:" + d.by},
 	}
+	if r.State == semel.StateInProgress {
+		return p.markUnknown(ctx, s, r, resolution)
+	}
 	if result != nil {
 		if resolution.Result, err = result(r); err != nil {
 			return err
@@ -305,6 +308,20 @@ func (p *program) settle(ctx context.Context, s store, id string, d decided, dec
 	return err
 }
 
+// markUnknown marks a lapsed record unknown, and asks for the command again: its
+// owner could have come back since the operator looked, and no longer can.
+func (p *program) markUnknown(ctx context.Context, s store, r semel.Record, d semel.Resolution) error {
+	d.Decision, d.Cause = semel.DecideUnknown, "the lease had lapsed when an operator came to settle the record"
+	_, err := s.Resolve(ctx, d)
+	if err != nil && !errors.Is(err, semel.ErrStaleFence) && !errors.Is(err, semel.ErrNotFound) {
+		return callFault("the record could not be marked unknown", err)
+	}
+	return &fault{
+		code: exitRefused, err: fmt.Errorf("the record %s was still open to its owner, whose lease had lapsed", r.ID),
+		do: "It is marked unknown now, so the owner cannot go on any more. Look again whether the effect happened, then run this command again.",
+	}
+}
+
 // settledJSON is what was done. The names are stable.
 type settledJSON struct {
 	Decision string `json:"decision"`
@@ -334,10 +351,11 @@ func (p *program) keysReleaseCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release ID",
 		Short: "Free a key whose request certainly had no effect",
-		Long: `Removes a record that is unknown, or in progress and lapsed, because you are
-certain that its request had no effect: the next request with the key executes. It
-is short for semel keys resolve ID --as no-effect. A record that is completed, or
-in progress under a lease, is refused.`,
+		Long: `Removes a record that is unknown because you are certain that its request had no
+effect: the next request with the key executes. It is short for semel keys resolve
+ID --as no-effect. A record that is completed, or in progress under a lease, is
+refused. One that has lapsed is marked unknown first: look again, then repeat the
+command.`,
 		Example: `  semel keys release --store sqlite:semel.db 2b7e151628aed2a6abf7158809 --because "not in the bank's list" --by alice`,
 		Args:    oneID,
 	}
@@ -362,8 +380,7 @@ func (p *program) keysResolveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resolve ID",
 		Short: "Settle a record whose outcome is unknown",
-		Long: `Settles a record that is unknown, or in progress and lapsed, by what you have
-found out about its effect:
+		Long: `Settles a record that is unknown by what you have found out about its effect:
 
   --as result         It happened. Replays are answered with the answer you give
                       with --status, --header and --body.
@@ -371,8 +388,10 @@ found out about its effect:
   --as execute-again  Let the next same request execute, once more. Where the
                       effect may have happened, only if repeating it does no harm.
 
-If the owner of the record still lives it has lost its claim: what it comes to is
-not recorded. A body without a Content-Type is application/json if it is JSON, else
+A record in progress whose lease has lapsed is marked unknown first, which keeps its
+owner from coming back: look again, then repeat the command. An owner that still
+lives has then lost its claim, and what it comes to is not recorded; wait until the
+operation's deadline has passed, or it may still have its effect. A body without a Content-Type is application/json if it is JSON, else
 what its first bytes look like.`,
 		Example: `  semel keys resolve --store sqlite:semel.db ID --as result --status 201 \
       --header 'Location: /orders/17' --body @order.json --because "order 17 exists" --by alice

@@ -215,6 +215,18 @@ var claiming = []Broken{
 		},
 	},
 	{
+		Name:   "takeover-repeated-anew",
+		What:   "takes a repeated takeover for another one, so the first answer's claim is stale at birth",
+		Breaks: []string{"begin-repeats-with-its-token"},
+		change: func(s *seams) {
+			repeats, mayTake := s.repeats, s.mayTake
+			s.repeats = func(r row, a semel.Attempt) bool { return a.Takeover == 0 && repeats(r, a) }
+			s.mayTake = func(s *store, r row, a semel.Attempt, now time.Time) bool {
+				return repeats(r, a) || mayTake(s, r, a, now)
+			}
+		},
+	},
+	{
 		Name:   "repeat-leaves-the-lease",
 		What:   "grants the same claim again on what little is left of its lease",
 		Breaks: []string{"begin-repeats-with-its-token"},
@@ -441,6 +453,14 @@ var recording = []Broken{
 		},
 	},
 	{
+		Name:   "complete-without-expiry",
+		What:   "does not say until when the result will be replayed",
+		Breaks: []string{"complete-repeats"},
+		change: func(s *seams) {
+			s.claim = func(c *claim) semel.Claim { return completesWithoutExpiry{c} }
+		},
+	},
+	{
 		Name:   "release-does-nothing",
 		What:   "leaves the record of an execution that had no effect, so the key is spent",
 		Breaks: []string{"release-frees", "held-claim-may-settle"},
@@ -491,6 +511,13 @@ var recording = []Broken{
 	},
 }
 
+type completesWithoutExpiry struct{ *claim }
+
+func (c completesWithoutExpiry) Complete(ctx context.Context, r semel.Result) (time.Time, error) {
+	_, err := c.claim.Complete(ctx, r)
+	return time.Time{}, err
+}
+
 // staleReads answers Find from what this handle's Begin saw last.
 type staleReads struct {
 	*store
@@ -527,6 +554,30 @@ var timing = []Broken{
 		},
 	},
 	{
+		Name:   "retention-of-its-own",
+		What:   "keeps every result for as long as the store is configured to, whatever was asked for",
+		Breaks: []string{"replay-is-exact", "expired-is-absent"},
+		change: func(s *seams) {
+			s.complete = func(r *row, res semel.Result, now time.Time) (semel.TrailKind, error) {
+				kind, err := complete(r, res, now)
+				r.ExpiresAt = r.SettledAt.Add(48 * time.Hour)
+				return kind, err
+			}
+		},
+	},
+	{
+		Name:   "end-from-begin",
+		What:   "gives a record an end before it is completed",
+		Breaks: []string{"conflict-shows-the-record"},
+		change: func(s *seams) {
+			s.create = func(old row, a semel.Attempt, now time.Time) row {
+				r := create(old, a, now)
+				r.ExpiresAt = now.Add(a.Retention)
+				return r
+			}
+		},
+	},
+	{
 		Name:   "early-expiry",
 		What:   "lets results go before their time, as an eviction does",
 		Breaks: []string{"retention-is-kept"},
@@ -551,6 +602,20 @@ var timing = []Broken{
 			s.create = func(old row, a semel.Attempt, now time.Time) row {
 				r := create(old, a, now)
 				r.Result.Tombstone, r.Result.Reference = old.Result.Tombstone, old.Result.Reference
+				return r
+			}
+		},
+	},
+	{
+		Name:   "expired-lends-its-id",
+		What:   "gives a successor the id of the expired record, so its status link tells of another request",
+		Breaks: []string{"expired-is-absent"},
+		change: func(s *seams) {
+			s.create = func(old row, a semel.Attempt, now time.Time) row {
+				r := create(old, a, now)
+				if old.ID != "" {
+					r.ID = old.ID
+				}
 				return r
 			}
 		},
@@ -600,6 +665,18 @@ var leasing = []Broken{
 		change: func(s *seams) {
 			s.mayTake = func(s *store, r row, _ semel.Attempt, now time.Time) bool {
 				return r.State == semel.StateInProgress && s.lapsed(r, now)
+			}
+		},
+	},
+	{
+		Name:   "lapse-without-age",
+		What:   "shows a lapsed lease as just lapsed, so nobody can tell when its effects have settled",
+		Breaks: []string{"lapse-is-seen-not-granted"},
+		change: func(s *seams) {
+			s.refuse = func(r row, now time.Time) error {
+				rec := r.read(now)
+				rec.Lease = max(rec.Lease, 0)
+				return &semel.ConflictError{Record: rec}
 			}
 		},
 	},
@@ -708,6 +785,20 @@ var leasing = []Broken{
 		},
 	},
 	{
+		Name:   "takeover-keeps-the-fence",
+		What:   "gives the taker the fence of the one it took over from, so effects cannot tell them apart",
+		Breaks: []string{"takeover-needs-the-current-fence"},
+		change: func(s *seams) {
+			next := s.next
+			s.next = func(s *store, id semel.Identity) uint64 {
+				if r := s.rows[id]; r.State == semel.StateInProgress || r.State == semel.StateUnknown {
+					return r.Fence
+				}
+				return next(s, id)
+			}
+		},
+	},
+	{
 		Name:   "takeover-check-then-act",
 		What:   "looks at the lapsed lease, then takes over; others look in between",
 		Breaks: []string{"one-takeover-of-many", "resolve-as-execute-again"},
@@ -760,6 +851,14 @@ var fencing = []Broken{
 		change: func(s *seams) { s.owns = unfenced("hold") },
 	},
 	{
+		Name:   "refuses-after-writing",
+		What:   "writes the result first and finds out then that the claim is lost",
+		Breaks: []string{"stale-claim-cannot-write"},
+		change: func(s *seams) {
+			s.claim = func(c *claim) semel.Claim { return refusesAfterWriting{c} }
+		},
+	},
+	{
 		Name:   "fence-restarts-after-delete",
 		What:   "counts fences in the record, so a claim is good again once the record was deleted and claimed anew",
 		Breaks: []string{"fences-survive-deletion"},
@@ -802,6 +901,22 @@ var fencing = []Broken{
 			s.owns = func(r row, c *claim, _ string) bool { return r.Fence == c.fence }
 		},
 	},
+}
+
+type refusesAfterWriting struct{ *claim }
+
+func (c refusesAfterWriting) Complete(ctx context.Context, res semel.Result) (time.Time, error) {
+	expires, err := c.claim.Complete(ctx, res)
+	if errors.Is(err, semel.ErrLostClaim) {
+		s := c.store
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if r := s.rows[c.id]; r.State != 0 {
+			r.Result = res
+			s.rows[c.id] = r
+		}
+	}
+	return expires, err
 }
 
 // unfenced checks fence and token except in one call.
@@ -890,6 +1005,43 @@ var resolving = []Broken{
 				r = resolve(s, r, d, fence, now)
 				if d.Decision == semel.DecideExecuteAgain {
 					r.Fingerprint = semel.Fingerprint{}
+				}
+				return r
+			}
+		},
+	},
+	{
+		Name:   "reopened-for-good",
+		What:   "leaves a record reopened after the one more execution it was reopened for",
+		Breaks: []string{"resolve-as-execute-again"},
+		change: func(s *seams) {
+			s.take = func(r *row, a semel.Attempt) {
+				reopened := r.Reopened
+				take(r, a)
+				r.Reopened = reopened
+			}
+		},
+	},
+	{
+		Name:   "resolve-of-the-unmarked",
+		What:   "settles a record that has merely lapsed, whose owner may come back after somebody looked",
+		Breaks: []string{"resolve-needs-a-mark-first"},
+		change: func(s *seams) {
+			s.settles = func(s *store, r row, d semel.Resolution, now time.Time) bool {
+				return d.Fence == r.Fence && s.unsettled(s, r, now)
+			}
+		},
+	},
+	{
+		Name:   "mark-leaves-reopened",
+		What:   "marks a reopened record unknown, and lets it be executed again all the same",
+		Breaks: []string{"resolve-needs-a-mark-first"},
+		change: func(s *seams) {
+			s.resolve = func(st *store, r row, d semel.Resolution, fence func() uint64, now time.Time) row {
+				reopened := r.Reopened
+				r = resolve(st, r, d, fence, now)
+				if d.Decision == semel.DecideUnknown {
+					r.Reopened = reopened
 				}
 				return r
 			}
@@ -1056,7 +1208,9 @@ var failing = []Broken{
 		Name:   "heartbeat-failures-swallowed",
 		What:   "reports a lease as renewed that it could not write",
 		Breaks: []string{"outage-fails-closed"},
-		wrap:   func(s *store) semel.Store { return swallowsHeartbeats{s} },
+		change: func(s *seams) {
+			s.claim = func(c *claim) semel.Claim { return swallowsHeartbeats{c} }
+		},
 	},
 }
 
@@ -1080,20 +1234,10 @@ func (s outageReadsAsAbsent) Find(ctx context.Context, id semel.Identity) (semel
 	return r, err
 }
 
-type swallowsHeartbeats struct{ *store }
+type swallowsHeartbeats struct{ *claim }
 
-func (s swallowsHeartbeats) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
-	c, err := s.store.Begin(ctx, a)
-	if err != nil {
-		return nil, err
-	}
-	return swallowing{c}, nil
-}
-
-type swallowing struct{ semel.Claim }
-
-func (c swallowing) Renew(ctx context.Context) error {
-	err := c.Claim.Renew(ctx)
+func (c swallowsHeartbeats) Renew(ctx context.Context) error {
+	err := c.claim.Renew(ctx)
 	if errors.Is(err, errOutage) {
 		return nil
 	}
@@ -1178,6 +1322,17 @@ var telling = []Broken{
 		change: func(s *seams) {
 			s.enter = func(s *store, e semel.TrailEntry) {
 				e.Origin = semel.Origin{}
+				enter(s, e)
+			}
+		},
+	},
+	{
+		Name:   "trail-without-cause",
+		What:   "does not say why",
+		Breaks: []string{"trail-commits-with-the-record", "trail-tells-resolutions"},
+		change: func(s *seams) {
+			s.enter = func(s *store, e semel.TrailEntry) {
+				e.Cause = ""
 				enter(s, e)
 			}
 		},

@@ -82,6 +82,8 @@ type seams struct {
 
 	// owns says whether the claim still holds r.
 	owns func(r row, c *claim, call string) bool
+	// claim is what Begin hands out for a claim.
+	claim func(c *claim) semel.Claim
 	// context is what the claim makes of a handler's context.
 	context func(ctx context.Context) context.Context
 	// The transitions. They return what the trail tells of them.
@@ -125,13 +127,15 @@ func correct() seams {
 		refuse: func(r row, now time.Time) error { return &semel.ConflictError{Record: r.read(now)} },
 
 		owns:     func(r row, c *claim, _ string) bool { return r.Fence == c.fence && r.token == c.token },
+		claim:    func(c *claim) semel.Claim { return c },
 		context:  func(ctx context.Context) context.Context { return ctx },
 		complete: complete,
 		release:  release,
 		hold:     hold,
 		renew:    renew,
 		settles: func(s *store, r row, d semel.Resolution, now time.Time) bool {
-			return d.Fence == r.Fence && s.unsettled(s, r, now)
+			marked := r.State == semel.StateUnknown || d.Decision == semel.DecideUnknown
+			return d.Fence == r.Fence && marked && s.unsettled(s, r, now)
 		},
 		resolve: resolve,
 
@@ -219,6 +223,7 @@ func resolve(_ *store, r row, d semel.Resolution, fence func() uint64, now time.
 	switch d.Decision {
 	case semel.DecideUnknown:
 		_, _ = hold(&r, d.Cause, now)
+		r.Reopened = false
 	case semel.DecideResult:
 		_, _ = complete(&r, d.Result, now)
 		r.Fence = fence()
@@ -307,7 +312,7 @@ func (s *store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	if err != nil {
 		return nil, err
 	}
-	return c, nil
+	return s.claim(c), nil
 }
 
 func (s *store) Find(ctx context.Context, id semel.Identity) (rec semel.Record, err error) {

@@ -422,7 +422,7 @@ var reconcileActions = []Action{
 		}
 		w := &s.Owner[o]
 		w.Phase, w.Saw, w.grant = Looking, s.Rec.Fence, s.Rec.grant
-		if m.Variant == MarkFirst {
+		if m.Mutation != LookFirst {
 			m.mark(s)
 		}
 		return true
@@ -474,7 +474,7 @@ func (m *Model) mark(s *State) bool {
 // to be carried out later.
 func rule(name string, d Decision, may func(m *Model, s *State) bool) []Action {
 	look := func(m *Model, s *State) (Ruling, bool) {
-		ok := s.Rec.State == Unknown || s.Rec.open() && m.Variant != MarkFirst
+		ok := s.Rec.State == Unknown || s.Rec.open() && m.Mutation == LookFirst
 		ru := Ruling{Decision: d, Fence: s.Rec.Fence, grant: s.Rec.grant}
 		if d == DecideResult {
 			ru.Result = s.World.Result | learned

@@ -34,10 +34,9 @@
 //
 //   - An operator, or a reconciliation, takes "absent" for *no effect* only
 //     when every attempt that was granted the record is over and no request
-//     of it is under way: its deadline and the settling time have passed. An
-//     attempt that is still asking for its claim is not over, because a begin
-//     whose answer was lost revives a lapsed claim under the same fence.
-//     (Under the contracts of TestVariants it would not matter.)
+//     of it is under way: its deadline and the settling time have passed. The
+//     record must have been marked unknown before anyone looked, so that it
+//     cannot be revived in between; that much the stores enforce.
 //   - A record's retention outlasts its executions.
 //   - Under the policy retry the effect's owner is idempotent.
 //

@@ -103,11 +103,7 @@ func (m *Model) over(s *State) bool {
 		return true
 	}
 	for i := range s.Owner {
-		w := &s.Owner[i]
-		switch {
-		case w.Phase == Claimed || w.Phase == Sent:
-			return false
-		case w.asking() && s.Rec.Token == s.token(i) && m.Mutation != ResolveWhileAsking:
+		if p := s.Owner[i].Phase; p == Claimed || p == Sent {
 			return false
 		}
 	}

@@ -47,8 +47,12 @@ const (
 	CompleteAfterResolve  Mutation = "complete after resolve"
 	ResolveKeepsToken     Mutation = "a resolution leaves the claim's token"
 	ResolveWithoutFence   Mutation = "resolve without fence"
-	SweepInProgress       Mutation = "sweep of in_progress"
-	SweepEarly            Mutation = "sweep before retention is over"
+	// LookFirst: a lapsed record is resolved as it is, without being marked
+	// unknown before anyone looks what became of its effect. Meanwhile its
+	// owner can revive it under the same fence.
+	LookFirst       Mutation = "look, then resolve unmarked"
+	SweepInProgress Mutation = "sweep of in_progress"
+	SweepEarly      Mutation = "sweep before retention is over"
 )
 
 // Mutations of the guard.
@@ -77,28 +81,14 @@ const (
 // What happens if an assumption named in the package comment does not hold.
 const (
 	ResolveUnsettled   Mutation = "absent taken for no effect before the attempt is over"
-	ResolveWhileAsking Mutation = "absent taken for no effect while the attempt still asks for its claim"
 	RetentionTooShort  Mutation = "retention over before the execution is"
 	RetryNotIdempotent Mutation = "retry of an effect whose owner is not idempotent"
-)
-
-// Variant is another contract, that would do as well.
-type Variant string
-
-const (
-	// FreshRepeat: a begin that repeats a claim whose lease has lapsed gives
-	// it a new fence.
-	FreshRepeat Variant = "a repeated begin renews a lapsed claim under a new fence"
-	// MarkFirst: a lapsed record is marked unknown before anyone looks what
-	// became of its effect, and only an unknown one is resolved.
-	MarkFirst Variant = "mark, then look"
 )
 
 // Model is the configuration of one exploration.
 type Model struct {
 	Policy   Policy
 	Mutation Mutation
-	Variant  Variant
 	// Faults is how many of these may happen in one run: a call that is
 	// delayed, a ruling that is carried out late, a decision to execute
 	// again, a retention that ends. Crashes, pauses, lapses and other

@@ -29,10 +29,8 @@ func (m *Model) begin(s *State, t Token, takeover uint8) bool {
 	switch {
 	case r.absent():
 		m.grant(s, t)
-	case r.State == InProgress && same && (!r.Lapsed || m.Variant != FreshRepeat):
-		r.Lapsed = false // the same claim again
 	case r.State == InProgress && same:
-		m.grant(s, t)
+		r.Lapsed = false // the same claim again
 	case m.Mutation == BeginRevives && same:
 		s.check(CompletedKept, r.State != Completed)
 		*r = Record{State: InProgress, Fence: r.Fence, Token: r.Token, grant: r.grant}
@@ -135,7 +133,7 @@ func (m *Model) resolve(s *State, ru Ruling) bool {
 	switch {
 	case r.absent(), r.Fence != ru.Fence && m.Mutation != ResolveWithoutFence, !r.open():
 		return false
-	case m.Variant == MarkFirst && ru.Decision != DecideUnknown && r.State != Unknown:
+	case m.Mutation != LookFirst && ru.Decision != DecideUnknown && r.State != Unknown:
 		return false
 	}
 	s.check(ResolvesOwn, r.grant == ru.grant)

@@ -137,7 +137,7 @@ func (s *Store) makeRoom(id semel.Identity, now time.Time) error {
 	return nil
 }
 
-// unsettled reports whether the record may be taken over or resolved.
+// unsettled reports whether the record may be taken over, or marked unknown.
 func (r *record) unsettled(now time.Time) bool {
 	return r.State == semel.StateUnknown || r.State == semel.StateInProgress && !r.leaseEnd.After(now)
 }
@@ -169,7 +169,7 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 	if r == nil {
 		return semel.Record{}, semel.ErrNotFound
 	}
-	if r.Fence != d.Fence || !r.unsettled(now) {
+	if r.Fence != d.Fence || !r.unsettled(now) || r.State != semel.StateUnknown && d.Decision != semel.DecideUnknown {
 		return semel.Record{}, semel.ErrStaleFence
 	}
 	switch d.Decision {
@@ -177,7 +177,7 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 		if r.State == semel.StateUnknown {
 			return r.read(now), nil
 		}
-		r.State, r.SettledAt, r.Cause = semel.StateUnknown, now, d.Cause
+		r.State, r.Reopened, r.SettledAt, r.Cause = semel.StateUnknown, false, now, d.Cause
 		s.enter(now, semel.TrailHeld, r, d.Origin, "", d.Cause)
 		return r.read(now), nil
 	case semel.DecideResult:

@@ -416,7 +416,8 @@ func (t *tx) resolve(d semel.Resolution) (semel.Record, error) {
 		return semel.Record{}, err
 	case !found || rec.expired(t.now):
 		return semel.Record{}, semel.ErrNotFound
-	case rec.Fence != d.Fence || !rec.unsettled(t.now):
+	case rec.Fence != d.Fence, !rec.unsettled(t.now),
+		rec.State != semel.StateUnknown && d.Decision != semel.DecideUnknown:
 		return semel.Record{}, semel.ErrStaleFence
 	}
 	kind, label := semel.TrailResolved, d.Decision.String()
@@ -427,8 +428,8 @@ func (t *tx) resolve(d semel.Resolution) (semel.Record, error) {
 			return rec.Record, nil
 		}
 		kind, label = semel.TrailHeld, ""
-		rec.State, rec.SettledAt, rec.Cause = semel.StateUnknown, time.UnixMicro(t.now), d.Cause
-		_, err = t.exec("UPDATE record SET state = 3, settled_at = ?, cause = ? WHERE fence = ?", t.now, d.Cause, was)
+		rec.State, rec.Reopened, rec.SettledAt, rec.Cause = semel.StateUnknown, false, time.UnixMicro(t.now), d.Cause
+		_, err = t.exec("UPDATE record SET state = 3, reopened = 0, settled_at = ?, cause = ? WHERE fence = ?", t.now, d.Cause, was)
 	case semel.DecideResult:
 		t.fence++
 		expires := t.now + micros(rec.Retention)
