@@ -4,12 +4,15 @@ go 1.26.0
 
 require (
 	github.com/semelhq/semel v0.0.0
+	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	modernc.org/sqlite v1.60.1
 )
 
 require (
+	github.com/dunglas/httpsfv v1.1.2 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
+	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
 	github.com/ncruces/go-strftime v1.0.0 // indirect

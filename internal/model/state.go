@@ -245,12 +245,3 @@ func (s *State) underWay() bool {
 	}
 	return s.World.Orphans > 0
 }
-
-// asking: the attempt may call begin again, and then execute.
-func (o *Owner) asking() bool {
-	switch o.Phase {
-	case Asking, Looked, Marking, Looking, Settling:
-		return true
-	}
-	return false
-}
