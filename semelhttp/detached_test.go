@@ -492,11 +492,10 @@ func TestLostClaimAnswersFromTheRecord(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				_, err = b.store.Resolve(t.Context(), semel.Resolution{
-					Identity: x.Identity(), Fence: x.Fence(), Decision: semel.DecideResult, Result: res,
-				})
-				if err != nil {
-					t.Error(err)
+				for _, d := range []semel.Decision{semel.DecideUnknown, semel.DecideResult} {
+					if _, err := b.store.Resolve(t.Context(), semel.Resolution{Identity: x.Identity(), Fence: x.Fence(), Decision: d, Result: res}); err != nil {
+						t.Error(err)
+					}
 				}
 				w.WriteHeader(http.StatusCreated)
 				if large {
@@ -647,6 +646,21 @@ func TestStreamThatBreaksOffIsSeenToBreak(t *testing.T) {
 	}
 }
 
+// Over HTTP/2 nobody else would notice.
+func TestShortStreamAborts(t *testing.T) {
+	b := newFixture(t)
+	h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		_, _ = w.Write(make([]byte, 500))
+	}), func(c *semelhttp.Config) { c.MaxResult = 100 })
+	defer func() {
+		if v := recover(); v != http.ErrAbortHandler {
+			t.Errorf("panicked with %v", v)
+		}
+	}()
+	direct(t, h, "k", "{}")
+}
+
 // What a handler leaves running must not touch the record.
 func TestWritesAfterTheHandlerReturned(t *testing.T) {
 	b := newFixture(t)
@@ -668,33 +682,44 @@ func TestWritesAfterTheHandlerReturned(t *testing.T) {
 	}
 }
 
-// A handler that settles its claim by itself is answered from the record too.
+// A handler that settles its claim by itself is answered from the record, like
+// everybody after it.
 func TestHandlerThatCompletesItself(t *testing.T) {
-	b := newFixture(t)
-	completed, answered := make(chan struct{}), make(chan struct{})
-	h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x, _ := semel.CurrentExecution(r.Context())
-		res, err := semelhttp.EncodeResult(r.Method, http.StatusAccepted, http.Header{"X-From": {"handler"}}, nil, []byte("early"))
-		if err != nil {
-			t.Error(err)
+	for name, write := range map[string]func(w http.ResponseWriter){
+		"writing nothing":   func(http.ResponseWriter) {},
+		"writing something": func(w http.ResponseWriter) { _, _ = io.WriteString(w, "late") },
+		"writing too much":  func(w http.ResponseWriter) { _, _ = w.Write(make([]byte, 1000)) },
+	} {
+		for _, waits := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,waits=%v", name, waits), func(t *testing.T) {
+				b := newFixture(t)
+				answered := make(chan struct{})
+				h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					x, _ := semel.CurrentExecution(r.Context())
+					res, err := semelhttp.EncodeResult(r.Method, http.StatusAccepted, http.Header{"X-From": {"handler"}}, nil, []byte("early"))
+					if err != nil {
+						t.Error(err)
+					}
+					if err := x.Complete(res); err != nil {
+						t.Error(err)
+					}
+					if waits {
+						<-answered
+					}
+					write(w)
+				}), func(c *semelhttp.Config) { c.MaxResult = 100 })
+				first := direct(t, h, "k", "{}")
+				close(answered)
+				second := direct(t, h, "k", "{}")
+				if err := b.guard.Drain(t.Context()); err != nil {
+					t.Error(err)
+				}
+				wantEqual(t, "replay", second, first, ownOrHop...)
+				if first.status != http.StatusAccepted || first.body != "early" || first.replayed() || !second.replayed() {
+					t.Errorf("got %d %q, replayed %v", first.status, first.body, first.replayed())
+				}
+			})
 		}
-		if err := x.Complete(res); err != nil {
-			t.Error(err)
-		}
-		close(completed)
-		<-answered
-		_, _ = w.Write(make([]byte, 1000)) // too large, but too late for a tombstone
-	}), func(c *semelhttp.Config) { c.MaxResult = 100 })
-	first := direct(t, h, "k", "{}")
-	<-completed
-	second := direct(t, h, "k", "{}")
-	close(answered)
-	if err := b.guard.Drain(t.Context()); err != nil {
-		t.Error(err)
-	}
-	wantEqual(t, "replay", second, first, ownOrHop...)
-	if first.status != http.StatusAccepted || first.body != "early" || first.replayed() || !second.replayed() {
-		t.Errorf("got %d %q, replayed %v", first.status, first.body, first.replayed())
 	}
 }
 

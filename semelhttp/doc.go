@@ -28,7 +28,8 @@
 //     first, then the answer passes as it comes. A repetition is told that the
 //     operation completed and its result was not retained. When the client of a
 //     stream goes away, the handler of a large answer goes on and its writes are
-//     discarded; the context of an event stream is cancelled.
+//     discarded; the context of an event stream is cancelled. What happens to a
+//     stream after its tombstone changes nothing on record.
 //
 // # What is recorded
 //
@@ -42,7 +43,10 @@
 //   - A handler that panics, or whose body is shorter than its Content-Length,
 //     leaves the outcome unknown too. After the client was told, the panic goes
 //     on in the server's goroutine with its original value, for the server and
-//     the middleware around this one to see.
+//     the middleware around this one to see. (Over HTTP/2 the server then resets
+//     the stream, which clients may take for a failure to read the answer.)
+//   - A handler that calls semel.Execution.Complete has put its own result on
+//     record, and that is what its client gets; what it writes is dropped.
 //
 // A recorded result is replayed as it was: status, every value of every header,
 // trailers, the bytes of the body. Not replayed are Date, hop-by-hop fields and

@@ -181,9 +181,11 @@ type exchange struct {
 	reader bodyReader    // of the clone
 	ctx    handlerContext
 
+	began    atomic.Bool // execute has been called
 	ended    atomic.Bool // execute has ended, and rec and what follows do not change any more
 	returned bool        // the handler has returned, rather than panicked or exited
-	panicked any         // what it panicked with
+	result   semel.Result
+	panicked any // what it panicked with
 
 	mu    sync.Mutex
 	left  bool // serve has ended
@@ -275,6 +277,7 @@ func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
 
 // execute runs the handler, detached from the client.
 func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
+	e.began.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	rec := &e.rec
@@ -300,9 +303,10 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	}()
 	e.ctx = handlerContext{ctx, rec}
 	e.handle(&e.ctx, rec)
-	res, err := rec.finish()
+	var err error
+	e.result, err = rec.finish()
 	e.returned = true
-	return res, err
+	return e.result, err
 }
 
 // openRelay is called by the execution.
@@ -339,7 +343,7 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 		e.mu.Unlock()
 		switch {
 		case rl != nil && e.pass(ctx, w, rl, out.Record.ExpiresAt):
-		case rl == nil && e.ended.Load() && e.returned:
+		case rl == nil && e.ended.Load() && e.isOwn(out.Result):
 			e.own(w, out.Record.ExpiresAt)
 		default: // the handler called Complete itself
 			e.recorded(w, out, err)
@@ -356,7 +360,11 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 	case semel.Mismatch:
 		ProblemKeyMismatch.Problem().Write(w)
 	case semel.Unknown:
-		ProblemOutcomeUnknown.Problem().Write(w)
+		p := ProblemOutcomeUnknown.Problem()
+		if e.began.Load() {
+			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
+		}
+		p.Write(w)
 	case semel.Unavailable:
 		e.unavailable(ctx, w, failure)
 	default:
@@ -366,6 +374,12 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 			Detail: "The server could not name the operation. Nothing was executed.",
 		}.Write(w)
 	}
+}
+
+// isOwn reports whether r is what the handler's answer was recorded as.
+func (e *exchange) isOwn(r semel.Result) bool {
+	return e.returned && r.Tombstone == e.result.Tombstone && r.Label == e.result.Label &&
+		bytes.Equal(r.Head, e.result.Head) && bytes.Equal(r.Body, e.result.Body)
 }
 
 func (e *exchange) unavailable(ctx context.Context, w http.ResponseWriter, failure *semel.Error) {

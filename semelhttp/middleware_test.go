@@ -105,6 +105,42 @@ func setBody(r *http.Request, body io.Reader, length int64) {
 	r.Body, r.ContentLength = io.NopCloser(body), length
 }
 
+type untouchable struct{ t *testing.T }
+
+func (u untouchable) Read([]byte) (int, error) { u.t.Error("the body was read"); return 0, io.EOF }
+
+func TestBodyKnownToBeTooLargeIsNotRead(t *testing.T) {
+	b := newFixture(t)
+	h := b.protect(t, &orders{}, func(c *semelhttp.Config) { c.MaxRequestBody = 100 })
+	r := newRequest(t, http.MethodPost, "http://shop.example/orders", "k", "")
+	setBody(r, untouchable{t}, 101)
+	directRequest(h, r).want(t, semelhttp.ProblemBodyTooLarge)
+}
+
+// What a proxy behind would act on although it has been dealt with here.
+func TestHandlerCannotSendTheBodyAgain(t *testing.T) {
+	b := newFixture(t)
+	h := b.protect(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.GetBody != nil {
+			t.Error("the request has a GetBody")
+		}
+		if _, ok := r.Body.(io.Seeker); ok {
+			t.Error("the body can be rewound")
+		}
+		if r.Header.Get("Expect") != "" {
+			t.Error("the request still expects something")
+		}
+	}))
+	for _, body := range []string{"{}", ""} {
+		r := newRequest(t, http.MethodPost, "http://shop.example/orders", "k"+body, body)
+		r.Header.Set("Expect", "100-continue")
+		r.GetBody = func() (io.ReadCloser, error) { return http.NoBody, nil }
+		if a := directRequest(h, r); a.status != http.StatusOK {
+			t.Errorf("got %d", a.status)
+		}
+	}
+}
+
 func TestLargestBodyPasses(t *testing.T) {
 	for _, length := range []int64{100, -1} {
 		b := newFixture(t)

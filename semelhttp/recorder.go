@@ -214,11 +214,11 @@ func (w *recorder) pass(c chunk) (int, error) {
 		}
 	case <-w.relay.gone:
 	}
-	w.mode = discarding
 	if w.events {
 		w.cancel(errClientGone)
 		return 0, errClientGone
 	}
+	w.mode = discarding
 	return len(c.data), nil
 }
 
@@ -239,6 +239,9 @@ func (w *recorder) finish() (semel.Result, error) {
 	}
 	if err := w.verdict(); err != nil {
 		return semel.Result{}, err
+	}
+	if w.lost { // by a verdict that has changed since
+		return semel.Result{}, semel.Indeterminate("the answer was not kept", nil)
 	}
 	if w.short() {
 		return semel.Result{}, errShort

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -228,7 +229,7 @@ func TestReplayIsExact(t *testing.T) {
 				replay := post(t, s, "k", "{}")
 				effects.want(t, 1)
 
-				if original.replayed() || !replay.replayed() {
+				if original.header[semelhttp.HeaderReplayed] != nil || !replay.replayed() {
 					t.Errorf("marked as replayed: original %v, replay %v", original.replayed(), replay.replayed())
 				}
 				expires := original.header.Get(semelhttp.HeaderExpires)
@@ -251,6 +252,35 @@ func TestReplayIsExact(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Over HTTP/1.1 a bare handler with a Content-Length loses its trailers.
+func TestTrailersBehindALength(t *testing.T) {
+	b := newFixture(t)
+	s, _ := serve(t, b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "4")
+		w.Header().Set("Trailer", "Checksum")
+		_, _ = io.WriteString(w, "body")
+		w.Header().Set("Checksum", "abc")
+	})), false)
+	original, replay := post(t, s, "k", "{}"), post(t, s, "k", "{}")
+	wantEqual(t, "replay", replay, original, ownOrHop...)
+	if replay.body != "body" || replay.trailer.Get("Checksum") != "abc" {
+		t.Errorf("got %q and %v", replay.body, replay.trailer)
+	}
+}
+
+// The record must not leave it to whoever replays what the type is.
+func TestSniffedTypeIsRecorded(t *testing.T) {
+	b := newFixture(t)
+	var head []byte
+	b.hooks.completed = func(r semel.Result) { head = r.Head }
+	h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }))
+	direct(t, h, "k", "{}")
+	_, header, _, err := semelhttp.DecodeHead(head)
+	if err != nil || header.Get("Content-Type") != "text/html; charset=utf-8" {
+		t.Errorf("recorded %v, %v", header, err)
 	}
 }
 
@@ -452,9 +482,12 @@ func TestIndeterminateIsHeld(t *testing.T) {
 				w.Header().Set("X-Reason", "of the handler")
 				tc.handler(w, r)
 			}), gateway, func(c *semelhttp.Config) { c.MaxResult = 100 }), false)
-			for range 2 {
+			for i := range 2 {
 				a := post(t, s, "k", "{}")
-				a.want(t, semelhttp.ProblemOutcomeUnknown)
+				p := a.want(t, semelhttp.ProblemOutcomeUnknown)
+				if about := []string{"this request took", "An earlier request"}[i]; !strings.Contains(p.Detail, about) {
+					t.Errorf("answer %d says %q", i, p.Detail)
+				}
 				if a.header.Get("X-Reason") != "" {
 					t.Errorf("the answer holds the handler's header: %v", a.header)
 				}
