@@ -130,6 +130,11 @@ func (g *Guard) do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 	case <-x.answered:
 		return x.outcome, x.err
 	case <-ctx.Done():
+		select {
+		case <-x.answered: // both were ready
+			return x.outcome, x.err
+		default:
+		}
 		rec := x.record(StateInProgress)
 		return Outcome{Answer: InProgress, Record: rec},
 			&Error{Answer: InProgress, Record: &rec, RetryAfter: g.policy.Heartbeat, Err: context.Cause(ctx)}
@@ -265,7 +270,9 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		out, err := replay(r)
 		return false, out, err
 	case r.State == StateInProgress && !r.Lapsed():
-		return answer(&Error{Answer: InProgress, RetryAfter: r.Lease})
+		// The lease is renewed while the owner lives, so what is left of it
+		// says little about when the owner will be done.
+		return answer(&Error{Answer: InProgress, RetryAfter: min(r.Lease, g.policy.Heartbeat)})
 	case r.Reopened, g.policy.OnCrash == Retry:
 		a.Takeover = r.Fence
 		return true, Outcome{}, nil

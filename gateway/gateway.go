@@ -92,7 +92,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer g.inFlight.Add(-1)
 	if r.Method == http.MethodConnect {
 		semelhttp.Problem{
-			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semelhttp.RetryNo,
+			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
 			Detail: "The gateway is a reverse proxy and opens no tunnels.",
 		}.Write(w)
 		return
@@ -283,7 +283,7 @@ func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, err error) {
 		RetryAfter: time.Second,
 	}
 	if e.record != "" {
-		p.Retry = semelhttp.RetrySameKey
+		p.Retry = semel.RetrySameKey
 	}
 	p.Write(w)
 }

@@ -662,7 +662,7 @@ func TestStoreUnavailable(t *testing.T) {
 				var p semelhttp.Problem
 				p, err = semelhttp.ParseProblem(w.Body, w.Header().Get("Content-Type"))
 				noError(t, err)
-				want(t, "retry", p.Retry, semelhttp.RetrySameKey)
+				want(t, "retry", p.Retry, semel.RetrySameKey)
 			}
 			noError(t, g.Drain(context.Background()))
 		})

@@ -164,11 +164,11 @@ func scopeProblem(err error) (Problem, http.Header) {
 		}
 	}
 	p := Problem{
-		Status: status, Title: http.StatusText(status), Retry: RetryNo,
+		Status: status, Title: http.StatusText(status), Retry: semel.RetryNo,
 		Detail: "The request was refused before its Idempotency-Key was looked up. Nothing was executed.",
 	}
 	if status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= 500 {
-		p.Retry = RetrySameKey
+		p.Retry = semel.RetrySameKey
 	}
 	return p, header
 }

@@ -734,3 +734,34 @@ func TestInvalidStatusPanicsLikeNetHTTP(t *testing.T) {
 	}()
 	direct(t, h, "k", "{}")
 }
+
+// A transaction that was rolled back at its commit: what the handler answered
+// did not come true, so the client must not see it.
+func TestRolledBackIsNotAnsweredAsDone(t *testing.T) {
+	b := newFixture(t)
+	b.hooks.complete = func(semel.Result) error { return semel.ErrRolledBack }
+	h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, "created")
+	}))
+	a := direct(t, h, "k", "{}")
+	if p := a.problem(t); a.status != http.StatusServiceUnavailable || p.Type != semelhttp.ProblemRolledBack.Type() || p.Retry != semel.RetrySameKey || a.header.Get("Retry-After") == "" {
+		t.Fatalf("got %d %v %q", a.status, a.header, a.body)
+	}
+}
+
+// Where the policy lets the next submit settle an unknown outcome, the client is
+// told so.
+func TestUnknownUnderRetryAdvisesTheSameKey(t *testing.T) {
+	for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+		b := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = policy })
+		h := b.protect(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			semelhttp.DeclareIndeterminate(r.Context(), "cut off")
+		}))
+		want := map[semel.CrashPolicy]semel.RetryAdvice{semel.Hold: semel.RetryAfterResolution, semel.Retry: semel.RetrySameKey}[policy]
+		a := direct(t, h, "k", "{}")
+		if p := a.problem(t); a.status != http.StatusConflict || p.Retry != want || (a.header.Get("Retry-After") != "") != (policy == semel.Retry) {
+			t.Errorf("%v: got %d %v %q", policy, a.status, a.header, a.body)
+		}
+	}
+}

@@ -158,7 +158,7 @@ func (p *protector) readBody(w http.ResponseWriter, r *http.Request) (body []byt
 		// Somebody has read it before. Without it any two requests look the
 		// same, so going on would answer one with the result of another.
 		return nil, Problem{
-			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: RetryNo,
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
 			Detail: "The server read the request body before it could be protected. Nothing was executed.",
 		}, false
 	}
@@ -352,6 +352,13 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 		w.Header().Set(HeaderReplayed, "true")
 		e.recorded(w, out, err)
 	case semel.Released:
+		if errors.Is(err, semel.ErrRolledBack) {
+			// Whatever the handler answered, it did not come true.
+			p := ProblemRolledBack.Problem()
+			p.RetryAfter = max(failure.RetryAfter, time.Second)
+			p.Write(w)
+			return
+		}
 		e.own(w, time.Time{})
 	case semel.InProgress:
 		p := ProblemInProgress.Problem()
@@ -361,6 +368,7 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 		ProblemKeyMismatch.Problem().Write(w)
 	case semel.Unknown:
 		p := ProblemOutcomeUnknown.Problem()
+		p.Retry, p.RetryAfter = failure.Retry(), failure.RetryAfter
 		if e.began.Load() {
 			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
 		}
@@ -370,7 +378,7 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 	default:
 		// The key is well-formed, so it is the scope that makes no identity.
 		Problem{
-			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: RetryNo,
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
 			Detail: "The server could not name the operation. Nothing was executed.",
 		}.Write(w)
 	}
@@ -392,7 +400,7 @@ func (e *exchange) unavailable(ctx context.Context, w http.ResponseWriter, failu
 	p := ProblemStoreUnavailable.Problem()
 	if draining {
 		p = Problem{
-			Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable), Retry: RetrySameKey,
+			Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable), Retry: semel.RetrySameKey,
 			Detail: "The server is stopping and takes no new work. Nothing was executed.",
 		}
 	}
@@ -438,7 +446,7 @@ func (e *exchange) own(w http.ResponseWriter, expires time.Time) {
 	e.ownHeader(w)
 	if rec.lost {
 		Problem{
-			Status: rec.status, Title: http.StatusText(rec.status), Retry: RetrySameKey,
+			Status: rec.status, Title: http.StatusText(rec.status), Retry: semel.RetrySameKey,
 			Detail: "The operation had no effect. Its answer was too large to be passed on.",
 		}.Write(w)
 		return

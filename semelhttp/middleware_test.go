@@ -220,7 +220,7 @@ func TestBodyReadBeforeIsRefused(t *testing.T) {
 			if strings.Contains(name, "unknown") {
 				r.ContentLength = -1
 			}
-			if a := mustSend(t, s, r); a.status != http.StatusInternalServerError || a.problem(t).Retry != semelhttp.RetryNo {
+			if a := mustSend(t, s, r); a.status != http.StatusInternalServerError || a.problem(t).Retry != semel.RetryNo {
 				t.Errorf("got %d %s", a.status, a.body)
 			}
 			effects.want(t, 0)
@@ -344,14 +344,14 @@ func TestScopeRefuses(t *testing.T) {
 		name   string
 		err    error
 		status int
-		retry  semelhttp.Retry
+		retry  semel.RetryAdvice
 	}{
-		{"any error", errors.New("secret reason"), 401, semelhttp.RetrySameKey},
-		{"no status", &semelhttp.ScopeError{Err: errors.New("secret reason")}, 401, semelhttp.RetrySameKey},
-		{"status of no error", &semelhttp.ScopeError{Status: 200}, 401, semelhttp.RetrySameKey},
-		{"401", &semelhttp.ScopeError{Status: 401, Header: http.Header{"Www-Authenticate": {"Bearer"}}}, 401, semelhttp.RetrySameKey},
-		{"403", fmt.Errorf("wrapped: %w", &semelhttp.ScopeError{Status: 403, Err: errors.New("secret reason")}), 403, semelhttp.RetryNo},
-		{"503", &semelhttp.ScopeError{Status: 503}, 503, semelhttp.RetrySameKey},
+		{"any error", errors.New("secret reason"), 401, semel.RetrySameKey},
+		{"no status", &semelhttp.ScopeError{Err: errors.New("secret reason")}, 401, semel.RetrySameKey},
+		{"status of no error", &semelhttp.ScopeError{Status: 200}, 401, semel.RetrySameKey},
+		{"401", &semelhttp.ScopeError{Status: 401, Header: http.Header{"Www-Authenticate": {"Bearer"}}}, 401, semel.RetrySameKey},
+		{"403", fmt.Errorf("wrapped: %w", &semelhttp.ScopeError{Status: 403, Err: errors.New("secret reason")}), 403, semel.RetryNo},
+		{"503", &semelhttp.ScopeError{Status: 503}, 503, semel.RetrySameKey},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b, effects := newFixture(t), &orders{}
@@ -379,7 +379,7 @@ func TestScopeThatIsNoIdentity(t *testing.T) {
 			return semel.Scope{Actor: strings.Repeat("a", 256), Operation: "o"}, nil
 		}
 	})
-	if a := direct(t, h, "k", "{}"); a.status != http.StatusInternalServerError || a.problem(t).Retry != semelhttp.RetryNo {
+	if a := direct(t, h, "k", "{}"); a.status != http.StatusInternalServerError || a.problem(t).Retry != semel.RetryNo {
 		t.Errorf("got %d %s", a.status, a.body)
 	}
 	effects.want(t, 0)
@@ -449,7 +449,7 @@ func TestMismatchInEveryState(t *testing.T) {
 			func(t *testing.T, b *fixture, _ http.Handler) { begin(t, b, 15*time.Second) },
 			func(t *testing.T, a answer) {
 				a.want(t, semelhttp.ProblemInProgress)
-				if got := a.header.Get("Retry-After"); got != "15" {
+				if got := a.header.Get("Retry-After"); got != "5" {
 					t.Errorf("Retry-After is %q", got)
 				}
 			},
@@ -647,7 +647,7 @@ func TestDraining(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := direct(t, h, "k", "{}")
-		if p := a.problem(t); a.status != http.StatusServiceUnavailable || p.Retry != semelhttp.RetrySameKey || a.header.Get("Retry-After") != "1" {
+		if p := a.problem(t); a.status != http.StatusServiceUnavailable || p.Retry != semel.RetrySameKey || a.header.Get("Retry-After") != "1" {
 			t.Errorf("got %d %v %s", a.status, a.header, a.body)
 		}
 		effects.want(t, 0)

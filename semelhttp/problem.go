@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel"
 )
 
 // ContentTypeProblem is the media type of problem details (RFC 9457).
@@ -19,23 +21,6 @@ const ContentTypeProblem = "application/problem+json"
 // problemBase is where the cases are documented. Each case is a heading there,
 // so a problem's type can be followed to read what to do.
 const problemBase = "https://github.com/semelhq/semel/blob/main/docs/http.md#"
-
-// Retry tells a client what it may send after a problem.
-type Retry string
-
-const (
-	// RetrySameKey: send the same request with the same key again, after
-	// Retry-After if there is one.
-	RetrySameKey Retry = "same-key"
-	// RetryNewKey: nothing was executed and nothing is recorded; correct the
-	// request and send it with a fresh key.
-	RetryNewKey Retry = "new-key"
-	// RetryAfterResolution: send the same request with the same key once the
-	// outcome is known. Another key could cause the effect twice.
-	RetryAfterResolution Retry = "after-resolution"
-	// RetryNo: sending this again cannot help.
-	RetryNo Retry = "no"
-)
 
 // ProblemCase is one reason why a protected request was not answered with a
 // result. Its names are stable.
@@ -50,50 +35,55 @@ const (
 	ProblemOutcomeUnknown    ProblemCase = "outcome-unknown"
 	ProblemResultNotRetained ProblemCase = "result-not-retained"
 	ProblemStoreUnavailable  ProblemCase = "store-unavailable"
+	ProblemRolledBack        ProblemCase = "rolled-back"
 	ProblemBodyTooLarge      ProblemCase = "body-too-large"
 	ProblemBodyUnreadable    ProblemCase = "body-unreadable"
 )
 
 var problemCases = map[ProblemCase]struct {
 	status int
-	retry  Retry
+	retry  semel.RetryAdvice
 	title  string
 	detail string
 }{
 	ProblemKeyMissing: {
-		http.StatusBadRequest, RetryNewKey, "Idempotency-Key is missing",
+		http.StatusBadRequest, semel.RetryNewKey, "Idempotency-Key is missing",
 		"This operation requires an Idempotency-Key header. Nothing was executed.",
 	},
 	ProblemKeyMalformed: {
-		http.StatusBadRequest, RetryNewKey, "Idempotency-Key is malformed",
+		http.StatusBadRequest, semel.RetryNewKey, "Idempotency-Key is malformed",
 		"The Idempotency-Key header cannot be used. Nothing was executed.",
 	},
 	ProblemKeyMismatch: {
-		http.StatusUnprocessableEntity, RetryNo, "Idempotency-Key is already used",
+		http.StatusUnprocessableEntity, semel.RetryNo, "Idempotency-Key is already used",
 		"This Idempotency-Key was used for a different request. This request was not executed. A key stands for one request: if this one is meant as a new operation, it needs a key of its own.",
 	},
 	ProblemInProgress: {
-		http.StatusConflict, RetrySameKey, "A request is outstanding for this Idempotency-Key",
+		http.StatusConflict, semel.RetrySameKey, "A request is outstanding for this Idempotency-Key",
 		"An earlier request with this Idempotency-Key is still running. Ask again with the same key for its result.",
 	},
 	ProblemOutcomeUnknown: {
-		http.StatusConflict, RetryAfterResolution, "The outcome of this operation is unknown",
+		http.StatusConflict, semel.RetryAfterResolution, "The outcome of this operation is unknown",
 		"An earlier request with this Idempotency-Key was cut off, and it is not known whether it took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice.",
 	},
 	ProblemResultNotRetained: {
-		http.StatusConflict, RetryNo, "The operation completed, but its result was not retained",
+		http.StatusConflict, semel.RetryNo, "The operation completed, but its result was not retained",
 		"The operation with this Idempotency-Key completed and is not executed again. Its answer could not be kept for replay.",
 	},
 	ProblemStoreUnavailable: {
-		http.StatusServiceUnavailable, RetrySameKey, "The idempotency store is unavailable",
+		http.StatusServiceUnavailable, semel.RetrySameKey, "The idempotency store is unavailable",
 		"This request cannot be protected from double execution now, so it was not executed.",
 	},
+	ProblemRolledBack: {
+		http.StatusServiceUnavailable, semel.RetrySameKey, "The operation was rolled back",
+		"The operation ran in a transaction that was rolled back, so it certainly had no effect. Send the same request with the same key again.",
+	},
 	ProblemBodyTooLarge: {
-		http.StatusRequestEntityTooLarge, RetryNo, "The request body is too large to be protected",
+		http.StatusRequestEntityTooLarge, semel.RetryNo, "The request body is too large to be protected",
 		"The request body is larger than this operation accepts. Nothing was executed.",
 	},
 	ProblemBodyUnreadable: {
-		http.StatusBadRequest, RetrySameKey, "The request body could not be read",
+		http.StatusBadRequest, semel.RetrySameKey, "The request body could not be read",
 		"The request body ended early or was not well-formed in transfer. Nothing was executed.",
 	},
 }
@@ -129,7 +119,7 @@ type Problem struct {
 	Instance string
 
 	// Retry tells what to send next. Empty means that it was not said.
-	Retry Retry
+	Retry semel.RetryAdvice
 	// StatusURL is where the operation can be watched.
 	StatusURL string
 	// Reference names the resource that the operation created.
@@ -142,14 +132,14 @@ type Problem struct {
 
 // problemMembers are a problem's members in the order in which they are sent.
 type problemMembers struct {
-	Type      string `json:"type,omitempty"`
-	Title     string `json:"title,omitempty"`
-	Status    int    `json:"status,omitempty"`
-	Detail    string `json:"detail,omitempty"`
-	Instance  string `json:"instance,omitempty"`
-	Retry     Retry  `json:"retry,omitempty"`
-	StatusURL string `json:"status_url,omitempty"`
-	Reference string `json:"reference,omitempty"`
+	Type      string            `json:"type,omitempty"`
+	Title     string            `json:"title,omitempty"`
+	Status    int               `json:"status,omitempty"`
+	Detail    string            `json:"detail,omitempty"`
+	Instance  string            `json:"instance,omitempty"`
+	Retry     semel.RetryAdvice `json:"retry,omitempty"`
+	StatusURL string            `json:"status_url,omitempty"`
+	Reference string            `json:"reference,omitempty"`
 }
 
 // Case returns the case that p is of, and false for problems of other origin.
@@ -232,13 +222,13 @@ func ParseProblem(r io.Reader, contentType string) (Problem, error) {
 	}
 	p := Problem{
 		Type: text("type"), Title: text("title"), Detail: text("detail"), Instance: text("instance"),
-		Retry: Retry(text("retry")), StatusURL: text("status_url"), Reference: text("reference"),
+		Retry: semel.RetryAdvice(text("retry")), StatusURL: text("status_url"), Reference: text("reference"),
 	}
 	if p.Type == "" {
 		p.Type = "about:blank"
 	}
 	switch p.Retry {
-	case RetrySameKey, RetryNewKey, RetryAfterResolution, RetryNo:
+	case semel.RetrySameKey, semel.RetryNewKey, semel.RetryAfterResolution, semel.RetryNo:
 	default:
 		p.Retry = ""
 	}

@@ -8,18 +8,21 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/semelhq/semel"
 )
 
 // What clients rely on: type, status and retry of every case.
 func TestProblemCases(t *testing.T) {
 	want := map[ProblemCase]struct {
 		status int
-		retry  Retry
+		retry  semel.RetryAdvice
 	}{
 		"key-missing":         {400, "new-key"},
 		"key-malformed":       {400, "new-key"},
@@ -28,6 +31,7 @@ func TestProblemCases(t *testing.T) {
 		"outcome-unknown":     {409, "after-resolution"},
 		"result-not-retained": {409, "no"},
 		"store-unavailable":   {503, "same-key"},
+		"rolled-back":         {503, "same-key"},
 		"body-too-large":      {413, "no"},
 		"body-unreadable":     {400, "same-key"},
 	}
@@ -135,7 +139,7 @@ func TestParseProblemIsTolerant(t *testing.T) {
 		body string
 		want Problem
 	}{
-		"unknown members":      {`{"type":"t","status":409,"x":{"type":"u"},"retry":"no"}`, Problem{Type: "t", Status: 409, Retry: RetryNo}},
+		"unknown members":      {`{"type":"t","status":409,"x":{"type":"u"},"retry":"no"}`, Problem{Type: "t", Status: 409, Retry: semel.RetryNo}},
 		"wrong types":          {`{"type":1,"title":{},"status":"409","detail":[],"instance":null,"retry":true,"status_url":3,"reference":{}}`, Problem{Type: "about:blank"}},
 		"one wrong type":       {`{"title":5,"detail":"d"}`, Problem{Type: "about:blank", Detail: "d"}},
 		"empty":                {`{}`, Problem{Type: "about:blank"}},
@@ -221,4 +225,17 @@ func FuzzParseProblem(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", p, again, err)
 		}
 	})
+}
+
+// A problem's type leads to its documentation.
+func TestProblemTypesAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../docs/http.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range problemCases {
+		if !strings.Contains(string(doc), "\n### "+string(name)+"\n") {
+			t.Errorf("docs/http.md has no heading %q", name)
+		}
+	}
 }

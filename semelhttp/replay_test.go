@@ -423,7 +423,7 @@ func TestNoEffectTooLargeToPassOn(t *testing.T) {
 	s, _ := serve(t, h, false)
 	for range 2 {
 		a := post(t, s, "k", "{}")
-		if p := a.problem(t); a.status != http.StatusTooManyRequests || p.Status != a.status || p.Retry != semelhttp.RetrySameKey || a.header.Get("Retry-After") != "7" || a.header.Get("Content-Encoding") != "" {
+		if p := a.problem(t); a.status != http.StatusTooManyRequests || p.Status != a.status || p.Retry != semel.RetrySameKey || a.header.Get("Retry-After") != "7" || a.header.Get("Content-Encoding") != "" {
 			t.Errorf("got %d %v %q", a.status, a.header, a.body)
 		}
 	}
