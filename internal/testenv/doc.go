@@ -1,0 +1,24 @@
+// Package testenv starts the servers that tests need: private, on free loopback
+// ports, as an unprivileged user, and gone when the test binary is gone, however
+// it ends.
+//
+// A server is started from the programs found on the machine. On Debian, where
+// they are missing and the user is root, their package is installed first,
+// without a service being enabled or started. Where a server can be had neither
+// way the test is skipped with a message that starts with "testenv: "; with
+// CI=true in the environment it fails instead.
+package testenv
+
+import (
+	"os"
+	"testing"
+)
+
+// missing ends the test, because err keeps the environment from being had.
+func missing(t testing.TB, err error) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("testenv: %v", err)
+	}
+	t.Skipf("testenv: %v", err)
+}

@@ -1,0 +1,366 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ErrNotYours: a handler tried to end the transaction that its claim lives in.
+// The store commits it with the record, or rolls it back.
+var ErrNotYours = errors.New("postgres: the transaction is the store's to commit or roll back")
+
+// errHandlerEnded is why a claim cannot say what became of its work.
+var errHandlerEnded = errors.New("postgres: the handler ended the transaction itself; what it had done may have been committed without a record")
+
+type (
+	claimTxKey  struct{}
+	joinedTxKey struct{}
+)
+
+// Tx returns the transaction of the claim that a handler works under, for all
+// that the handler changes. It commits with the record; the handler can neither
+// commit nor roll it back (ErrNotYours), but may nest transactions in it with
+// Begin. It ends with the claim: then its methods fail with pgx.ErrTxClosed.
+func Tx(ctx context.Context) (pgx.Tx, bool) {
+	tx, ok := ctx.Value(claimTxKey{}).(pgx.Tx)
+	return tx, ok
+}
+
+// WithTx has claims that are begun with the returned context join tx instead of
+// a transaction of their own: the record commits if and when the caller commits.
+// So an answer Executed is only as good as that commit; do not pass it on before.
+// A claim that is released, held or rolled back takes back what its handler did
+// and leaves tx usable, at a savepoint. tx must not be used for anything else
+// before the guard has answered.
+//
+// At repeatable read and above, tx may have been begun too early to see a record
+// that has been committed since. Begin fails then with SQLSTATE 40001, and the
+// caller has to roll back and start over.
+//
+// The returned context is not cancelled with ctx, so that a guard does not
+// answer while the handler still uses tx. The policy's deadline bounds the wait.
+func WithTx(ctx context.Context, tx pgx.Tx) context.Context {
+	return context.WithValue(context.WithoutCancel(ctx), joinedTxKey{}, tx)
+}
+
+func joinedTx(ctx context.Context) (pgx.Tx, bool) {
+	tx, ok := ctx.Value(joinedTxKey{}).(pgx.Tx)
+	return tx, ok && tx != nil
+}
+
+// gate keeps a handler and the store apart on the one connection they share. A
+// handler's calls pass it at the same time, as far as it is concerned; the
+// store waits until none is inside.
+type gate struct {
+	mu     sync.Mutex
+	inside int
+	shut   bool          // for good: the claim is being settled
+	store  chan struct{} // not nil while the store is inside; closed when it leaves
+	idle   chan struct{} // not nil while the store waits; closed when inside is 0
+}
+
+// enter lets a handler's call in.
+func (g *gate) enter(ctx context.Context) error {
+	for {
+		g.mu.Lock()
+		if g.shut {
+			g.mu.Unlock()
+			return pgx.ErrTxClosed
+		}
+		wait := g.store
+		if wait == nil {
+			g.inside++
+			g.mu.Unlock()
+			return nil
+		}
+		g.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside--
+	if g.inside == 0 && g.idle != nil {
+		close(g.idle)
+		g.idle = nil
+	}
+}
+
+// try lets the store in if nobody is inside.
+func (g *gate) try() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.inside > 0 || g.store != nil || g.shut {
+		return false
+	}
+	g.store = make(chan struct{})
+	return true
+}
+
+func (g *gate) storeLeaves() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.store)
+	g.store = nil
+}
+
+// close shuts the gate to the handler for good and waits until nobody is inside.
+// impatient is called once if that takes any time.
+func (g *gate) close(ctx context.Context, impatient func()) error {
+	for {
+		g.mu.Lock()
+		g.shut = true
+		wait := g.store
+		if wait == nil && g.inside > 0 {
+			if g.idle == nil {
+				g.idle = make(chan struct{})
+			}
+			wait = g.idle
+		}
+		g.mu.Unlock()
+		if wait == nil {
+			return nil
+		}
+		if impatient != nil {
+			impatient()
+			impatient = nil
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// handlerTx is a claim's transaction in the hands of its handler.
+type handlerTx struct {
+	pgx.Tx // the claim's, or one nested in it
+	gate   *gate
+	nested bool
+}
+
+// endsTransaction reports whether a statement would end the transaction. It
+// keeps accidents out, not malice: what slips through is found out when the
+// claim is settled, because our savepoint is gone.
+func endsTransaction(sql string) bool {
+	words := strings.Fields(strings.ToLower(strings.NewReplacer(";", " ; ").Replace(sql[:min(len(sql), 80)])))
+	if len(words) == 0 {
+		return false
+	}
+	switch words[0] {
+	case "commit", "end", "abort":
+		return true
+	case "rollback":
+		for _, w := range words[1:] {
+			switch w {
+			case "work", "transaction":
+			case "to":
+				return false
+			default:
+				return true
+			}
+		}
+		return true
+	case "prepare":
+		return len(words) > 1 && words[1] == "transaction"
+	}
+	return false
+}
+
+func (t *handlerTx) enter(ctx context.Context, sql string) error {
+	if endsTransaction(sql) {
+		return ErrNotYours
+	}
+	return t.gate.enter(ctx)
+}
+
+func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := t.gate.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer t.gate.leave()
+	tx, err := t.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &handlerTx{Tx: tx, gate: t.gate, nested: true}, nil
+}
+
+func (t *handlerTx) Commit(ctx context.Context) error {
+	if !t.nested {
+		return ErrNotYours
+	}
+	if err := t.gate.enter(ctx); err != nil {
+		return err
+	}
+	defer t.gate.leave()
+	return t.Tx.Commit(ctx)
+}
+
+func (t *handlerTx) Rollback(ctx context.Context) error {
+	if !t.nested {
+		return ErrNotYours
+	}
+	if err := t.gate.enter(ctx); err != nil {
+		return err
+	}
+	defer t.gate.leave()
+	return t.Tx.Rollback(ctx)
+}
+
+func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	if err := t.gate.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer t.gate.leave()
+	return t.Tx.CopyFrom(ctx, table, columns, rows)
+}
+
+func (t *handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := t.enter(ctx, sql); err != nil {
+		return nil, err
+	}
+	defer t.gate.leave()
+	return t.Tx.Prepare(ctx, name, sql)
+}
+
+func (t *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.enter(ctx, sql); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer t.gate.leave()
+	return t.Tx.Exec(ctx, sql, args...)
+}
+
+func (t *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.enter(ctx, sql); err != nil {
+		return failedRows(err), err
+	}
+	defer t.gate.leave()
+	rows, err := t.Tx.Query(ctx, sql, args...)
+	return &handlerRows{Rows: rows, gate: t.gate}, err
+}
+
+func (t *handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := t.enter(ctx, sql); err != nil {
+		return failedRow{err}
+	}
+	defer t.gate.leave()
+	return handlerRow{t.Tx.QueryRow(ctx, sql, args...), t.gate}
+}
+
+func (t *handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		if endsTransaction(q.SQL) {
+			return pgx.FailedBatchResults(b, ErrNotYours)
+		}
+	}
+	if err := t.gate.enter(ctx); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	defer t.gate.leave()
+	return &handlerBatch{BatchResults: t.Tx.SendBatch(ctx, b), gate: t.gate}
+}
+
+// handlerRows passes the gate where rows are read from the connection.
+type handlerRows struct {
+	pgx.Rows
+	gate *gate
+}
+
+func (r *handlerRows) Next() bool {
+	if r.gate.enter(context.Background()) != nil {
+		return false // the claim has been settled, and its connection is gone
+	}
+	defer r.gate.leave()
+	return r.Rows.Next()
+}
+
+func (r *handlerRows) Err() error {
+	if err := r.gate.enter(context.Background()); err != nil {
+		return err
+	}
+	defer r.gate.leave()
+	return r.Rows.Err()
+}
+
+func (r *handlerRows) Close() {
+	if r.gate.enter(context.Background()) != nil {
+		return
+	}
+	defer r.gate.leave()
+	r.Rows.Close()
+}
+
+type handlerRow struct {
+	row  pgx.Row
+	gate *gate
+}
+
+func (r handlerRow) Scan(dest ...any) error {
+	if err := r.gate.enter(context.Background()); err != nil {
+		return err
+	}
+	defer r.gate.leave()
+	return r.row.Scan(dest...)
+}
+
+type failedRow struct{ err error }
+
+func (r failedRow) Scan(...any) error { return r.err }
+
+// failedRows are rows that have only an error.
+func failedRows(err error) pgx.Rows {
+	rows, _ := pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+	return rows
+}
+
+type handlerBatch struct {
+	pgx.BatchResults
+	gate *gate
+}
+
+func (b *handlerBatch) Exec() (pgconn.CommandTag, error) {
+	if err := b.gate.enter(context.Background()); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer b.gate.leave()
+	return b.BatchResults.Exec()
+}
+
+func (b *handlerBatch) Query() (pgx.Rows, error) {
+	if err := b.gate.enter(context.Background()); err != nil {
+		return failedRows(err), err
+	}
+	defer b.gate.leave()
+	rows, err := b.BatchResults.Query()
+	return &handlerRows{Rows: rows, gate: b.gate}, err
+}
+
+func (b *handlerBatch) QueryRow() pgx.Row {
+	if err := b.gate.enter(context.Background()); err != nil {
+		return failedRow{err}
+	}
+	defer b.gate.leave()
+	return handlerRow{b.BatchResults.QueryRow(), b.gate}
+}
+
+func (b *handlerBatch) Close() error {
+	if err := b.gate.enter(context.Background()); err != nil {
+		return err
+	}
+	defer b.gate.leave()
+	return b.BatchResults.Close()
+}

@@ -1,0 +1,144 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/semelhq/semel"
+)
+
+// claim is a claim on the committed record with its fence and token.
+type claim struct {
+	store  *Store
+	record string
+	fence  uint64
+	token  semel.Token
+	lease  time.Duration
+}
+
+func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	// Each round finds the record or, where another attempt came between the
+	// look and the write, looks again.
+	for {
+		granted := false
+		rec, err := again(ctx, s, func() (stored, error) {
+			return scanRecord(s.pool.QueryRow(ctx, s.sql.begin, append(identityArgs(a.Identity),
+				a.Token[:], a.ID, a.Lease, a.Retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
+				a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID)...), &granted)
+		})
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		c := &claim{store: s, record: rec.ID, fence: rec.Fence, token: a.Token, lease: a.Lease}
+		switch {
+		case granted:
+			return c, nil
+		case rec.sameClaim(a.Token):
+			err = c.Renew(ctx)
+		case a.Takeover == rec.Fence && rec.unsettled():
+			c.fence, err = s.takeOver(ctx, a)
+		default:
+			return nil, &semel.ConflictError{Record: rec.Record}
+		}
+		if !errors.Is(err, semel.ErrLostClaim) {
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		}
+	}
+}
+
+func (s *Store) takeOver(ctx context.Context, a semel.Attempt) (uint64, error) {
+	fence, err := s.write(ctx, s.sql.takeover, int64(a.Takeover), a.Token[:], a.Lease, a.Retention,
+		a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID, s.instance)
+	return uint64(fence), err
+}
+
+// write runs a statement that answers with a fence where it wrote; where it did
+// not, the error is ErrLostClaim.
+func (s *Store) write(ctx context.Context, sql string, args ...any) (fence int64, err error) {
+	return again(ctx, s, func() (fence int64, err error) {
+		err = s.pool.QueryRow(ctx, sql, args...).Scan(&fence)
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = semel.ErrLostClaim
+		}
+		return fence, err
+	})
+}
+
+func (c *claim) Context(ctx context.Context) context.Context { return ctx }
+func (c *claim) RecordID() string                            { return c.record }
+func (c *claim) Fence() uint64                               { return c.fence }
+
+// Complete implements semel.Claim.
+func (c *claim) Complete(ctx context.Context, r semel.Result) (time.Time, error) {
+	if err := c.store.checkResult(r); err != nil {
+		return time.Time{}, err
+	}
+	args := append([]any{int64(c.fence), c.token[:]}, resultArgs(r)...)
+	args = append(args, c.store.instance)
+	expires, err := again(ctx, c.store, func() (t time.Time, err error) {
+		err = c.store.pool.QueryRow(ctx, c.store.sql.complete, args...).Scan(&t)
+		return t, err
+	})
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return expires, err
+	}
+	state, expires, err := c.store.claimState(ctx, c.store.pool, c.fence, c.token)
+	if err == nil && state != semel.StateCompleted {
+		err = semel.ErrLostClaim
+	}
+	return expires, err // completed before
+}
+
+// claimState says how the record of a claim stands. The error is ErrLostClaim
+// where it is another claim's now, or expired, or gone.
+func (s *Store) claimState(ctx context.Context, q querier, fence uint64, token semel.Token) (semel.State, time.Time, error) {
+	var (
+		state   int16
+		expires *time.Time
+		over    bool
+	)
+	err := q.QueryRow(ctx, s.sql.claim, int64(fence), token[:]).Scan(&state, &expires, &over)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows), err == nil && over:
+		return 0, time.Time{}, semel.ErrLostClaim
+	case err != nil:
+		return 0, time.Time{}, err
+	case expires == nil:
+		return semel.State(state), time.Time{}, nil
+	}
+	return semel.State(state), *expires, nil
+}
+
+// Release implements semel.Claim.
+func (c *claim) Release(ctx context.Context) error {
+	_, err := c.store.write(ctx, c.store.sql.release, int64(c.fence), c.token[:], c.store.instance)
+	return err
+}
+
+// Hold implements semel.Claim.
+func (c *claim) Hold(ctx context.Context, cause string) error {
+	_, err := c.store.write(ctx, c.store.sql.hold, int64(c.fence), c.token[:], text(cause), c.store.instance)
+	if !errors.Is(err, semel.ErrLostClaim) {
+		return err
+	}
+	state, _, err := c.store.claimState(ctx, c.store.pool, c.fence, c.token)
+	if err == nil && state != semel.StateUnknown {
+		err = semel.ErrLostClaim
+	}
+	return err // held before
+}
+
+// Renew implements semel.Claim.
+func (c *claim) Renew(ctx context.Context) error {
+	_, err := c.store.write(ctx, c.store.sql.renew, int64(c.fence), c.token[:], c.lease)
+	return err
+}

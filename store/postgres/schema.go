@@ -1,0 +1,123 @@
+package postgres
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Each file of schema/ takes the schema from one version to the next. A file
+// that has been released is never changed. {s} stands for the schema's name.
+//
+//go:embed schema/*.sql
+var schemaFiles embed.FS
+
+var (
+	// ErrNewerSchema: the tables were made by a newer version of this package.
+	ErrNewerSchema = errors.New("postgres: the database has a newer schema than this program knows")
+	// ErrOlderSchema: the tables are missing or of an older version, and
+	// Config.NoMigrate keeps New from changing that.
+	ErrOlderSchema = errors.New("postgres: the database's schema has to be migrated")
+)
+
+var migrations = func() (all []string) {
+	names, err := fs.Glob(schemaFiles, "schema/*.sql") // sorted
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range names {
+		ddl, err := schemaFiles.ReadFile(name)
+		if err != nil {
+			panic(err)
+		}
+		all = append(all, string(ddl))
+	}
+	return all
+}()
+
+// in fills in the name of the schema: {s}, or {q} within single quotes.
+func in(schema, sql string) string {
+	name := pgx.Identifier{schema}.Sanitize()
+	return strings.NewReplacer("{s}", name, "{q}", strings.ReplaceAll(name, "'", "''")).Replace(sql)
+}
+
+// Schema returns the statements that make what this package expects in the
+// database schema of that name, as Migrate runs them in an empty one.
+func Schema(name string) string {
+	var b strings.Builder
+	b.WriteString(in(name, "CREATE SCHEMA IF NOT EXISTS {s};\n\n"))
+	for i, ddl := range migrations {
+		fmt.Fprintf(&b, "-- semel: PostgreSQL schema version %d\n\n%s\n", i+1, in(name, ddl))
+	}
+	b.WriteString(in(name, fmt.Sprintf("UPDATE {s}.version SET version = %d;\n", len(migrations))))
+	return b.String()
+}
+
+// Migrate brings the tables in the database schema of that name up to date,
+// and makes them where there are none. Of several processes that call it at the
+// same time one does it. It fails with ErrNewerSchema, and changes nothing, if
+// the tables are newer than this package.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", hash("schema", schema)); err != nil {
+			return err
+		}
+		version, err := schemaVersion(ctx, tx, schema)
+		switch {
+		case err != nil:
+			return err
+		case version == len(migrations):
+			return nil
+		case version > len(migrations):
+			return fmt.Errorf("%w: version %d, not %d", ErrNewerSchema, version, len(migrations))
+		}
+		ddl := migrations[version:]
+		if version == 0 {
+			var exists bool
+			if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)", schema).Scan(&exists); err != nil {
+				return err
+			}
+			if !exists { // else the right to create schemas is not needed
+				if _, err := tx.Exec(ctx, in(schema, "CREATE SCHEMA {s}")); err != nil {
+					return err
+				}
+			}
+		}
+		for _, sql := range ddl {
+			// Without arguments several statements may go in one.
+			if _, err := tx.Exec(ctx, in(schema, sql)); err != nil {
+				return err
+			}
+		}
+		_, err = tx.Exec(ctx, in(schema, "UPDATE {s}.version SET version = $1"), len(migrations))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("postgres: migrate schema %q: %w", schema, err)
+	}
+	return nil
+}
+
+// schemaVersion returns 0 where there are no tables.
+func schemaVersion(ctx context.Context, q queryRower, schema string) (version int, err error) {
+	// Not to_regclass, which in a transaction that waited for another to make
+	// the tables may answer from before.
+	var exists bool
+	err = q.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = 'version')`, schema).Scan(&exists)
+	if err != nil || !exists {
+		return 0, err
+	}
+	err = q.QueryRow(ctx, in(schema, "SELECT version FROM {s}.version")).Scan(&version)
+	return version, err
+}
+
+type queryRower interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}

@@ -1,0 +1,98 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+const (
+	// sweepRows is what one statement removes at most, so that no transaction
+	// grows long.
+	sweepRows = 1000
+	// sweepBatch is what Run removes in one call of Sweep.
+	sweepBatch = 1000
+)
+
+// Sweep implements semel.Sweeper. It also removes at most limit audit entries
+// that are older than Config.TrailRetention. Several processes may sweep at the
+// same time; none waits for another. When it fails half way it reports what it
+// has removed beside the error.
+func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
+	records, _, err := s.sweep(ctx, limit)
+	return records, err
+}
+
+func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err error) {
+	remove := func(total *int, sql string, args ...any) error {
+		for *total < limit {
+			size := min(sweepRows, limit-*total)
+			n, err := again(ctx, s, func() (int, error) {
+				tag, err := s.pool.Exec(ctx, sql, append([]any{size}, args...)...)
+				return int(tag.RowsAffected()), err
+			})
+			if err != nil {
+				return err
+			}
+			*total += n
+			if n < size {
+				return nil
+			}
+		}
+		return nil
+	}
+	if err := remove(&records, s.sql.sweep); err != nil {
+		return records, entries, err
+	}
+	if s.config.TrailRetention >= 0 {
+		err = remove(&entries, s.sql.sweepTrail, whole(s.config.TrailRetention))
+	}
+	return records, entries, err
+}
+
+// Swept is what a sweep did.
+type Swept struct {
+	Records int // expired, removed
+	Entries int // of the audit trail, past their retention, removed
+	Took    time.Duration
+	Err     error // why the sweep ended early; the next one goes on
+}
+
+// Run sweeps at once and then every Config.SweepEvery, in batches of 1,000 until
+// nothing is left to remove, and tells Config.OnSweep. It returns nil when ctx
+// ends, and ErrClosed when the store is closed; a sweep that fails does not end
+// it. Without sweeping nothing breaks, but the tables grow.
+func (s *Store) Run(ctx context.Context) error {
+	ticker := time.NewTicker(s.config.SweepEvery)
+	defer ticker.Stop()
+	for {
+		start := time.Now()
+		var did Swept
+		for {
+			records, entries, err := s.sweep(ctx, sweepBatch)
+			did.Records += records
+			did.Entries += entries
+			did.Err = err
+			if err != nil || records < sweepBatch && entries < sweepBatch {
+				break
+			}
+		}
+		did.Took = time.Since(start)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(did.Err, ErrClosed):
+			return ErrClosed
+		}
+		if s.config.OnSweep != nil {
+			s.config.OnSweep(did)
+		}
+		select {
+		case <-ticker.C:
+		case <-s.notes.stop:
+			return ErrClosed
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

@@ -1,0 +1,689 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel"
+)
+
+const (
+	// Savepoints. Before the claim's first statement, in a transaction that
+	// the caller began; and before the handler's first statement.
+	saveClaim      = "SAVEPOINT semel_claim"
+	undoClaim      = "ROLLBACK TO SAVEPOINT semel_claim"
+	releaseClaim   = "RELEASE SAVEPOINT semel_claim"
+	saveWork       = "SAVEPOINT semel_work"
+	undoWork       = "ROLLBACK TO SAVEPOINT semel_work"
+	releaseWork    = "RELEASE SAVEPOINT semel_work"
+	codeNoSave     = "3B001" // the savepoint is gone, so the transaction is another
+	codeNoTx       = "25P01" // and here there is none
+	codeLockWait   = "55P03"
+	codeIdle       = "25P03" // ended while idle: not in the middle of a COMMIT
+	codeNoDivision = "22012" // our own: the record was not written
+
+	// limitWait bounds the wait for a lock and keeps the setting it replaces,
+	// restoreWait puts that back.
+	limitWait = `SELECT set_config('semel.lock_timeout', current_setting('lock_timeout'), true),
+		set_config('lock_timeout', $1, true)`
+	restoreWait = `SELECT set_config('lock_timeout', current_setting('semel.lock_timeout'), true)`
+
+	// unseenLease is what is told to be left of a claim that cannot be seen:
+	// it is held for as long as its transaction, and it is alive.
+	unseenLease = time.Second
+)
+
+// errRace: another transaction came between two statements; begin anew.
+var errRace = errors.New("postgres: raced")
+
+// errCommitOpen: the commit whose answer was lost may still be under way.
+var errCommitOpen = errors.New("postgres: a commit whose answer was lost may still be under way")
+
+type txState uint8
+
+const (
+	txLive       txState = iota
+	txCommitted          // the record is durable, or in the joined transaction
+	txReleased           // rolled back because the claim was released
+	txRolledBack         // rolled back for another reason
+	txDoubtful           // COMMIT was sent, its answer was lost
+	txEscaped            // the handler ended the transaction itself
+)
+
+// txClaim is a claim that lives in a transaction.
+type txClaim struct {
+	store    *Store
+	attempt  semel.Attempt // its fingerprint is the record's
+	record   string
+	fence    uint64
+	begunAt  time.Time
+	takeover uint64
+	first    bool // the record was written first, in progress
+	joined   bool // the transaction is the caller's
+
+	gate     gate
+	settling chan struct{} // a lock that can be waited for with a context
+
+	// Under settling.
+	state   txState
+	expires time.Time
+	tx      pgx.Tx
+	conn    *pgxpool.Conn // nil when joined, and once given back
+	socket  net.Conn      // to cut off a handler that does not come out
+}
+
+func (s *Store) newTxClaim(a semel.Attempt) *txClaim {
+	return &txClaim{store: s, attempt: a, record: a.ID, settling: make(chan struct{}, 1)}
+}
+
+// isolated reports whether a look in the transaction is older than the lock, so
+// that the record has to be written first.
+func (s *Store) writesFirst() bool {
+	return s.config.Isolation != pgx.ReadCommitted || s.config.NoAdvisoryLocks
+}
+
+func (s *Store) beginTx(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	for {
+		c, err := s.beginOwn(ctx, a)
+		switch {
+		case (errors.Is(err, errRace) || isSerialization(err)) && ctx.Err() == nil:
+			continue // nothing happened, and a new snapshot sees more
+		case err != nil:
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// beginOwn begins a transaction and claims the identity in it.
+func (s *Store) beginOwn(ctx context.Context, a semel.Attempt) (_ *txClaim, err error) {
+	c := s.newTxClaim(a)
+	c.first = s.writesFirst()
+	if c.conn, err = s.pool.Acquire(ctx); err != nil {
+		return nil, err
+	}
+	c.socket = c.conn.Conn().PgConn().Conn()
+	defer func() {
+		if err != nil {
+			c.giveBack(ctx)
+		}
+	}()
+
+	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
+	lock := []any{milliseconds(s.config.IdleTimeout), milliseconds(s.config.PeerTimeout), probeSeconds(s.config.PeerTimeout)}
+	if s.config.NoAdvisoryLocks {
+		b.Queue(s.sql.timeouts, lock...)
+	} else {
+		b.Queue(s.sql.lock, append([]any{s.lockKey(a.Identity)}, lock...)...)
+	}
+	b.Queue(s.sql.find, identityArgs(a.Identity)...)
+	if !c.first {
+		b.Queue(saveWork)
+	}
+	br := c.conn.SendBatch(ctx, b)
+	c.tx = br.Tx()
+	if _, err := br.Exec(); err != nil {
+		return nil, errors.Join(err, closed(br))
+	}
+	if err := c.look(br, new(string), new(string), new(string), new(string), new(string)); err != nil {
+		return nil, err
+	}
+	if c.first {
+		if err := c.writeFirst(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	s.open[c] = struct{}{}
+	return c, nil
+}
+
+// beginJoined claims the identity in a transaction that the caller began.
+func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ *txClaim, err error) {
+	c := s.newTxClaim(a)
+	c.first, c.joined, c.tx = true, true, tx
+	c.socket = tx.Conn().PgConn().Conn()
+	b := &pgx.Batch{}
+	b.Queue(saveClaim)
+	if s.config.NoAdvisoryLocks {
+		b.Queue(s.sql.noLock)
+	} else {
+		b.Queue(s.sql.lockOnly, s.lockKey(a.Identity))
+	}
+	b.Queue(s.sql.find, identityArgs(a.Identity)...)
+	br := tx.SendBatch(ctx, b)
+	if _, err := br.Exec(); err != nil {
+		return nil, errors.Join(err, closed(br))
+	}
+	defer func() {
+		if err != nil {
+			_ = c.undoJoined(ctx) // err tells more, and nothing was changed
+		}
+	}()
+	if err := c.look(br); err != nil {
+		return nil, err
+	}
+	err = c.writeFirst(ctx)
+	if errors.Is(err, errRace) {
+		// The record that was in the way is gone again, or is one that this
+		// transaction cannot see.
+		err = c.unseen()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// look reads the answers about the lock and the record and closes the batch. It
+// returns nil when the identity can be had.
+func (c *txClaim) look(br pgx.BatchResults, settings ...any) error {
+	var fence *int64
+	if err := br.QueryRow().Scan(append([]any{&fence, &c.begunAt}, settings...)...); err != nil {
+		return errors.Join(err, closed(br))
+	}
+	rec, findErr := scanRecord(br.QueryRow())
+	if findErr != nil && !errors.Is(findErr, pgx.ErrNoRows) {
+		return errors.Join(findErr, closed(br))
+	}
+	if err := br.Close(); err != nil {
+		return err
+	}
+	switch {
+	case findErr == nil && fence != nil && c.attempt.Takeover == rec.Fence && rec.unsettled():
+		c.record, c.takeover = rec.ID, rec.Fence
+		c.attempt.Fingerprint = rec.Fingerprint
+	case findErr == nil:
+		// What is committed is so, whoever has the lock.
+		return &semel.ConflictError{Record: rec.Record}
+	case fence == nil:
+		return c.unseen()
+	}
+	c.fence = uint64(*fence)
+	return nil
+}
+
+// unseen is the answer when another transaction has the identity. It cannot be
+// seen what for, so a mismatch is not told.
+func (c *txClaim) unseen() error {
+	return &semel.ConflictError{Record: semel.Record{
+		Identity: c.attempt.Identity, State: semel.StateInProgress, Lease: unseenLease,
+	}}
+}
+
+// closed closes a batch that has failed and whose error is known.
+func closed(br pgx.BatchResults) error {
+	_ = br.Close()
+	return nil
+}
+
+// insertArgs are the values that both ways to insert have in common.
+func (c *txClaim) insertArgs(fence uint64) []any {
+	a := c.attempt
+	return append(identityArgs(a.Identity), int64(fence), a.Token[:], c.record, c.begunAt, a.Retention,
+		a.Fingerprint.Scheme, a.Fingerprint.Sum[:], a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID)
+}
+
+// writeFirst inserts the record in progress, which makes others wait or fail.
+func (c *txClaim) writeFirst(ctx context.Context) error {
+	b := &pgx.Batch{}
+	b.Queue(limitWait, milliseconds(c.store.config.LockTimeout))
+	b.Queue(c.store.sql.insertOpen, append(c.insertArgs(c.fence), int64(c.takeover))...)
+	b.Queue(restoreWait)
+	b.Queue(saveWork)
+	br := c.tx.SendBatch(ctx, b)
+	if _, err := br.Exec(); err != nil {
+		return errors.Join(err, closed(br))
+	}
+	var fence int64
+	insertErr := br.QueryRow().Scan(&fence)
+	err := br.Close()
+	switch {
+	case errors.Is(insertErr, pgx.ErrNoRows) && err == nil:
+		return errRace
+	case sqlState(insertErr) == codeLockWait:
+		return c.unseen()
+	case insertErr != nil:
+		return insertErr
+	}
+	return err
+}
+
+func milliseconds(d time.Duration) string {
+	return strconv.FormatInt((int64(d)+int64(time.Millisecond)-1)/int64(time.Millisecond), 10)
+}
+
+// probeSeconds is the time between two of the four TCP probes that decide
+// whether a silent host is dead.
+func probeSeconds(d time.Duration) string {
+	return strconv.FormatInt(max(1, int64(d/(4*time.Second))), 10)
+}
+
+// giveBack gives the connection back to its pool, outside of a transaction or
+// not at all: a connection that is still in one is closed, which ends it.
+func (c *txClaim) giveBack(ctx context.Context) {
+	if c.conn == nil {
+		return
+	}
+	if conn := c.conn.Conn(); !conn.IsClosed() && !conn.PgConn().IsBusy() && conn.PgConn().TxStatus() != 'I' {
+		_, _ = conn.Exec(ctx, "ROLLBACK") // or the pool closes it
+	}
+	c.conn.Release()
+	c.conn = nil
+	c.store.mu.Lock()
+	defer c.store.mu.Unlock()
+	delete(c.store.open, c)
+}
+
+// Context implements semel.Claim. See Tx.
+func (c *txClaim) Context(ctx context.Context) context.Context {
+	// A claim begun below joins only what WithTx names anew.
+	ctx = context.WithValue(ctx, joinedTxKey{}, nil)
+	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, gate: &c.gate})
+}
+
+func (c *txClaim) RecordID() string { return c.record }
+func (c *txClaim) Fence() uint64    { return c.fence }
+
+func (c *txClaim) lock(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case c.settling <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *txClaim) unlock() { <-c.settling }
+
+// Complete implements semel.Claim.
+func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, error) {
+	if err := c.store.checkResult(r); err != nil {
+		return time.Time{}, err
+	}
+	if err := c.lock(ctx); err != nil {
+		return time.Time{}, err
+	}
+	defer c.unlock()
+	if c.state == txLive {
+		err := c.commit(ctx, r)
+		return c.expires, err
+	}
+	if c.state == txDoubtful {
+		if err := c.learn(ctx); err != nil {
+			return time.Time{}, err
+		}
+	}
+	switch {
+	case c.state != txCommitted:
+		return time.Time{}, c.over()
+	case c.joined:
+		return c.expires, nil
+	}
+	_, expires, err := c.store.claimState(ctx, c.store.pool, c.fence, c.attempt.Token)
+	return expires, err
+}
+
+// over is the answer of a claim that is settled otherwise.
+func (c *txClaim) over() error {
+	switch c.state {
+	case txEscaped:
+		return errHandlerEnded
+	case txRolledBack:
+		return semel.ErrRolledBack
+	case txDoubtful:
+		return errCommitOpen
+	}
+	return semel.ErrLostClaim
+}
+
+func rolledBack(cause error) error { return fmt.Errorf("%w: %w", semel.ErrRolledBack, cause) }
+
+// commit writes the record and commits.
+func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
+	if err := c.gate.close(ctx, nil); err != nil {
+		return err
+	}
+	pg := c.tx.Conn().PgConn()
+	switch {
+	case pg.IsClosed():
+		return c.fail(ctx, errors.New("the connection is gone"))
+	case pg.IsBusy():
+		return c.fail(ctx, errors.New("the handler left rows or a batch open"))
+	case pg.TxStatus() == 'I':
+		return c.fail(ctx, errHandlerEnded)
+	case pg.TxStatus() == 'E' && !r.Failed:
+		return c.fail(ctx, errors.New("a statement of the handler failed, and with it the transaction"))
+	}
+	if r.Failed {
+		// By itself: in a failed transaction no other statement could even
+		// be prepared before this one.
+		if _, err := c.tx.Exec(ctx, undoWork); err != nil {
+			return c.fail(ctx, err)
+		}
+	}
+
+	b := &pgx.Batch{}
+	if !r.Failed {
+		b.Queue(releaseWork) // fails if this is no longer the transaction we began
+	}
+	if c.first {
+		args := append([]any{int64(c.fence), c.attempt.Token[:]}, resultArgs(r)...)
+		b.Queue(c.store.sql.completeOpen, append(args, c.store.instance, int64(c.takeover))...)
+	} else {
+		args := append(c.insertArgs(c.fence), resultArgs(r)...)
+		b.Queue(c.store.sql.insertCompleted, append(args, int64(c.takeover), c.store.instance)...)
+	}
+	if c.joined {
+		b.Queue(releaseClaim)
+	} else {
+		b.Queue("COMMIT")
+	}
+	br := c.tx.SendBatch(ctx, b)
+	expires, tag, err := func() (t time.Time, tag pgconn.CommandTag, err error) {
+		if !r.Failed {
+			if _, err := br.Exec(); err != nil {
+				return t, tag, err
+			}
+		}
+		var written int64
+		if err := br.QueryRow().Scan(&t, &written); err != nil {
+			return t, tag, err
+		}
+		tag, err = br.Exec()
+		return t, tag, err
+	}()
+	if cerr := br.Close(); err == nil {
+		err = cerr
+	}
+
+	switch {
+	case err == nil && tag.String() == "ROLLBACK":
+		err = errors.New("COMMIT was answered with ROLLBACK")
+	case err == nil:
+		c.state, c.expires = txCommitted, expires
+		c.giveBack(ctx)
+		return nil
+	case escaped(err):
+		return c.fail(ctx, err) // which finds the same
+	case sqlState(err) == codeNoDivision:
+		err = errors.New("the identity was recorded by someone who does not take its lock")
+	case c.joined:
+		return c.fail(ctx, err)
+	case !certain(err, pg):
+		c.state = txDoubtful
+		c.giveBack(ctx)
+		return fmt.Errorf("%w: %w", errCommitOpen, err)
+	}
+	if c.joined {
+		return c.fail(ctx, err)
+	}
+	// The savepoint was there, so the transaction was ours, and it is over or
+	// about to be.
+	c.state = txRolledBack
+	c.giveBack(ctx)
+	c.note(semel.TrailReleased, "rolled back")
+	return rolledBack(err)
+}
+
+// escaped reports whether a statement about our savepoint found out that it is
+// no longer in our transaction.
+func escaped(err error) bool {
+	code := sqlState(err)
+	return code == codeNoSave || code == codeNoTx
+}
+
+// certain reports whether a batch that ends with COMMIT certainly failed with
+// it. While the session lives, it tells: it is still in the transaction, or has
+// answered the commit with an error. The end of the session tells nothing, and
+// neither does an error that claims that nothing was sent: the driver reports a
+// connection that broke later in the same way.
+func certain(err error, pg *pgconn.PgConn) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	if ok && e.Code == codeIdle {
+		return true
+	}
+	if pg.IsClosed() || pg.IsBusy() {
+		return false
+	}
+	return pg.TxStatus() != 'I' || ok && e.SeverityUnlocalized == "ERROR"
+}
+
+// fail rolls back because of cause, and returns what Complete answers.
+func (c *txClaim) fail(ctx context.Context, cause error) error {
+	c.undo(ctx, txRolledBack)
+	if c.state == txEscaped {
+		return errHandlerEnded
+	}
+	c.note(semel.TrailReleased, "rolled back")
+	return rolledBack(cause)
+}
+
+// undo takes back all that the handler did, for certain: what cannot be rolled
+// back loses its connection, and never commits.
+func (c *txClaim) undo(ctx context.Context, as txState) {
+	c.state = as
+	conn := c.tx.Conn()
+	if c.joined {
+		if err := c.undoJoined(ctx); err != nil {
+			if escaped(err) {
+				c.state = txEscaped
+			}
+			_ = c.socket.Close() // the caller's transaction ends with it
+		}
+		return
+	}
+	defer c.giveBack(ctx)
+	if conn.IsClosed() || conn.PgConn().IsBusy() {
+		return
+	}
+	if conn.PgConn().TxStatus() == 'I' {
+		c.state = txEscaped
+		return
+	}
+	// In one message, if the savepoint is there; if it is not, the handler
+	// has ended our transaction and begun another.
+	b := &pgx.Batch{}
+	b.Queue(undoWork)
+	b.Queue("ROLLBACK")
+	if err := conn.SendBatch(ctx, b).Close(); escaped(err) {
+		c.state = txEscaped
+	}
+}
+
+func (c *txClaim) undoJoined(ctx context.Context) error {
+	conn := c.tx.Conn()
+	switch {
+	case conn.IsClosed():
+		return nil // the caller's transaction went with it
+	case conn.PgConn().IsBusy():
+		return errors.New("postgres: the connection is busy")
+	}
+	if _, err := c.tx.Exec(ctx, undoClaim); err != nil {
+		return err
+	}
+	_, err := c.tx.Exec(ctx, releaseClaim)
+	return err
+}
+
+// note tells the trail, behind the answer, of a transaction that left nothing.
+func (c *txClaim) note(kind semel.TrailKind, cause string) {
+	id := c.attempt.Identity
+	c.store.Note(semel.TrailEntry{
+		Kind: kind, RecordID: c.record, Fence: c.fence, Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation,
+		Key: id.Key, Origin: c.attempt.Origin, Cause: cause,
+	})
+}
+
+// learn finds out what became of a commit whose answer was lost: by a look at
+// the primary, under the lock, when nobody can still be committing.
+func (c *txClaim) learn(ctx context.Context) error {
+	s := c.store
+	verdict := txDoubtful
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		if err := c.awaitEnd(ctx, tx); err != nil {
+			return err
+		}
+		_, expires, err := s.claimState(ctx, tx, c.fence, c.attempt.Token)
+		if err == nil {
+			verdict, c.expires = txCommitted, expires
+			return pgx.ErrTxClosed // any error: nothing is to be committed
+		}
+		if !errors.Is(err, semel.ErrLostClaim) {
+			return err
+		}
+		_, err = scanRecord(tx.QueryRow(ctx, s.sql.find, identityArgs(c.attempt.Identity)...))
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			verdict = txRolledBack
+		case err == nil:
+			verdict = txReleased // and someone else has settled it: the record answers
+		}
+		return err
+	})
+	if verdict == txDoubtful {
+		return fmt.Errorf("%w: %w", errCommitOpen, err)
+	}
+	c.state = verdict
+	return nil
+}
+
+// awaitEnd returns nil when the claim's transaction has certainly ended.
+func (c *txClaim) awaitEnd(ctx context.Context, tx pgx.Tx) error {
+	s := c.store
+	if !s.config.NoAdvisoryLocks {
+		var free bool
+		err := tx.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", s.lockKey(c.attempt.Identity)).Scan(&free)
+		if err == nil && !free {
+			err = errCommitOpen
+		}
+		return err
+	}
+	// Without locks: an insert of the identity waits for the other's end, and
+	// is taken back.
+	nested, err := tx.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := nested.Exec(ctx, limitWait, milliseconds(s.config.LockTimeout)); err != nil {
+		return err
+	}
+	var (
+		fence int64
+		now   time.Time
+	)
+	if err := nested.QueryRow(ctx, s.sql.noLock).Scan(&fence, &now); err != nil {
+		return err
+	}
+	err = nested.QueryRow(ctx, s.sql.insertOpen, append(c.insertArgs(uint64(fence)), int64(0))...).Scan(&fence)
+	if sqlState(err) == codeLockWait {
+		return errCommitOpen
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	return nested.Rollback(ctx)
+}
+
+// Release implements semel.Claim. It rolls back.
+func (c *txClaim) Release(ctx context.Context) error {
+	err := c.leave(ctx, txReleased, "")
+	if errors.Is(err, semel.ErrRolledBack) {
+		return nil // before; which is what is asked for
+	}
+	return err
+}
+
+// Hold implements semel.Claim. It rolls back, so nothing is unknown.
+func (c *txClaim) Hold(ctx context.Context, cause string) error {
+	if err := c.leave(ctx, txRolledBack, cause); err != nil {
+		return err
+	}
+	return rolledBack(errors.New(cause))
+}
+
+// leave rolls back a live claim.
+func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
+	if err := c.lock(ctx); err != nil {
+		return err
+	}
+	defer c.unlock()
+	if c.state == txDoubtful {
+		if err := c.learn(ctx); err != nil {
+			return err
+		}
+	}
+	if c.state != txLive {
+		return c.over()
+	}
+	// A handler that is still at it loses its connection: it is what it
+	// waits for.
+	if err := c.gate.close(ctx, func() { _ = c.socket.Close() }); err != nil {
+		return err
+	}
+	c.undo(ctx, as)
+	if c.state == txEscaped {
+		return errHandlerEnded
+	}
+	c.note(semel.TrailReleased, cause)
+	return nil
+}
+
+// abandon ends the claim because its store is closed.
+func (c *txClaim) abandon(ctx context.Context) {
+	if err := c.leave(ctx, txRolledBack, "the store was closed"); err != nil {
+		_ = c.socket.Close() // whoever is still at it finds that out
+	}
+}
+
+// Renew implements semel.Claim. There is no lease to renew; it finds out early
+// that the connection is gone, and tells the server that the owner is alive
+// (Config.IdleTimeout).
+func (c *txClaim) Renew(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case c.settling <- struct{}{}:
+	default:
+		return nil // being settled
+	}
+	defer c.unlock()
+	if c.state != txLive {
+		return semel.ErrLostClaim
+	}
+	if !c.gate.try() {
+		return nil // the handler is at it, and hears of it itself
+	}
+	defer c.gate.storeLeaves()
+	conn := c.tx.Conn()
+	switch {
+	case conn.IsClosed():
+		return semel.ErrLostClaim
+	case conn.PgConn().IsBusy():
+		return nil
+	}
+	if err := conn.Ping(ctx); err != nil {
+		if conn.IsClosed() {
+			return semel.ErrLostClaim
+		}
+		return err
+	}
+	return nil
+}
