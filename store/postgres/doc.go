@@ -1,2 +1,73 @@
-// Package postgres keeps semel's records in a PostgreSQL database (13 or later).
+// Package postgres keeps semel's records in a PostgreSQL database, version 13
+// or later. It has two modes.
+//
+// A transactional store is for operations that change this database and nothing
+// else: their changes and the record of them commit together, or not at all.
+// The handler gets the transaction from its context:
+//
+//	pool, err := pgxpool.New(ctx, url)
+//	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.Transactional})
+//	guard, err := semel.New(semel.Config{Store: store})
+//	out, err := guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) {
+//		tx, _ := postgres.Tx(ctx)
+//		_, err := tx.Exec(ctx, "INSERT INTO payment ...")
+//		return result, err
+//	})
+//
+// A handler that fails, panics, is cut off or dies leaves nothing behind, and
+// the identity is free again. A failure that is recorded (semel.Final, or
+// Result.Failed) takes back what the handler changed first. A handler must do
+// all its work on that transaction: a connection of its own from the same pool
+// can wait for ever for one that other handlers hold.
+//
+// A leased store is for effects somewhere else. Each change of a record is one
+// statement.
+//
+// # How a transaction protects
+//
+// At read committed the claim is an advisory lock of the transaction, taken by
+// try before the look for a record, and the record is inserted once, complete,
+// just before the commit: two messages to the server beside the handler's own.
+// At higher levels, in a transaction of the caller's (WithTx), and where the
+// database has no such locks (Config.NoAdvisoryLocks), the record is inserted
+// first, in progress, and completed at the end. The table's unique constraint
+// decides in all of them. A claim is only seen by others as being in progress;
+// what it is for shows when it is committed.
+//
+// A commit whose answer was lost is looked up on the primary, once the session
+// that may still be committing has certainly ended. A serialization failure, a
+// deadlock or a constraint that fails at the commit is semel.ErrRolledBack: no
+// effect.
+//
+// # Connections
+//
+// The pool's connections must go to the primary. Through PgBouncer in transaction mode
+// use a pool that prepares nothing: set default_query_exec_mode=exec in its
+// connection string (or cache_describe or simple_protocol). Everything the store
+// sets lasts for one transaction, and it uses no session state.
+//
+// A transactional claim holds a connection for as long as its handler runs. A
+// duplicate that is told to wait holds none.
+//
+// # Rights
+//
+// New makes the tables, and needs the right to create a schema for it only if
+// that schema is missing. To keep that right from the program, run Migrate (or
+// what Schema prints) as the owner, set Config.NoMigrate and grant:
+//
+//	GRANT USAGE ON SCHEMA semel TO app;
+//	GRANT SELECT ON semel.version TO app;
+//	GRANT SELECT, INSERT, UPDATE, DELETE ON semel.record TO app;
+//	GRANT SELECT, INSERT ON semel.trail TO app;
+//	GRANT USAGE ON SEQUENCE semel.fence TO app;
+//
+// Sweeping old audit entries (Sweep, Run) also takes UPDATE and DELETE on
+// semel.trail; with Config.TrailRetention below zero it does not.
+//
+// # Limits
+//
+// All times are the server's. After a failover to a standby that had not
+// received a commit, what was acknowledged is lost, claims included: use
+// synchronous replication. New refuses synchronous_commit=off, as set for the
+// session that it looks at.
 package postgres

@@ -15,7 +15,7 @@ const (
 
 	byIdentity = `key = $1 AND operation = $2 AND actor = $3 AND tenant = $4`
 	expired    = `record.state = 2 AND record.expires_at <= clock_timestamp()`
-	// unsettled: the record may be taken over or resolved.
+	// unsettled: the record may be taken over.
 	unsettled = `(record.state = 3 OR record.state = 1 AND record.lease_until <= clock_timestamp())`
 
 	trailColumns = `position, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,

@@ -38,22 +38,27 @@ type statement interface {
 }
 
 // dialer is connect, or a test's.
-type dialer func(ctx context.Context, path string, pragmas ...string) (*conn, error)
+type dialer func(ctx context.Context, path, settings string) (*conn, error)
 
-// connect opens a connection to the file at path, which exists. It does not
-// write to the file.
-func connect(ctx context.Context, path string, pragmas ...string) (*conn, error) {
+// settings of every connection.
+const settings = `
+	PRAGMA trusted_schema = 0;
+	PRAGMA synchronous = FULL;
+	-- On macOS only F_FULLFSYNC reaches the disk itself.
+	PRAGMA fullfsync = 1;
+	PRAGMA checkpoint_fullfsync = 1;
+	-- Fewer checkpoints than by default: a page that is written many times
+	-- between two of them goes into the file once. The log is 32 MiB long then.
+	PRAGMA wal_autocheckpoint = 8000;`
+
+// connect opens a connection to the file at path, which exists, and runs more
+// settings. It does not write to the file.
+func connect(ctx context.Context, path, more string) (*conn, error) {
 	q := url.Values{
 		"mode":       {"rw"},
 		"_error_rc":  {"1"}, // error texts are those of their own code
 		"_dqs":       {"0"}, // "x" is a name, never a string
 		"_defensive": {"1"},
-		"_pragma": append(pragmas,
-			"trusted_schema(0)",
-			"synchronous(FULL)", "wal_autocheckpoint(8000)",
-			// On macOS only F_FULLFSYNC reaches the disk itself.
-			"fullfsync(1)", "checkpoint_fullfsync(1)",
-		),
 	}
 	// A URI, because in it every path can be written, whatever it holds.
 	uri := url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: q.Encode()}
@@ -72,7 +77,11 @@ func connect(ctx context.Context, path string, pragmas ...string) (*conn, error)
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("the driver's connection is an unexpected %T", raw), raw.Close())
 	}
-	return &conn{driver: d, statements: make(map[string]statement)}, nil
+	c := &conn{driver: d, statements: make(map[string]statement)}
+	if err := c.script(ctx, settings+more); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
 }
 
 func (c *conn) close() error {

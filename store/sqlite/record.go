@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -219,9 +218,9 @@ func (s *stored) sameClaim(t semel.Token) bool {
 	return s.State == semel.StateInProgress && string(s.token) == string(t[:])
 }
 
-// Not more than one row changes: the new one, or the expired one that it
-// replaces. An expired record may not be told from a live one by anything that
-// was read before, so the condition is here.
+// insertRecord changes one row, the new one or the expired one that it replaces,
+// or none. Whether a record has expired is asked here, in the write itself:
+// what was read earlier may have changed since.
 const insertRecord = `
 	INSERT INTO record (fence, token, id, key, operation, actor, tenant, state,
 		begun_at, lease_until, retention, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id)
@@ -233,8 +232,7 @@ const insertRecord = `
 		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
 		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
 		cause = '', codec = '', label = '', reference = '', tombstone = 0, head = NULL, body = NULL
-		WHERE record.state = 2 AND record.expires_at <= excluded.begun_at
-	ON CONFLICT (id) DO NOTHING`
+		WHERE record.state = 2 AND record.expires_at <= excluded.begun_at`
 
 func (t *tx) begin(a semel.Attempt) (*claim, error) {
 	c := &claim{
@@ -258,7 +256,7 @@ func (t *tx) begin(a semel.Attempt) (*claim, error) {
 	case err != nil:
 		return nil, err
 	case !found:
-		return nil, errors.New("sqlite: begin: the attempt's ID is another record's")
+		return nil, errors.New("sqlite: begin: the record in the way cannot be read")
 	}
 	c.record = rec.ID
 	switch {
@@ -480,10 +478,10 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 }
 
 func listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
-	var w where
-	w.add("fence > ?", int64(f.After))
+	w := where{table: "record", order: "fence", columns: recordColumns}
+	w.after(f.After)
 	w.add("(state <> 2 OR expires_at > ?)", now)
-	w.equal("id", f.ID)
+	w.equalInBuckets("id", f.ID)
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
@@ -497,34 +495,5 @@ func listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
 	if f.Lapsed || f.State == semel.StateInProgress || f.State == semel.StateUnknown {
 		w.add("state <> 2") // in the words of the index record_open, which else is not used
 	}
-	return `SELECT ` + recordColumns + ` FROM record WHERE ` + w.String() + ` ORDER BY fence LIMIT ` + pageSize(f.Limit), w.args
+	return w.query(f.Limit)
 }
-
-func pageSize(limit int) string {
-	switch {
-	case limit <= 0:
-		limit = 100
-	case limit > 1000:
-		limit = 1000
-	}
-	return fmt.Sprint(limit)
-}
-
-// where collects the conditions of a query.
-type where struct {
-	conditions []string
-	args       []driver.Value
-}
-
-func (w *where) add(condition string, args ...driver.Value) {
-	w.conditions = append(w.conditions, condition)
-	w.args = append(w.args, args...)
-}
-
-func (w *where) equal(column, value string) {
-	if value != "" {
-		w.add(column+" = ?", value)
-	}
-}
-
-func (w *where) String() string { return strings.Join(w.conditions, " AND ") }

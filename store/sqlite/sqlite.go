@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // ErrClosed: the store has been closed. A call that was waiting took no effect.
@@ -161,8 +162,10 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 	s.known.seed = maphash.MakeSeed()
 	s.notes.init(c.MaxNotes)
 	w := &writer{store: s}
-	err := w.open(ctx)
-	if err != nil {
+	if err := w.open(ctx); err != nil {
+		if code(err)&0xff == sqlite3.SQLITE_READONLY {
+			err = fmt.Errorf("the file or its directory is not writable: %w", err)
+		}
 		return nil, fmt.Errorf("sqlite: open %s: %w", c.Path, err)
 	}
 	s.readers.init(c)

@@ -41,14 +41,15 @@ func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err
 	return records, entries, err
 }
 
+// The size of a result is read without it. Deleting has to walk through it.
+const selectExpired = `
+	SELECT fence, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0)
+	FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT ?`
+
 func (t *tx) sweepRecords(limit int) (n int, err error) {
-	// The size is read without the result; deleting has to walk through it.
 	type expired struct{ fence, bytes int64 }
 	var rows []expired
-	err = t.query(`
-		SELECT fence, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0)
-		FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT ?`,
-		func(r *row) { rows = append(rows, expired{r.int(), r.int()}) }, t.now, int64(limit))
+	err = t.query(selectExpired, func(r *row) { rows = append(rows, expired{r.int(), r.int()}) }, t.now, int64(limit))
 	if err != nil {
 		return 0, err
 	}

@@ -197,13 +197,13 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 }
 
 func trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
-	var w where
-	w.add("position > ?", int64(f.After))
-	w.equal("record_id", f.RecordID)
+	w := where{table: "trail", order: "position", columns: trailColumns}
+	w.after(f.After)
+	w.equalInBuckets("record_id", f.RecordID)
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
-	w.equal("key", f.Key)
+	w.equalInBuckets("key", f.Key)
 	w.equal("kind", string(f.Kind))
 	for _, c := range [...]struct{ column, value string }{
 		{"request_id", f.RequestID}, {"event_id", f.EventID}, {"trace_id", f.TraceID},
@@ -218,7 +218,7 @@ func trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
 	if !f.Until.IsZero() {
 		w.add("at < ?", ceilMicro(f.Until))
 	}
-	return `SELECT ` + trailColumns + ` FROM trail WHERE ` + w.String() + ` ORDER BY position LIMIT ` + pageSize(f.Limit), w.args
+	return w.query(f.Limit)
 }
 
 // trailEntry reads trailColumns.

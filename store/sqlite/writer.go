@@ -120,7 +120,7 @@ func (w *writer) open(ctx context.Context) (err error) {
 	}
 	patiently := func(try func() error) error { return patient(ctx, w.store.config.BusyTimeout, try) }
 	if err := patiently(func() (err error) {
-		w.conn, err = w.store.dial(ctx, path)
+		w.conn, err = w.store.dial(ctx, path, "")
 		return err
 	}); err != nil {
 		return err
@@ -130,6 +130,9 @@ func (w *writer) open(ctx context.Context) (err error) {
 			err = errors.Join(err, w.conn.close())
 		}
 	}()
+	if ro, err := w.conn.driver.IsReadOnly("main"); err != nil || ro {
+		return errors.Join(errors.New("the file is not writable"), err)
+	}
 	// First look, then touch: another application's file stays as it is.
 	if err := patiently(func() error {
 		k, err := w.conn.kind(ctx)
@@ -139,9 +142,6 @@ func (w *writer) open(ctx context.Context) (err error) {
 		return k.check()
 	}); err != nil {
 		return err
-	}
-	if ro, err := w.conn.driver.IsReadOnly("main"); err != nil || ro {
-		return errors.Join(errors.New("the file is not writable"), err)
 	}
 	if err := patiently(func() error { return w.conn.useWAL(ctx) }); err != nil {
 		return err
@@ -304,7 +304,7 @@ func (w *writer) reconnect() error {
 	seq := w.seq
 	err := patient(context.Background(), w.store.config.BusyTimeout, func() (err error) {
 		if c == nil {
-			if c, err = w.store.dial(context.Background(), w.store.files.path); err != nil {
+			if c, err = w.store.dial(context.Background(), w.store.files.path, ""); err != nil {
 				return err
 			}
 		}
