@@ -617,3 +617,73 @@ func TestNotesOutlastAFailure(t *testing.T) {
 		}
 	}
 }
+
+// What the promise of durability rests on, and cannot be seen by killing
+// processes.
+func TestSettings(t *testing.T) {
+	s, err := Open(t.Context(), Config{Path: filepath.Join(t.TempDir(), "semel.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ask := func(query func(string, func(*row), ...driver.Value) error, pragma, want string) {
+		t.Helper()
+		var got string
+		if err := query("SELECT CAST("+pragma+" AS TEXT) FROM pragma_"+pragma, func(r *row) { got = r.text() }); err != nil || got != want {
+			t.Errorf("%s is %q, %v; want %q", pragma, got, err, want)
+		}
+	}
+	// As after the reopening of a connection that failed.
+	for range 2 {
+		_, err = write(t.Context(), s, 0, func(tx *tx) (none, error) {
+			ask(tx.query, "synchronous", "2")
+			ask(tx.query, "journal_mode", "wal")
+			ask(tx.query, "fullfsync", "1")
+			ask(tx.query, "checkpoint_fullfsync", "1")
+			return none{}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := write(t.Context(), s, 0, func(tx *tx) (none, error) {
+			_, err := tx.exec("SELECT nothing")
+			return none{}, err
+		}); err == nil {
+			t.Fatal("a statement that cannot run was carried out")
+		}
+	}
+	err = s.read(t.Context(), func(c *conn) error {
+		_, err := c.exec(t.Context(), "DELETE FROM record")
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), "readonly") {
+		t.Errorf("a reader that writes was answered %v", err)
+	}
+}
+
+// One turn of a sweep stays short also where results are large.
+func TestSweepOfLargeResults(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{})
+	const n = 6
+	for i := range n {
+		a := attempt(fmt.Sprint(i))
+		a.Retention = 0
+		c, err := s.Begin(t.Context(), a)
+		if err == nil {
+			_, err = c.Complete(t.Context(), semel.Result{Head: make([]byte, 10), Body: make([]byte, sweepBytes/2)})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	removed, err := write(t.Context(), s, 0, func(t *tx) (int, error) { return t.sweepRecords(sweepRows) })
+	if err != nil || removed != 2 {
+		t.Errorf("one turn removed %d results of half its bytes, %v; want 2", removed, err)
+	}
+	if removed, err := s.Sweep(t.Context(), 3); err != nil || removed != 3 {
+		t.Errorf("Sweep with limit 3 removed %d, %v", removed, err)
+	}
+	if removed, err := s.Sweep(t.Context(), 100); err != nil || removed != n-5 {
+		t.Errorf("Sweep removed the last %d, %v; want %d", removed, err, n-5)
+	}
+}

@@ -397,7 +397,7 @@ func TestKilledProcessesLeaveNoHalfState(t *testing.T) {
 		}
 	}
 	count("records in progress have a result or an audit entry", `SELECT count(*) FROM record r WHERE state = 1
-		AND (codec <> '' OR body IS NOT NULL OR expires_at IS NOT NULL OR EXISTS (SELECT 1 FROM trail WHERE record_id = r.id))`)
+		AND (codec IS NOT NULL OR body IS NOT NULL OR expires_at IS NOT NULL OR EXISTS (SELECT 1 FROM trail WHERE record_id = r.id))`)
 	count("completed records have no audit entry, or more than one", `SELECT count(*) FROM record r WHERE state = 2
 		AND (SELECT count(*) FROM trail t WHERE t.record_id = r.id AND t.fence = r.fence AND kind = 'executed') <> 1`)
 	count("audit entries tell of records that are not completed", `SELECT count(*) FROM trail t WHERE kind = 'executed'

@@ -97,6 +97,13 @@ func duration(us int64) time.Duration {
 	return time.Duration(max(min(us, most), -most)) * time.Microsecond
 }
 
+func orNull(s string) driver.Value {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
 func identityArgs(id semel.Identity) []driver.Value {
 	return []driver.Value{id.Key, id.Operation, id.Actor, id.Tenant}
 }
@@ -190,8 +197,9 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	a.Origin = cutOrigin(a.Origin)
 	// A repeated request is better answered by a look than by a turn of the
 	// writer, for which it may have to wait and whose lock it does not need.
-	// For a first one the look would be wasted, so known tells which it is
-	// likely to be. Being wrong costs time only: the writer is the arbiter.
+	// For a first one the look would be wasted, and it costs half as much as
+	// claiming; so known tells which it is likely to be. Being wrong costs
+	// time only: the writer is the arbiter.
 	if a.Takeover == 0 && s.known.has(a.Identity) {
 		rec, found, err := s.find(ctx, a.Identity)
 		if err == nil && found && !rec.sameClaim(a.Token) {
@@ -231,7 +239,7 @@ const insertRecord = `
 		settled_at = NULL, expires_at = NULL,
 		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
 		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
-		cause = '', codec = '', label = '', reference = '', tombstone = 0, head = NULL, body = NULL
+		cause = NULL, codec = NULL, label = NULL, reference = NULL, tombstone = NULL, head = NULL, body = NULL
 		WHERE record.state = 2 AND record.expires_at <= excluded.begun_at`
 
 func (t *tx) begin(a semel.Attempt) (*claim, error) {
@@ -242,7 +250,7 @@ func (t *tx) begin(a semel.Attempt) (*claim, error) {
 	n, err := t.exec(insertRecord,
 		int64(c.fence), c.token, a.ID, a.Identity.Key, a.Identity.Operation, a.Identity.Actor, a.Identity.Tenant,
 		t.now, t.now+c.lease, c.retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
-		a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID)
+		orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID))
 	if err != nil {
 		return nil, err
 	}
@@ -268,10 +276,10 @@ func (t *tx) begin(a semel.Attempt) (*claim, error) {
 		_, err := t.exec(`
 			UPDATE record SET fence = ?, token = ?, state = 1, reopened = 0,
 				begun_at = ?, lease_until = ?, retention = ?, settled_at = NULL,
-				request_id = ?, event_id = ?, trace_id = ?, cause = ''
+				request_id = ?, event_id = ?, trace_id = ?, cause = NULL
 			WHERE fence = ?`,
 			int64(c.fence), c.token, t.now, t.now+c.lease, c.retention,
-			a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID, int64(rec.Fence))
+			orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID), int64(rec.Fence))
 		if err != nil {
 			return nil, err
 		}
@@ -309,29 +317,31 @@ func (c *claim) Complete(ctx context.Context, res semel.Result) (time.Time, erro
 		return time.Time{}, err
 	}
 	res.Label = cut(res.Label)
-	return write(ctx, c.store, resultBytes(res), func(t *tx) (time.Time, error) {
-		expires := t.now + c.retention
-		n, err := t.exec(`
-			UPDATE record SET state = 2, settled_at = ?, expires_at = ?, cause = '',
-				codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?
-			WHERE fence = ? AND token = ? AND state <> 2`,
-			t.now, expires, res.Codec, res.Label, res.Reference, res.Tombstone, res.Head, res.Body,
-			int64(c.fence), c.token)
-		if err != nil {
-			return time.Time{}, err
-		}
-		if n == 1 {
-			return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.fence, res.Label, "")
-		}
-		state, expires, err := c.state(t)
-		switch {
-		case err != nil:
-			return time.Time{}, err
-		case state == semel.StateCompleted && expires > t.now:
-			return time.UnixMicro(expires), nil // completed before
-		}
-		return time.Time{}, semel.ErrLostClaim
-	})
+	return write(ctx, c.store, resultBytes(res), func(t *tx) (time.Time, error) { return c.complete(t, res) })
+}
+
+func (c *claim) complete(t *tx, res semel.Result) (time.Time, error) {
+	expires := t.now + c.retention
+	n, err := t.exec(`
+		UPDATE record SET state = 2, settled_at = ?, expires_at = ?, cause = NULL,
+			codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?
+		WHERE fence = ? AND token = ? AND state <> 2`,
+		t.now, expires, orNull(res.Codec), orNull(res.Label), orNull(res.Reference), res.Tombstone, res.Head, res.Body,
+		int64(c.fence), c.token)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if n == 1 {
+		return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.fence, res.Label, "")
+	}
+	state, expires, err := c.state(t)
+	switch {
+	case err != nil:
+		return time.Time{}, err
+	case state == semel.StateCompleted && expires > t.now:
+		return time.UnixMicro(expires), nil // completed before
+	}
+	return time.Time{}, semel.ErrLostClaim
 }
 
 type none = struct{}
@@ -362,7 +372,7 @@ func (c *claim) Hold(ctx context.Context, cause string) error {
 		n, err := t.exec(`
 			UPDATE record SET state = 3, settled_at = ?1, lease_until = min(lease_until, ?1), cause = ?2
 			WHERE fence = ?3 AND token = ?4 AND state = 1`,
-			t.now, cause, int64(c.fence), c.token)
+			t.now, orNull(cause), int64(c.fence), c.token)
 		if err != nil {
 			return none{}, err
 		}
@@ -427,18 +437,18 @@ func (t *tx) resolve(d semel.Resolution) (semel.Record, error) {
 		}
 		kind, label = semel.TrailHeld, ""
 		rec.State, rec.Reopened, rec.SettledAt, rec.Cause = semel.StateUnknown, false, time.UnixMicro(t.now), d.Cause
-		_, err = t.exec("UPDATE record SET state = 3, reopened = 0, settled_at = ?, cause = ? WHERE fence = ?", t.now, d.Cause, was)
+		_, err = t.exec("UPDATE record SET state = 3, reopened = 0, settled_at = ?, cause = ? WHERE fence = ?", t.now, orNull(d.Cause), was)
 	case semel.DecideResult:
 		t.fence++
 		expires := t.now + micros(rec.Retention)
 		rec.Fence, rec.State, rec.Result, rec.Cause, rec.Reopened = t.fence, semel.StateCompleted, d.Result, "", false
 		rec.SettledAt, rec.ExpiresAt = time.UnixMicro(t.now), time.UnixMicro(expires)
 		_, err = t.exec(`
-			UPDATE record SET fence = ?, token = NULL, state = 2, reopened = 0, settled_at = ?, expires_at = ?, cause = '',
+			UPDATE record SET fence = ?, token = NULL, state = 2, reopened = 0, settled_at = ?, expires_at = ?, cause = NULL,
 				codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?
 			WHERE fence = ?`,
 			int64(t.fence), t.now, expires,
-			d.Result.Codec, d.Result.Label, d.Result.Reference, d.Result.Tombstone, d.Result.Head, d.Result.Body, was)
+			orNull(d.Result.Codec), orNull(d.Result.Label), orNull(d.Result.Reference), d.Result.Tombstone, d.Result.Head, d.Result.Body, was)
 	case semel.DecideNoEffect:
 		_, err = t.exec("DELETE FROM record WHERE fence = ?", was)
 	case semel.DecideExecuteAgain:
@@ -447,7 +457,7 @@ func (t *tx) resolve(d semel.Resolution) (semel.Record, error) {
 		rec.leaseUntil = min(rec.leaseUntil, t.now)
 		rec.Lease = duration(rec.leaseUntil - t.now)
 		_, err = t.exec(`
-			UPDATE record SET fence = ?, token = NULL, state = 1, reopened = 1, settled_at = NULL, lease_until = ?, cause = ''
+			UPDATE record SET fence = ?, token = NULL, state = 1, reopened = 1, settled_at = NULL, lease_until = ?, cause = NULL
 			WHERE fence = ?`, int64(t.fence), rec.leaseUntil, was)
 	}
 	if err != nil {
@@ -493,7 +503,7 @@ func listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
 		w.add("state = 1 AND lease_until <= ?", now)
 	}
 	if f.Lapsed || f.State == semel.StateInProgress || f.State == semel.StateUnknown {
-		w.add("state <> 2") // in the words of the index record_open, which else is not used
+		w.add("expires_at IS NULL") // in the words of the index record_open, which else is not used
 	}
 	return w.query(f.Limit)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -211,9 +212,11 @@ func (w *writer) run() {
 		case o := <-s.queue:
 			w.turn(o)
 		case <-s.notes.arrived:
-			w.noteTime.Reset(noteDelay)
+			w.awaitNotes()
 		case <-w.noteTime.C:
-			w.turn(nil)
+			if w.hasNotes() {
+				w.turn(nil)
+			}
 		case <-s.stop:
 			s.closeErr = w.finish()
 			return
@@ -223,11 +226,18 @@ func (w *writer) run() {
 
 // turn writes one group: first, if there is one, and what else is waiting.
 func (w *writer) turn(first *op) {
+	defer func() {
+		clear(w.group)
+		if w.hasNotes() {
+			w.awaitNotes()
+		}
+	}()
 	err := w.lock()
+	runtime.Gosched() // whom the last group woke is about to ask for more: let it into this one
 	w.collect(first)
 	if err != nil {
 		settle(w.group, err)
-		w.restNotes()
+		w.noteRest = time.Now().Add(noteRest)
 		return
 	}
 	if settled, err := w.commit(w.group, w.dueNotes(noteDelay)); !settled {
@@ -355,14 +365,16 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 		w.rollback(err)
 		w.last = before
 		w.broken, w.unsure = true, len(notes) > 0
-		w.restNotes()
+		w.noteRest = time.Now().Add(noteRest)
 		for _, o := range ops {
 			o.settle(fmt.Errorf("sqlite: commit: whether the write took effect is open: %w", err))
 		}
 		return true, err
 	}
 	w.last, w.seq = t.counters, t.seq
-	w.pending = w.pending[len(notes):]
+	if len(notes) > 0 {
+		w.pending = nil
+	}
 	for _, o := range ops {
 		o.settle(nil)
 	}
@@ -405,7 +417,7 @@ func (w *writer) alone(err error) {
 		}
 	}
 	if len(w.pending) > 0 && w.writeNotes() != nil {
-		w.restNotes()
+		w.noteRest = time.Now().Add(noteRest)
 	}
 }
 

@@ -1,4 +1,5 @@
--- Times and durations are microseconds, by the clock of the host.
+-- Times and durations are microseconds, by the clock of the host. What is empty
+-- or not known is NULL where the column allows it.
 --
 -- Some indexes begin with a bucket: the number of a run of 2,048 rows. Ids and
 -- many keys are random, so in an index of their own each would touch another
@@ -26,15 +27,15 @@ CREATE TABLE record (
   expires_at         INTEGER CHECK ((expires_at IS NOT NULL) = (state = 2)),
   fingerprint_scheme TEXT    NOT NULL,
   fingerprint_sum    BLOB    NOT NULL,
-  request_id         TEXT    NOT NULL,
-  event_id           TEXT    NOT NULL,
-  trace_id           TEXT    NOT NULL,
-  cause              TEXT    NOT NULL DEFAULT '',
+  request_id         TEXT,
+  event_id           TEXT,
+  trace_id           TEXT,
+  cause              TEXT,
   -- The result. Last, so that listings do not read through it.
-  codec              TEXT    NOT NULL DEFAULT '',
-  label              TEXT    NOT NULL DEFAULT '',
-  reference          TEXT    NOT NULL DEFAULT '',
-  tombstone          INTEGER NOT NULL DEFAULT 0,
+  codec              TEXT,
+  label              TEXT,
+  reference          TEXT,
+  tombstone          INTEGER,
   head               BLOB,
   body               BLOB,
   -- The key first: it tells identities apart soonest, and finds a key of
@@ -43,8 +44,8 @@ CREATE TABLE record (
 ) STRICT;
 
 CREATE INDEX record_id ON record (fence >> 11, id);
-CREATE INDEX record_expiry ON record (expires_at) WHERE state = 2;
-CREATE INDEX record_open ON record (state) WHERE state <> 2;
+CREATE INDEX record_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX record_open ON record (state) WHERE expires_at IS NULL;
 
 CREATE TABLE trail (
   position   INTEGER PRIMARY KEY,
@@ -58,20 +59,20 @@ CREATE TABLE trail (
   operation  TEXT    NOT NULL,
   key        TEXT    NOT NULL,
   fence      INTEGER NOT NULL,
-  request_id TEXT    NOT NULL,
-  event_id   TEXT    NOT NULL,
-  trace_id   TEXT    NOT NULL,
-  label      TEXT    NOT NULL,
-  cause      TEXT    NOT NULL,
-  lost       INTEGER NOT NULL
+  request_id TEXT,
+  event_id   TEXT,
+  trace_id   TEXT,
+  label      TEXT,
+  cause      TEXT,
+  lost       INTEGER
 ) STRICT;
 
 CREATE INDEX trail_at ON trail (at);
 CREATE INDEX trail_record ON trail (position >> 11, record_id);
 CREATE INDEX trail_key ON trail (position >> 11, key);
-CREATE INDEX trail_request ON trail (request_id) WHERE request_id <> '';
-CREATE INDEX trail_event ON trail (event_id) WHERE event_id <> '';
-CREATE INDEX trail_trace ON trail (trace_id) WHERE trace_id <> '';
+CREATE INDEX trail_request ON trail (request_id) WHERE request_id IS NOT NULL;
+CREATE INDEX trail_event ON trail (event_id) WHERE event_id IS NOT NULL;
+CREATE INDEX trail_trace ON trail (trace_id) WHERE trace_id IS NOT NULL;
 
 -- The last fence and trail position given out. Deleting records and entries
 -- does not touch them, so neither ever repeats.

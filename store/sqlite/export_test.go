@@ -1,0 +1,38 @@
+package sqlite
+
+import (
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// FilterQueries returns, with parameters written as 1, queries of List, Trail,
+// Find and Sweep and the index that each shall use.
+func FilterQueries() map[string]string {
+	list := func(f semel.Filter) string { q, _ := listQuery(f, 0); return q }
+	trail := func(f semel.TrailFilter) string { q, _ := trailQuery(f); return q }
+	queries := map[string]string{
+		selectRecord:                                                             "sqlite_autoindex_record_1",
+		selectExpired:                                                            "record_expiry",
+		list(semel.Filter{}):                                                     "PRIMARY KEY",
+		list(semel.Filter{ID: "x"}):                                              "record_id",
+		list(semel.Filter{Key: "x"}):                                             "sqlite_autoindex_record_1",
+		list(semel.Filter{State: semel.StateUnknown}):                            "record_open",
+		list(semel.Filter{State: semel.StateInProgress}):                         "record_open",
+		list(semel.Filter{Lapsed: true}):                                         "record_open",
+		trail(semel.TrailFilter{}):                                               "PRIMARY KEY",
+		trail(semel.TrailFilter{RecordID: "x"}):                                  "trail_record",
+		trail(semel.TrailFilter{Key: "x"}):                                       "trail_key",
+		trail(semel.TrailFilter{Tenant: "t", Key: "x"}):                          "trail_key",
+		trail(semel.TrailFilter{RequestID: "x"}):                                 "trail_request",
+		trail(semel.TrailFilter{EventID: "x"}):                                   "trail_event",
+		trail(semel.TrailFilter{TraceID: "x", Since: time.Unix(1, 0)}):           "trail_trace",
+		trail(semel.TrailFilter{Since: time.Unix(1, 0), Until: time.Unix(2, 0)}): "trail_at",
+	}
+	out := make(map[string]string, len(queries))
+	for q, index := range queries {
+		out[strings.ReplaceAll(q, "?", "1")] = index
+	}
+	return out
+}
