@@ -23,7 +23,7 @@ const (
 // of skips refer to them.
 var rules = []rule{
 	{"one-claim-of-many", nil, oneClaimOfMany},
-	{"one-claim-across-handles", []string{"open"}, oneClaimAcrossHandles},
+	{"one-claim-across-handles", []string{"open", "overlap"}, oneClaimAcrossHandles},
 	{"one-claim-of-many-after-expiry", nil, oneClaimAfterExpiry},
 	{"one-claim-of-many-at-release", nil, oneClaimAtRelease},
 	{"scope-separates", nil, scopeSeparates},
@@ -36,7 +36,7 @@ var rules = []rule{
 	{"replay-is-exact", nil, replayIsExact},
 	{"completed-is-seen-by-others", []string{"open"}, completedIsSeenByOthers},
 	{"complete-repeats", nil, completeRepeats},
-	{"retention-starts-at-completion", nil, retentionStartsAtCompletion},
+	{"retention-starts-at-completion", []string{"overlap"}, retentionStartsAtCompletion},
 	{"retention-is-kept", nil, retentionIsKept},
 	{"expired-is-absent", []string{"lease"}, expiredIsAbsent},
 
@@ -57,7 +57,7 @@ var rules = []rule{
 	{"late-write-or-takeover-not-both", []string{"lease"}, lateWriteOrTakeover},
 	{"stale-claim-cannot-write", []string{"lease"}, staleClaimCannotWrite},
 	{"fences-survive-deletion", nil, fencesSurviveDeletion},
-	{"fences-rise-store-wide", nil, fencesRise},
+	{"fences-rise-store-wide", []string{"overlap"}, fencesRise},
 	{"claims-end-with-a-restore", []string{"lease", "backup"}, claimsEndWithARestore},
 
 	{"resolve-as-unknown-keeps-the-claim", []string{"lease", "resolver"}, resolveUnknown},

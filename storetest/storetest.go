@@ -30,6 +30,10 @@ type Harness struct {
 	// Transactional says that a claim lives in a transaction: it has no lease,
 	// and no record until it is completed.
 	Transactional bool
+	// Exclusive says that an open claim keeps all other writes out of the
+	// store, those of other identities too, and that other handles do not
+	// see whose claim it is.
+	Exclusive bool
 	// Advance moves the store's time forward. Real stores shift their rows
 	// into the past; a Virtual one may leave it nil.
 	Advance func(d time.Duration)
@@ -150,7 +154,7 @@ func Rules() []string {
 
 type rule struct {
 	name string
-	// needs names what the rule cannot do without: lease, open,
+	// needs names what the rule cannot do without: lease, overlap, open,
 	// skewed, break, backup, resolver, sweeper, lister, trail.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
@@ -203,6 +207,7 @@ func lacks(h Harness, r rule) string {
 	has := map[string]bool{
 		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil, "backup": h.Backup != nil,
 		"lease":    !h.Transactional,
+		"overlap":  !h.Exclusive,
 		"resolver": resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
 	}
 	for _, need := range r.needs {

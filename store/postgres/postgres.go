@@ -73,7 +73,9 @@ type Config struct {
 	IdleTimeout time.Duration
 	// PeerTimeout is how soon a transactional claim ends whose host no longer
 	// answers at the level of TCP, where the server's connection is to that
-	// host and not to a pooler. Default 30 s, rounded up to 3 s.
+	// host and not to a pooler. Default 30 s. It is set for each transaction,
+	// which has a price; where the server's role or the connection string
+	// sets tcp_user_timeout, that counts instead.
 	PeerTimeout time.Duration
 
 	// MaxResultBytes bounds head, body and reference of a result together.
@@ -185,6 +187,7 @@ type Store struct {
 	pool     *pgxpool.Pool
 	instance string // of this handle, in the audit trail
 	sql      statements
+	peer     bool // the server has to be told how long to wait for a silent host
 	notes    notes
 
 	mu     sync.Mutex
@@ -204,11 +207,11 @@ var (
 
 // statements are the statements for one schema.
 type statements struct {
-	find, begin, takeover, renew, complete, release, hold, claim string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain string
-	lock, timeouts, lockOnly, noLock                             string
-	insertCompleted, insertOpen, completeOpen, sweep, sweepTrail string
-	writeNotes, lastNote, list, trail                            string
+	find, begin, takeover, renew, complete, release, hold, claim                    string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                    string
+	lock, noLock, idle, peer                                                        string
+	insertCompleted, takeoverCompleted, insertOpen, completeOpen, sweep, sweepTrail string
+	writeNotes, lastNote, list, trail                                               string
 }
 
 func newStatements(schema string) statements {
@@ -218,8 +221,8 @@ func newStatements(schema string) statements {
 		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
 		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
-		lock: q(sqlLock), timeouts: q(sqlTimeouts), lockOnly: q(sqlLockOnly), noLock: q(sqlNoLock),
-		insertCompleted: q(sqlInsertCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen),
+		lock: q(sqlLock), noLock: q(sqlNoLock), idle: q(sqlIdle), peer: q(sqlPeer),
+		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen),
 		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
 		list:  q(`SELECT ` + recordColumns + ` FROM {s}.record WHERE `),
 		trail: q(`SELECT ` + trailColumns + ` FROM {s}.trail WHERE `),
@@ -244,7 +247,8 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres: config: %w", err)
 	}
-	if err := checkDatabase(ctx, pool); err != nil {
+	peer, err := checkDatabase(ctx, pool)
+	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
 	version, err := schemaVersion(ctx, pool, c.Schema)
@@ -261,25 +265,28 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 		}
 	}
 	s := &Store{
-		config: c, pool: pool, instance: semel.NewRecordID(), sql: newStatements(c.Schema),
+		config: c, pool: pool, instance: semel.NewRecordID(), sql: newStatements(c.Schema), peer: peer,
 		open: map[*txClaim]struct{}{},
 	}
 	s.notes.start(s)
 	return s, nil
 }
 
-func checkDatabase(ctx context.Context, pool *pgxpool.Pool) error {
+// checkDatabase refuses a database that cannot keep our promises. It reports
+// whether its sessions lack a TCP timeout and could use one.
+func checkDatabase(ctx context.Context, pool *pgxpool.Pool) (peer bool, err error) {
 	var encoding, commit string
-	err := pool.QueryRow(ctx, "SELECT current_setting('server_encoding'), current_setting('synchronous_commit')").Scan(&encoding, &commit)
+	err = pool.QueryRow(ctx, `SELECT current_setting('server_encoding'), current_setting('synchronous_commit'),
+		inet_server_addr() IS NOT NULL AND current_setting('tcp_user_timeout') = '0'`).Scan(&encoding, &commit, &peer)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case encoding != "UTF8":
-		return fmt.Errorf("the database's encoding is %s; UTF8 is needed", encoding)
+		return false, fmt.Errorf("the database's encoding is %s; UTF8 is needed", encoding)
 	case commit == "off":
-		return errors.New("synchronous_commit is off: a commit that was answered could be lost")
+		return false, errors.New("synchronous_commit is off: a commit that was answered could be lost")
 	}
-	return nil
+	return peer, nil
 }
 
 // Close writes the audit trail out and ends the store's claims that live in

@@ -178,29 +178,31 @@ var (
 
 // Statements of claims that live in a transaction.
 var (
-	// sqlLock takes the in-flight marker, or says that another has it, and
-	// sets what ends the transaction when its host has vanished. It is a
+	// sqlLock takes the in-flight marker, or says that another has it. It is a
 	// statement of its own: one that also looked for the record would look
 	// with a snapshot older than the lock.
-	sqlLock = `
-		SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.fence') END, clock_timestamp(),
-			set_config('idle_in_transaction_session_timeout', $2, true),
-			set_config('tcp_user_timeout', $3, true), set_config('tcp_keepalives_idle', $4, true),
-			set_config('tcp_keepalives_interval', $4, true), set_config('tcp_keepalives_count', '3', true)`
-	// sqlTimeouts is the same on a database without such locks.
-	sqlTimeouts = `
-		SELECT nextval('{q}.fence'), clock_timestamp(),
-			set_config('idle_in_transaction_session_timeout', $1, true),
+	sqlLock = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.fence') END, clock_timestamp()`
+	// sqlNoLock is for a database without such locks.
+	sqlNoLock = `SELECT nextval('{q}.fence'), clock_timestamp()`
+
+	// sqlIdle has the server end a transaction whose host has gone silent,
+	// sqlPeer one whose host no longer answers at the level of TCP. The latter
+	// costs the server a dozen system calls.
+	sqlIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
+	sqlPeer = `
+		SELECT set_config('idle_in_transaction_session_timeout', $1, true),
 			set_config('tcp_user_timeout', $2, true), set_config('tcp_keepalives_idle', $3, true),
 			set_config('tcp_keepalives_interval', $3, true), set_config('tcp_keepalives_count', '3', true)`
-	// The same in a transaction whose settings are the caller's.
-	sqlLockOnly = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.fence') END, clock_timestamp()`
-	sqlNoLock   = `SELECT nextval('{q}.fence'), clock_timestamp()`
 
 	// sqlInsertCompleted writes the record once, complete. It must not leave
 	// the transaction to be committed without the record, so where another
 	// record is in the way it fails: it divides by the number of rows written.
-	sqlInsertCompleted = `
+	sqlInsertCompleted = insertCompleted("")
+	// sqlTakeoverCompleted also tells the trail of a takeover.
+	sqlTakeoverCompleted = insertCompleted(`takeover AS (` + enter("taken_over", "$22", "''", "''") + `),`)
+
+	insertCompleted = func(takeover string) string {
+		return `
 		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
 		done AS (
 			INSERT INTO {s}.record (` + insertColumns + `, settled_at, expires_at, ` + resultColumns + `)
@@ -210,9 +212,10 @@ var (
 			WHERE ` + expired + ` OR record.fence = $21 AND ` + unsettled + `
 			RETURNING *
 		),
-		takeover AS (` + enter("taken_over", "$22", "''", "''") + ` WHERE $21::bigint <> 0),
+		` + takeover + `
 		entry AS (` + enter("executed", "$22", "label", "''") + `)
 		SELECT (SELECT expires_at FROM done), 1 / (SELECT count(*) FROM done)`
+	}
 
 	// sqlInsertOpen writes the record first, in progress. It is found again
 	// by its fence and token when it is completed.

@@ -84,7 +84,7 @@ func (s *Store) newTxClaim(a semel.Attempt) *txClaim {
 	return &txClaim{store: s, attempt: a, record: a.ID, settling: make(chan struct{}, 1)}
 }
 
-// isolated reports whether a look in the transaction is older than the lock, so
+// writesFirst reports whether a look in the transaction is older than the lock, so
 // that the record has to be written first.
 func (s *Store) writesFirst() bool {
 	return s.config.Isolation != pgx.ReadCommitted || s.config.NoAdvisoryLocks
@@ -119,22 +119,24 @@ func (s *Store) beginOwn(ctx context.Context, a semel.Attempt) (_ *txClaim, err 
 
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
-	lock := []any{milliseconds(s.config.IdleTimeout), milliseconds(s.config.PeerTimeout), probeSeconds(s.config.PeerTimeout)}
-	if s.config.NoAdvisoryLocks {
-		b.Queue(s.sql.timeouts, lock...)
+	if idle := milliseconds(s.config.IdleTimeout); s.peer {
+		b.Queue(s.sql.peer, idle, milliseconds(s.config.PeerTimeout), probeSeconds(s.config.PeerTimeout))
 	} else {
-		b.Queue(s.sql.lock, append([]any{s.lockKey(a.Identity)}, lock...)...)
+		b.Queue(s.sql.idle, idle)
 	}
+	s.queueLock(b, a.Identity)
 	b.Queue(s.sql.find, identityArgs(a.Identity)...)
 	if !c.first {
 		b.Queue(saveWork)
 	}
 	br := c.conn.SendBatch(ctx, b)
 	c.tx = br.Tx()
-	if _, err := br.Exec(); err != nil {
-		return nil, errors.Join(err, closed(br))
+	for range 2 {
+		if _, err := br.Exec(); err != nil {
+			return nil, errors.Join(err, closed(br))
+		}
 	}
-	if err := c.look(br, new(string), new(string), new(string), new(string), new(string)); err != nil {
+	if err := c.look(br); err != nil {
 		return nil, err
 	}
 	if c.first {
@@ -158,11 +160,7 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	c.socket = tx.Conn().PgConn().Conn()
 	b := &pgx.Batch{}
 	b.Queue(saveClaim)
-	if s.config.NoAdvisoryLocks {
-		b.Queue(s.sql.noLock)
-	} else {
-		b.Queue(s.sql.lockOnly, s.lockKey(a.Identity))
-	}
+	s.queueLock(b, a.Identity)
 	b.Queue(s.sql.find, identityArgs(a.Identity)...)
 	br := tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
@@ -188,11 +186,19 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	return c, nil
 }
 
+func (s *Store) queueLock(b *pgx.Batch, id semel.Identity) {
+	if s.config.NoAdvisoryLocks {
+		b.Queue(s.sql.noLock)
+		return
+	}
+	b.Queue(s.sql.lock, s.lockKey(id))
+}
+
 // look reads the answers about the lock and the record and closes the batch. It
 // returns nil when the identity can be had.
-func (c *txClaim) look(br pgx.BatchResults, settings ...any) error {
+func (c *txClaim) look(br pgx.BatchResults) error {
 	var fence *int64
-	if err := br.QueryRow().Scan(append([]any{&fence, &c.begunAt}, settings...)...); err != nil {
+	if err := br.QueryRow().Scan(&fence, &c.begunAt); err != nil {
 		return errors.Join(err, closed(br))
 	}
 	rec, findErr := scanRecord(br.QueryRow())
@@ -388,7 +394,11 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 		b.Queue(c.store.sql.completeOpen, append(args, c.store.instance, int64(c.takeover))...)
 	} else {
 		args := append(c.insertArgs(c.fence), resultArgs(r)...)
-		b.Queue(c.store.sql.insertCompleted, append(args, int64(c.takeover), c.store.instance)...)
+		sql := c.store.sql.insertCompleted
+		if c.takeover != 0 {
+			sql = c.store.sql.takeoverCompleted
+		}
+		b.Queue(sql, append(args, int64(c.takeover), c.store.instance)...)
 	}
 	if c.joined {
 		b.Queue(releaseClaim)

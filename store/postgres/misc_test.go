@@ -1,0 +1,338 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/store/postgres"
+)
+
+// Both modes work in every way that pgx can send statements.
+func TestEveryExecMode(t *testing.T) {
+	shop := newShop(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			pool := connect(t, shop.url, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			leased := open(t, pool, postgres.Config{})
+			all := make([]byte, 256)
+			for i := range all {
+				all[i] = byte(i)
+			}
+			want := semel.Result{Codec: "test/1", Head: all, Body: all, Reference: string(all), Tombstone: true, Label: "a\x00b\xff"}
+			stores := map[string]*postgres.Store{"leased": leased}
+			for name, level := range levels {
+				c := transactional()
+				level(&c)
+				stores[name] = open(t, pool, c)
+			}
+			for name, s := range stores {
+				key := fmt.Sprint(mode, " ", name)
+				claim := begin(t, s, key)
+				if err := claim.Renew(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := claim.Complete(t.Context(), want); err != nil {
+					t.Fatalf("%s: Complete: %v", name, err)
+				}
+				_, err := s.Begin(t.Context(), attempt(key))
+				got := conflict(t, err, semel.StateCompleted).Result
+				if string(got.Head) != string(all) || string(got.Body) != string(all) || got.Reference != string(all) || !got.Tombstone || got.Label != "a\uFFFDb\uFFFD" {
+					t.Fatalf("%s: the result reads back as %+v", name, got)
+				}
+			}
+			held := begin(t, leased, fmt.Sprint(mode, " held"))
+			if err := held.Hold(t.Context(), "lost \x00 contact"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := leased.Resolve(t.Context(), semel.Resolution{
+				Identity: attempt(fmt.Sprint(mode, " held")).Identity, Fence: held.Fence(), Decision: semel.DecideResult, Result: want,
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := leased.List(t.Context(), semel.Filter{Tenant: "t", Lapsed: true}); err != nil {
+				t.Fatal(err)
+			}
+			leased.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: mode.String(), Cause: "\x00"})
+			await(t, func() bool {
+				entries, err := leased.Trail(t.Context(), semel.TrailFilter{Key: mode.String()})
+				return err == nil && len(entries) == 1
+			})
+			if _, err := leased.Sweep(t.Context(), 10); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestNewerSchemaIsRefused(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	if _, err := postgres.New(t.Context(), pool, postgres.Config{NoMigrate: true}); !errors.Is(err, postgres.ErrOlderSchema) {
+		t.Fatalf("New without tables: %v; want ErrOlderSchema", err)
+	}
+	open(t, pool, postgres.Config{})
+	open(t, pool, postgres.Config{NoMigrate: true})
+	exec(t, pool, "UPDATE semel.version SET version = version + 1")
+	if _, err := postgres.New(t.Context(), pool, postgres.Config{}); !errors.Is(err, postgres.ErrNewerSchema) {
+		t.Fatalf("New over newer tables: %v; want ErrNewerSchema", err)
+	}
+	if err := postgres.Migrate(t.Context(), pool, "semel"); !errors.Is(err, postgres.ErrNewerSchema) {
+		t.Fatalf("Migrate of newer tables: %v; want ErrNewerSchema", err)
+	}
+}
+
+func TestSchemaIsWhatMigrateMakes(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	const name = `odd "name's`
+	exec(t, pool, postgres.Schema(name))
+	s := open(t, pool, postgres.Config{Schema: name, NoMigrate: true})
+	if _, err := begin(t, s, "k").Complete(t.Context(), result("done")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestManyStoresMigrateOnce(t *testing.T) {
+	server := testenv.Postgres(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		pool := connect(t, server, nil)
+		wg.Go(func() { open(t, pool, postgres.Config{}) })
+	}
+	wg.Wait()
+}
+
+// The documented rights suffice.
+func TestLeastPrivilege(t *testing.T) {
+	shop := newShop(t)
+	open(t, shop.direct, postgres.Config{})
+	role := fmt.Sprintf("app%d", schemas.Add(1))
+	exec(t, shop.direct, "CREATE ROLE "+role+" LOGIN")
+	t.Cleanup(func() {
+		exec(t, shop.direct, "DROP OWNED BY "+role)
+		exec(t, shop.direct, "DROP ROLE "+role)
+	})
+	for _, grant := range []string{
+		"USAGE ON SCHEMA semel", "SELECT ON semel.version", "SELECT, INSERT, UPDATE, DELETE ON semel.record",
+		"SELECT, INSERT ON semel.trail", "USAGE ON SEQUENCE semel.fence", "INSERT ON payment",
+	} {
+		exec(t, shop.direct, "GRANT "+grant+" TO "+role)
+	}
+	u, err := url.Parse(shop.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.User(role)
+	pool := connect(t, u.String(), nil)
+	leased := open(t, pool, postgres.Config{NoMigrate: true, TrailRetention: -1})
+	claim := begin(t, leased, "leased")
+	if err := errors.Join(claim.Renew(t.Context()), claim.Hold(t.Context(), "lost contact"), claim.Release(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := leased.Sweep(t.Context(), 10); err != nil {
+		t.Fatal(err)
+	}
+	for name, level := range levels {
+		c := transactional()
+		c.NoMigrate = true
+		level(&c)
+		claim := begin(t, open(t, pool, c), name)
+		if err := pay(claim.Context(t.Context()), name); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := claim.Complete(t.Context(), result("paid")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leased.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "noted"})
+	await(t, func() bool {
+		entries, err := leased.Trail(t.Context(), semel.TrailFilter{Key: "noted"})
+		return err == nil && len(entries) == 1
+	})
+}
+
+// Two hosts whose clocks are an hour apart agree, because the package asks no
+// clock but the server's: time.Now measures ages and durations only.
+func TestNoClockOfItsOwn(t *testing.T) {
+	allowed := map[string]bool{"trail.go": true, "sweep.go": true}
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") || allowed[name] {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				if x, ok := s.X.(*ast.Ident); ok && x.Name == "time" && (s.Sel.Name == "Now" || s.Sel.Name == "Since" || s.Sel.Name == "Until") {
+					t.Errorf("%s asks this host's clock: time.%s", name, s.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}
+
+// A transaction that was begun long ago does not carry its old time along.
+func TestTimesAreOfTheMomentNotTheTransaction(t *testing.T) {
+	shop := newShop(t)
+	s := open(t, shop.direct, transactional())
+	tx, err := shop.direct.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "SELECT pg_sleep(0.2)"); err != nil {
+		t.Fatal(err)
+	}
+	claim, err := s.Begin(postgres.WithTx(t.Context(), tx), attempt("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expires, err := claim.Complete(t.Context(), result("done"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var age time.Duration
+	if err := tx.QueryRow(t.Context(), "SELECT $1::timestamptz - interval '24 hours' - now()", expires).Scan(&age); err != nil {
+		t.Fatal(err)
+	}
+	if age < 200*time.Millisecond {
+		t.Fatalf("completed %v after the transaction began, which slept for 200 ms", age)
+	}
+}
+
+func TestNotesBeyondTheLimitAreCounted(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	s := open(t, pool, postgres.Config{MaxNotes: 3})
+	for i := range 10 {
+		s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: fmt.Sprint(i)})
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := open(t, pool, postgres.Config{}).Trail(t.Context(), semel.TrailFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seq, lost uint64
+	for _, e := range entries {
+		seq += 1 + e.Lost
+		lost += e.Lost
+		if e.Seq != seq && e.Kind != semel.TrailLost {
+			t.Fatalf("entry %+v; want seq %d", e, seq)
+		}
+	}
+	if lost == 0 || int(lost)+len(entries) < 10 {
+		t.Fatalf("%d entries, %d lost; 10 were noted", len(entries), lost)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	for _, c := range []postgres.Config{
+		{Mode: 7},
+		{Schema: "a\x00"},
+		{Schema: strings.Repeat("x", 64)},
+		{Isolation: pgx.Serializable},
+		{Mode: postgres.Transactional, Isolation: "read uncommitted"},
+		{LockTimeout: -1},
+		{IdleTimeout: -1},
+		{PeerTimeout: 25 * time.Hour},
+		{MaxResultBytes: 1 << 30},
+		{MaxNotes: -1},
+		{SweepEvery: -1},
+	} {
+		if s, err := postgres.New(t.Context(), pool, c); err == nil {
+			_ = s.Close(t.Context())
+			t.Errorf("%+v was accepted", c)
+		}
+	}
+	if _, err := postgres.New(t.Context(), nil, postgres.Config{}); err == nil {
+		t.Error("a nil pool was accepted")
+	}
+	off := connect(t, testenv.Postgres(t), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
+	if _, err := postgres.New(t.Context(), off, postgres.Config{}); err == nil || !strings.Contains(err.Error(), "synchronous_commit") {
+		t.Errorf("New with synchronous_commit=off: %v", err)
+	}
+}
+
+// Leased claims hold at every default isolation level of the database.
+func TestLeasedUnderAnyDefaultIsolation(t *testing.T) {
+	server := testenv.Postgres(t)
+	for _, level := range []string{"repeatable read", "serializable"} {
+		pool := connect(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level })
+		s := open(t, pool, postgres.Config{})
+		for round := range 20 {
+			key := fmt.Sprint(level, round)
+			var (
+				wg      sync.WaitGroup
+				mu      sync.Mutex
+				granted int
+			)
+			for range 8 {
+				wg.Go(func() {
+					_, err := s.Begin(t.Context(), attempt(key))
+					mu.Lock()
+					defer mu.Unlock()
+					if err == nil {
+						granted++
+					} else if _, ok := errors.AsType[*semel.ConflictError](err); !ok {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if granted != 1 {
+				t.Fatalf("%s: %d claims were granted; want 1", level, granted)
+			}
+		}
+	}
+}
+
+func TestRunSweepsUntilTheEnd(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	swept := make(chan postgres.Swept, 100)
+	s := open(t, pool, postgres.Config{SweepEvery: 10 * time.Millisecond, TrailRetention: time.Nanosecond, OnSweep: func(d postgres.Swept) { swept <- d }})
+	if _, err := begin(t, s, "k").Complete(t.Context(), result("old")); err != nil {
+		t.Fatal(err)
+	}
+	begin(t, s, "running")
+	advance(t, pool, "semel", 25*time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	records, entries := 0, 0
+	for records < 1 || entries < 1 {
+		d := <-swept
+		if d.Err != nil {
+			t.Fatal(d.Err)
+		}
+		records, entries = records+d.Records, entries+d.Entries
+	}
+	cancel()
+	if err := <-ended; err != nil || records != 1 || entries != 1 {
+		t.Fatalf("Run removed %d records and %d entries and returned %v; want 1, 1, nil", records, entries, err)
+	}
+}
