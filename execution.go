@@ -276,10 +276,18 @@ func (x *Execution) Complete(r Result) error {
 // res records. Called with settling held.
 func (x *Execution) complete(res Result, failure error) error {
 	var expires time.Time
-	err := x.tell("complete", func(ctx context.Context) (err error) {
-		expires, err = x.claim.Complete(ctx, res)
-		return err
-	})
+	tell := func() error {
+		return x.tell("complete", func(ctx context.Context) (err error) {
+			expires, err = x.claim.Complete(ctx, res)
+			return err
+		})
+	}
+	err := tell()
+	if errors.Is(err, ErrTooLarge) && !res.Tombstone {
+		// It has happened, so it must be on record, if only as a tombstone.
+		res = Result{Codec: res.Codec, Label: res.Label, Reference: res.Reference, Failed: res.Failed, Tombstone: true}
+		err = tell()
+	}
 	x.ended = true
 	switch {
 	case err == nil:
@@ -316,7 +324,7 @@ func (x *Execution) tell(what string, call func(context.Context) error) error {
 		ctx, cancel := x.guard.storeContext(x.ctx)
 		err := call(ctx)
 		cancel()
-		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) {
+		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge) {
 			return err
 		}
 		if x.guard.observe.StoreFailed != nil {

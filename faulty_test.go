@@ -384,6 +384,30 @@ func TestLostAnswersOfCompleteAndRelease(t *testing.T) {
 	}
 }
 
+// A result that the store cannot take is no reason to lose the outcome.
+func TestResultTooLargeForTheStoreLeavesATombstone(t *testing.T) {
+	mem := newStore(t)
+	calls := 0
+	s := &faulty{Store: mem, before: func(call string) error {
+		if call == "complete" {
+			if calls++; calls == 1 {
+				return semel.ErrTooLarge
+			}
+		}
+		return nil
+	}}
+	g := newGuard(t, s, semel.Policy{})
+	for _, want := range []semel.Answer{semel.Executed, semel.Replayed} {
+		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+			return semel.Result{Codec: "test/1", Body: []byte("large"), Label: "201", Reference: "/orders/1"}, nil
+		})
+		wantAnswer(t, out, err, want)
+		if r := out.Result; !r.Tombstone || len(r.Body) > 0 || r.Reference != "/orders/1" || r.Label != "201" {
+			t.Fatalf("%v with %+v", out.Answer, r)
+		}
+	}
+}
+
 // A claim that lives in a transaction: what a rollback makes certain is told as
 // no effect, whatever the handler said.
 func TestRolledBackIsNoEffect(t *testing.T) {

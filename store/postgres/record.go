@@ -21,10 +21,6 @@ const (
 	maxTextBytes = 1024 // of texts for people, which are cut there
 )
 
-// ErrTooLarge: a result is larger than Config.MaxResultBytes. Nothing was
-// written; the caller can record a tombstone instead.
-var ErrTooLarge = errors.New("postgres: the result is too large")
-
 // stored is a record with what only the store knows of it.
 type stored struct {
 	semel.Record
@@ -123,7 +119,7 @@ func (s *Store) checkResult(r semel.Result) error {
 		return fmt.Errorf("postgres: result: %w", err)
 	}
 	if n := len(r.Head) + len(r.Body) + len(r.Reference); n > s.config.MaxResultBytes {
-		return fmt.Errorf("%w: %d bytes; at most %d are allowed", ErrTooLarge, n, s.config.MaxResultBytes)
+		return fmt.Errorf("postgres: %w: %d bytes; at most %d are allowed", semel.ErrTooLarge, n, s.config.MaxResultBytes)
 	}
 	return nil
 }

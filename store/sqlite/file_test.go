@@ -390,7 +390,7 @@ func TestOversizedInput(t *testing.T) {
 
 	// A result that is too large changes nothing; a tombstone can follow.
 	for _, r := range []semel.Result{{Body: make([]byte, 1001)}, {Head: make([]byte, 500), Body: make([]byte, 501)}, {Reference: strings.Repeat("x", 1001)}} {
-		if _, err := c.Complete(t.Context(), r); !errors.Is(err, sqlite.ErrTooLarge) {
+		if _, err := c.Complete(t.Context(), r); !errors.Is(err, semel.ErrTooLarge) {
 			t.Errorf("Complete with a result that is too large: %v", err)
 		}
 	}

@@ -134,16 +134,12 @@ func checkName(what, s string, mayBeEmpty bool) error {
 	return nil
 }
 
-// ErrTooLarge: a result is larger than Config.MaxResultBytes. Nothing was
-// written; the caller can record a tombstone instead.
-var ErrTooLarge = errors.New("sqlite: the result is too large")
-
 func (s *Store) checkResult(r semel.Result) error {
 	if err := checkName("codec", r.Codec, true); err != nil {
 		return fmt.Errorf("sqlite: result: %w", err)
 	}
 	if n := resultBytes(r); n > s.config.MaxResultBytes {
-		return fmt.Errorf("%w: %d bytes; at most %d are allowed", ErrTooLarge, n, s.config.MaxResultBytes)
+		return fmt.Errorf("sqlite: %w: %d bytes; at most %d are allowed", semel.ErrTooLarge, n, s.config.MaxResultBytes)
 	}
 	return nil
 }
