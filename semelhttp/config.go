@@ -69,6 +69,12 @@ type Config struct {
 	// none. A proxy should name 502, 504 and a 503 without Retry-After.
 	IndeterminateStatus func(status int, h http.Header) bool
 
+	// CommitStatus says of a recorded answer whether what the handler changed in
+	// the claim's transaction is kept; otherwise it is rolled back, and only the
+	// answer is recorded. It matters to transactional stores alone. Default:
+	// status below 400.
+	CommitStatus func(status int) bool
+
 	// Origin names the request for the audit trail. Default: DefaultOrigin.
 	Origin func(*http.Request) semel.Origin
 
@@ -96,6 +102,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.IndeterminateStatus == nil {
 		c.IndeterminateStatus = func(int, http.Header) bool { return false }
+	}
+	if c.CommitStatus == nil {
+		c.CommitStatus = func(status int) bool { return status < 400 }
 	}
 	if c.Origin == nil {
 		c.Origin = DefaultOrigin

@@ -765,3 +765,36 @@ func TestUnknownUnderRetryAdvisesTheSameKey(t *testing.T) {
 		}
 	}
 }
+
+// A recorded failure must not commit half an effect: stores that hold the claim
+// in a transaction are told which answers keep what the handler changed.
+func TestFailedAnswersAreToldToTheStore(t *testing.T) {
+	for _, tc := range []struct {
+		status int
+		size   int
+		commit func(int) bool
+		failed bool
+	}{
+		{201, 10, nil, false},
+		{304, 0, nil, false},
+		{402, 10, nil, true},
+		{500, 10, nil, true},
+		{500, 1000, nil, true}, // over MaxResult: a tombstone
+		{402, 10, func(status int) bool { return status == 402 }, false},
+		{201, 10, func(status int) bool { return status == 402 }, true},
+	} {
+		b := newFixture(t)
+		var got []bool
+		b.hooks.completed = func(r semel.Result) { got = append(got, r.Failed) }
+		h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(tc.status)
+			if tc.size > 0 {
+				_, _ = w.Write(make([]byte, tc.size))
+			}
+		}), func(c *semelhttp.Config) { c.MaxResult, c.CommitStatus = 100, tc.commit })
+		direct(t, h, "k", "{}")
+		if len(got) != 1 || got[0] != tc.failed {
+			t.Errorf("%d with %d bytes: the store is told failed %v; want %v", tc.status, tc.size, got, tc.failed)
+		}
+	}
+}

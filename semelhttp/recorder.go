@@ -256,6 +256,7 @@ func (w *recorder) finish() (semel.Result, error) {
 	if len(res.Head) > maxHead {
 		return w.tombstone(), nil
 	}
+	res.Failed = !w.exchange.CommitStatus(w.status)
 	return res, nil
 }
 
@@ -285,7 +286,10 @@ func (w *recorder) short() bool {
 
 // tombstone is the result of an answer that cannot be kept whole.
 func (w *recorder) tombstone() semel.Result {
-	res := semel.Result{Codec: CodecHTTP, Label: strconv.Itoa(w.status), Tombstone: true}
+	res := semel.Result{
+		Codec: CodecHTTP, Label: strconv.Itoa(w.status), Tombstone: true,
+		Failed: !w.exchange.CommitStatus(w.status),
+	}
 	// In these answers Location names what came of the request.
 	if w.status/100 == 2 || w.status == http.StatusSeeOther {
 		res.Reference = w.sent.Get("Location")
