@@ -34,7 +34,7 @@ var rules = []rule{
 	{"claim-context-descends", nil, claimContextDescends},
 
 	{"replay-is-exact", nil, replayIsExact},
-	{"completed-is-seen-by-others", []string{"open"}, completedIsSeenByOthers},
+	{"completed-is-seen-by-others", []string{"open", "overlap"}, completedIsSeenByOthers},
 	{"complete-repeats", nil, completeRepeats},
 	{"retention-starts-at-completion", []string{"overlap"}, retentionStartsAtCompletion},
 	{"retention-is-kept", nil, retentionIsKept},

@@ -41,6 +41,7 @@ var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
 	{patterns: []string{"bench", "examples"}, down: true, any: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
+	{patterns: []string{"semeltest"}, tree: []string{"semelhttp", "."}, testing: true, testOnly: true},
 	{patterns: []string{"semelhttp"}, tree: []string{"."}, others: []string{"github.com/dunglas/httpsfv", "github.com/go-json-experiment/json/jsontext"}},
 	{patterns: []string{"store/*"}, tree: []string{"."}, any: true},
 	{patterns: []string{"internal/brokenstore"}, tree: []string{"storetest", "store/memory", "."}, testing: true, testOnly: true},
@@ -242,6 +243,15 @@ func TestImportsFinds(t *testing.T) {
 		{"storetest/a.go", "semel/internal/brokenstore", "arrows only point down"},
 		{"storetest/a_test.go", "semel/internal/brokenstore", ""},
 		{"storetest/a.go", "github.com/google/go-cmp/cmp", "may not import github.com/google/go-cmp/cmp"},
+
+		{"semeltest/a.go", "testing", ""},
+		{"semeltest/a.go", "semel/semelhttp", ""},
+		{"semeltest/a.go", "semel/store/memory", "may not import store/memory"},
+		{"semeltest/a.go", "github.com/google/go-cmp/cmp", "may not import github.com/google/go-cmp/cmp"},
+		{"semeltest/a_test.go", "semel/store/memory", ""},
+		{"semelhttp/a.go", "semel/semeltest", "arrows only point down"},
+		{"examples/payments/a.go", "semel/semeltest", "which is for tests"},
+		{"examples/payments/a_test.go", "semel/semeltest", ""},
 
 		{"internal/brokenstore/a.go", "semel/store/memory", ""},
 		{"internal/brokenstore/a.go", "semel/storetest", ""},
