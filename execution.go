@@ -311,6 +311,10 @@ func (x *Execution) complete(res Result, failure error) error {
 // the handler said.
 func (x *Execution) answerRolledBack(cause error) {
 	x.ended = true
+	if x.doubt { // that of an attempt before is not
+		x.answerUnknown(cause)
+		return
+	}
 	rec := x.record(StateInProgress)
 	x.deliver(Outcome{Answer: Released, Record: rec}, &Error{Answer: Released, RetryAfter: time.Second, Err: cause})
 }

@@ -246,6 +246,24 @@ func TestReconcileMarksBeforeItLooks(t *testing.T) {
 	})
 }
 
+// A rollback takes back what this attempt did, not what one before it did.
+func TestRolledBackAfterTakeoverIsUnknown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		mem := newStore(t)
+		stranded(t, mem, submit("k"), time.Second)
+		time.Sleep(2 * time.Second)
+		s := &faulty{Store: mem, before: func(call string) error {
+			if call == "complete" {
+				return semel.ErrRolledBack
+			}
+			return nil
+		}}
+		var e effects
+		out, err := newGuard(t, s, semel.Policy{OnCrash: semel.Retry}).Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+	})
+}
+
 // A claim lost to another owner is not "no effect", whatever this one did.
 func TestReleaseOfALostClaimIsToldFromTheRecord(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -798,3 +798,28 @@ func TestFailedAnswersAreToldToTheStore(t *testing.T) {
 		}
 	}
 }
+
+// The handler's request is the handler's alone from the moment it starts: a mux
+// writes to it. For the race detector.
+func TestClientLeavesWhileTheHandlerStarts(t *testing.T) {
+	mux := http.NewServeMux()
+	var served atomic.Int64
+	mux.HandleFunc("POST /{things}", func(w http.ResponseWriter, r *http.Request) {
+		r.Pattern, r.Header = "mine", nil
+		served.Add(1)
+	})
+	b := newFixture(t)
+	h := b.protect(t, mux)
+	const n = 200
+	for i := range n {
+		ctx, cancel := context.WithCancel(t.Context())
+		b.hooks.context = cancel
+		directRequest(h, newRequest(t, http.MethodPost, "http://shop.example/orders", fmt.Sprint("k", i), "{}").WithContext(ctx))
+	}
+	if err := b.guard.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if served.Load() != n {
+		t.Fatalf("%d of %d requests were served", served.Load(), n)
+	}
+}

@@ -220,7 +220,7 @@ func (e *exchange) serve(w http.ResponseWriter) {
 	out, err := e.Guard.Do(ctx, e.submit, e.execute)
 	if out.Answer == semel.Unknown || ctx.Err() != nil {
 		// The execution may not even have started.
-		e.request(context.WithoutCancel(ctx))
+		e.clone(context.WithoutCancel(ctx))
 	}
 	panicked := e.ended.Load() && e.panicked != nil
 	if panicked && e.r.ProtoMajor == 1 {
@@ -235,10 +235,10 @@ func (e *exchange) serve(w http.ResponseWriter) {
 	}
 }
 
-// request returns the copy of the request that the handler gets, with ctx. The
-// copy is made once: in the execution's goroutine, or before the server's takes
-// the original away.
-func (e *exchange) request(ctx context.Context) *http.Request {
+// clone makes the copy of the request that the handler gets, once: in the
+// execution's goroutine, or before the server's takes the original away. The
+// copy is the handler's to change.
+func (e *exchange) clone(ctx context.Context) {
 	e.cloned.Do(func() {
 		r := e.r.Clone(ctx)
 		r.Body = http.NoBody
@@ -255,6 +255,11 @@ func (e *exchange) request(ctx context.Context) *http.Request {
 		r.Header.Del("Expect") // has been met
 		e.r = r
 	})
+}
+
+// request returns the handler's copy of the request, with ctx.
+func (e *exchange) request(ctx context.Context) *http.Request {
+	e.clone(ctx)
 	if e.r.Context() != ctx {
 		return e.r.WithContext(ctx)
 	}
