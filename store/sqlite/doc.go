@@ -37,7 +37,10 @@
 //
 // One goroutine of each Store writes. It takes all calls that wait at that moment
 // and commits them together, so that one sync of the disk serves many callers.
-// Only record changes are grouped; no transaction is open while a handler runs.
+// Only record changes are grouped; no transaction is open while a leased claim's
+// handler runs. A TxStore, from Store.Transactional, is the other way: the
+// handler works in the transaction that its record is committed with, and is
+// the only one on the file for that time.
 // A call whose context ends before its turn has no effect. Between processes the
 // file's lock goes back and forth, with Config.BusyTimeout as the limit.
 //

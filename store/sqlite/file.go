@@ -87,7 +87,7 @@ func locate(path string, mustExist bool) (string, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", err
 	}
-	if _, err := os.Lstat(abs); err == nil {
+	if info, err := os.Lstat(abs); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 		return "", fmt.Errorf("%s is a symbolic link to nothing", path)
 	}
 	if mustExist {

@@ -270,7 +270,7 @@ func TestDamagedFile(t *testing.T) {
 	const page = 4096
 	whole := filepath.Join(t.TempDir(), "whole.db")
 	s := open(t, sqlite.Config{Path: whole})
-	fill(t, s, 200)
+	fill(t, s, 120)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestDamagedFile(t *testing.T) {
 		"one page short": content[:len(content)-page],
 		"the first page": content[:page],
 	}
-	for p := 1; p < pages; p += 3 {
+	for p := 1; p < pages; p += 4 {
 		damaged := bytes.Clone(content)
 		copy(damaged[p*page:], bytes.Repeat([]byte{0xff}, page))
 		damages[fmt.Sprint("page ", p)] = damaged
@@ -303,7 +303,7 @@ func TestDamagedFile(t *testing.T) {
 			seen++
 			continue
 		}
-		for i := range 200 {
+		for i := range 120 {
 			key := fmt.Sprint("key ", i)
 			r, err := s.Find(t.Context(), identity(key))
 			if errors.Is(err, semel.ErrNotFound) || err == nil && string(r.Result.Body) != key {

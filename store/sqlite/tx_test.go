@@ -427,7 +427,7 @@ func TestTxConcurrently(t *testing.T) {
 		for i := range 40 {
 			key := fmt.Sprint("k", i%10)
 			wg.Go(func() {
-				for {
+				for tick := time.NewTicker(time.Millisecond); ; <-tick.C { // as long as it is in progress
 					out, err := g.Do(t.Context(), semel.Submit{Identity: identity(key)}, func(ctx context.Context) (semel.Result, error) {
 						return semel.Result{Body: []byte(key)}, pay(ctx, key)
 					})
