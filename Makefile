@@ -18,14 +18,17 @@ ARGS      ?=
 BENCH     ?= .
 BENCHTIME ?= 1s
 FUZZTIME  ?= 60s
+DURATION  ?= 1m
+SUBJECT   ?= gateway-sqlite
 
-.PHONY: help run build test lint cross tidy bench fuzz tools clean
+.PHONY: help run build test torture lint cross tidy bench fuzz tools clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=10m RACE=auto|on|off'
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
+	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments DURATION=1m'
 
 run: build ## start the example service and the gateway before it; Ctrl-C stops both
 	@exec scripts/run.sh
@@ -36,6 +39,15 @@ build: ## build bin/semel and bin/orders
 
 test: tools ## run the tests of every module, with the race detector where it works
 	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -- $(ARGS)
+
+# The tests have a PostgreSQL server of their own, and the example.
+torture: build ## kill, pause and cut off gateways for DURATION, and check what is left
+ifeq ($(SUBJECT),gateway-sqlite)
+	bin/semel torture --duration $(DURATION) $(ARGS)
+else
+	SEMEL_TORTURE_DURATION=$(DURATION) go test -count=1 -timeout 0 -v \
+		-run '^TestTorture$(patsubst payments,Payments,$(patsubst gateway-postgres,Postgres,$(SUBJECT)))$$' $(ARGS) ./cmd/semel
+endif
 
 lint: tools ## check format, vet, staticcheck, go.mod drift and all platforms
 	@scripts/lint.sh

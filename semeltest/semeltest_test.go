@@ -247,10 +247,9 @@ func TestUnstableReplayFails(t *testing.T) {
 		s := &shop{}
 		s.outer = func(_ semel.Store, g *semel.Guard, h http.Handler) http.Handler {
 			protected := sloppy(g, h, false)
-			n := 0
+			var n atomic.Int64
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				n++
-				w.Header().Set("X-Count", fmt.Sprint(n))
+				w.Header().Set("X-Count", fmt.Sprint(n.Add(1)))
 				protected.ServeHTTP(w, r)
 			})
 		}

@@ -10,11 +10,13 @@ import (
 
 // Exit codes. They are part of the command's interface.
 const (
-	exitOK       = 0
-	exitFailed   = 1
-	exitUsage    = 2
-	exitNotFound = 3
-	exitRefused  = 4
+	exitOK           = 0
+	exitFailed       = 1
+	exitUsage        = 2
+	exitNotFound     = 3
+	exitRefused      = 4
+	exitViolated     = 5
+	exitInconclusive = 6
 )
 
 func exitCodesTopic() *cobra.Command {
@@ -29,6 +31,8 @@ func exitCodesTopic() *cobra.Command {
   2  wrong usage: a flag, an argument or an environment variable; nothing was done
   3  there is no such record; nothing was changed
   4  refused: the record's state does not allow it; nothing was changed
+  5  semel torture found a broken promise
+  6  semel torture saw too little to prove anything
 
 What went wrong, what to do about it and whether a retry is safe is said on the
 standard error stream. The standard output stream holds results only.`,

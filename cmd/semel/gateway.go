@@ -17,7 +17,6 @@ import (
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/semelhttp"
-	"github.com/semelhq/semel/store/sqlite"
 )
 
 // gatewaySettings are the flags of semel gateway.
@@ -77,7 +76,7 @@ signal ends it at once.`,
 	f.SortFlags = false
 	f.StringVar(&s.upstream, "upstream", "", "URL of the service (required)")
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address to listen on")
-	f.StringVar(&s.store, "store", "", "where records are kept: sqlite:semel.db, sqlite:///var/lib/semel/semel.db, or memory: (required)")
+	f.StringVar(&s.store, "store", "", "where records are kept: sqlite:semel.db, sqlite:///var/lib/semel/semel.db, postgres://user@host/database, or memory: (required)")
 	f.BoolVar(&s.requireKey, "require-key", false, "refuse protected methods without an Idempotency-Key; without this they pass unprotected")
 	f.BoolVar(&s.strictKeys, "strict-keys", false, `accept keys in double quotes only, as in Idempotency-Key: "k"`)
 	f.StringSliceVar(&s.methods, "methods", []string{"POST", "PATCH"}, "methods that are protected")
@@ -175,9 +174,9 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		return err
 	}
 	log := newLog(p.stderr, s.logFormat.value)
-	store, err := openStore(ctx, cmd, s.store, int64(s.maxResult), func(did sqlite.Swept) {
-		if did.Err != nil {
-			log.Warn("sweep failed; the next one goes on", "err", did.Err)
+	store, err := openStore(ctx, cmd, s.store, int64(s.maxResult), func(err error) {
+		if err != nil {
+			log.Warn("sweep failed; the next one goes on", "err", err)
 		}
 	})
 	if err != nil {
@@ -275,7 +274,7 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 	if s.onCrash.value == "retry" {
 		crash = "an operation whose owner died is sent AGAIN: the service must deduplicate by Idempotency-Key"
 	}
-	storeNote := s.store
+	storeNote := withoutSecrets(s.store)
 	if strings.HasPrefix(s.store, "memory:") {
 		storeNote += " (records end with this process: a retry after a restart executes again)"
 	}

@@ -5,21 +5,38 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
 // storeURL is what --store names.
 type storeURL struct {
-	kind string // sqlite or memory
-	path string
+	kind string // sqlite, postgres or memory
+	path string // of a file, or the whole URL of a database
+}
+
+// withoutSecrets is a store's URL as it may be shown.
+func withoutSecrets(s string) string {
+	if !strings.Contains(s, "://") || strings.HasPrefix(s, "sqlite:") {
+		return s
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		scheme, _, _ := strings.Cut(s, ":")
+		return scheme + ":..."
+	}
+	u.RawQuery = "" // it can hold a password too
+	return u.Redacted()
 }
 
 func parseStoreURL(s string) (storeURL, error) {
@@ -29,8 +46,13 @@ func parseStoreURL(s string) (storeURL, error) {
 		return storeURL{}, errors.New("it is not set")
 	case ok && kind == "memory" && rest == "":
 		return storeURL{kind: kind}, nil
+	case ok && (kind == "postgres" || kind == "postgresql"):
+		if _, err := pgxpool.ParseConfig(s); err != nil {
+			return storeURL{}, fmt.Errorf("it is %q, which is not the URL of a PostgreSQL database", withoutSecrets(s))
+		}
+		return storeURL{kind: "postgres", path: s}, nil
 	case !ok || kind != "sqlite":
-		return storeURL{}, fmt.Errorf("it is %q, which names no store", s)
+		return storeURL{}, fmt.Errorf("it is %q, which names no store", withoutSecrets(s))
 	}
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
 		if !strings.HasPrefix(after, "/") {
@@ -44,10 +66,10 @@ func parseStoreURL(s string) (storeURL, error) {
 	return storeURL{kind: kind, path: rest}, nil
 }
 
-const storeForms = "sqlite:semel.db or sqlite:///var/lib/semel/semel.db"
+const storeForms = "sqlite:semel.db, sqlite:///var/lib/semel/semel.db or postgres://user@host/database"
 
-// openStore opens the store of a gateway.
-func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult int64, onSweep func(sqlite.Swept)) (store, error) {
+// openStore opens the store of a gateway. onSweep is told how each sweep ended.
+func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult int64, onSweep func(error)) (store, error) {
 	u, err := parseStoreURL(url)
 	if err != nil {
 		return nil, usagef("%s: %w; use %s, or memory: for records that end with the process", named(cmd, "store"), err, storeForms)
@@ -59,12 +81,19 @@ func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult in
 		}
 		return memoryStore{s}, nil
 	}
-	c := sqlite.Config{Path: u.path, OnSweep: onSweep}
+	maxResultBytes := 0
 	// The head of an answer is stored beside its body.
 	if need := maxResult + 1<<20; need > 64<<20 {
-		c.MaxResultBytes = int(need)
+		maxResultBytes = int(need)
 	}
-	s, err := sqlite.Open(ctx, c)
+	if u.kind == "postgres" {
+		return openPostgres(ctx, u.path, postgres.Config{
+			MaxResultBytes: maxResultBytes, OnSweep: func(did postgres.Swept) { onSweep(did.Err) },
+		})
+	}
+	s, err := sqlite.Open(ctx, sqlite.Config{
+		Path: u.path, MaxResultBytes: maxResultBytes, OnSweep: func(did sqlite.Swept) { onSweep(did.Err) },
+	})
 	if err != nil {
 		return nil, storeFault(url, err)
 	}
@@ -79,6 +108,9 @@ func openAdmin(ctx context.Context, cmd *cobra.Command, url string) (store, erro
 	}
 	if u.kind == "memory" {
 		return nil, usagef("%s: a memory: store lives in its gateway's process and cannot be looked at from outside; use %s there", named(cmd, "store"), storeForms)
+	}
+	if u.kind == "postgres" {
+		return openPostgres(ctx, u.path, postgres.Config{NoMigrate: true})
 	}
 	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, MustExist: true})
 	if err != nil {
@@ -103,6 +135,43 @@ func storeFault(url string, err error) error {
 		code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", url, err),
 		do: "Check the path, its permissions and the space on the disk. Nothing was changed; a retry is safe.",
 	}
+}
+
+// openPostgres opens a store for leased claims: the effects of a gateway are
+// somewhere else.
+func openPostgres(ctx context.Context, url string, c postgres.Config) (store, error) {
+	failed := func(err error) error {
+		return &fault{
+			code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", withoutSecrets(url), err),
+			do: "Check that the database is there, and what its user may do. A retry is safe.",
+		}
+	}
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return nil, failed(err)
+	}
+	s, err := postgres.New(ctx, pool, c)
+	if err != nil {
+		pool.Close()
+		return nil, failed(err)
+	}
+	return &postgresStore{s, pool}, nil
+}
+
+// postgresStore is a store with its pool of connections.
+type postgresStore struct {
+	*postgres.Store
+	pool *pgxpool.Pool
+}
+
+// Close implements store. What is left of the audit trail is written for as
+// long as a database that answers takes.
+func (s *postgresStore) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err := s.Store.Close(ctx)
+	s.pool.Close()
+	return err
 }
 
 // callFault reports a call of the store that failed.

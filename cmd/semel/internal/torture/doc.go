@@ -1,0 +1,27 @@
+// Package torture runs real processes under faults and checks that every
+// request took effect once.
+//
+// Two gateways share one store and stand before an effect ledger, which puts
+// each effect on disk before it answers. Clients send operations, retry them
+// under the same key as the answers advise, and ask again for what has been
+// acknowledged. A nemesis kills and pauses the processes and cuts connections on
+// both sides of the gateways. Everything is written into a history, and the
+// history, the ledger and the store are then checked against each other:
+//
+//	second-effect             a key has more than one effect
+//	second-effect-of-claim    one claim caused more than one effect (on-crash retry)
+//	answers-differ            two acknowledgements of one key are not the same bytes
+//	effect-missing            an acknowledged effect is not in the ledger
+//	acknowledgement-lost      a key was acknowledged, and later is not
+//	effect-after-refusal      all asks were told "no effect", and there is one
+//	unknown-without-cause     an outcome is unknown though nothing hit its execution but its client
+//	stuck                     a key is in progress beyond its lease, or its answer does not come
+//	unexpected-answer         an answer that no client of these requests should see
+//
+// A run that did not see enough faults, retries and acknowledgements proves
+// nothing, and says so: it is inconclusive.
+//
+// The seed decides what the nemesis, the clients and the ledger choose; when
+// processes get to run is up to the machine, so a seed does not repeat a run
+// exactly.
+package torture

@@ -1,0 +1,200 @@
+package torture
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway"
+)
+
+// Effect is a line of the ledger: something that happened.
+type Effect struct {
+	ID    string    `json:"effect"`
+	Key   string    `json:"key"`
+	Fence string    `json:"fence"` // of the claim, as the gateway told it
+	At    time.Time `json:"at"`
+	PID   int       `json:"pid"`
+}
+
+// LedgerConfig says how an effect ledger behaves.
+type LedgerConfig struct {
+	// File is where effects are kept; it is made if it is not there.
+	File string
+	// Listen is the address to listen on.
+	Listen string
+	// Delay is the longest time that an ordinary effect takes.
+	Delay time.Duration
+	// Slow is the longest time that one in SlowEvery takes instead.
+	Slow      time.Duration
+	SlowEvery int
+	// One in RefuseEvery requests is refused without an effect.
+	RefuseEvery int
+	// Seed decides all that.
+	Seed uint64
+	// Listening is told the address when the ledger serves.
+	Listening func(addr string)
+}
+
+// ServeLedger runs a ledger until ctx ends: a service without any protection of
+// its own, which causes one effect per request. An effect is on disk before it
+// is answered. Whether the client is still there does not matter to it.
+func ServeLedger(ctx context.Context, c LedgerConfig) error {
+	f, err := os.OpenFile(c.File, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	l := &ledger{LedgerConfig: c, file: f, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: l, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	c.Listening(listener.Addr().String())
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+type ledger struct {
+	LedgerConfig
+
+	mu   sync.Mutex
+	file *os.File
+	rng  *rand.Rand
+}
+
+// headerEffect repeats the effect's id in the answer's header.
+const headerEffect = "Torture-Effect"
+
+// headerRefused marks an answer of a ledger that did nothing.
+const headerRefused = "Torture-Refused"
+
+// reply is the body of the ledger's answer.
+type reply struct {
+	Effect string `json:"effect"`
+	Key    string `json:"key"`
+	// Filling makes the answer long enough to be cut off in its middle.
+	Filling string `json:"filling"`
+}
+
+func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	before, after, refuse, filling := l.plan()
+	pause(context.Background(), before)
+	if refuse {
+		w.Header().Set("Retry-After", "1")
+		w.Header().Set(headerRefused, "true")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	e := Effect{
+		ID: semel.NewRecordID(), Key: strings.Trim(r.Header.Get("Idempotency-Key"), `"`),
+		Fence: r.Header.Get(gateway.HeaderFence), At: time.Now(), PID: os.Getpid(),
+	}
+	if err := l.put(e); err != nil {
+		// Whether it is on disk is not known, and nothing here can repair it.
+		_, _ = fmt.Fprintln(os.Stderr, "semel torture ledger:", err)
+		os.Exit(1)
+	}
+	pause(context.Background(), after)
+	body, err := json.Marshal(reply{e.ID, e.Key, strings.Repeat("x", filling)})
+	if err != nil {
+		panic(err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.Header().Set(headerEffect, e.ID)
+	w.WriteHeader(http.StatusCreated)
+	_, _ = w.Write(body)
+}
+
+func (l *ledger) plan() (before, after time.Duration, refuse bool, filling int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	whole := randomDuration(l.rng, 0, l.Delay)
+	if l.SlowEvery > 0 && l.rng.IntN(l.SlowEvery) == 0 {
+		whole = randomDuration(l.rng, l.Delay, l.Slow)
+	}
+	before = randomDuration(l.rng, 0, whole)
+	refuse = l.RefuseEvery > 0 && l.rng.IntN(l.RefuseEvery) == 0
+	return before, whole - before, refuse, l.rng.IntN(4 << 10)
+}
+
+// put has the effect happen.
+func (l *ledger) put(e Effect) error {
+	line, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := l.file.Write(append(line, '\n')); err != nil {
+		return err
+	}
+	return l.file.Sync()
+}
+
+// readLedger returns the effects so far. A line that is being written counts
+// once it is whole.
+func readLedger(file string) ([]Effect, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if end := bytes.LastIndexByte(b, '\n'); end >= 0 {
+		b = b[:end+1]
+	} else {
+		b = nil
+	}
+	var effects []Effect
+	in := bufio.NewScanner(bytes.NewReader(b))
+	for in.Scan() {
+		var e Effect
+		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
+			return nil, fmt.Errorf("line %d of the ledger: %w", len(effects)+1, err)
+		}
+		effects = append(effects, e)
+	}
+	return effects, in.Err()
+}
+
+func randomDuration(rng *rand.Rand, from, to time.Duration) time.Duration {
+	if to <= from {
+		return from
+	}
+	return from + time.Duration(rng.Int64N(int64(to-from)))
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

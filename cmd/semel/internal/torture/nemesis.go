@@ -1,0 +1,153 @@
+package torture
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Nemesis says how often which fault strikes.
+type Nemesis struct {
+	// Every is the mean time between two blows at a process.
+	Every time.Duration
+	// How often each blow strikes in a round, at each process. After a round
+	// the processes are left in peace for six leases, so that there are
+	// executions whose client alone was cut off. All zero: there are no blows.
+	KillGateway, PauseGateway, KillLedger, PauseLedger int
+	// The same for the connections of a gateway to its database, which are all
+	// cut at once, and for the database itself, with PostgreSQL only.
+	CutDatabase, RestartDatabase int
+	// Odds that a request's connection is cut, between clients and gateways
+	// and between gateways and ledger.
+	CutFront, CutBack float64
+}
+
+// blow is something that is done to a process.
+type blow struct {
+	busy   *sync.Mutex // held by whoever strikes the same
+	strike func(context.Context) error
+}
+
+// nemesis strikes until ctx ends. Every process runs again when it returns.
+func (r *run) nemesis(ctx context.Context) error {
+	n := r.config.Nemesis
+	var blows []blow
+	add := func(times int, busy *sync.Mutex, strike func(context.Context) error) {
+		for range times {
+			blows = append(blows, blow{busy, strike})
+		}
+	}
+	process := func(p *process, kills, pauses int) {
+		add(kills, &p.busy, func(ctx context.Context) error { return r.killAndStart(ctx, p) })
+		if canPause {
+			add(pauses, &p.busy, func(ctx context.Context) error { return r.pauseAndResume(ctx, p) })
+		}
+	}
+	for _, g := range r.gateways {
+		process(g.process, n.KillGateway, n.PauseGateway)
+		if g.database != nil {
+			add(n.CutDatabase, new(sync.Mutex), func(context.Context) error { return r.cutDatabase(g) })
+		}
+	}
+	if r.ledger != nil {
+		process(r.ledger, n.KillLedger, n.PauseLedger)
+	}
+	if r.config.RestartDatabase != nil {
+		add(n.RestartDatabase, new(sync.Mutex), r.restartDatabase)
+	}
+	if len(blows) == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	rng := r.newRand()
+	var (
+		under sync.WaitGroup
+		once  sync.Once
+		fault error
+	)
+	for ctx.Err() == nil {
+		for _, b := range shuffled(rng, blows) {
+			pause(ctx, randomDuration(rng, n.Every/2, n.Every*3/2))
+			if ctx.Err() != nil {
+				break
+			}
+			if !b.busy.TryLock() {
+				continue // it is struck already
+			}
+			under.Go(func() {
+				defer b.busy.Unlock()
+				if err := b.strike(ctx); err != nil {
+					once.Do(func() { fault = err })
+				}
+			})
+		}
+		under.Wait()
+		if fault != nil {
+			return fault
+		}
+		r.history.add(event{kind: kindPhase, who: "torture", text: "peace among the processes"})
+		pause(ctx, 6*r.config.Lease)
+	}
+	return nil
+}
+
+func (r *run) killAndStart(ctx context.Context, p *process) error {
+	r.history.add(event{kind: kindKill, who: p.name})
+	p.kill()
+	pause(ctx, r.random(0, r.config.Lease/2)) // the others go on meanwhile
+	return p.start(context.WithoutCancel(ctx))
+}
+
+func (r *run) pauseAndResume(ctx context.Context, p *process) error {
+	r.history.add(event{kind: kindPause, who: p.name})
+	if !p.pause() {
+		return nil
+	}
+	pause(ctx, r.random(r.config.Lease*5/4, r.config.Lease*3))
+	p.resume()
+	r.history.add(event{kind: kindResume, who: p.name})
+	return nil
+}
+
+func (r *run) cutDatabase(g *gatewayChild) error {
+	r.history.add(event{kind: kindCut, who: g.process.name, side: database, text: string(cutAll)})
+	g.database.cut()
+	return nil
+}
+
+func (r *run) restartDatabase(ctx context.Context) error {
+	r.history.add(event{kind: kindKill, who: "database"})
+	if err := r.config.RestartDatabase(context.WithoutCancel(ctx)); err != nil {
+		return fmt.Errorf("the database does not start again: %w", err)
+	}
+	r.history.add(event{kind: kindStart, who: "database"})
+	return nil
+}
+
+// watch notes when this machine does not get on: a lease that lapses then is
+// nobody's fault. It does what the processes do, which is to wait and to write.
+func (r *run) watch(ctx context.Context) error {
+	f, err := os.Create(filepath.Join(r.config.Dir, "watch"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	const beat = 25 * time.Millisecond
+	for ctx.Err() == nil {
+		before := time.Now()
+		pause(ctx, beat)
+		if _, err := f.WriteAt([]byte{0}, 0); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return err
+		}
+		if took := time.Since(before); took > r.config.Lease/4 {
+			r.history.add(event{kind: kindStall, who: "machine", took: took, text: fmt.Sprintf("no progress for %v", took.Round(time.Millisecond))})
+		}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package torture
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The payments example keeps its rows and semel's records in one database: its
+// table of orders is the ledger, and there is nothing behind it to be cut off
+// from. A key is the name of what is ordered.
+
+func orderRequest(key string) []byte {
+	body := `{"item":"` + key + `","price":1}`
+	return fmt.Appendf(nil, "POST /orders HTTP/1.1\r\nHost: payments\r\nX-User: torture\r\n"+
+		"Idempotency-Key: %q\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", key, len(body), body)
+}
+
+// orderOf returns the effect that a 201 to an order tells of.
+func orderOf(body []byte, key string) (effect string, ok bool) {
+	var o struct {
+		ID   int64  `json:"id"`
+		Item string `json:"item"`
+	}
+	err := json.Unmarshal(body, &o)
+	return strconv.FormatInt(o.ID, 10), err == nil && o.ID > 0 && o.Item == key
+}
+
+// orderRefused: the example answers errors of the server only when its
+// transaction was rolled back.
+func orderRefused(status int, problem string) bool {
+	return status == http.StatusInternalServerError && problem == "" ||
+		status == http.StatusServiceUnavailable && problem == "rolled-back"
+}
+
+// readOrders reads the ledger. Its rows do not tell when they were written.
+func readOrders(database string) ([]Effect, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, database)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	rows, err := conn.Query(ctx, "SELECT id::text, item FROM orders ORDER BY id")
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Effect, err error) {
+		err = row.Scan(&e.ID, &e.Key)
+		return e, err
+	})
+}

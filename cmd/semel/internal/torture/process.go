@@ -1,0 +1,163 @@
+package torture
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+)
+
+// process is a child that can be killed, paused and started again. Each start
+// gets another port, which follow is told.
+type process struct {
+	name    string
+	binary  string
+	args    []string
+	says    string // what it says before its address once it listens
+	history *history
+	follow  func(addr string)
+
+	busy sync.Mutex // held by whoever does something to it
+
+	mu     sync.Mutex
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	paused bool
+}
+
+const startTimeout = 20 * time.Second
+
+// start returns when the process listens. A start may fail while the database is
+// down, or while a paused process holds it, so it is tried again for a while.
+func (p *process) start(ctx context.Context) error {
+	for end := time.Now().Add(startTimeout); ; pause(ctx, 100*time.Millisecond) {
+		err := p.startOnce(ctx)
+		if err == nil || ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
+		p.history.add(event{kind: kindLog, who: p.name, text: "did not start: " + err.Error()})
+	}
+}
+
+func (p *process) startOnce(ctx context.Context) error {
+	cmd := exec.Command(p.binary, p.args...)
+	cmd.SysProcAttr = childAttr()
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "SEMEL_") { // would change its settings
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	p.mu.Lock()
+	p.cmd, p.ended, p.paused = cmd, ended, false
+	p.mu.Unlock()
+	listens := make(chan string, 1)
+	go func() {
+		defer close(ended)
+		p.read(stderr, listens)
+		_ = cmd.Wait()
+	}()
+	timeout := time.NewTimer(startTimeout)
+	defer timeout.Stop()
+	select {
+	case addr := <-listens:
+		p.follow(addr)
+		p.history.add(event{kind: kindStart, who: p.name, text: fmt.Sprintf("process %d listens on %s", cmd.Process.Pid, addr)})
+		return nil
+	case <-ended:
+		return fmt.Errorf("%s ended before it listened", p.name)
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-timeout.C:
+		err = fmt.Errorf("%s does not listen after %v", p.name, startTimeout)
+	}
+	_ = cmd.Process.Kill()
+	<-ended
+	return err
+}
+
+// read puts what the process says into the history.
+func (p *process) read(r io.Reader, listens chan<- string) {
+	in := bufio.NewScanner(r)
+	in.Buffer(nil, 1<<20)
+	for in.Scan() {
+		line := in.Text()
+		if _, addr, ok := strings.Cut(line, p.says); ok {
+			select {
+			case listens <- strings.TrimPrefix(addr, "http://"):
+			default:
+			}
+			continue
+		}
+		if strings.HasPrefix(line, "  ") || strings.HasPrefix(line, "            ") {
+			continue // how it is set up
+		}
+		p.history.add(event{kind: kindLog, who: p.name, text: line})
+	}
+	_, _ = io.Copy(io.Discard, r)
+}
+
+// kill ends the process as a crash would. It may be paused.
+func (p *process) kill() {
+	p.mu.Lock()
+	cmd, ended := p.cmd, p.ended
+	p.mu.Unlock()
+	if cmd == nil {
+		return
+	}
+	_ = cmd.Process.Kill()
+	<-ended
+}
+
+// pause stops the process from running until resume; false if it cannot be.
+func (p *process) pause() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = suspend(p.cmd.Process)
+	return p.paused
+}
+
+func (p *process) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paused {
+		proceed(p.cmd.Process)
+		p.paused = false
+	}
+}
+
+// terminate has the process end in order, and reports if it did not.
+func (p *process) terminate(patience time.Duration) error {
+	p.mu.Lock()
+	cmd, ended := p.cmd, p.ended
+	p.mu.Unlock()
+	if !askToEnd(cmd.Process) {
+		p.kill()
+		return nil
+	}
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
+	select {
+	case <-ended:
+		if !cmd.ProcessState.Success() {
+			return fmt.Errorf("%s ended with %v", p.name, cmd.ProcessState)
+		}
+		return nil
+	case <-timeout.C:
+		p.kill()
+		return errors.New(p.name + " did not end when it was asked to")
+	}
+}

@@ -1,0 +1,208 @@
+package torture
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Report is what came of a run.
+type Report struct {
+	Subject string  `json:"subject"`
+	Seed    uint64  `json:"seed"`
+	OnCrash string  `json:"on_crash"`
+	Defect  string  `json:"defect,omitempty"`
+	Seconds float64 `json:"seconds"`
+	Dir     string  `json:"dir"`
+	Figures Figures `json:"figures"`
+	// Violations are the promises that were broken.
+	Violations []Violation `json:"violations"`
+	// Inconclusive says why the run proves too little; empty if it does not.
+	Inconclusive []string `json:"inconclusive"`
+}
+
+// Figures count what happened in a run.
+type Figures struct {
+	Keys int `json:"keys"`
+	// Acknowledged and Unknown count keys that were so told at least once.
+	Acknowledged int `json:"acknowledged"`
+	Unknown      int `json:"unknown"`
+	Effects      int `json:"effects"`
+	Asks         int `json:"asks"`
+	// Retries are asks after the first of a key.
+	Retries  int `json:"retries"`
+	Replays  int `json:"replays"`
+	Refusals int `json:"refusals"`
+	Broken   int `json:"broken"` // asks without an answer
+
+	GatewayKills  int `json:"gateway_kills"`
+	GatewayPauses int `json:"gateway_pauses"`
+	LedgerKills   int `json:"ledger_kills"`
+	LedgerPauses  int `json:"ledger_pauses"`
+	DatabaseKills int `json:"database_kills"`
+	// Cuts by side and point.
+	Cuts   map[string]int `json:"cuts"`
+	Stalls int            `json:"stalls"`
+}
+
+func (f *Figures) kills() int  { return f.GatewayKills + f.LedgerKills + f.DatabaseKills }
+func (f *Figures) pauses() int { return f.GatewayPauses + f.LedgerPauses }
+
+func (f *Figures) cuts() (n int) {
+	for _, c := range f.Cuts {
+		n += c
+	}
+	return n
+}
+
+func count(events []event) (f Figures) {
+	f.Cuts = map[string]int{}
+	asked, acked, unclear := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, e := range events {
+		inGateway := strings.HasPrefix(e.who, "gateway") || strings.HasPrefix(e.who, "payments")
+		switch {
+		case e.kind == kindAsk:
+			f.Asks++
+			if asked[e.key] {
+				f.Retries++
+			}
+			asked[e.key] = true
+		case e.kind == kindBroken:
+			f.Broken++
+		case e.kind == kindAnswer:
+			switch e.answer.class {
+			case acknowledged:
+				acked[e.key] = true
+				if e.answer.replayed {
+					f.Replays++
+				}
+			case unknown:
+				unclear[e.key] = true
+			case noEffect:
+				f.Refusals++
+			}
+		case e.kind == kindCut:
+			f.Cuts[string(e.side)+" "+e.text]++
+		case e.kind == kindStall:
+			f.Stalls++
+		case e.kind == kindKill && inGateway:
+			f.GatewayKills++
+		case e.kind == kindKill && e.who == "database":
+			f.DatabaseKills++
+		case e.kind == kindKill:
+			f.LedgerKills++
+		case e.kind == kindPause && inGateway:
+			f.GatewayPauses++
+		case e.kind == kindPause:
+			f.LedgerPauses++
+		}
+	}
+	f.Keys, f.Acknowledged, f.Unknown = len(asked), len(acked), len(unclear)
+	return f
+}
+
+func (r *run) report(stuck []string) (*Report, error) {
+	e, err := r.evidence(!r.failed.Load())
+	if err != nil {
+		return nil, err
+	}
+	e.stuck = stuck
+	subject := "gateway-sqlite"
+	switch {
+	case r.config.Payments != "":
+		subject = "payments"
+	case r.config.Postgres != "":
+		subject = "gateway-postgres"
+	}
+	report := &Report{
+		Subject: subject, Seed: r.config.Seed, OnCrash: r.config.OnCrash, Defect: r.config.Defect,
+		Seconds: time.Since(r.history.start).Seconds(), Dir: r.config.Dir,
+		Figures: count(e.events), Violations: e.check(),
+	}
+	report.Figures.Effects = len(e.effects)
+	report.Inconclusive = enough(r.config, report.Figures)
+	return report, nil
+}
+
+// enough says what a run saw too little of. A tenth of what is usual is enough,
+// so that a slow machine alone does not make it inconclusive.
+func enough(c Config, f Figures) (lacks []string) {
+	seconds := int(c.Duration / time.Second)
+	need := func(what string, got, want int) {
+		if want = max(want, 1); got < want {
+			lacks = append(lacks, fmt.Sprintf("%s: %d, at least %d are needed", what, got, want))
+		}
+	}
+	n := *c.Nemesis
+	if c.Payments != "" {
+		n.KillLedger, n.CutBack = 0, 0 // there is none
+	}
+	struck := int(c.Duration / n.Every)
+	if n.KillGateway > 0 {
+		need("kills of gateways", f.GatewayKills, struck/10)
+	}
+	if n.PauseGateway > 0 {
+		need("pauses of gateways", f.GatewayPauses, struck/20)
+	}
+	if n.KillLedger > 0 {
+		need("kills of the ledger", f.LedgerKills, struck/20)
+	}
+	for _, s := range []struct {
+		side side
+		odds float64
+	}{{front, n.CutFront}, {back, n.CutBack}} {
+		for _, c := range cuts {
+			if s.odds > 0 {
+				name := string(s.side) + " " + string(c)
+				need("cuts, "+name, f.Cuts[name], seconds/10)
+			}
+		}
+	}
+	if c.Postgres != "" && n.CutDatabase > 0 {
+		name := string(database) + " " + string(cutAll)
+		need("cuts, "+name, f.Cuts[name], struck/20)
+	}
+	if c.RestartDatabase != nil && n.RestartDatabase > 0 {
+		need("kills of the database", f.DatabaseKills, struck/40)
+	}
+	need("acknowledged keys", f.Acknowledged, 5*seconds)
+	need("retries", f.Retries, 2*seconds)
+	need("replays", f.Replays, 2*seconds)
+	return lacks
+}
+
+// Write writes the report for people to read.
+func (r *Report) Write(w io.Writer) {
+	f := r.Figures
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+	for i, v := range r.Violations {
+		if i == maxViolationsPrinted {
+			say("... and %d violations more.\n", len(r.Violations)-i)
+			break
+		}
+		say("VIOLATION  %s  %s", v.Check, v.Key)
+		say("  %s", v.Detail)
+		say("  faults: %s", strings.Join(v.Faults, ", "))
+		for _, line := range v.Timeline {
+			say("  %s", line)
+		}
+		say("")
+	}
+	say("seed        %d, %s, on-crash %s, %.1f s", r.Seed, r.Subject, r.OnCrash, r.Seconds)
+	say("keys        %d: %d acknowledged, %d unknown; %d effects", f.Keys, f.Acknowledged, f.Unknown, f.Effects)
+	say("asks        %d: %d retries, %d replays, %d refusals, %d without an answer", f.Asks, f.Retries, f.Replays, f.Refusals, f.Broken)
+	say("kills       %d gateway, %d ledger, %d database", f.GatewayKills, f.LedgerKills, f.DatabaseKills)
+	say("pauses      %d gateway, %d ledger", f.GatewayPauses, f.LedgerPauses)
+	say("cuts        %d", f.cuts())
+	for _, name := range slices.Sorted(maps.Keys(f.Cuts)) {
+		say("  %-27s %d", name, f.Cuts[name])
+	}
+	say("stalls      %d", f.Stalls)
+	say("violations  %d", len(r.Violations))
+	for _, why := range r.Inconclusive {
+		say("too few     %s", why)
+	}
+}

@@ -1,0 +1,546 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/postgres"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// Config says what is tortured, and how.
+type Config struct {
+	// Binary is the semel program. Required.
+	Binary string
+	// Dir is an empty directory for the store, the ledger and the timeline.
+	// Required.
+	Dir string
+	// Duration is how long the nemesis strikes. What comes after it, until
+	// everything is settled and asked for again, takes some seconds more.
+	Duration time.Duration
+	// Seed decides what is chosen at random.
+	Seed uint64
+	// OnCrash is the gateways' policy, hold or retry. Default hold.
+	OnCrash string
+	// Postgres is the URL of a PostgreSQL database, empty but for what an
+	// earlier run left in it, where the gateways keep their records. Default:
+	// an SQLite file in Dir.
+	Postgres string
+	// RestartDatabase has the server of Postgres crash and start again, if the
+	// nemesis is to do so. It returns when the server answers.
+	RestartDatabase func(context.Context) error
+	// Payments is the program of the payments example, to be tortured instead
+	// of gateways. It needs Postgres.
+	Payments string
+	// Defect names a defect that the gateways are given; see Defects. Default
+	// none: the gateways are those of semel gateway.
+	Defect string
+	// Lease is the gateways' lease. Default 1 s.
+	Lease time.Duration
+	// Gateways and Clients are how many there are. Default 2 and 24.
+	Gateways, Clients int
+	// Keys is the largest number of keys. Default 200,000.
+	Keys int
+	// Think is the longest time that a client waits between two keys. Default
+	// 100 ms.
+	Think time.Duration
+	// SlowEvery says that one in so many effects is slow: it takes up to two
+	// and a half leases. Default 20.
+	SlowEvery int
+	// Nemesis is what strikes. Default DefaultNemesis.
+	Nemesis *Nemesis
+	// FailFast ends the run at the first violation that can be seen while it
+	// goes on, and leaves out what would come after it.
+	FailFast bool
+	// Progress is told how it goes every few seconds; nil for nobody.
+	Progress io.Writer
+}
+
+// DefaultNemesis strikes everywhere.
+func DefaultNemesis() Nemesis {
+	return Nemesis{
+		Every:       800 * time.Millisecond,
+		KillGateway: 3, PauseGateway: 2, KillLedger: 2, PauseLedger: 1,
+		CutDatabase: 2, RestartDatabase: 1,
+		CutFront: 0.12, CutBack: 0.04,
+	}
+}
+
+func (c Config) withDefaults() Config {
+	if c.OnCrash == "" {
+		c.OnCrash = "hold"
+	}
+	if c.Lease == 0 {
+		c.Lease = time.Second
+	}
+	if c.Gateways == 0 {
+		c.Gateways = 2
+	}
+	if c.Clients == 0 {
+		c.Clients = 24
+	}
+	if c.Keys == 0 {
+		c.Keys = 200_000
+	}
+	if c.Think == 0 {
+		c.Think = 100 * time.Millisecond
+	}
+	if c.SlowEvery == 0 {
+		c.SlowEvery = 20
+	}
+	if c.Nemesis == nil {
+		n := DefaultNemesis()
+		c.Nemesis = &n
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if c.Binary == "" {
+		errs = append(errs, errors.New("field Binary is empty"))
+	}
+	if c.Dir == "" {
+		errs = append(errs, errors.New("field Dir is empty"))
+	}
+	if c.Duration <= 0 {
+		errs = append(errs, fmt.Errorf("field Duration is %v; it must be positive", c.Duration))
+	}
+	if c.OnCrash != "hold" && c.OnCrash != "retry" {
+		errs = append(errs, fmt.Errorf("field OnCrash is %q; use hold or retry", c.OnCrash))
+	}
+	if c.Postgres != "" && c.Defect != "" && c.Defect != DefectNone {
+		errs = append(errs, fmt.Errorf("field Defect is %q; defects are for SQLite only", c.Defect))
+	}
+	if c.Payments != "" && (c.Postgres == "" || c.Defect != "" || c.OnCrash != "hold") {
+		errs = append(errs, errors.New("field Payments needs Postgres, no Defect, and OnCrash hold"))
+	}
+	if c.Lease < 100*time.Millisecond {
+		errs = append(errs, fmt.Errorf("field Lease is %v; at least 100ms make sense", c.Lease))
+	}
+	if c.Gateways < 1 || c.Clients < 1 || c.Keys < 1 || c.Think < 0 || c.SlowEvery < 1 || c.Nemesis.Every <= 0 {
+		errs = append(errs, errors.New("fields Gateways, Clients, Keys, Think, SlowEvery and Nemesis.Every must be positive"))
+	}
+	return errors.Join(errs...)
+}
+
+// gatewayChild is a gateway process between its two proxies.
+type gatewayChild struct {
+	process     *process
+	front, back *proxy
+	database    *wire // nil with SQLite
+}
+
+type run struct {
+	config   Config
+	history  *history
+	ledger   *process
+	gateways []*gatewayChild
+	keys     keys
+	asks     atomic.Uint64
+	failed   atomic.Bool // a violation ended the run early
+
+	mu  sync.Mutex
+	rng *rand.Rand
+}
+
+// newRand returns a source of its own, made by the seed.
+func (r *run) newRand() *rand.Rand {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return rand.New(rand.NewPCG(r.rng.Uint64(), r.rng.Uint64()))
+}
+
+func (r *run) random(from, to time.Duration) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return randomDuration(r.rng, from, to)
+}
+
+func (r *run) ledgerFile() string { return filepath.Join(r.config.Dir, "ledger.jsonl") }
+func (r *run) storeFile() string  { return filepath.Join(r.config.Dir, "semel.db") }
+
+// TimelineFile is the name of the file in Config.Dir that has the history.
+const TimelineFile = "timeline.txt"
+
+// Run tortures until Config.Duration is over or ctx ends, has everything come to
+// an end, and reports. An error means that the run itself failed: nothing is said
+// about what was tortured.
+func Run(ctx context.Context, c Config) (report *Report, err error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("torture: config: %w", err)
+	}
+	timeline, err := os.Create(filepath.Join(c.Dir, TimelineFile))
+	if err != nil {
+		return nil, fmt.Errorf("torture: %w", err)
+	}
+	defer func() { err = errors.Join(err, timeline.Close()) }()
+	r := &run{
+		config: c, history: newHistory(timeline),
+		keys: keys{prefix: fmt.Sprintf("t%04x", c.Seed&0xffff), most: c.Keys, left: map[string]bool{}},
+		rng:  rand.New(rand.NewPCG(c.Seed, 0)),
+	}
+	defer func() { err = errors.Join(err, r.history.flush()) }()
+	defer r.tearDown()
+	if err := r.setUp(ctx); err != nil {
+		return nil, fmt.Errorf("torture: %w", err)
+	}
+	stuck, err := r.torture(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("torture: %w", err)
+	}
+	if report, err = r.report(stuck); err != nil {
+		return nil, fmt.Errorf("torture: %w", err)
+	}
+	return report, nil
+}
+
+func (r *run) setUp(ctx context.Context) error {
+	c := r.config
+	var backs []*proxy
+	for i := range c.Gateways {
+		g := &gatewayChild{}
+		name := fmt.Sprint(i + 1)
+		r.gateways = append(r.gateways, g)
+		var err error
+		if g.front, err = newProxy("front "+name, front, r.history, r.newRand(), c.Nemesis.CutFront); err != nil {
+			return err
+		}
+		store := "sqlite:" + r.storeFile()
+		if c.Postgres != "" {
+			if g.database, store, err = wireTo(c.Postgres); err != nil {
+				return err
+			}
+		}
+		if c.Payments != "" {
+			g.process = &process{
+				name: "payments " + name, binary: c.Payments, says: "listening on ", history: r.history, follow: g.front.lead,
+				args: []string{"--listen", "127.0.0.1:0", "--db", store, "--delay", (c.Lease / 20).String()},
+			}
+			continue
+		}
+		if g.back, err = newProxy("back "+name, back, r.history, r.newRand(), c.Nemesis.CutBack); err != nil {
+			return err
+		}
+		backs = append(backs, g.back)
+		args := []string{"gateway"}
+		if c.Defect != "" {
+			args = []string{"torture", "gateway", "--defect", c.Defect}
+		}
+		g.process = &process{
+			name: "gateway " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: g.front.lead,
+			args: append(args, "--listen", "127.0.0.1:0", "--upstream", "http://"+g.back.addr(), "--store", store,
+				"--lease", c.Lease.String(), "--on-crash", c.OnCrash),
+		}
+		if c.Defect == "" {
+			g.process.says = "semel gateway is listening on "
+			g.process.args = append(g.process.args, "--deadline", (20 * c.Lease).String())
+		}
+	}
+	if c.Payments == "" {
+		r.ledger = &process{
+			name: "ledger", binary: c.Binary, says: Listening + " on ", history: r.history,
+			follow: func(addr string) {
+				for _, b := range backs {
+					b.lead(addr)
+				}
+			},
+			args: []string{
+				"torture", "ledger", "--file", r.ledgerFile(), "--listen", "127.0.0.1:0", "--seed", fmt.Sprint(c.Seed),
+				"--delay", (c.Lease / 20).String(), "--slow", (c.Lease * 5 / 2).String(), "--slow-every", fmt.Sprint(c.SlowEvery),
+			},
+		}
+		if err := r.ledger.start(ctx); err != nil {
+			return err
+		}
+	}
+	for _, g := range r.gateways {
+		if err := g.process.start(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wireTo returns a wire to the database of a URL, and the URL that leads there.
+func wireTo(database string) (*wire, string, error) {
+	u, err := url.Parse(database)
+	if err != nil {
+		return nil, "", errors.New("the database's URL cannot be parsed") // err would show it
+	}
+	port := u.Port()
+	if port == "" {
+		port = "5432"
+	}
+	w, err := newWire(net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		return nil, "", err
+	}
+	u.Host = w.addr()
+	return w, u.String(), nil
+}
+
+// records are those of the gateways, to be looked at beside them.
+type records interface {
+	semel.Lister
+	close(context.Context) error
+}
+
+type sqliteRecords struct{ *sqlite.Store }
+
+func (s sqliteRecords) close(context.Context) error { return s.Close() }
+
+type postgresRecords struct {
+	*postgres.Store
+	pool *pgxpool.Pool
+}
+
+func (s postgresRecords) close(ctx context.Context) error {
+	err := s.Close(ctx)
+	s.pool.Close()
+	return err
+}
+
+func (r *run) records(ctx context.Context) (records, error) {
+	if r.config.Postgres == "" {
+		s, err := sqlite.Open(ctx, sqlite.Config{Path: r.storeFile(), MustExist: true})
+		return sqliteRecords{s}, err
+	}
+	pool, err := pgxpool.New(ctx, r.config.Postgres)
+	if err != nil {
+		return nil, err
+	}
+	s, err := postgres.New(ctx, pool, postgres.Config{NoMigrate: true})
+	if err != nil {
+		pool.Close()
+	}
+	return postgresRecords{s, pool}, err
+}
+
+// tearDown ends what is still there.
+func (r *run) tearDown() {
+	for _, g := range r.gateways {
+		if g.process != nil {
+			g.process.kill()
+		}
+		for _, p := range []*proxy{g.front, g.back} {
+			if p != nil {
+				p.close()
+			}
+		}
+		if g.database != nil {
+			g.database.close()
+		}
+	}
+	if r.ledger != nil {
+		r.ledger.kill()
+	}
+}
+
+func (r *run) phase(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.history.add(event{kind: kindPhase, who: "torture", text: text})
+	r.say("%s", text)
+}
+
+func (r *run) say(format string, args ...any) {
+	if r.config.Progress != nil {
+		_, _ = fmt.Fprintf(r.config.Progress, "%7.1fs  %s\n", time.Since(r.history.start).Seconds(), fmt.Sprintf(format, args...))
+	}
+}
+
+// torture does it, and returns the keys that are stuck in the end.
+func (r *run) torture(ctx context.Context) (stuck []string, err error) {
+	c := r.config
+	striking, stop := context.WithTimeout(ctx, c.Duration)
+	defer stop()
+	background, stopBackground := context.WithCancel(context.WithoutCancel(ctx))
+	var (
+		watching           sync.WaitGroup
+		watchErr, blowErr  error
+		working            sync.WaitGroup
+		patience, lastCall = context.WithCancel(context.WithoutCancel(ctx))
+	)
+	defer lastCall()
+	watching.Go(func() { watchErr = r.watch(background) })
+	watching.Go(func() { r.progress(background) })
+	stopWatching := func() {
+		stopBackground()
+		watching.Wait()
+	}
+	defer stopWatching()
+
+	r.phase("seed %d, lease %v, on-crash %s: %d gateways, %d clients, for %v", c.Seed, c.Lease, c.OnCrash, c.Gateways, c.Clients, c.Duration)
+	for i := range c.Clients {
+		working.Go(func() {
+			client := r.newClient(fmt.Sprintf("client %d", i+1))
+			defer client.close()
+			client.work(striking, patience)
+		})
+	}
+	if c.FailFast {
+		working.Go(func() { r.lookOut(striking, stop) })
+	}
+	blowErr = r.nemesis(striking)
+	stop()
+	for _, g := range r.gateways {
+		g.front.behave()
+		if g.back != nil {
+			g.back.behave()
+		}
+	}
+	r.phase("no more faults")
+	if r.failed.Load() {
+		lastCall()
+	}
+	// Most clients come to an end by themselves; what they leave is asked for
+	// below.
+	timer := time.AfterFunc(4*c.Lease, lastCall)
+	working.Wait()
+	timer.Stop()
+	if blowErr != nil {
+		return nil, blowErr
+	}
+	if err := ctx.Err(); err != nil || r.failed.Load() {
+		return nil, err
+	}
+
+	store, err := r.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, store.close(context.WithoutCancel(ctx))) }()
+	if _, err := r.quiet(ctx, store); err != nil {
+		return nil, err
+	}
+	last := r.keys.unsettled()
+	r.phase("all leases have ended; asking for all %d keys again", len(last))
+	r.askAgain(ctx, last)
+	if stuck, err = r.quiet(ctx, store); err != nil {
+		return nil, err
+	}
+	stopWatching()
+	r.phase("stopping")
+	for _, g := range r.gateways {
+		if err := g.process.terminate(10 * c.Lease); err != nil {
+			return nil, err
+		}
+	}
+	return stuck, errors.Join(watchErr, ctx.Err())
+}
+
+// quiet waits until no record is in progress under a lease, for as long as the
+// slowest effect and a lease take. It returns the keys that are then.
+func (r *run) quiet(ctx context.Context, store semel.Lister) (stuck []string, err error) {
+	end := time.Now().Add(6*r.config.Lease + 2*time.Second)
+	for {
+		stuck = nil
+		for after := uint64(0); ; {
+			records, err := store.List(ctx, semel.Filter{State: semel.StateInProgress, After: after, Limit: 1000})
+			if err != nil {
+				return nil, err
+			}
+			for _, rec := range records {
+				after = rec.Fence
+				if !rec.Lapsed() {
+					stuck = append(stuck, rec.Identity.Key)
+				}
+			}
+			if len(records) < 1000 {
+				break
+			}
+		}
+		if len(stuck) == 0 || time.Now().After(end) {
+			return stuck, nil
+		}
+		pause(ctx, 50*time.Millisecond)
+	}
+}
+
+// askAgain asks for keys until each is settled.
+func (r *run) askAgain(ctx context.Context, keys []string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(len(keys))*20*time.Millisecond)
+	defer cancel()
+	next := make(chan string)
+	var asking sync.WaitGroup
+	for i := range r.config.Clients {
+		asking.Go(func() {
+			client := r.newClient(fmt.Sprintf("again %d", i+1))
+			defer client.close()
+			for key := range next {
+				client.settle(ctx, key, 20, false)
+			}
+		})
+	}
+	for _, key := range keys {
+		next <- key
+	}
+	close(next)
+	asking.Wait()
+}
+
+// lookOut ends the run at the first violation.
+func (r *run) lookOut(ctx context.Context, stop func()) {
+	for ctx.Err() == nil {
+		pause(ctx, 300*time.Millisecond)
+		e, err := r.evidence(false)
+		if err != nil {
+			return // the report will say it
+		}
+		if len(e.check()) > 0 {
+			r.phase("a violation: ending early")
+			r.failed.Store(true)
+			stop()
+		}
+	}
+}
+
+// evidence reads the ledger after the history, so that it has every effect that
+// the history speaks of. While the run goes on, effects later than the history
+// are left out: the asks that caused them may be missing.
+func (r *run) evidence(over bool) (*evidence, error) {
+	e := &evidence{over: over, hold: r.config.OnCrash == "hold", lease: r.config.Lease, start: r.history.start, events: r.history.snapshot()}
+	effects, err := r.readLedger()
+	for _, f := range effects {
+		if over || f.At.Sub(e.start) <= e.events[len(e.events)-1].at {
+			e.effects = append(e.effects, f)
+		}
+	}
+	return e, err
+}
+
+func (r *run) readLedger() ([]Effect, error) {
+	if r.config.Payments != "" {
+		return readOrders(r.config.Postgres)
+	}
+	return readLedger(r.ledgerFile())
+}
+
+func (r *run) progress(ctx context.Context) {
+	for {
+		pause(ctx, 5*time.Second)
+		if ctx.Err() != nil {
+			return
+		}
+		f := count(r.history.snapshot())
+		r.say("%d keys, %d acknowledged, %d asks, %d retries; %d kills, %d pauses, %d cuts", f.Keys, f.Acknowledged, f.Asks, f.Retries, f.kills(), f.pauses(), f.cuts())
+		_ = r.history.flush() // the report will say it
+	}
+}
+
+// Listening is what ledgers and defective gateways say when they listen.
+const Listening = "semel torture is listening"

@@ -1,0 +1,90 @@
+package torture
+
+import (
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// wire passes TCP connections on to a database, and cuts them all at once.
+type wire struct {
+	listener net.Listener
+	target   string
+
+	mu     sync.Mutex
+	conns  map[net.Conn]bool
+	closed bool
+	done   sync.WaitGroup
+}
+
+func newWire(target string) (*wire, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	w := &wire{listener: l, target: target, conns: map[net.Conn]bool{}}
+	w.done.Go(w.accept)
+	return w, nil
+}
+
+func (w *wire) addr() string { return w.listener.Addr().String() }
+
+// cut cuts the connections there are, and returns how many it cut.
+func (w *wire) cut() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for c := range w.conns {
+		_ = c.Close()
+	}
+	return len(w.conns) / 2
+}
+
+func (w *wire) close() {
+	_ = w.listener.Close()
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.cut()
+	w.done.Wait()
+}
+
+func (w *wire) accept() {
+	for {
+		client, err := w.listener.Accept()
+		if err != nil {
+			return
+		}
+		w.done.Go(func() { w.serve(client) })
+	}
+}
+
+func (w *wire) serve(client net.Conn) {
+	defer func() { _ = client.Close() }()
+	server, err := net.DialTimeout("tcp", w.target, time.Second)
+	if err != nil {
+		return
+	}
+	defer func() { _ = server.Close() }()
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return
+	}
+	w.conns[client], w.conns[server] = true, true
+	w.mu.Unlock()
+	var upward sync.WaitGroup
+	upward.Go(func() {
+		_, _ = io.Copy(server, client)
+		_ = server.Close()
+		_ = client.Close()
+	})
+	_, _ = io.Copy(client, server)
+	_ = client.Close()
+	_ = server.Close()
+	upward.Wait()
+	w.mu.Lock()
+	delete(w.conns, client)
+	delete(w.conns, server)
+	w.mu.Unlock()
+}

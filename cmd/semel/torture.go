@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semelhq/semel/cmd/semel/internal/torture"
+)
+
+// tortureSettings are the flags of semel torture.
+type tortureSettings struct {
+	subject, onCrash choice
+	defect           choice
+	duration, lease  time.Duration
+	clients, keys    int
+	seed             uint64
+	dir              string
+	postgres         string
+	payments         string
+	restart          string
+	json, quiet      bool
+}
+
+func (p *program) tortureCommand() *cobra.Command {
+	s := tortureSettings{
+		subject: choice{value: "gateway-sqlite", of: []string{"gateway-sqlite", "gateway-postgres", "payments"}},
+		onCrash: choice{value: "hold", of: []string{"hold", "retry"}},
+		defect:  choice{of: torture.Defects},
+	}
+	cmd := &cobra.Command{
+		Use:   "torture",
+		Short: "Kill, pause and cut off gateways, and check that effects happen once",
+		Long: `Starts two gateways that share one store, and behind them an effect ledger, which
+puts each effect on disk before it answers: all processes of their own, on
+loopback only. Clients send operations, retry them under the same key as the
+answers advise, and ask again for what was acknowledged. Meanwhile processes are
+killed and paused for longer than a lease, and connections are cut on both sides
+of the gateways, and to their database. (Of the subject payments the gateways are
+the example itself, and the ledger is its table.) In the end everything runs again, nothing is resolved, each key
+is asked for once more, and the history, the ledger and the store must agree:
+
+  second-effect             a key has more than one effect
+  second-effect-of-claim    one claim caused more than one effect (--on-crash retry)
+  answers-differ            acknowledgements of one key are not the same bytes
+  effect-missing            an acknowledged effect is not in the ledger
+  acknowledgement-lost      a key was acknowledged, and later is not
+  effect-after-refusal      all asks were told "no effect", and there is one
+  unknown-without-cause     an outcome is unknown though only its client was cut off
+  stuck                     a key is in progress beyond its lease, or has no answer
+  unexpected-answer         an answer that no client should see
+
+A violation is printed with the timeline of its key. The directory of the run has
+the whole timeline, the ledger and the store; it is removed after a run without a
+violation, unless --dir named it.
+
+The seed decides what is chosen at random. When processes get to run is up to the
+machine, so the same seed makes a similar run, not the same.
+
+It ends with 0 if no promise was broken, 5 if one was, 6 if the run saw too few
+faults, retries or acknowledgements to prove anything, and 1 if it could not be
+carried through.`,
+		Example: `  semel torture --duration 1m
+  semel torture --duration 10m --seed 42 --json
+  semel torture --subject gateway-postgres --postgres postgres://me@127.0.0.1/empty
+  semel torture --on-crash retry --defect no-fence`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.torture(cmd.Context(), s) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	choiceFlag(cmd, &s.subject, "subject", "what is tortured")
+	f.StringVar(&s.postgres, "postgres", "", "URL of an empty database, for the subjects gateway-postgres and payments")
+	f.StringVar(&s.payments, "payments", "", "program of the payments example, for the subject payments")
+	f.StringVar(&s.restart, "restart-database", "", "shell command that crashes the database and starts it again; it ends when the database answers")
+	f.DurationVar(&s.duration, "duration", time.Minute, "how long faults strike; until all is settled takes some seconds more")
+	f.Uint64Var(&s.seed, "seed", 0, "what is chosen at random (default: another one each time)")
+	choiceFlag(cmd, &s.onCrash, "on-crash", "policy of the gateways")
+	f.DurationVar(&s.lease, "lease", time.Second, "lease of the gateways; other times follow from it")
+	f.IntVar(&s.clients, "clients", 24, "how many clients work at the same time")
+	f.IntVar(&s.keys, "keys", 200_000, "most keys that are made")
+	choiceFlag(cmd, &s.defect, "defect", "give the gateways a defect, to see that it is found")
+	f.StringVar(&s.dir, "dir", "", "empty directory for the run's files (default: a temporary one)")
+	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
+	jsonFlag(cmd, &s.json)
+	fromEnv(cmd, "postgres")
+	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureGatewayCommand())
+	return cmd
+}
+
+func (p *program) torture(ctx context.Context, s tortureSettings) error {
+	switch onSQLite := s.subject.value == "gateway-sqlite"; {
+	case !onSQLite && s.postgres == "":
+		return usagef("--subject %s needs --postgres, as in postgres://user@127.0.0.1:5432/empty", s.subject.value)
+	case onSQLite && (s.postgres != "" || s.restart != ""):
+		return usagef("--postgres and --restart-database are for the subjects gateway-postgres and payments")
+	case (s.subject.value == "payments") != (s.payments != ""):
+		return usagef("--subject payments needs --payments, the program of that example, and nothing else does")
+	case s.defect.value != "" && !onSQLite:
+		return usagef("--defect is for --subject gateway-sqlite")
+	case s.payments != "" && s.onCrash.value != "hold":
+		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction")
+	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1:
+		return usagef("--duration, --clients and --keys must be positive, and --lease at least 100ms")
+	}
+	binary, err := os.Executable()
+	if err != nil {
+		return &fault{code: exitFailed, err: fmt.Errorf("the path of this program cannot be told: %w", err)}
+	}
+	if s.seed == 0 {
+		s.seed = rand.Uint64()
+	}
+	dir := s.dir
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "semel-torture-"); err != nil {
+			return &fault{code: exitFailed, err: fmt.Errorf("there is no place for the run's files: %w", err), do: "Name an empty directory with --dir."}
+		}
+	} else if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		return usagef("--dir %s must be an empty directory that exists", dir)
+	}
+	c := torture.Config{
+		Binary: binary, Dir: dir, Duration: s.duration, Seed: s.seed, OnCrash: s.onCrash.value,
+		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys,
+	}
+	if c.Postgres, c.Payments = s.postgres, s.payments; s.restart != "" {
+		c.RestartDatabase = func(ctx context.Context) error {
+			out, err := exec.CommandContext(ctx, "/bin/sh", "-c", s.restart).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}
+	}
+	if !s.quiet {
+		c.Progress = p.stderr
+	}
+	report, err := torture.Run(ctx, c)
+	if err != nil {
+		return &fault{
+			code: exitFailed, err: fmt.Errorf("%w (seed %d)", err, s.seed),
+			do: "The run proves nothing. Its timeline is " + filepath.Join(dir, torture.TimelineFile) + ". A retry is safe.",
+		}
+	}
+	if s.json {
+		if err := p.printJSON(report); err != nil {
+			return err
+		}
+	} else {
+		report.Write(p.stdout)
+	}
+	switch {
+	case len(report.Violations) > 0:
+		return &fault{
+			code: exitViolated, err: fmt.Errorf("%d promises were broken (seed %d)", len(report.Violations), s.seed),
+			do: "The timeline, the ledger and the store of the run are in " + dir + ".",
+		}
+	case len(report.Inconclusive) > 0:
+		return &fault{
+			code: exitInconclusive, err: fmt.Errorf("the run is inconclusive: it saw too little (seed %d)", s.seed),
+			do: "Let it run longer, or on a machine with more to spare. Its files are in " + dir + ".",
+		}
+	}
+	if s.dir == "" {
+		_ = os.RemoveAll(dir)
+	}
+	return nil
+}
+
+// listening tells the process that started this one.
+func (p *program) listening(addr string) {
+	_, _ = fmt.Fprintf(p.stderr, "%s on http://%s\n", torture.Listening, addr)
+}
+
+func (p *program) tortureLedgerCommand() *cobra.Command {
+	c := torture.LedgerConfig{Listening: p.listening}
+	cmd := &cobra.Command{
+		Use:    "ledger",
+		Short:  "The service behind the gateways",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeLedger(cmd.Context(), c) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.File, "file", "ledger.jsonl", "where effects are kept")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
+	f.DurationVar(&c.Delay, "delay", 50*time.Millisecond, "longest time that an ordinary effect takes")
+	f.DurationVar(&c.Slow, "slow", 2500*time.Millisecond, "longest time that a slow effect takes")
+	f.IntVar(&c.SlowEvery, "slow-every", 20, "one in so many effects is slow")
+	f.IntVar(&c.RefuseEvery, "refuse-every", 40, "one in so many requests is refused without an effect")
+	f.Uint64Var(&c.Seed, "seed", 0, "what is chosen at random")
+	return cmd
+}
+
+func (p *program) tortureGatewayCommand() *cobra.Command {
+	c := torture.DefectiveConfig{Listening: p.listening}
+	defect := choice{value: torture.DefectNone, of: torture.Defects}
+	onCrash := choice{value: "hold", of: []string{"hold", "retry"}}
+	cmd := &cobra.Command{
+		Use:    "gateway",
+		Short:  "A gateway with a defect",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.Defect, c.OnCrash = defect.value, onCrash.value
+			return torture.ServeDefective(cmd.Context(), c)
+		},
+	}
+	f := cmd.Flags()
+	choiceFlag(cmd, &defect, "defect", "the defect")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
+	f.StringVar(&c.Upstream, "upstream", "", "URL of the ledger")
+	f.StringVar(&c.Store, "store", "", "where records are kept")
+	f.DurationVar(&c.Lease, "lease", time.Second, "how long a claim holds without renewal")
+	choiceFlag(cmd, &onCrash, "on-crash", "what to do when an owner died")
+	return cmd
+}

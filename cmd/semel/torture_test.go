@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/cmd/semel/internal/torture"
+	"github.com/semelhq/semel/internal/testenv"
+)
+
+// envTorture names the environment variable with how long the tests
+// with PostgreSQL torture.
+const envTorture = "SEMEL_TORTURE_DURATION"
+
+// torment runs a torture and leaves its timeline if the test fails.
+func torment(t *testing.T, c torture.Config) *torture.Report {
+	t.Helper()
+	c.Binary, c.Dir, c.Seed = binary, t.TempDir(), 20261121
+	report, err := torture.Run(t.Context(), c)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		if timeline, err := os.ReadFile(filepath.Join(c.Dir, torture.TimelineFile)); err == nil {
+			t.Logf("the end of the timeline:\n%s", timeline[max(0, len(timeline)-4000):])
+		}
+	})
+	noError(t, err)
+	return report
+}
+
+// TestTortureFinds gives the gateways a defect and strikes with what exposes it.
+// The process that runs the gateways is the program's, the rest is real too.
+func TestTortureFinds(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		defect  string
+		onCrash string
+		lease   time.Duration
+		slow    int // one in so many effects
+		nemesis torture.Nemesis
+		checks  []string // one of them must be what is found
+		faults  []string // one of them must have struck the key by then
+	}{
+		{
+			defect: torture.DefectNoFence, onCrash: "retry", lease: 500 * time.Millisecond, slow: 2,
+			nemesis: torture.Nemesis{Every: 800 * time.Millisecond, PauseGateway: 8},
+			checks:  []string{"answers-differ", "acknowledgement-lost"}, faults: []string{"pause gateway"},
+		},
+		{
+			defect: torture.DefectRelease, onCrash: "hold",
+			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.3},
+			checks:  []string{"second-effect"}, faults: []string{"cut front", "client left"},
+		},
+		{
+			defect: torture.DefectRequestContext, onCrash: "hold",
+			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.3},
+			checks:  []string{"unknown-without-cause"}, faults: []string{"cut front", "client left"},
+		},
+		{
+			defect: torture.DefectResend, onCrash: "hold",
+			nemesis: torture.Nemesis{Every: time.Second, CutBack: 0.1},
+			checks:  []string{"second-effect"}, faults: []string{"cut back after the request"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.defect, func(t *testing.T) {
+			if runtime.GOOS == "windows" && tt.nemesis.PauseGateway > 0 {
+				t.Skip("processes cannot be paused here")
+			}
+			t.Parallel()
+			report := torment(t, torture.Config{
+				Defect: tt.defect, OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, Gateways: 3, Nemesis: &tt.nemesis, Duration: time.Minute, FailFast: true,
+			})
+			if len(report.Violations) == 0 {
+				t.Fatalf("the defect was not found; figures: %+v", report.Figures)
+			}
+			// A defect can break more than one promise; the one that it is known
+			// for must be among them, with the fault that exposed it.
+			i := slices.IndexFunc(report.Violations, func(v torture.Violation) bool {
+				return slices.Contains(tt.checks, v.Check) && slices.ContainsFunc(v.Faults, func(struck string) bool {
+					return slices.ContainsFunc(tt.faults, func(f string) bool { return strings.HasPrefix(struck, f) })
+				})
+			})
+			if i < 0 {
+				for _, v := range report.Violations {
+					t.Errorf("found %s, exposed by %q; want one of %v, exposed by one of %q: %s\n%s",
+						v.Check, v.Faults, tt.checks, tt.faults, v.Detail, strings.Join(v.Timeline, "\n"))
+				}
+				return
+			}
+			v := report.Violations[i]
+			if !slices.ContainsFunc(v.Timeline, func(line string) bool { return strings.Contains(line, " ask ") }) {
+				t.Errorf("the timeline has no ask:\n%s", strings.Join(v.Timeline, "\n"))
+			}
+			t.Logf("%s after %.1f s: %s, exposed by %v", tt.defect, report.Seconds, v.Check, v.Faults)
+		})
+	}
+}
+
+// TestTorture has the program torture itself, as make torture does.
+func TestTorture(t *testing.T) {
+	t.Parallel()
+	var stdout, stderr bytes.Buffer
+	dir := t.TempDir()
+	cmd := exec.Command(binary, "torture", "--duration", "20s", "--seed", "20261121", "--json", "--quiet", "--dir", dir)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		timeline, _ := os.ReadFile(filepath.Join(dir, torture.TimelineFile))
+		t.Fatalf("torture: %v\n%s\n%s\nthe end of its timeline:\n%s", err, stderr.String(), stdout.String(), timeline[max(0, len(timeline)-4000):])
+	}
+	var report torture.Report
+	noError(t, json.Unmarshal(stdout.Bytes(), &report))
+	want(t, "violations", len(report.Violations), 0)
+	want(t, "what makes it inconclusive", len(report.Inconclusive), 0)
+	t.Logf("figures: %+v", report.Figures)
+	timeline, err := os.ReadFile(filepath.Join(dir, torture.TimelineFile))
+	noError(t, err)
+	for _, kind := range []string{"kill", "pause", "cut", "ask", "answer"} {
+		if !bytes.Contains(timeline, []byte(" "+kind+" ")) {
+			t.Errorf("the timeline has no line of kind %s", kind)
+		}
+	}
+}
+
+// TestTorturePostgres tortures gateways that share a database, and the database.
+func TestTorturePostgres(t *testing.T) {
+	t.Parallel()
+	tormentPostgres(t, "")
+}
+
+// TestTorturePayments tortures the payments example: record and rows in one
+// transaction.
+func TestTorturePayments(t *testing.T) {
+	t.Parallel()
+	payments := filepath.Join(t.TempDir(), "payments")
+	if runtime.GOOS == "windows" {
+		payments += ".exe"
+	}
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", payments, "./payments")
+	build.Dir = filepath.Join("..", "..", "examples")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("the example does not build: %v\n%s", err, out)
+	}
+	tormentPostgres(t, payments)
+}
+
+func tormentPostgres(t *testing.T, payments string) {
+	t.Helper()
+	server := testenv.StartPostgres(t, testenv.PostgresOptions{})
+	c := torture.Config{
+		Payments: payments,
+		Postgres: server.NewDatabase(t), Duration: 20 * time.Second,
+		RestartDatabase: func(ctx context.Context) error {
+			if err := server.Kill(); err != nil {
+				return err
+			}
+			// It does not start before the last of its sessions is gone.
+			tick := time.NewTicker(100 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				err := server.Start()
+				if err == nil || ctx.Err() != nil {
+					return err
+				}
+				<-tick.C
+			}
+		},
+	}
+	if given := os.Getenv(envTorture); given != "" {
+		var err error
+		c.Duration, err = time.ParseDuration(given)
+		noError(t, err)
+		c.Progress = os.Stderr
+	}
+	report := torment(t, c)
+	t.Logf("figures: %+v", report.Figures)
+	for _, v := range report.Violations {
+		t.Errorf("%s: %s; faults: %v\n%s", v.Check, v.Detail, v.Faults, strings.Join(v.Timeline, "\n"))
+	}
+	want(t, "what makes it inconclusive", strings.Join(report.Inconclusive, "; "), "")
+}
