@@ -195,24 +195,5 @@ type store interface {
 // memoryStore adds to a memory store what others have themselves.
 type memoryStore struct{ *memory.Store }
 
-// Run sweeps every minute until ctx ends.
-func (s memoryStore) Run(ctx context.Context) error {
-	ticker := time.NewTicker(time.Minute)
-	defer ticker.Stop()
-	for {
-		for n := 1; n > 0; {
-			var err error
-			if n, err = s.Sweep(ctx, 1000); err != nil {
-				break // it is ctx that has ended
-			}
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
 // Close implements store.
 func (s memoryStore) Close() error { return nil }

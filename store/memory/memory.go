@@ -234,6 +234,23 @@ func (s *Store) sweep(now time.Time, limit int) (n int) {
 	return n
 }
 
+// Run sweeps every minute, in batches, until ctx ends; then it returns nil. A
+// store that is not swept makes room when it is full.
+func (s *Store) Run(ctx context.Context) error {
+	ticker := time.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		for n := 1; n > 0; {
+			n, _ = s.Sweep(ctx, 1000) // it fails when ctx has ended, and then removes nothing
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
 // List implements semel.Lister.
 func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
 	if err := ctx.Err(); err != nil {

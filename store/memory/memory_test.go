@@ -1,9 +1,11 @@
 package memory_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -59,6 +61,33 @@ func TestFullStoreFailsClosed(t *testing.T) {
 	if _, err := begin("3"); err != nil {
 		t.Fatalf("Begin beside an expired record: %v", err)
 	}
+}
+
+func TestRunSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, memory.Config{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- s.Run(ctx) }()
+		for i := range 2500 { // more than a batch
+			id := semel.Identity{Scope: semel.Scope{Operation: "op"}, Key: fmt.Sprint(i)}
+			c, err := s.Begin(t.Context(), semel.NewAttempt(id, semel.Fingerprint{}, time.Minute, time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Complete(t.Context(), semel.Result{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2*time.Minute + time.Second)
+		if n, err := s.Sweep(t.Context(), 10_000); n != 0 || err != nil {
+			t.Errorf("Run left %d expired records, %v", n, err)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run ended with %v", err)
+		}
+	})
 }
 
 func TestTrailForgetsTheOldest(t *testing.T) {
