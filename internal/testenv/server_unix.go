@@ -395,16 +395,26 @@ func (s *PostgresServer) Start() (err error) {
 	if s.process != nil && s.process.running() {
 		return nil
 	}
-	if s.process, err = s.folder.start(s.program, s.args...); err != nil {
-		return err
-	}
-	return s.folder.await(s.process, func(ctx context.Context) error {
-		c, err := pgx.Connect(ctx, s.URL())
-		if err != nil {
+	// A session that began while the server was killed may outlive it for a
+	// moment, and PostgreSQL does not start beside it.
+	for end := time.Now().Add(startTimeout); ; {
+		logged := len(s.Log())
+		if s.process, err = s.folder.start(s.program, s.args...); err != nil {
 			return err
 		}
-		return c.Close(ctx)
-	})
+		err = s.folder.await(s.process, func(ctx context.Context) error {
+			c, err := pgx.Connect(ctx, s.URL())
+			if err != nil {
+				return err
+			}
+			return c.Close(ctx)
+		})
+		if err == nil || s.process.running() || time.Now().After(end) ||
+			!strings.Contains(s.Log()[logged:], "pre-existing shared memory block") {
+			return err
+		}
+		<-time.After(100 * time.Millisecond)
+	}
 }
 
 // Stop stops the server at once, in order: sessions are ended, transactions

@@ -13,8 +13,9 @@
 //   - A process that dies at any point leaves each record as it was before or as
 //     it was after a change, with the entries of the audit trail that go with
 //     it. Its claims lapse.
-//   - An error that says "nothing was written" means that; any other error of a
-//     write leaves open whether it took effect. Calls can be repeated either way.
+//   - An error that says "nothing was written" means that, and so does the bare
+//     error of a context; an error that says "whether the write took effect is
+//     open" means that. Calls can be repeated either way.
 //   - Find and a Begin that is refused see committed records only.
 //
 // # What it does not

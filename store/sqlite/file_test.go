@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -466,4 +467,22 @@ func TestParseURL(t *testing.T) {
 			t.Errorf("ParseURL(%q) = %q, %v; want %q", url, got, err, want)
 		}
 	}
+}
+
+func FuzzParseURL(f *testing.F) {
+	for _, path := range []string{"orders.db", "/var/lib/orders.db", "a b?c#d%.db", "//x/y.db", "\xff"} {
+		f.Add(path)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		if got, err := sqlite.ParseURL("sqlite:" + path); err == nil && got == "" {
+			t.Errorf("%q names no file and is no error", path)
+		}
+		escaped := (&url.URL{Path: path}).EscapedPath()
+		if path == "" || strings.HasSuffix(path, "/") || strings.HasPrefix(path, "//") || runtime.GOOS == "windows" {
+			return
+		}
+		if got, err := sqlite.ParseURL("sqlite:" + escaped); err != nil || got != path {
+			t.Errorf("the path %q, written %q, was read as %q, %v", path, escaped, got, err)
+		}
+	})
 }

@@ -26,14 +26,17 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err error) {
 	for more := true; more && records < limit && err == nil; {
 		var n int
-		n, err = write(ctx, s, 0, func(t *tx) (int, error) { return t.sweepRecords(min(sweepRows, limit-records)) })
+		// The writer may run this after a caller whose context ended has left.
+		rows := min(sweepRows, limit-records)
+		n, err = write(ctx, s, 0, func(t *tx) (int, error) { return t.sweepRecords(rows) })
 		records += n
 		more = n > 0
 	}
 	for more := s.config.TrailRetention >= 0; more && entries < limit && err == nil; {
 		var n int
+		rows := min(sweepRows, limit-entries)
 		n, err = write(ctx, s, 0, func(t *tx) (int, error) {
-			return t.sweepTrail(min(sweepRows, limit-entries), t.now-micros(s.config.TrailRetention))
+			return t.sweepTrail(rows, t.now-micros(s.config.TrailRetention))
 		})
 		entries += n
 		more = n > 0

@@ -199,3 +199,43 @@ func TestSearchAcrossBuckets(t *testing.T) {
 		t.Errorf("List of an unknown id found %+v, %v", got, err)
 	}
 }
+
+// Bounds are exact, though times are stored in microseconds: Since is
+// inclusive, Until is not.
+func TestTrailTimeBounds(t *testing.T) {
+	s := open(t, sqlite.Config{Path: filepath.Join(t.TempDir(), "semel.db")})
+	fill(t, s, 1)
+	all, err := s.Trail(t.Context(), semel.TrailFilter{})
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	at := all[0].At
+	for _, c := range []struct {
+		f    semel.TrailFilter
+		want int
+	}{
+		{semel.TrailFilter{Since: at}, 1},
+		{semel.TrailFilter{Since: at.Add(1)}, 0},
+		{semel.TrailFilter{Since: at.Add(-1)}, 1},
+		{semel.TrailFilter{Until: at}, 0},
+		{semel.TrailFilter{Until: at.Add(1)}, 1},
+		{semel.TrailFilter{Until: at.Add(-1)}, 0},
+	} {
+		if got, err := s.Trail(t.Context(), c.f); err != nil || len(got) != c.want {
+			t.Errorf("Trail from %v to %v around %v found %d entries, %v; want %d", c.f.Since, c.f.Until, at, len(got), err, c.want)
+		}
+	}
+}
+
+// A sweep that is cancelled while the writer is at it leaves it alone. For the
+// race detector.
+func TestCancelledSweep(t *testing.T) {
+	s := open(t, sqlite.Config{Path: filepath.Join(t.TempDir(), "semel.db")})
+	for range 200 {
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		if _, err := s.Sweep(ctx, 250); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+}

@@ -22,8 +22,9 @@ const maxGroupBytes = 8 << 20
 // committed. An error of fn is an answer like another; if a statement fails
 // instead, fn's changes are rolled back, and no one else's.
 //
-// fn may run more than once. It must not change anything before it returns an
-// error. size is about how many bytes it writes.
+// fn may run more than once, and after write has returned with the end of ctx,
+// so it must not use what its caller changes. It must not change anything before
+// it returns an error. size is about how many bytes it writes.
 func write[T any](ctx context.Context, s *Store, size int, fn func(*tx) (T, error)) (T, error) {
 	var (
 		zero, value T
