@@ -107,7 +107,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 			ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
 		}}
 		s.records[a.Identity] = r
-	case r.State == semel.StateInProgress && r.token == a.Token:
+	case r.State == semel.StateInProgress && r.token == a.Token && a.Token != (semel.Token{}):
 		r.leaseEnd = now.Add(a.Lease)
 		return &claim{store: s, id: a.Identity, record: r.ID, fence: r.Fence, token: r.token, lease: a.Lease}, nil
 	case a.Takeover == r.Fence && r.unsettled(now):

@@ -63,6 +63,27 @@ func TestFullStoreFailsClosed(t *testing.T) {
 	}
 }
 
+// An attempt that was made without NewAttempt has no token, like a record that
+// was resolved. That must not pass for ownership.
+func TestNoTokenOwnsNothing(t *testing.T) {
+	s := open(t, memory.Config{})
+	a := semel.NewAttempt(semel.Identity{Scope: semel.Scope{Operation: "op"}, Key: "k"}, semel.Fingerprint{}, time.Minute, time.Minute)
+	c, err := s.Begin(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Hold(t.Context(), "lost contact"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Resolve(t.Context(), semel.Resolution{Identity: a.Identity, Fence: c.Fence(), Decision: semel.DecideExecuteAgain}); err != nil {
+		t.Fatal(err)
+	}
+	a.Token = semel.Token{}
+	if _, err := s.Begin(t.Context(), a); err == nil {
+		t.Fatal("a claim was granted for no token")
+	}
+}
+
 func TestRunSweeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, memory.Config{})
