@@ -42,6 +42,8 @@ type Execution struct {
 	timer    *time.Timer
 	ticks    sync.WaitGroup
 
+	steps takenSteps // that ChildKey has named
+
 	once     sync.Once
 	answered chan struct{}
 	outcome  Outcome
@@ -397,5 +399,6 @@ func (x *Execution) deliver(out Outcome, err error) {
 	x.once.Do(func() {
 		x.outcome, x.err = out, err
 		close(x.answered)
+		x.guard.waiters.wake(x.submit.Identity)
 	})
 }

@@ -16,6 +16,10 @@ type Config struct {
 	Policy Policy
 	// Observer is told what happens; nil for nobody.
 	Observer *Observer
+	// MaxWaiters is how many submits may wait at the same time, of all
+	// identities, for executions that are not theirs. Beyond it they are
+	// answered at once. Default 1,000.
+	MaxWaiters int
 }
 
 // Guard is the one entry for operations that must take effect once. It owns
@@ -28,14 +32,28 @@ type Guard struct {
 	policy   Policy
 	observe  Observer
 	work     *work
+	waiters  *waiters
 }
 
 // New returns a guard, or one error that names everything wrong with c.
 func New(c Config) (*Guard, error) {
+	var errs []error
 	if c.Store == nil {
-		return nil, errors.Join(errors.New("semel: guard: Store is nil"), c.Policy.withDefaults().validate())
+		errs = append(errs, errors.New("semel: guard: Store is nil"))
 	}
-	g := &Guard{store: c.Store, work: &work{}}
+	if c.MaxWaiters < 0 {
+		errs = append(errs, fmt.Errorf("semel: guard: MaxWaiters is %d; it must not be negative", c.MaxWaiters))
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(append(errs, c.Policy.withDefaults().validate())...)
+	}
+	if c.MaxWaiters == 0 {
+		c.MaxWaiters = 1000
+	}
+	g := &Guard{
+		store: c.Store, work: newWork(),
+		waiters: &waiters{limit: c.MaxWaiters, of: map[Identity]*waiting{}},
+	}
 	g.resolver, _ = c.Store.(Resolver)
 	g.trail, _ = c.Store.(Trail)
 	if c.Observer != nil {
@@ -70,6 +88,13 @@ type Submit struct {
 	// same. The zero value compares equal with everything.
 	Fingerprint Fingerprint
 	Origin      Origin
+	// Wait is how long to wait when another submit of the identity is
+	// executing, before answering InProgress. Zero: not at all. A submit that
+	// waited is answered as if it had come later: replayed, once the other has
+	// completed; executed, if the other had no effect. When the other's owner
+	// dies, it is answered soon after the lease has lapsed. Executions of its
+	// own are not bounded by it.
+	Wait time.Duration
 }
 
 // Outcome is what came of a submit that was executed or replayed, and what is
@@ -114,12 +139,8 @@ func (g *Guard) do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 	if err := ctx.Err(); err != nil {
 		return failed(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
 	}
-	if !g.work.enter() {
-		return failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: ErrDraining})
-	}
-	x, out, err := g.begin(ctx, s)
+	x, out, err := g.beginOrWait(ctx, s)
 	if x == nil {
-		g.work.leave()
 		return out, err
 	}
 	go func() {
@@ -147,6 +168,33 @@ func failed(e *Error) (Outcome, error) {
 		out.Record = *e.Record
 	}
 	return out, e
+}
+
+// beginOrWait claims the identity, if need be after waiting for others that
+// execute it. It returns an execution, in work that has been entered, or the
+// answer.
+func (g *Guard) beginOrWait(ctx context.Context, s Submit) (*Execution, Outcome, error) {
+	var w *waiter
+	if s.Wait > 0 {
+		w = g.newWaiter(s.Identity, s.Wait)
+		defer w.leave()
+	}
+	for {
+		if !g.work.enter() {
+			out, err := failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: ErrDraining})
+			return nil, out, err
+		}
+		x, out, err := g.begin(ctx, s)
+		if x != nil {
+			return x, Outcome{}, nil
+		}
+		g.work.leave()
+		if out.Answer == InProgress && w != nil && w.next(ctx, out.Record) {
+			continue
+		}
+		g.note(s, out)
+		return nil, out, err
+	}
 }
 
 // begin claims the identity. It returns an execution, or the answer.
@@ -257,7 +305,6 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		bare := r
 		bare.Result = Result{}
 		e.Record = &bare
-		g.note(*a, r, e.Answer)
 		out, err := failed(e)
 		return false, out, err
 	}
@@ -266,7 +313,6 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 	}
 	switch {
 	case r.State == StateCompleted:
-		g.note(*a, r, Replayed)
 		out, err := replay(r)
 		return false, out, err
 	case r.State == StateInProgress && !r.Lapsed():
@@ -365,6 +411,54 @@ func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
 	return rec, err
 }
 
+// Find returns the record of id, or ErrNotFound.
+func (g *Guard) Find(ctx context.Context, id Identity) (Record, error) {
+	return g.store.Find(ctx, id)
+}
+
+// FindID returns the record with this opaque id if it belongs to the scope's
+// tenant and actor, of whatever operation; otherwise, and if there is none, the
+// error is ErrNotFound. It is errors.ErrUnsupported if the store is no Lister.
+func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, error) {
+	lister, ok := g.store.(Lister)
+	if !ok {
+		return Record{}, fmt.Errorf("semel: %T is no Lister: %w", g.store, errors.ErrUnsupported)
+	}
+	if recordID == "" { // would select any
+		return Record{}, ErrNotFound
+	}
+	found, err := lister.List(ctx, Filter{ID: recordID, Tenant: s.Tenant, Actor: s.Actor, Limit: 2})
+	if err != nil {
+		return Record{}, err
+	}
+	for _, r := range found {
+		// An empty field of a filter selects all, but an empty part of a
+		// scope is one like any other.
+		if r.ID == recordID && r.Identity.Tenant == s.Tenant && r.Identity.Actor == s.Actor {
+			whole, err := g.store.Find(ctx, r.Identity)
+			if err == nil && whole.ID != recordID {
+				err = ErrNotFound // replaced meanwhile
+			}
+			return whole, err
+		}
+	}
+	return Record{}, ErrNotFound
+}
+
+// Await returns the record of id as soon as nobody is executing it any more, or
+// as it is when the wait or ctx ends. The error is ErrNotFound where there is
+// none, and after a release.
+func (g *Guard) Await(ctx context.Context, id Identity, wait time.Duration) (Record, error) {
+	w := g.newWaiter(id, wait)
+	defer w.leave()
+	for {
+		r, err := g.store.Find(ctx, id)
+		if err != nil || r.State != StateInProgress || r.Lapsed() || !w.next(ctx, r) {
+			return r, err
+		}
+	}
+}
+
 // Resolve settles an unknown outcome by hand. See Resolution.
 func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	if g.resolver == nil {
@@ -373,15 +467,15 @@ func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	return g.resolver.Resolve(ctx, r)
 }
 
-// note writes an audit entry for an answer that changes no record.
-func (g *Guard) note(a Attempt, r Record, answer Answer) {
-	if g.trail == nil {
+// note writes an audit entry for an answer that met a record and changed none.
+func (g *Guard) note(s Submit, out Outcome) {
+	if g.trail == nil || out.Record.State == 0 {
 		return
 	}
 	g.trail.Note(TrailEntry{
-		Kind: TrailKind(answer.String()), RecordID: r.ID, Fence: r.Fence,
-		Tenant: a.Identity.Tenant, Actor: a.Identity.Actor, Operation: a.Identity.Operation, Key: a.Identity.Key,
-		Origin: a.Origin, Label: r.Result.Label,
+		Kind: TrailKind(out.Answer.String()), RecordID: out.Record.ID, Fence: out.Record.Fence,
+		Tenant: s.Identity.Tenant, Actor: s.Identity.Actor, Operation: s.Identity.Operation, Key: s.Identity.Key,
+		Origin: s.Origin, Label: out.Result.Label,
 	})
 }
 
@@ -423,7 +517,10 @@ type work struct {
 	abandoned int // of those running
 	draining  bool
 	idle      chan struct{}
+	stopping  chan struct{} // closed by drain
 }
+
+func newWork() *work { return &work{stopping: make(chan struct{})} }
 
 // maxAbandoned bounds how many lost grants are pursued at once, so that an
 // outage under load piles up neither goroutines nor calls of a store that is
@@ -473,6 +570,7 @@ func (w *work) drain() <-chan struct{} {
 	defer w.mu.Unlock()
 	if !w.draining {
 		w.draining = true
+		close(w.stopping)
 		w.idle = make(chan struct{})
 		if w.running == 0 {
 			close(w.idle)

@@ -85,6 +85,9 @@ type Policy struct {
 	SettleAfter time.Duration
 	// StoreTimeout bounds each call of the store. Default 5 s, at most the lease.
 	StoreTimeout time.Duration
+	// MaxWaiters is how many submits of one identity may wait at the same
+	// time for an execution that is not theirs; see Submit.Wait. Default 16.
+	MaxWaiters int
 }
 
 func (p Policy) withDefaults() Policy {
@@ -102,6 +105,9 @@ func (p Policy) withDefaults() Policy {
 	}
 	if p.StoreTimeout == 0 {
 		p.StoreTimeout = min(5*time.Second, p.Lease)
+	}
+	if p.MaxWaiters == 0 {
+		p.MaxWaiters = 16
 	}
 	return p
 }
@@ -138,6 +144,9 @@ func (p Policy) validate() error {
 	}
 	if p.SettleAfter < 0 {
 		errs = append(errs, fmt.Errorf("field SettleAfter is %v; it must not be negative", p.SettleAfter))
+	}
+	if p.MaxWaiters < 0 {
+		errs = append(errs, fmt.Errorf("field MaxWaiters is %d; it must not be negative", p.MaxWaiters))
 	}
 	return errors.Join(errs...)
 }
