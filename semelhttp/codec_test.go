@@ -232,7 +232,7 @@ func TestEncodeResult(t *testing.T) {
 
 // replay records what handler answers, sends the record and returns both
 // answers as a client sees them.
-func replay(t *testing.T, handler http.HandlerFunc) (first, second *http.Response, firstBody, secondBody string) {
+func replayed(t *testing.T, handler http.HandlerFunc) (first, second *http.Response, firstBody, secondBody string) {
 	t.Helper()
 	var result semel.Result
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -289,7 +289,7 @@ func replay(t *testing.T, handler http.HandlerFunc) (first, second *http.Respons
 // Bug 16: two cookies became one, split or joined at the comma.
 func TestBug16SetCookieIsNotSplitAtCommas(t *testing.T) {
 	cookies := []string{"a=1; Expires=Wed, 21 Oct 2065 07:28:00 GMT", "b=2; Path=/, c"}
-	_, second, _, _ := replay(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Set-Cookie"] = cookies })
+	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Set-Cookie"] = cookies })
 	if got := second.Header["Set-Cookie"]; !slices.Equal(got, cookies) {
 		t.Errorf("got %q", got)
 	}
@@ -298,7 +298,7 @@ func TestBug16SetCookieIsNotSplitAtCommas(t *testing.T) {
 // Bug 17: of several values of a header only one was replayed.
 func TestBug17EveryValueOfAHeaderIsReplayed(t *testing.T) {
 	links := []string{"</3>; rel=c", "</1>; rel=a", "</2>; rel=b", "</1>; rel=a"}
-	_, second, _, _ := replay(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Link"] = links })
+	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Link"] = links })
 	if got := second.Header["Link"]; !slices.Equal(got, links) {
 		t.Errorf("got %q", got)
 	}
@@ -310,7 +310,7 @@ func TestBug18CompressedBodyKeepsItsContentEncoding(t *testing.T) {
 	zw := gzip.NewWriter(&b)
 	_, _ = zw.Write([]byte("hello"))
 	_ = zw.Close()
-	_, second, _, body := replay(t, func(w http.ResponseWriter, _ *http.Request) {
+	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Set("Content-Type", "text/plain")
 		_, _ = w.Write(b.Bytes())
@@ -322,7 +322,7 @@ func TestBug18CompressedBodyKeepsItsContentEncoding(t *testing.T) {
 
 // Bug 19: Location and ETag were lost, and 201 replayed as 200.
 func TestBug19StatusLocationAndETagAreReplayed(t *testing.T) {
-	_, second, _, body := replay(t, func(w http.ResponseWriter, _ *http.Request) {
+	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", "/orders/7")
 		w.Header().Set("Etag", `"v1"`)
 		w.WriteHeader(http.StatusCreated)
@@ -343,7 +343,7 @@ func TestBug21TruncatedBodyIsNotAResult(t *testing.T) {
 // Bug 23: a result without a body looked like no result.
 func TestBug23AnEmptyResultIsAResult(t *testing.T) {
 	for _, status := range []int{200, 201, 204, 304, 404} {
-		_, second, _, body := replay(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header()["Content-Type"] = nil
 			w.WriteHeader(status)
 		})
@@ -359,7 +359,7 @@ func TestBug23AnEmptyResultIsAResult(t *testing.T) {
 
 // Bug 25: trailers were lost.
 func TestBug25TrailersAreReplayed(t *testing.T) {
-	_, second, _, body := replay(t, func(w http.ResponseWriter, _ *http.Request) {
+	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Trailer", "X-Sum")
 		w.Header().Set("Content-Type", "text/plain")
 		_, _ = io.WriteString(w, "body")
@@ -374,7 +374,7 @@ func TestBug25TrailersAreReplayed(t *testing.T) {
 // A handler that keeps net/http from adding a Content-Type must not get one in
 // the replay.
 func TestSuppressedContentTypeStaysAway(t *testing.T) {
-	_, second, _, _ := replay(t, func(w http.ResponseWriter, _ *http.Request) {
+	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header()["Content-Type"] = nil
 		_, _ = io.WriteString(w, "<html>")
 	})

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/semelhq/semel"
@@ -17,6 +19,38 @@ const (
 	DefaultMaxRequestBody = 32 << 20
 	DefaultMaxResult      = 256 << 10
 )
+
+// Times that a Config leaves zero.
+const (
+	// DefaultWait is how long InFlightWait holds a duplicate whose Prefer
+	// header does not say.
+	DefaultWait = 10 * time.Second
+	// DefaultMaxWait is the longest wait that a client can ask for.
+	DefaultMaxWait = 30 * time.Second
+)
+
+// InFlight says what becomes of a request whose identity is being executed for
+// an earlier one.
+type InFlight uint8
+
+const (
+	// InFlightReject answers 409 at once. Default.
+	InFlightReject InFlight = iota
+	// InFlightWait waits for the result, and answers 409 when that takes too long.
+	InFlightWait
+	// InFlightAccept answers 202 and leads to the status resource; 409 where
+	// the store cannot show the record yet, as in transactional stores.
+	InFlightAccept
+)
+
+var inFlightNames = [...]string{InFlightReject: "reject", InFlightWait: "wait", InFlightAccept: "accept"}
+
+func (f InFlight) String() string {
+	if int(f) < len(inFlightNames) {
+		return inFlightNames[f]
+	}
+	return fmt.Sprintf("InFlight(%d)", uint8(f))
+}
 
 // maxHead is the largest encoded head that is recorded. Larger ones leave a
 // tombstone, like bodies over Config.MaxResult.
@@ -47,6 +81,32 @@ type Config struct {
 	StrictKey bool
 	// KeyRules are further rules for keys. Default: none.
 	KeyRules semel.KeyRules
+
+	// Contract is how answers look on the wire. Default: IETF.
+	Contract Contract
+
+	// InFlight says what becomes of duplicates of a request that is being
+	// executed. Default: InFlightReject.
+	InFlight InFlight
+	// Wait is how long InFlightWait holds a duplicate. Default DefaultWait, at
+	// most MaxWait.
+	Wait time.Duration
+	// MaxWait bounds how long a request with Prefer: wait=N (RFC 7240) is held
+	// for an execution that is not its own, whatever InFlight says. Negative:
+	// the preference is ignored. Default DefaultMaxWait. How many can wait at
+	// the same time is bounded by Guard and Policy.
+	MaxWait time.Duration
+
+	// Resources, if not nil, are where answers lead to: their status_url, and
+	// the Location of a 202. With them Prefer: respond-async is honoured, the
+	// first request being answered with 202 while it executes; and keys that
+	// they issue are verified.
+	Resources *Resources
+	// IssuedOnly accepts no keys but those issued by Resources. It implies
+	// RequireKey.
+	IssuedOnly bool
+	// Operation describes the operation in the specification of Resources.
+	Operation OperationSpec
 
 	// Fingerprint says what makes two requests the same request.
 	Fingerprint FingerprintConfig
@@ -109,6 +169,22 @@ func (c Config) withDefaults() Config {
 	if c.Origin == nil {
 		c.Origin = DefaultOrigin
 	}
+	if c.MaxWait == 0 {
+		c.MaxWait = DefaultMaxWait
+	}
+	if c.Wait == 0 {
+		c.Wait = DefaultWait
+		if c.MaxWait > 0 {
+			c.Wait = min(c.Wait, c.MaxWait)
+		}
+	}
+	c.RequireKey = c.RequireKey || c.IssuedOnly
+	c.Contract = c.Contract.withDefaults()
+	if first := c.Contract.FirstSentHeader; first != "" && !slices.Contains(c.Fingerprint.Headers, first) {
+		// Repeating a request under another time is another request; otherwise
+		// a client could get around the refusal of those that are too old.
+		c.Fingerprint.Headers = append(slices.Clone(c.Fingerprint.Headers), first)
+	}
 	return c
 }
 
@@ -126,7 +202,25 @@ func (c Config) validate() error {
 	if c.MaxResult < 0 {
 		errs = append(errs, fmt.Errorf("field MaxResult is %d; it must not be negative", c.MaxResult))
 	}
-	return errors.Join(append(errs, c.KeyRules.Validate())...)
+	if c.InFlight > InFlightAccept {
+		errs = append(errs, fmt.Errorf("field InFlight is %v; use InFlightReject, InFlightWait or InFlightAccept", c.InFlight))
+	}
+	if c.Wait < 0 {
+		errs = append(errs, fmt.Errorf("field Wait is %v; it must not be negative", c.Wait))
+	}
+	if c.MaxWait > 0 && c.Wait > c.MaxWait {
+		errs = append(errs, fmt.Errorf("field Wait is %v, longer than MaxWait %v", c.Wait, c.MaxWait))
+	}
+	if c.InFlight == InFlightAccept && c.Resources == nil {
+		errs = append(errs, errors.New("field InFlight is accept, but Resources is nil: there would be nothing to point to"))
+	}
+	if c.IssuedOnly && (c.Resources == nil || c.Resources.Keys == nil) {
+		errs = append(errs, errors.New("field IssuedOnly is set, but Resources issue no keys"))
+	}
+	if c.Guard != nil && c.Resources != nil && c.Resources.Keys != nil && c.Resources.Keys.config.Retention > c.Guard.Policy().Retention {
+		errs = append(errs, fmt.Errorf("field Guard keeps records for %v, shorter than the %v that Resources issue keys for", c.Guard.Policy().Retention, c.Resources.Keys.config.Retention))
+	}
+	return errors.Join(append(errs, c.Contract.validate(), c.KeyRules.Validate())...)
 }
 
 // DefaultNoEffectStatus is the default of Config.NoEffectStatus: 401, 407, 425,

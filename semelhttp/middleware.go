@@ -26,6 +26,9 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 	if err := errors.Join(c.validate(), err); err != nil {
 		return nil, fmt.Errorf("semelhttp: config: %w", err)
 	}
+	if c.Resources != nil {
+		c.Resources.add(c)
+	}
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")
@@ -48,16 +51,20 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !p.Protects(r) {
+		if p.Contract.RefuseUnprotected && len(r.Header[p.Contract.KeyHeader]) > 0 {
+			p.refuse(w, ProblemNotProtected.Problem())
+			return
+		}
 		p.next.ServeHTTP(w, r)
 		return
 	}
-	key, err := ParseKey(r.Header[HeaderKey], p.StrictKey)
-	if errors.Is(err, ErrKeyMissing) && !p.RequireKey {
-		p.next.ServeHTTP(w, r)
+	key, problem := p.key(r)
+	switch {
+	case problem.Status != 0:
+		p.refuse(w, problem)
 		return
-	}
-	if problem, ok := p.keyProblem(key, err); !ok {
-		problem.Write(w)
+	case key == "":
+		p.next.ServeHTTP(w, r)
 		return
 	}
 	scope, err := p.Scope(r)
@@ -66,15 +73,19 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		for name, values := range header {
 			w.Header()[name] = values
 		}
-		problem.Write(w)
+		p.refuse(w, problem)
 		return
 	}
 	if scope.Operation == "" {
 		scope.Operation = defaultOperation(r)
 	}
+	expired, ok := p.verifyIssued(w, key, scope)
+	if !ok {
+		return
+	}
 	body, problem, ok := p.readBody(w, r)
 	if !ok {
-		problem.Write(w)
+		p.refuse(w, problem)
 		return
 	}
 	e := &exchange{
@@ -82,6 +93,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r:         r,
 		method:    r.Method,
 		body:      body,
+		expired:   expired,
 		submit: semel.Submit{
 			Identity:    semel.Identity{Scope: scope, Key: key},
 			Fingerprint: p.fingerprinter.Fingerprint(r.Method, r.URL, r.Header, body),
@@ -91,24 +103,102 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if len(w.Header()) > 0 {
 		e.outer = w.Header().Clone()
 	}
+	e.prefer(w)
 	e.serve(w)
 }
 
-// keyProblem says what is wrong with the key, if something is.
-func (p *protector) keyProblem(key string, err error) (problem Problem, ok bool) {
+// refuse answers with a problem, as the contract tells it.
+func (p *protector) refuse(w http.ResponseWriter, problem Problem) {
+	p.Contract.WriteProblem(w, problem)
+}
+
+// key returns the request's key; neither key nor problem if it has none and
+// needs none.
+func (p *protector) key(r *http.Request) (string, Problem) {
+	c := &p.Contract
+	lines := r.Header[c.KeyHeader]
+	key, err := ParseKey(lines, p.StrictKey)
+	if c.FirstSentHeader != "" {
+		first := r.Header[c.FirstSentHeader]
+		if len(lines) == 0 && len(first) > 0 {
+			problem := ProblemKeyMissing.Problem()
+			problem.Detail = fmt.Sprintf("The request has a %s header but no %s header. Nothing was executed.", c.FirstSentHeader, c.KeyHeader)
+			return "", problem
+		}
+		if err == nil {
+			if problem := p.firstSent(first); problem.Status != 0 {
+				return "", problem
+			}
+		}
+	}
 	switch {
+	case errors.Is(err, ErrKeyMissing) && !p.RequireKey:
+		return "", Problem{}
 	case errors.Is(err, ErrKeyMissing):
-		return ProblemKeyMissing.Problem(), false
+		problem := ProblemKeyMissing.Problem()
+		problem.Detail = p.inContract(problem.Detail)
+		return "", problem
 	case err == nil:
 		err = p.KeyRules.Check(key)
 	}
-	if err == nil {
-		return Problem{}, true
+	if err != nil {
+		problem := ProblemKeyMalformed.Problem()
+		reasons := strings.ReplaceAll(err.Error(), "\n", "; ") // it never holds the key
+		problem.Detail = p.inContract(strings.ToUpper(reasons[:1]) + reasons[1:] + ". Nothing was executed.")
+		return "", problem
 	}
-	problem = ProblemKeyMalformed.Problem()
-	reasons := strings.ReplaceAll(err.Error(), "\n", "; ") // it never holds the key
-	problem.Detail = strings.ToUpper(reasons[:1]) + reasons[1:] + ". Nothing was executed."
-	return problem, false
+	if c.FirstSentHeader != "" && len(key) == 36 {
+		// Whoever makes ids of its own sends them as it likes, but UUIDs are
+		// to be compared without regard to case.
+		key = strings.ToLower(key)
+	}
+	if c.ClientIDHeader != "" {
+		switch ids := r.Header[c.ClientIDHeader]; {
+		case len(ids) == 1 && ids[0] != "":
+			key, _ = semel.EventKey(ids[0], key) // neither is empty
+		case len(ids) > 0:
+			problem := ProblemKeyMalformed.Problem()
+			problem.Detail = fmt.Sprintf("The %s header is empty or there is more than one. Nothing was executed.", c.ClientIDHeader)
+			return "", problem
+		}
+	}
+	return key, Problem{}
+}
+
+// inContract names the key header as the contract does.
+func (p *protector) inContract(s string) string {
+	return strings.ReplaceAll(s, HeaderKey, p.Contract.KeyHeader)
+}
+
+// firstSent checks the lines of the contract's FirstSentHeader.
+func (p *protector) firstSent(lines []string) Problem {
+	if len(lines) != 1 {
+		return ProblemFirstSentInvalid.Problem()
+	}
+	at, err := time.Parse(http.TimeFormat, lines[0])
+	if err != nil {
+		return ProblemFirstSentInvalid.Problem()
+	}
+	if age := time.Since(at); age >= p.Guard.Policy().Retention || age < -MaxAhead {
+		return ProblemFirstSentOutOfRange.Problem()
+	}
+	return Problem{}
+}
+
+// verifyIssued checks the key against the issuer, if there is one. An expired
+// key may still lead to the result of an earlier use.
+func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.Scope) (expired, ok bool) {
+	if p.Resources == nil || p.Resources.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
+		return false, true
+	}
+	switch err := p.Resources.Keys.Verify(key, scope); {
+	case err == nil:
+		return false, true
+	case errors.Is(err, ErrKeyExpired):
+		return true, true
+	}
+	p.refuse(w, ProblemKeyNotIssued.Problem())
+	return false, false
 }
 
 // readAhead is how much memory a Content-Length is trusted with before as much
@@ -176,6 +266,11 @@ type exchange struct {
 	outer  http.Header // what was in the header before the handler; nil if nothing was
 	rec    recorder
 
+	expired bool // the key is one that must not execute any more
+	async   bool // the client wants to be answered before the end
+	patient time.Duration
+	respond context.CancelCauseFunc // has an async request answered, from within execute
+
 	cloned sync.Once
 	r      *http.Request // the server's, until cloned
 	reader bodyReader    // of the clone
@@ -213,12 +308,39 @@ func (c *handlerContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// prefer reads what the client wants to happen if it has to wait.
+func (e *exchange) prefer(w http.ResponseWriter) {
+	if e.InFlight == InFlightWait {
+		e.submit.Wait = e.Wait
+	}
+	prefs := parsePrefer(e.r.Header[headerPrefer])
+	if prefs.hasWait && e.MaxWait > 0 {
+		e.patient = min(prefs.wait, e.MaxWait)
+		e.submit.Wait = e.patient
+		w.Header().Set(headerPreferenceApplied, waitApplied(e.patient))
+	}
+	e.async = prefs.async && e.Resources != nil
+	if e.async && !prefs.hasWait {
+		e.submit.Wait = 0
+	}
+}
+
+// errRespondAsync is why an async request is answered while it executes.
+var errRespondAsync = errors.New("semelhttp: the client prefers not to wait")
+
 // serve has the request take effect once and answers the client.
 func (e *exchange) serve(w http.ResponseWriter) {
 	defer e.leave()
 	ctx := e.r.Context()
-	out, err := e.Guard.Do(ctx, e.submit, e.execute)
-	if out.Answer == semel.Unknown || ctx.Err() != nil {
+	waits := ctx // ends earlier for a client that would rather not wait
+	if e.async {
+		var cancel context.CancelCauseFunc
+		waits, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		e.respond = cancel
+	}
+	out, err := e.Guard.Do(waits, e.submit, e.execute)
+	if out.Answer == semel.Unknown || waits.Err() != nil {
 		// The execution may not even have started.
 		e.clone(context.WithoutCancel(ctx))
 	}
@@ -253,6 +375,9 @@ func (e *exchange) clone(ctx context.Context) {
 			r.ContentLength = -1 // trailers come behind a body of unknown length
 		}
 		r.Header.Del("Expect") // has been met
+		if e.MaxWait > 0 || e.async {
+			withoutWaiting(r.Header)
+		}
 		e.r = r
 	})
 }
@@ -283,6 +408,14 @@ func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
 // execute runs the handler, detached from the client.
 func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	e.began.Store(true)
+	if e.expired {
+		// There is no record of an earlier use.
+		return semel.Result{}, semel.NoEffect(ErrKeyExpired)
+	}
+	if e.respond != nil {
+		timer := time.AfterFunc(e.patient, func() { e.respond(errRespondAsync) })
+		defer timer.Stop()
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	rec := &e.rec
@@ -354,39 +487,65 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 			e.recorded(w, out, err)
 		}
 	case semel.Replayed:
-		w.Header().Set(HeaderReplayed, "true")
 		e.recorded(w, out, err)
 	case semel.Released:
 		if errors.Is(err, semel.ErrRolledBack) {
 			// Whatever the handler answered, it did not come true.
 			p := ProblemRolledBack.Problem()
 			p.RetryAfter = max(failure.RetryAfter, time.Second)
-			p.Write(w)
+			e.refuse(w, p)
+			return
+		}
+		if e.expired {
+			e.refuse(w, ProblemKeyExpired.Problem())
 			return
 		}
 		e.own(w, time.Time{})
 	case semel.InProgress:
-		p := ProblemInProgress.Problem()
-		p.RetryAfter = max(failure.RetryAfter, time.Second)
-		p.Write(w)
+		e.inProgress(ctx, w, out.Record, failure)
 	case semel.Mismatch:
-		ProblemKeyMismatch.Problem().Write(w)
+		e.refuse(w, ProblemKeyMismatch.Problem())
 	case semel.Unknown:
 		p := ProblemOutcomeUnknown.Problem()
+		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
 		p.Retry, p.RetryAfter = failure.Retry(), failure.RetryAfter
 		if e.began.Load() {
 			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
 		}
-		p.Write(w)
+		e.refuse(w, p)
 	case semel.Unavailable:
 		e.unavailable(ctx, w, failure)
 	default:
 		// The key is well-formed, so it is the scope that makes no identity.
-		Problem{
+		e.refuse(w, Problem{
 			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
 			Detail: "The server could not name the operation. Nothing was executed.",
-		}.Write(w)
+		})
 	}
+}
+
+// inProgress answers while the identity is being executed, be it for this
+// request or for another.
+func (e *exchange) inProgress(ctx context.Context, w http.ResponseWriter, rec semel.Record, failure *semel.Error) {
+	ctx = context.WithoutCancel(ctx)
+	if e.async || e.InFlight == InFlightAccept {
+		if found, ok := e.Resources.visible(ctx, rec); ok {
+			h := w.Header()
+			if e.async {
+				h.Set(headerPreferenceApplied, strings.TrimPrefix(h.Get(headerPreferenceApplied)+", respond-async", ", "))
+			}
+			if e.Contract.ResultHeader != "" {
+				h.Set(e.Contract.ResultHeader, "accepted")
+			}
+			h.Set("Location", e.Resources.StatusURL(rec.ID))
+			e.Resources.writeStatus(w, http.StatusAccepted, found)
+			return
+		}
+	}
+	p := ProblemInProgress.Problem()
+	p.RetryAfter = max(failure.RetryAfter, time.Second)
+	p.StatusURL = e.Resources.StatusURL(rec.ID)
+	e.refuse(w, p)
 }
 
 // isOwn reports whether r is what the handler's answer was recorded as.
@@ -410,53 +569,68 @@ func (e *exchange) unavailable(ctx context.Context, w http.ResponseWriter, failu
 		}
 	}
 	p.RetryAfter = max(failure.RetryAfter, time.Second)
-	p.Write(w)
+	e.refuse(w, p)
 }
 
 // recorded answers from a record.
 func (e *exchange) recorded(w http.ResponseWriter, out semel.Outcome, err error) {
+	r := replay{contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == ""}
+	r.write(w, out, err)
+}
+
+// replay answers from records.
+type replay struct {
+	contract *Contract
+	status   string // where the operation is shown, or ""
+	shared   bool   // callers are not told apart
+}
+
+func (r replay) write(w http.ResponseWriter, out semel.Outcome, err error) {
 	status, header, trailer, bad := DecodeHead(out.Result.Head)
 	if out.Result.Tombstone || out.Result.Codec != CodecHTTP || err != nil || bad != nil {
 		// It completed, but there is nothing here that could be replayed.
-		notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
+		r.notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
 		return
 	}
 	h := w.Header()
 	for name, values := range header {
 		h[name] = values
 	}
-	if out.Answer == semel.Replayed && e.submit.Identity.Actor == "" {
-		// It could be another's.
-		delete(h, "Set-Cookie")
-		delete(trailer, "Set-Cookie")
+	if out.Answer == semel.Replayed {
+		if r.shared { // it could be another's
+			delete(h, "Set-Cookie")
+			delete(trailer, "Set-Cookie")
+		}
+		if r.contract.ReplayedHeader != "" {
+			h[r.contract.ReplayedHeader] = []string{"true"}
+		}
 	}
-	send(w, status, trailer, out.Result.Body, out.Record.ExpiresAt)
+	send(w, r.contract, status, trailer, out.Result.Body, out.Record.ExpiresAt)
 }
 
-func notRetained(w http.ResponseWriter, reference string, expires time.Time) {
-	w.Header().Del(HeaderReplayed)
-	setExpires(w.Header(), expires)
+func (r replay) notRetained(w http.ResponseWriter, reference string, expires time.Time) {
+	r.contract.setExpires(w.Header(), expires)
 	p := ProblemResultNotRetained.Problem()
-	p.Reference = reference
-	p.Write(w)
+	p.Reference, p.StatusURL = reference, r.status
+	r.contract.WriteProblem(w, p)
 }
 
 // own answers with what the handler wrote, from memory.
 func (e *exchange) own(w http.ResponseWriter, expires time.Time) {
 	rec := &e.rec
 	if rec.status == http.StatusSwitchingProtocols {
-		notRetained(w, rec.tombstone().Reference, expires)
+		replay{contract: &e.Contract}.notRetained(w, rec.tombstone().Reference, expires)
 		return
 	}
 	e.ownHeader(w)
 	if rec.lost {
-		Problem{
+		e.refuse(w, Problem{
 			Status: rec.status, Title: http.StatusText(rec.status), Retry: semel.RetrySameKey,
 			Detail: "The operation had no effect. Its answer was too large to be passed on.",
-		}.Write(w)
+		})
 		return
 	}
-	send(w, rec.status, rec.trailer, rec.body, expires)
+	send(w, &e.Contract, rec.status, rec.trailer, rec.body, expires)
 }
 
 // ownHeader makes the header what the handler sent.
@@ -468,8 +642,7 @@ func (e *exchange) ownHeader(w http.ResponseWriter) {
 		}
 	}
 	for name, values := range sent {
-		switch name {
-		case "Transfer-Encoding", "Trailer", HeaderReplayed, HeaderExpires:
+		if name == "Transfer-Encoding" || name == "Trailer" {
 			continue // ours to say
 		}
 		if !strings.HasPrefix(name, http.TrailerPrefix) {
@@ -479,9 +652,12 @@ func (e *exchange) ownHeader(w http.ResponseWriter) {
 }
 
 // send writes a whole answer whose header is in place.
-func send(w http.ResponseWriter, status int, trailer http.Header, body []byte, expires time.Time) {
+func send(w http.ResponseWriter, c *Contract, status int, trailer http.Header, body []byte, expires time.Time) {
 	h := w.Header()
-	setExpires(h, expires)
+	c.setExpires(h, expires)
+	if c.ResultHeader != "" {
+		h[c.ResultHeader] = []string{"accepted"}
+	}
 	switch {
 	case !bodyAllowed(status):
 		body = nil
@@ -504,9 +680,9 @@ func send(w http.ResponseWriter, status int, trailer http.Header, body []byte, e
 	}
 }
 
-func setExpires(h http.Header, expires time.Time) {
-	if !expires.IsZero() {
-		h[HeaderExpires] = []string{expires.UTC().Format(http.TimeFormat)}
+func (c *Contract) setExpires(h http.Header, expires time.Time) {
+	if !expires.IsZero() && c.ExpiresHeader != "" {
+		h[c.ExpiresHeader] = []string{expires.UTC().Format(http.TimeFormat)}
 	}
 }
 
@@ -521,7 +697,10 @@ func (e *exchange) pass(ctx context.Context, w http.ResponseWriter, rl *relay, e
 	}
 	rec := &e.rec
 	e.ownHeader(w)
-	setExpires(w.Header(), expires)
+	e.Contract.setExpires(w.Header(), expires)
+	if e.Contract.ResultHeader != "" {
+		w.Header()[e.Contract.ResultHeader] = []string{"accepted"}
+	}
 	if announced, ok := rec.sent["Trailer"]; ok {
 		w.Header()["Trailer"] = announced
 	}

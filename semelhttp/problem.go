@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"mime"
 	"net/http"
 	"strconv"
@@ -38,6 +37,17 @@ const (
 	ProblemRolledBack        ProblemCase = "rolled-back"
 	ProblemBodyTooLarge      ProblemCase = "body-too-large"
 	ProblemBodyUnreadable    ProblemCase = "body-unreadable"
+
+	// Of keys that the service issues itself.
+	ProblemKeyNotIssued ProblemCase = "key-not-issued"
+	ProblemKeyExpired   ProblemCase = "key-expired"
+	// Of contracts with a FirstSentHeader.
+	ProblemFirstSentInvalid    ProblemCase = "first-sent-invalid"
+	ProblemFirstSentOutOfRange ProblemCase = "first-sent-out-of-range"
+	// Of contracts that refuse keys where nothing is protected.
+	ProblemNotProtected ProblemCase = "not-protected"
+	// Of the status resource.
+	ProblemNotFound ProblemCase = "operation-not-found"
 )
 
 var problemCases = map[ProblemCase]struct {
@@ -85,6 +95,30 @@ var problemCases = map[ProblemCase]struct {
 	ProblemBodyUnreadable: {
 		http.StatusBadRequest, semel.RetrySameKey, "The request body could not be read",
 		"The request body ended early or was not well-formed in transfer. Nothing was executed.",
+	},
+	ProblemKeyNotIssued: {
+		http.StatusBadRequest, semel.RetryNewKey, "The key was not issued for this operation",
+		"This operation accepts only keys that were issued to this caller for it. Nothing was executed.",
+	},
+	ProblemKeyExpired: {
+		http.StatusBadRequest, semel.RetryNo, "The key has expired",
+		"This key was issued too long ago and there is no record of its use, or none any more. Nothing was executed now. If it may have been used before, find out what came of that before you ask for another key.",
+	},
+	ProblemFirstSentInvalid: {
+		http.StatusBadRequest, semel.RetryNewKey, "The time of the first sending is missing or malformed",
+		"The request must say when it was first sent, as an HTTP date, together with its key. Nothing was executed.",
+	},
+	ProblemFirstSentOutOfRange: {
+		http.StatusPreconditionFailed, semel.RetryNo, "The request was first sent too long ago",
+		"The request was first sent at a time for which records are no longer kept, or in the future, so whether it was executed before cannot be said. It was not executed now.",
+	},
+	ProblemNotProtected: {
+		http.StatusNotImplemented, semel.RetryNo, "The operation cannot be repeated",
+		"The request carries a key, but this operation does not support repeated requests. Nothing was executed.",
+	},
+	ProblemNotFound: {
+		http.StatusNotFound, semel.RetryNo, "There is no such operation",
+		"There is no record with this id that is yours to see: it was released, it has expired, or it never was.",
 	},
 }
 
@@ -168,18 +202,7 @@ func (p Problem) Write(w http.ResponseWriter) {
 	if err != nil {
 		panic(err) // strings and an int always marshal
 	}
-	h := w.Header()
-	for _, name := range []string{"Content-Encoding", "Content-Language", "Content-Range", "Etag", "Last-Modified", "Trailer"} {
-		h.Del(name)
-	}
-	h.Set("Content-Type", ContentTypeProblem)
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	h.Set("Cache-Control", "no-store")
-	if p.RetryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(p.RetryAfter.Seconds())), 10))
-	}
-	w.WriteHeader(p.Status)
-	_, _ = w.Write(body)
+	p.write(w, ContentTypeProblem, body)
 }
 
 // MaxProblemBytes is the largest problem details object that ParseProblem

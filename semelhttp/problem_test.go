@@ -34,6 +34,13 @@ func TestProblemCases(t *testing.T) {
 		"rolled-back":         {503, "same-key"},
 		"body-too-large":      {413, "no"},
 		"body-unreadable":     {400, "same-key"},
+
+		"key-not-issued":          {400, "new-key"},
+		"key-expired":             {400, "no"},
+		"first-sent-invalid":      {400, "new-key"},
+		"first-sent-out-of-range": {412, "no"},
+		"not-protected":           {501, "no"},
+		"operation-not-found":     {404, "no"},
 	}
 	if got, want := slices.Sorted(maps.Keys(problemCases)), slices.Sorted(maps.Keys(want)); !slices.Equal(got, want) {
 		t.Fatalf("cases are %v, want %v", got, want)

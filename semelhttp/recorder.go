@@ -79,6 +79,11 @@ func (w *recorder) writeHeader(status int) {
 	w.wroteHeader = true
 	w.status = status
 	w.sent = w.header.Clone()
+	for name := range w.sent {
+		if w.exchange.Contract.own(name) {
+			delete(w.sent, name) // ours to say
+		}
+	}
 	w.events = isEventStream(w.sent)
 	w.length = -1
 	if v := w.sent.Get("Content-Length"); v != "" {
