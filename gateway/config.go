@@ -40,6 +40,23 @@ type Config struct {
 	// Fingerprint says what makes two requests the same request.
 	Fingerprint semelhttp.FingerprintConfig
 
+	// Contract is how answers look on the wire. Default: semelhttp.IETF.
+	Contract semelhttp.Contract
+	// InFlight, Wait and MaxWait say what becomes of duplicates of a request
+	// that is being executed, as in semelhttp.Config.
+	InFlight semelhttp.InFlight
+	Wait     time.Duration
+	MaxWait  time.Duration
+	// Prefix is the path of the gateway's own resources: the status of
+	// operations, issued keys, and the specification. The upstream never sees
+	// requests below it. Default: semelhttp.DefaultPrefix.
+	Prefix string
+	// NoResources leaves the gateway without resources of its own.
+	NoResources bool
+	// Keys issues keys; nil for none. IssuedOnly accepts no others.
+	Keys       *semelhttp.KeyIssuer
+	IssuedOnly bool
+
 	// Scope says whose key a request's key is, for embedding programs that
 	// authenticate before the gateway does anything. An empty Operation means
 	// method and path. Default: the actor is a digest of the Credentials, and
@@ -111,6 +128,9 @@ func (c Config) validate() error {
 	}
 	if c.Guard == nil {
 		errs = append(errs, errors.New("field Guard is nil"))
+	}
+	if c.NoResources && (c.Keys != nil || c.Prefix != "") {
+		errs = append(errs, errors.New("field NoResources is set, but so is Keys or Prefix"))
 	}
 	if c.Scope != nil && len(c.Credentials) > 0 {
 		errs = append(errs, errors.New("field Credentials is set, but so is Scope"))

@@ -36,6 +36,7 @@ const (
 type Gateway struct {
 	config    Config
 	protected http.Handler
+	resources *semelhttp.Resources // nil for none
 	proxy     *httputil.ReverseProxy
 	transport *http.Transport
 	inFlight  atomic.Int64
@@ -49,7 +50,18 @@ func New(c Config) (*Gateway, error) {
 	if scope == nil {
 		scope = (&scopes{credentials: credentialNames(c.Credentials), host: c.PreserveHost}).scope
 	}
+	if !c.NoResources && c.Guard != nil {
+		var err error
+		g.resources, err = semelhttp.NewResources(semelhttp.ResourcesConfig{
+			Guard: c.Guard, Scope: scope, Prefix: c.Prefix, Keys: c.Keys, Contract: c.Contract, MaxWait: max(c.MaxWait, 0),
+		})
+		if err != nil {
+			return nil, fmt.Errorf("gateway: config: %w", errors.Join(c.validate(), err))
+		}
+	}
 	middleware, err := semelhttp.New(semelhttp.Config{
+		Contract: c.Contract, InFlight: c.InFlight, Wait: c.Wait, MaxWait: c.MaxWait,
+		Resources: g.resources, IssuedOnly: c.IssuedOnly,
 		Guard: c.Guard, Scope: scope, Protects: c.Protects,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
 		MaxRequestBody: c.MaxRequestBody, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
@@ -91,10 +103,14 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.inFlight.Add(1)
 	defer g.inFlight.Add(-1)
 	if r.Method == http.MethodConnect {
-		semelhttp.Problem{
+		g.config.Contract.WriteProblem(w, semelhttp.Problem{
 			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
 			Detail: "The gateway is a reverse proxy and opens no tunnels.",
-		}.Write(w)
+		})
+		return
+	}
+	if g.resources != nil && g.resources.Serves(r) {
+		g.resources.ServeHTTP(w, r)
 		return
 	}
 	g.protected.ServeHTTP(w, r)
@@ -271,9 +287,9 @@ func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, err error) {
 		} else {
 			detail += "Whether it took effect is not known, and it was not protected: sending it again could repeat the effect."
 		}
-		semelhttp.Problem{
+		g.config.Contract.WriteProblem(w, semelhttp.Problem{
 			Type: ProblemUpstreamFailed.Type(), Title: "The upstream did not answer", Status: http.StatusBadGateway, Detail: detail,
-		}.Write(w)
+		})
 		return
 	}
 	semelhttp.DeclareNoEffect(ctx, fmt.Errorf("the upstream could not be reached: %w", err))
@@ -285,7 +301,7 @@ func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if e.record != "" {
 		p.Retry = semel.RetrySameKey
 	}
-	p.Write(w)
+	g.config.Contract.WriteProblem(w, p)
 }
 
 func (g *Gateway) failed(ctx context.Context, e *exchange, method string, sent, answered bool, err error) {

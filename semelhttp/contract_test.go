@@ -57,7 +57,13 @@ func TestOASISContract(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(t)
 		var o orders
-		h := b.protect(t, &o, func(c *semelhttp.Config) { c.Contract = semelhttp.OASIS() })
+		h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Busy") != "" {
+				w.WriteHeader(http.StatusTooManyRequests)
+				return
+			}
+			o.ServeHTTP(w, r)
+		}), func(c *semelhttp.Config) { c.Contract = semelhttp.OASIS() })
 		first := time.Now()
 		send := func(method, id string, at any, body string, header ...string) answer {
 			t.Helper()
@@ -113,10 +119,15 @@ func TestOASISContract(t *testing.T) {
 		o.want(t, 5)
 		want(send("POST", id, first, "{}", "Repeatability-Client-ID", ""), 400, "rejected")
 
+		// What had no effect may be sent again.
+		want(send("POST", "busy", first, "{}", "Busy", "1"), 429, "rejected")
+		want(send("POST", "busy", first, "{}"), 201, "accepted")
+		o.want(t, 6)
+
 		// When its record could be gone, a request does not start over.
 		time.Sleep(25 * time.Hour)
 		want(send("POST", id, first, "{}"), 412, "rejected")
-		o.want(t, 5)
+		o.want(t, 6)
 
 		// Nobody is told "rejected" who could then have the effect twice.
 		now := time.Now()

@@ -657,6 +657,9 @@ func send(w http.ResponseWriter, c *Contract, status int, trailer http.Header, b
 	c.setExpires(h, expires)
 	if c.ResultHeader != "" {
 		h[c.ResultHeader] = []string{"accepted"}
+		if expires.IsZero() { // released: there was no effect
+			h[c.ResultHeader] = []string{"rejected"}
+		}
 	}
 	switch {
 	case !bodyAllowed(status):

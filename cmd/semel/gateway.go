@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -36,12 +37,21 @@ type gatewaySettings struct {
 	maxConns                              int
 	drain                                 time.Duration
 	logFormat                             choice
+
+	contract, inFlight      choice
+	wait, maxWait           time.Duration
+	prefix                  string
+	noResources, issuedOnly bool
+	keySecrets              string
+	keyLife                 time.Duration
 }
 
 func (p *program) gatewayCommand() *cobra.Command {
 	s := gatewaySettings{
 		onCrash:        choice{value: "hold", of: []string{"hold", "retry"}},
 		logFormat:      choice{value: "text", of: []string{"text", "json"}},
+		contract:       choice{value: "ietf", of: []string{"ietf", "stripe", "oasis"}},
+		inFlight:       choice{value: "reject", of: []string{"reject", "wait", "accept"}},
 		maxRequestBody: semelhttp.DefaultMaxRequestBody,
 		maxResult:      semelhttp.DefaultMaxResult,
 	}
@@ -83,6 +93,15 @@ signal ends it at once.`,
 	f.StringSliceVar(&s.credentials, "credential-header", []string{"Authorization"}, "header that tells callers apart; several count together")
 	f.BoolVar(&s.preserveHost, "preserve-host", false, "send the client's Host to the service, and keep the keys of each host apart")
 	f.BoolVar(&s.trustForwarded, "trust-forwarded", false, "keep the X-Forwarded-* headers that a request comes with; only behind a trusted proxy")
+	choiceFlag(cmd, &s.contract, "contract", "how answers look to clients: the IETF draft's, Stripe's, or OASIS Repeatable Requests'")
+	choiceFlag(cmd, &s.inFlight, "in-flight", "what a duplicate of a running request gets: 409 at once, the answer after a wait, or 202 with a status URL")
+	f.DurationVar(&s.wait, "wait", semelhttp.DefaultWait, "how long --in-flight wait holds a duplicate")
+	f.DurationVar(&s.maxWait, "max-wait", semelhttp.DefaultMaxWait, "longest wait that a client can ask for by Prefer: wait=N; 0 ignores the preference")
+	f.StringVar(&s.prefix, "prefix", semelhttp.DefaultPrefix, "path of the gateway's own resources: /operations/{id}, /keys, /specification")
+	f.BoolVar(&s.noResources, "no-resources", false, "leave the whole URL space to the service; answers then name no status URL")
+	f.StringVar(&s.keySecrets, "key-secrets", "", "file with secrets to issue keys with, one of at least 32 bytes in each line; the first signs, all verify")
+	f.DurationVar(&s.keyLife, "key-life", semelhttp.DefaultKeyLife, "how long an issued key may be used for the first time")
+	f.BoolVar(&s.issuedOnly, "issued-only", false, "accept no keys but issued ones")
 	f.DurationVar(&s.lease, "lease", 15*time.Second, "how long a claim holds without renewal")
 	f.DurationVar(&s.heartbeat, "heartbeat", 0, "how often a claim is renewed (default a third of the lease)")
 	f.DurationVar(&s.deadline, "deadline", 10*time.Minute, "longest time that one execution may take")
@@ -135,6 +154,24 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 	if s.maxResult > 256<<20 {
 		wrong("max-result", "is %s; at most 256MiB are possible", &s.maxResult)
 	}
+	if s.wait < 0 || s.maxWait > 0 && s.wait > s.maxWait && s.inFlight.value == "wait" {
+		wrong("wait", "is %v; it must not be negative or longer than %s, which is %v", s.wait, named(cmd, "max-wait"), s.maxWait)
+	}
+	if s.maxWait < 0 {
+		wrong("max-wait", "is %v; it must not be negative", s.maxWait)
+	}
+	if s.noResources && (s.inFlight.value == "accept" || s.keySecrets != "" || cmd.Flags().Changed("prefix")) {
+		wrong("no-resources", "leaves nowhere to put what --in-flight accept, --key-secrets and --prefix are about")
+	}
+	if s.issuedOnly && s.keySecrets == "" {
+		wrong("issued-only", "needs %s, or nobody could get a key", named(cmd, "key-secrets"))
+	}
+	var issuer *semelhttp.KeyIssuer
+	if s.keySecrets != "" {
+		if issuer, err = s.issuer(); err != nil {
+			wrong("key-secrets", "cannot be used: %v", err)
+		}
+	}
 	if s.maxConns < 0 {
 		wrong("max-upstream-conns", "is %d; it must not be negative", s.maxConns)
 	}
@@ -158,13 +195,56 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 	if s.onCrash.value == "retry" {
 		policy.OnCrash = semel.Retry
 	}
+	contract, err := semelhttp.ContractNamed(s.contract.value)
+	if err != nil {
+		return semel.Policy{}, gateway.Config{}, usagef("%w", err)
+	}
+	inFlight := map[string]semelhttp.InFlight{
+		"reject": semelhttp.InFlightReject, "wait": semelhttp.InFlightWait, "accept": semelhttp.InFlightAccept,
+	}[s.inFlight.value]
+	maxWait, wait := s.maxWait, s.wait
+	if maxWait == 0 {
+		maxWait = -1 // the preference is ignored
+	} else {
+		wait = min(wait, maxWait)
+	}
+	prefix := s.prefix
+	if s.noResources {
+		prefix = ""
+	}
 	return policy, gateway.Config{
+		Contract: contract, InFlight: inFlight, Wait: wait, MaxWait: maxWait,
+		Prefix: prefix, NoResources: s.noResources, Keys: issuer, IssuedOnly: s.issuedOnly,
 		Upstream: upstream, Protects: func(r *http.Request) bool { return protected[r.Method] },
 		RequireKey: s.requireKey, StrictKey: s.strictKeys,
 		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
 		MaxRequestBody: int64(s.maxRequestBody), MaxResult: int64(s.maxResult), FailOpen: s.failOpen,
 		IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
 	}, nil
+}
+
+// issuer makes an issuer of keys from the file of secrets.
+func (s *gatewaySettings) issuer() (*semelhttp.KeyIssuer, error) {
+	text, err := os.ReadFile(s.keySecrets)
+	if err != nil {
+		return nil, err
+	}
+	c := semelhttp.KeyIssuerConfig{Life: s.keyLife, Retention: s.retention}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		if len(line) < semelhttp.MinSecretBytes {
+			return nil, fmt.Errorf("%s:%d: the secret has %d bytes; at least %d are needed, as from openssl rand -hex 32", s.keySecrets, n, len(line), semelhttp.MinSecretBytes)
+		}
+		c.Secrets = append(c.Secrets, []byte(line))
+	}
+	if len(c.Secrets) == 0 {
+		return nil, fmt.Errorf("%s: there is no secret in it; put one in, as from openssl rand -hex 32", s.keySecrets)
+	}
+	return semelhttp.NewKeyIssuer(c)
 }
 
 // serve runs a gateway until ctx ends, and drains it.
