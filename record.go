@@ -1,6 +1,7 @@
 package semel
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"strings"
@@ -106,6 +107,9 @@ type Result struct {
 	Head []byte
 	// Body is the body as it was, in its content coding.
 	Body []byte
+	// Pieces stands for Body where that is too large to be held in memory.
+	// At most one of the two is set.
+	Pieces *Pieces
 	// Label is a short name of the result for people, such as "201". It goes
 	// into the audit trail and must hold no payload.
 	Label string
@@ -120,6 +124,47 @@ type Result struct {
 	// Reference names the created resource, such as a Location, where the
 	// operation told it. It is the part of a tombstone worth having.
 	Reference string
+}
+
+// PieceBytes is the size of a large body's pieces. The last may be shorter.
+const PieceBytes = 256 << 10
+
+// Pieces is a body that is handed over piece by piece. In a result that is
+// about to be recorded it reads from where the operation left it; in a record,
+// from the store.
+type Pieces struct {
+	// Size is the length of the whole body, more than zero.
+	Size int64
+	// Read returns piece n, counted from 0; nobody changes its bytes. It may be
+	// called more than once for a piece, and from any goroutine, but not from
+	// several at a time. In a record the error is ErrNotFound once the record is
+	// gone or has been replaced.
+	Read func(ctx context.Context, n int) ([]byte, error)
+}
+
+// Count is how many pieces there are.
+func (p *Pieces) Count() int { return int((p.Size + PieceBytes - 1) / PieceBytes) }
+
+// Length is the length of piece n.
+func (p *Pieces) Length(n int) int {
+	return int(min(PieceBytes, p.Size-int64(n)*PieceBytes))
+}
+
+// ReadPiece returns piece n and makes sure of its length.
+func (p *Pieces) ReadPiece(ctx context.Context, n int) ([]byte, error) {
+	piece, err := p.Read(ctx, n)
+	if err == nil && len(piece) != p.Length(n) {
+		err = fmt.Errorf("semel: piece %d of a result has %d bytes; it must have %d", n, len(piece), p.Length(n))
+	}
+	return piece, err
+}
+
+// Size is the length of the result's body.
+func (r Result) Size() int64 {
+	if r.Pieces != nil {
+		return r.Pieces.Size
+	}
+	return int64(len(r.Body))
 }
 
 // Record is what the store holds for an identity. All times are the store's.

@@ -19,8 +19,8 @@ var (
 	// been rolled back, with everything the handler did in it: no effect, and
 	// the identity is free again.
 	ErrRolledBack = errors.New("semel: transaction rolled back")
-	// ErrTooLarge: the result is larger than the store takes. Nothing was
-	// written; a tombstone can be recorded instead.
+	// ErrTooLarge: the result is larger than the store takes, or could not be
+	// read whole. Nothing was written; a tombstone can be recorded instead.
 	ErrTooLarge = errors.New("semel: result too large for the store")
 	// ErrStaleFence: a resolution named a fence that is no longer the
 	// record's, or a record that cannot be resolved (completed, or still
@@ -90,7 +90,10 @@ type Claim interface {
 	// clock, and expires is its end. When the error is nil the record is
 	// durable. Completing again with the same claim changes nothing and
 	// answers as before, so an answer that was lost may be asked for again.
-	// ErrTooLarge leaves the claim as it is.
+	// ErrTooLarge leaves the claim as it is; it is also the answer to Pieces by
+	// a store that does not keep results piece by piece, and where a piece
+	// could not be read. The pieces become durable with the record, in one
+	// commit, and are read under ctx.
 	Complete(ctx context.Context, r Result) (expires time.Time, err error)
 	// Release removes the record: there was certainly no effect.
 	Release(ctx context.Context) error

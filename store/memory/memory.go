@@ -376,6 +376,11 @@ func (c *claim) own(ctx context.Context, change func(r *record, now time.Time) e
 }
 
 func (c *claim) Complete(ctx context.Context, res semel.Result) (expires time.Time, err error) {
+	if res.Pieces != nil {
+		if res, err = whole(ctx, res); err != nil {
+			return expires, err
+		}
+	}
 	err = c.own(ctx, func(r *record, now time.Time) error {
 		if r.State != semel.StateCompleted {
 			c.store.complete(r, res, now)
@@ -385,6 +390,21 @@ func (c *claim) Complete(ctx context.Context, res semel.Result) (expires time.Ti
 		return nil
 	})
 	return expires, err
+}
+
+// whole returns a result with pieces as one whose body is in memory, where
+// everything of this store is.
+func whole(ctx context.Context, res semel.Result) (semel.Result, error) {
+	body := make([]byte, 0, res.Pieces.Size)
+	for n := range res.Pieces.Count() {
+		piece, err := res.Pieces.ReadPiece(ctx, n)
+		if err != nil {
+			return res, fmt.Errorf("memory: %w: %w", semel.ErrTooLarge, err)
+		}
+		body = append(body, piece...)
+	}
+	res.Body, res.Pieces = body, nil
+	return res, nil
 }
 
 func (c *claim) Release(ctx context.Context) error {

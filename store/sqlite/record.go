@@ -138,6 +138,9 @@ func (s *Store) checkResult(r semel.Result) error {
 	if err := checkName("codec", r.Codec, true); err != nil {
 		return fmt.Errorf("sqlite: result: %w", err)
 	}
+	if r.Pieces != nil {
+		return fmt.Errorf("sqlite: %w: results are not kept in pieces", semel.ErrTooLarge)
+	}
 	if n := resultBytes(r); n > s.config.MaxResultBytes {
 		return fmt.Errorf("sqlite: %w: %d bytes; at most %d are allowed", semel.ErrTooLarge, n, s.config.MaxResultBytes)
 	}
