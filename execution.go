@@ -397,6 +397,7 @@ func (x *Execution) answerUnknown(cause error) {
 // deliver answers Do, once.
 func (x *Execution) deliver(out Outcome, err error) {
 	x.once.Do(func() {
+		out.Claimed = true
 		x.outcome, x.err = out, err
 		close(x.answered)
 		x.guard.waiters.wake(x.submit.Identity)

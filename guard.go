@@ -104,6 +104,9 @@ type Outcome struct {
 	Result Result
 	// Record is the record as last seen; its ID is empty if there was none.
 	Record Record
+	// Claimed says that the identity was granted to this submit, whatever became
+	// of it: fn has run, is running or is about to. Otherwise fn never runs.
+	Claimed bool
 }
 
 // Do has fn take effect once for the submit's identity. If the identity is
@@ -157,7 +160,7 @@ func (g *Guard) do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 		default:
 		}
 		rec := x.record(StateInProgress)
-		return Outcome{Answer: InProgress, Record: rec},
+		return Outcome{Answer: InProgress, Record: rec, Claimed: true},
 			&Error{Answer: InProgress, Record: &rec, RetryAfter: g.policy.Heartbeat, Err: context.Cause(ctx)}
 	}
 }

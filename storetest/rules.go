@@ -32,6 +32,7 @@ var rules = []rule{
 	{"begin-repeats-with-its-token", []string{"lease"}, beginRepeats},
 	{"absent-is-not-found", nil, absentIsNotFound},
 	{"claim-context-descends", nil, claimContextDescends},
+	{"claim-outlives-its-begin", nil, claimOutlivesItsBegin},
 
 	{"replay-is-exact", nil, replayIsExact},
 	{"completed-is-seen-by-others", []string{"open", "overlap"}, completedIsSeenByOthers},
@@ -75,6 +76,17 @@ var rules = []rule{
 
 	{"cancelled-context-is-obeyed", []string{"lease"}, cancelledContext},
 	{"outage-fails-closed", []string{"lease", "break"}, outageFailsClosed},
+
+	{"transaction-commits-both", []string{"transaction"}, transactionCommitsBoth},
+	{"transaction-rolls-back", []string{"transaction"}, transactionRollsBack},
+	{"transaction-ends-with-its-claim", []string{"transaction"}, transactionEnds},
+	{"transaction-keeps-no-failed-effect", []string{"transaction"}, transactionKeepsNoFailedEffect},
+	{"transaction-blocks-others", []string{"transaction"}, transactionBlocks},
+	{"transaction-replaces-the-expired", []string{"transaction"}, transactionReplacesTheExpired},
+	{"transaction-obeys-cancelled-context", []string{"transaction"}, transactionObeysContext},
+	{"transaction-fails-closed-in-an-outage", []string{"transaction", "break"}, transactionFailsClosed},
+	{"lost-commit-is-learned", []string{"transaction", "lost commit"}, lostCommitIsLearned},
+	{"trail-commits-with-the-transaction", []string{"transaction", "trail"}, trailCommitsWithTransaction},
 
 	{"list-filters-and-pages", []string{"lease", "lister"}, listFilters},
 	{"trail-commits-with-the-record", []string{"lease", "trail"}, trailCommits},
@@ -397,6 +409,24 @@ func claimContextDescends(t testing.TB, h Harness, ctx context.Context) {
 	cancel()
 	wantErr(t, "the claim's context after its parent was cancelled", child.Err(), context.Canceled)
 	complete(t, ctx, c, result("done"))
+}
+
+// DESIGN rule 5: what was claimed does not depend on the request that claimed it.
+func claimOutlivesItsBegin(t testing.TB, h Harness, ctx context.Context) {
+	for _, settle := range []func(c semel.Claim) error{
+		func(c semel.Claim) error { _, err := c.Complete(ctx, result("done")); return err },
+		func(c semel.Claim) error { return c.Release(ctx) },
+	} {
+		request, cancel := context.WithCancel(ctx)
+		c := begin(t, request, h.Store, attempt("k"))
+		cancel()
+		must(t, "Renew after the context of Begin was cancelled", c.Renew(ctx))
+		if h.Effect != nil {
+			must(t, "a handler's effect after the context of Begin was cancelled", h.Effect(c.Context(ctx)))
+		}
+		must(t, "to settle a claim after the context of Begin was cancelled", settle(c))
+		h.advance(retention + time.Second)
+	}
 }
 
 // DESIGN rule 7: replay is exact.

@@ -50,6 +50,16 @@ type Harness struct {
 	// restore puts it back while the store stays open. Nil if nothing can
 	// restore the records.
 	Backup func() (restore func())
+
+	// Effect does something in the transaction of the claim that ctx comes
+	// from, as a handler would; Effects counts what was committed of that.
+	// Nil where claims are no transactions.
+	Effect  func(ctx context.Context) error
+	Effects func() int
+	// LoseCommit has the next commit of a claim lose its answer, after the
+	// store's records have taken it or, with taken false, before. Nil if that
+	// cannot be brought about.
+	LoseCommit func(taken bool)
 }
 
 // Config says how to test a store.
@@ -154,8 +164,9 @@ func Rules() []string {
 
 type rule struct {
 	name string
-	// needs names what the rule cannot do without: lease, overlap, open,
-	// skewed, break, backup, resolver, sweeper, lister, trail.
+	// needs names what the rule cannot do without: lease, transaction,
+	// overlap, open, skewed, break, backup, lost commit, resolver, sweeper,
+	// lister, trail.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
 }
@@ -206,9 +217,11 @@ func lacks(h Harness, r rule) string {
 	_, trail := h.Store.(semel.Trail)
 	has := map[string]bool{
 		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil, "backup": h.Backup != nil,
-		"lease":    !h.Transactional,
-		"overlap":  !h.Exclusive,
-		"resolver": resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
+		"lost commit": h.LoseCommit != nil,
+		"transaction": h.Transactional && h.Effect != nil && h.Effects != nil,
+		"lease":       !h.Transactional,
+		"overlap":     !h.Exclusive,
+		"resolver":    resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
 	}
 	for _, need := range r.needs {
 		if !has[need] {

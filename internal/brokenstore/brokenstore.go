@@ -3,7 +3,8 @@
 // on every one of them, and every rule of the suite must fail on at least one:
 // a rule that nothing can break proves nothing.
 //
-// They share one small correct store over a map, cut into seams. A broken store
+// They share one small correct store over a map, cut into seams, and another
+// whose claims are transactions. A broken store
 // is a name, what is wrong with it, the rules it must be caught by, and another
 // piece for one seam. Where the defect is a race, time passes at the place
 // where it is open, so in a bubble of package testing/synctest it is lost
@@ -38,10 +39,17 @@ type Broken struct {
 	// wrap does the same where a defect needs a method of its own, or state
 	// of one handle.
 	wrap func(s *store) semel.Store
+	// tx puts the wrong piece into a store whose claims are transactions.
+	tx func(s *txSeams)
 }
 
 // Harness sets up a fresh store. It must run in a bubble.
-func (b Broken) Harness() storetest.Harness { return harness(b.change, b.wrap) }
+func (b Broken) Harness() storetest.Harness {
+	if b.tx != nil {
+		return txHarness(b.tx)
+	}
+	return harness(b.change, b.wrap)
+}
 
 // Correct sets up the store that the broken ones differ from.
 func Correct() storetest.Harness { return harness(nil, nil) }
@@ -127,7 +135,7 @@ func stored(f func(r *semel.Result)) func(*seams) {
 
 // Stores returns all broken stores.
 func Stores() []Broken {
-	return slices.Concat(claiming, naming, recording, timing, leasing, fencing, resolving, sweeping, failing, telling)
+	return slices.Concat(claiming, naming, recording, timing, leasing, fencing, resolving, sweeping, failing, telling, transacting)
 }
 
 // Who is granted the claim, and what the others hear.
@@ -1163,6 +1171,12 @@ var failing = []Broken{
 		},
 	},
 	{
+		Name:   "claim-of-its-request",
+		What:   "ends a claim with the request that began it: who hangs up cuts the work off",
+		Breaks: []string{"claim-outlives-its-begin"},
+		wrap:   func(s *store) semel.Store { return claimOfItsRequest{s} },
+	},
+	{
 		Name:   "hangs-in-an-outage",
 		What:   "waits for its records to come back, whatever the caller's deadline says",
 		Breaks: []string{"outage-fails-closed"},
@@ -1212,6 +1226,19 @@ var failing = []Broken{
 			s.claim = func(c *claim) semel.Claim { return swallowsHeartbeats{c} }
 		},
 	},
+}
+
+type claimOfItsRequest struct{ *store }
+
+func (s claimOfItsRequest) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	own := *s.store
+	own.reach = func(st *store, call context.Context, name string) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return s.reach(st, call, name)
+	}
+	return own.Begin(ctx, a)
 }
 
 type failOpen struct{ *store }

@@ -14,6 +14,10 @@ import (
 	"testing"
 )
 
+// EnvChromium names the environment variable with the path of the Chromium, or
+// a browser made of it, to start for Chromium instead of one that is found.
+const EnvChromium = "SEMEL_TEST_CHROMIUM"
+
 // missing ends the test, because err keeps the environment from being had.
 func missing(t testing.TB, err error) {
 	t.Helper()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -80,6 +81,10 @@ func execute(server, sql string) error {
 type PostgresOptions struct {
 	// Parameters are server parameters, such as max_connections.
 	Parameters map[string]string
+	// Networks are networks that the server listens in, beside the loopback,
+	// and whose hosts it trusts: its address there, and how many bits of it
+	// they have in common.
+	Networks []netip.Prefix
 }
 
 // StartPostgres starts a server for this test alone, to be stopped, killed and

@@ -185,3 +185,41 @@ func TestProxyMutesAndCuts(t *testing.T) {
 		t.Fatal("the server noticed the end of a muted connection")
 	}
 }
+
+// A program built with a skewed clock tells another time than this process, by
+// just so much; its timers run as ever.
+func TestBuildSkewed(t *testing.T) {
+	const marker = "SEMEL_TESTENV_CLOCK"
+	if os.Getenv(marker) != "" {
+		start := time.Now()
+		<-time.After(time.Millisecond)
+		took := time.Since(start)
+		fmt.Printf("clock %d %t\n", time.Now().Unix(), took >= time.Millisecond && took < time.Minute)
+		return
+	}
+	program := testenv.BuildSkewed(t, "test", "-c", ".")
+	for skew, want := range map[string]time.Duration{"": 0, "1h": time.Hour, "-1h": -time.Hour} {
+		c := exec.CommandContext(t.Context(), program, "-test.run=^TestBuildSkewed$")
+		c.Env = append(os.Environ(), marker+"=1", testenv.EnvSkew+"="+skew)
+		before := time.Now()
+		out, err := c.Output()
+		if err != nil {
+			t.Fatalf("skew %q: %v\n%s", skew, err, out)
+		}
+		var (
+			unix  int64
+			timed bool
+		)
+		if _, err := fmt.Sscanf(string(out), "clock %d %t\n", &unix, &timed); err != nil {
+			t.Fatalf("skew %q: the other process said %q", skew, out)
+		}
+		if off := time.Unix(unix, 0).Sub(before) - want; off < -time.Minute || off > time.Minute || !timed {
+			t.Errorf("skew %q: the other process's clock is off by %v from that, its timers work: %t", skew, off, timed)
+		}
+	}
+	c := exec.CommandContext(t.Context(), program, "-test.run=^TestBuildSkewed$")
+	c.Env = append(os.Environ(), marker+"=1", testenv.EnvSkew+"=1.5s")
+	if out, err := c.CombinedOutput(); err == nil {
+		t.Errorf("a skew that cannot be kept was taken:\n%s", out)
+	}
+}

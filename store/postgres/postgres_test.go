@@ -74,9 +74,7 @@ func harness(direct, pool *pgxpool.Pool, proxy *testenv.Proxy, config postgres.C
 		c := config
 		c.Schema = fmt.Sprintf("rule%d", schemas.Add(1))
 		store := func() semel.Store { return open(t, pool, c) }
-		return storetest.Harness{
-			Transactional: c.Mode == postgres.Transactional,
-
+		h := storetest.Harness{
 			Store:   store(),
 			Open:    store,
 			Skewed:  func(time.Duration) semel.Store { return store() },
@@ -99,6 +97,10 @@ func harness(direct, pool *pgxpool.Pool, proxy *testenv.Proxy, config postgres.C
 				}
 			},
 		}
+		if c.Mode == postgres.Transactional {
+			withTransactions(t, &h, direct, proxy, c.Schema)
+		}
+		return h
 	}
 }
 
@@ -133,14 +135,5 @@ func TestLeasedThroughPgBouncer(t *testing.T) {
 	storetest.Run(t, storetest.Config{
 		Name: "postgres-leased", SkipTable: skips,
 		New: harness(connect(t, server, nil), connect(t, proxied, unprepared), proxy, postgres.Config{}),
-	})
-}
-
-func TestTransactional(t *testing.T) {
-	server := testenv.Postgres(t)
-	proxied, proxy := through(t, server)
-	storetest.Run(t, storetest.Config{
-		Name: "postgres-transactional", SkipTable: skips,
-		New: harness(connect(t, server, nil), connect(t, proxied, nil), proxy, postgres.Config{Mode: postgres.Transactional}),
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -22,12 +23,40 @@ func TestTransactional(t *testing.T) {
 		SkipTable: "../../storetest/skips.txt",
 		New: func(t testing.TB) storetest.Harness {
 			path := filepath.Join(t.TempDir(), "semel.db")
+			s := openTx(t, sqlite.Config{Path: path})
 			db := raw(t, path)
+			mustExec(t, db, "CREATE TABLE effect (id INTEGER PRIMARY KEY) STRICT")
 			return storetest.Harness{
 				Transactional: true,
-				Exclusive:     true,
-				Open:          func() semel.Store { return openTx(t, sqlite.Config{Path: path}) },
-				Store:         openTx(t, sqlite.Config{Path: path}),
+				Effect: func(ctx context.Context) error {
+					tx, ok := sqlite.Tx(ctx)
+					if !ok {
+						return errors.New("there is no transaction")
+					}
+					_, err := tx.ExecContext(ctx, "INSERT INTO effect DEFAULT VALUES")
+					return err
+				},
+				Effects: func() (n int) {
+					t.Helper()
+					if err := db.QueryRow("SELECT count(*) FROM effect").Scan(&n); err != nil {
+						t.Fatal(err)
+					}
+					return n
+				},
+				Break: func() (mend func()) {
+					t.Helper()
+					if err := os.Rename(path, path+".away"); err != nil {
+						t.Fatal(err)
+					}
+					return func() {
+						if err := os.Rename(path+".away", path); err != nil {
+							t.Error(err)
+						}
+					}
+				},
+				Exclusive: true,
+				Open:      func() semel.Store { return openTx(t, sqlite.Config{Path: path}) },
+				Store:     s,
 				Advance: func(d time.Duration) {
 					t.Helper()
 					mustExec(t, db, `UPDATE record SET begun_at = begun_at - ?1, settled_at = settled_at - ?1, expires_at = expires_at - ?1`, d.Microseconds())

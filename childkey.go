@@ -1,0 +1,68 @@
+package semel
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// ErrStepRepeated is Execution.ChildKey's answer to a step that it has given a
+// key before.
+var ErrStepRepeated = errors.New("semel: the step already has a child key in this execution")
+
+// childKeyVersion is part of every child key. A change of what goes into one
+// would give calls that are under way another key, and so a second effect.
+const childKeyVersion = "1"
+
+// ChildKey derives the key for a call that the identity's operation makes to
+// another service, which is itself idempotent under it. Every execution of the
+// identity gets the same key for the same step, and different identities or
+// steps never share one. So it also tells a Policy.Reconcile under which key
+// to ask that service.
+//
+// A child key is a digest: it reveals neither the identity nor the step. It
+// does not depend on what is sent.
+//
+// The step is a name of 1 to 255 bytes of UTF-8 without control characters.
+func (id Identity) ChildKey(step string) (string, error) {
+	if err := errors.Join(id.Validate(), checkPart("step", step, MaxKeyBytes, false)); err != nil {
+		return "", fmt.Errorf("semel: child key: %w", err)
+	}
+	return "ck_" + digestKey("semel child key", childKeyVersion, id.Tenant, id.Actor, id.Operation, id.Key, step), nil
+}
+
+// ChildKey is Identity.ChildKey for the identity being executed, once for each
+// step: two calls under one key would be one effect, so a step that repeats is
+// ErrStepRepeated. Steps of a loop need names of their own, by what they are
+// about and not by their turn: an execution after this one may take them in
+// another order. Safe for concurrent use.
+func (x *Execution) ChildKey(step string) (string, error) {
+	key, err := x.Identity().ChildKey(step)
+	if err != nil {
+		return "", err
+	}
+	if !x.steps.take(step) {
+		return "", fmt.Errorf("%w: %q", ErrStepRepeated, step)
+	}
+	return key, nil
+}
+
+// takenSteps are the steps of an execution that have a child key.
+type takenSteps struct {
+	mu    sync.Mutex
+	names map[string]struct{}
+}
+
+// take reports whether nobody has taken the name before.
+func (t *takenSteps) take(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, taken := t.names[name]; taken {
+		return false
+	}
+	if t.names == nil {
+		t.names = make(map[string]struct{})
+	}
+	t.names[name] = struct{}{}
+	return true
+}

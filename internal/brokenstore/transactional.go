@@ -1,0 +1,550 @@
+package brokenstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/storetest"
+)
+
+var (
+	errLostAnswer = errors.New("brokenstore: the answer to a commit was lost")
+	errTxDone     = errors.New("brokenstore: the transaction is over")
+)
+
+// txDisk is what handles of one transactional store share beside the records.
+type txDisk struct {
+	locks   map[semel.Identity]*txClaim
+	effects int
+	lose    *bool // the next commit loses its answer, and whether it is taken
+}
+
+// txStore is a store whose claims are transactions, over the records of a
+// store. As correctTx() leaves its seams it keeps every rule.
+type txStore struct {
+	*store
+	*txDisk
+	txSeams
+}
+
+// txSeams are the pieces of a transactional store that can be exchanged. All
+// but reach run with the records locked.
+type txSeams struct {
+	// reach says whether a call of a claim or a begin may go ahead.
+	reach func(s *txStore, ctx context.Context, call string) error
+	// blocks returns Begin's answer to an attempt whose identity c has.
+	blocks func(c *txClaim, now time.Time) error
+	// replaces says whether the final write may take the place of was, which
+	// has expired.
+	replaces func(was row) bool
+	// final makes the completed row; was is the expired one, if any.
+	final func(c *txClaim, was row, res semel.Result, now time.Time) row
+	// commit makes the row and the effects last; undo does neither.
+	commit func(c *txClaim, r row, res semel.Result, now time.Time)
+	undo   func(c *txClaim, call string, now time.Time)
+	// lost is the answer to a commit whose own answer was lost, once.
+	lost func(c *txClaim, taken bool) error
+	// effect is what a handler does.
+	effect func(c *txClaim) error
+	// tell tells the trail of a transaction that left nothing.
+	tell func(c *txClaim, call string, now time.Time)
+}
+
+func correctTx() txSeams {
+	return txSeams{
+		reach: func(s *txStore, ctx context.Context, call string) error { return reach(s.store, ctx, call) },
+		blocks: func(c *txClaim, _ time.Time) error {
+			return &semel.ConflictError{Record: semel.Record{Identity: c.attempt.Identity, State: semel.StateInProgress, Lease: time.Second}}
+		},
+		replaces: func(row) bool { return true },
+		final:    writeTx,
+		commit:   commitTx,
+		undo:     func(*txClaim, string, time.Time) {},
+		lost:     func(*txClaim, bool) error { return errLostAnswer },
+		effect: func(c *txClaim) error {
+			if c.state != txLive {
+				return errTxDone
+			}
+			c.done++
+			return nil
+		},
+		tell: func(c *txClaim, _ string, now time.Time) { c.enter(semel.TrailReleased, "", now) },
+	}
+}
+
+func writeTx(c *txClaim, _ row, res semel.Result, now time.Time) row {
+	a := c.attempt
+	return row{
+		Record: semel.Record{
+			ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateCompleted, Fence: c.fence,
+			BegunAt: c.begun, Retention: a.Retention, Origin: a.Origin,
+			Result: res, SettledAt: now, ExpiresAt: now.Add(a.Retention),
+		},
+		token: a.Token, leaseEnd: now,
+	}
+}
+
+func commitTx(c *txClaim, r row, res semel.Result, now time.Time) {
+	if !res.Failed {
+		c.store.effects += c.done
+	}
+	c.record(r, res, now)
+}
+
+// record stores the row and tells the trail of it.
+func (c *txClaim) record(r row, res semel.Result, now time.Time) {
+	c.store.rows[r.Identity] = r
+	c.enter(semel.TrailExecuted, res.Label, now)
+}
+
+func (c *txClaim) enter(kind semel.TrailKind, label string, now time.Time) {
+	a := c.attempt
+	enter(c.store.store, semel.TrailEntry{
+		Kind: kind, Label: label, At: now, RecordID: a.ID, Fence: c.fence, Origin: a.Origin,
+		Tenant: a.Identity.Tenant, Actor: a.Identity.Actor, Operation: a.Identity.Operation, Key: a.Identity.Key,
+	})
+}
+
+type txState int
+
+const (
+	txLive txState = iota
+	txCommitted
+	txReleased
+	txRolledBack
+)
+
+// txClaim is a claim that is a transaction.
+type txClaim struct {
+	store   *txStore
+	attempt semel.Attempt
+	fence   uint64
+	begun   time.Time
+	state   txState
+	done    int // effects of the handler
+}
+
+func (s *txStore) call(ctx context.Context, call string, f func(now time.Time) error) error {
+	if err := s.reach(s, ctx, call); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return f(time.Now())
+}
+
+func (s *txStore) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	c := &txClaim{store: s, attempt: a}
+	err := s.call(ctx, "begin", func(now time.Time) error {
+		if r := s.live(a.Identity, now); r.State != 0 {
+			return &semel.ConflictError{Record: r.read(now)}
+		}
+		if owner := s.locks[a.Identity]; owner != nil {
+			if err := s.blocks(owner, now); err != nil {
+				return err
+			}
+		}
+		s.locks[a.Identity] = c
+		c.fence, c.begun = s.next(s.store, a.Identity), now
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *txClaim) Context(ctx context.Context) context.Context {
+	return context.WithValue(ctx, txKey{}, c)
+}
+func (c *txClaim) RecordID() string { return c.attempt.ID }
+func (c *txClaim) Fence() uint64    { return c.fence }
+
+type txKey struct{}
+
+// end frees the identity.
+func (c *txClaim) end(as txState) {
+	c.state = as
+	if c.store.locks[c.attempt.Identity] == c {
+		delete(c.store.locks, c.attempt.Identity)
+	}
+}
+
+// over is the answer of a claim that is settled otherwise.
+func (c *txClaim) over() error {
+	if c.state == txRolledBack {
+		return semel.ErrRolledBack
+	}
+	return semel.ErrLostClaim
+}
+
+func (c *txClaim) Complete(ctx context.Context, res semel.Result) (expires time.Time, err error) {
+	s := c.store
+	err = s.call(ctx, "complete", func(now time.Time) error {
+		was := s.rows[c.attempt.Identity]
+		switch {
+		case c.state == txCommitted && was.Fence == c.fence && !s.expired(was, now):
+			expires = was.ExpiresAt
+			return nil
+		case c.state == txCommitted:
+			return semel.ErrLostClaim
+		case c.state != txLive:
+			return c.over()
+		}
+		if lose := s.lose; lose != nil {
+			s.lose = nil
+			if !*lose {
+				c.end(txRolledBack)
+				return s.lost(c, false)
+			}
+			s.commit(c, s.final(c, was, res, now), res, now)
+			c.end(txCommitted)
+			return s.lost(c, true)
+		}
+		if was.State != 0 && (!s.expired(was, now) || !s.replaces(was)) {
+			c.end(txRolledBack)
+			return semel.ErrRolledBack
+		}
+		r := s.final(c, was, res, now)
+		s.commit(c, r, res, now)
+		c.end(txCommitted)
+		expires = r.ExpiresAt
+		return nil
+	})
+	return expires, err
+}
+
+func (c *txClaim) leave(ctx context.Context, call string, as txState) error {
+	s := c.store
+	return s.call(ctx, call, func(now time.Time) error {
+		if c.state != txLive {
+			return c.over()
+		}
+		s.undo(c, call, now)
+		c.end(as)
+		s.tell(c, call, now)
+		return nil
+	})
+}
+
+func (c *txClaim) Release(ctx context.Context) error {
+	err := c.leave(ctx, "release", txReleased)
+	if errors.Is(err, semel.ErrRolledBack) {
+		return nil
+	}
+	return err
+}
+
+func (c *txClaim) Hold(ctx context.Context, _ string) error {
+	if err := c.leave(ctx, "hold", txRolledBack); err != nil {
+		return err
+	}
+	return semel.ErrRolledBack
+}
+
+func (c *txClaim) Renew(ctx context.Context) error {
+	return c.store.call(ctx, "renew", func(time.Time) error {
+		if c.state != txLive {
+			return semel.ErrLostClaim
+		}
+		return nil
+	})
+}
+
+// CorrectTransactional sets up the store that the broken ones with transactions
+// differ from.
+func CorrectTransactional() storetest.Harness { return txHarness(nil) }
+
+func txHarness(change func(*txSeams)) storetest.Harness {
+	h := harness(nil, nil)
+	base, ok := h.Store.(*store)
+	if !ok {
+		panic("brokenstore: the store is wrapped")
+	}
+	pieces := correctTx()
+	if change != nil {
+		change(&pieces)
+	}
+	d := &txDisk{locks: make(map[semel.Identity]*txClaim)}
+	open := func() semel.Store { return &txStore{store: base, txDisk: d, txSeams: pieces} }
+	return storetest.Harness{
+		Transactional: true,
+		Store:         open(),
+		Open:          open,
+		Break:         h.Break,
+		Effect: func(ctx context.Context) error {
+			c, ok := ctx.Value(txKey{}).(*txClaim)
+			if !ok {
+				return errTxDone
+			}
+			base.mu.Lock()
+			defer base.mu.Unlock()
+			return c.store.effect(c)
+		},
+		Effects: func() int {
+			base.mu.Lock()
+			defer base.mu.Unlock()
+			return d.effects
+		},
+		LoseCommit: func(taken bool) {
+			base.mu.Lock()
+			defer base.mu.Unlock()
+			d.lose = &taken
+		},
+	}
+}
+
+// later runs f on the records in a moment.
+func (c *txClaim) later(f func()) {
+	time.AfterFunc(moment, func() {
+		c.store.mu.Lock()
+		defer c.store.mu.Unlock()
+		f()
+	})
+}
+
+// Claims that are transactions.
+var transacting = []Broken{
+	{
+		Name:   "effect-outside-the-transaction",
+		What:   "lets the handler work on a connection of its own, whose changes are there at once, and stay",
+		Breaks: []string{"transaction-commits-both", "transaction-rolls-back", "transaction-obeys-cancelled-context"},
+		tx: func(s *txSeams) {
+			s.effect = func(c *txClaim) error {
+				if c.state != txLive {
+					return errTxDone
+				}
+				c.store.effects++
+				return nil
+			}
+		},
+	},
+	{
+		Name:   "record-behind-the-effect",
+		What:   "commits the handler's changes, then writes the record: a crash in between executes again",
+		Breaks: []string{"transaction-commits-both", "lost-commit-is-learned"},
+		tx: func(s *txSeams) {
+			s.commit = func(c *txClaim, r row, res semel.Result, now time.Time) {
+				c.store.effects += c.done
+				c.later(func() { c.record(r, res, now) })
+			}
+		},
+	},
+	{
+		Name:   "effect-behind-the-record",
+		What:   "commits the record, then the handler's changes: a crash in between loses them for good",
+		Breaks: []string{"transaction-commits-both", "lost-commit-is-learned"},
+		tx: func(s *txSeams) {
+			s.commit = func(c *txClaim, r row, res semel.Result, now time.Time) {
+				c.record(r, res, now)
+				c.later(func() { c.store.effects += c.done })
+			}
+		},
+	},
+	{
+		Name:   "release-commits",
+		What:   "commits what the handler did when the claim is released",
+		Breaks: []string{"transaction-rolls-back"},
+		tx:     undoes("release"),
+	},
+	{
+		Name:   "hold-commits",
+		What:   "commits what the handler did when nobody knows what it did",
+		Breaks: []string{"transaction-rolls-back"},
+		tx:     undoes("hold"),
+	},
+	{
+		Name:   "late-writes-land",
+		What:   "takes what a handler does after the end of its transaction, each change by itself",
+		Breaks: []string{"transaction-ends-with-its-claim"},
+		tx: func(s *txSeams) {
+			s.effect = func(c *txClaim) error {
+				if c.state == txLive {
+					c.done++
+				} else {
+					c.store.effects++
+				}
+				return nil
+			}
+		},
+	},
+	{
+		Name:   "failure-keeps-its-effect",
+		What:   "records a failure and commits what was done before it failed",
+		Breaks: []string{"transaction-keeps-no-failed-effect"},
+		tx: func(s *txSeams) {
+			s.commit = func(c *txClaim, r row, res semel.Result, now time.Time) {
+				res.Failed = false
+				commitTx(c, r, res, now)
+			}
+		},
+	},
+	{
+		Name:   "no-lock",
+		What:   "looks for a record alone, and does not see transactions under way",
+		Breaks: []string{"one-claim-of-many", "transaction-blocks-others"},
+		tx: func(s *txSeams) {
+			s.blocks = func(*txClaim, time.Time) error { return nil }
+		},
+	},
+	{
+		Name:   "lock-with-a-lease",
+		What:   "lets a transaction's lock lapse while the transaction goes on",
+		Breaks: []string{"transaction-blocks-others"},
+		tx: func(s *txSeams) {
+			blocks := s.blocks
+			s.blocks = func(c *txClaim, now time.Time) error {
+				if now.Sub(c.begun) > c.attempt.Lease {
+					return nil
+				}
+				return blocks(c, now)
+			}
+		},
+	},
+	{
+		Name:   "lock-reads-as-lapsed",
+		What:   "says of a transaction under way that its lease is over, since it has none",
+		Breaks: []string{"transaction-blocks-others"},
+		tx: func(s *txSeams) {
+			s.blocks = func(c *txClaim, _ time.Time) error {
+				return &semel.ConflictError{Record: semel.Record{Identity: c.attempt.Identity, State: semel.StateInProgress}}
+			}
+		},
+	},
+	{
+		Name:   "lock-reads-as-another-request",
+		What:   "says of a transaction under way that it is another request's, which it cannot see",
+		Breaks: []string{"transaction-blocks-others"},
+		tx: func(s *txSeams) {
+			s.blocks = func(c *txClaim, _ time.Time) error {
+				return &semel.ConflictError{Record: semel.Record{
+					Identity: c.attempt.Identity, State: semel.StateInProgress, Lease: time.Second,
+					Fingerprint: semel.FingerprintOf(nil),
+				}}
+			}
+		},
+	},
+	{
+		Name:   "insert-only",
+		What:   "finds an expired record in the way of the new one only when all is done",
+		Breaks: []string{"transaction-replaces-the-expired"},
+		tx:     func(s *txSeams) { s.replaces = func(row) bool { return false } },
+	},
+	{
+		Name:   "update-of-the-expired",
+		What:   "writes the new result over the expired one and leaves what the new one lacks",
+		Breaks: []string{"transaction-replaces-the-expired"},
+		tx: func(s *txSeams) {
+			s.final = func(c *txClaim, was row, res semel.Result, now time.Time) row {
+				r := writeTx(c, was, res, now)
+				if r.Result.Reference == "" {
+					r.Result.Reference = was.Result.Reference
+				}
+				return r
+			}
+		},
+	},
+	{
+		Name:   "transaction-ignores-context",
+		What:   "goes on with a call whose caller has gone",
+		Breaks: []string{"transaction-obeys-cancelled-context"},
+		tx: func(s *txSeams) {
+			s.reach = func(s *txStore, ctx context.Context, call string) error {
+				return reach(s.store, context.WithoutCancel(ctx), call)
+			}
+		},
+	},
+	{
+		Name:   "cancelled-call-ends-the-transaction",
+		What:   "rolls back because one call's caller has gone",
+		Breaks: []string{"transaction-obeys-cancelled-context"},
+		tx: func(s *txSeams) {
+			s.reach = func(s *txStore, ctx context.Context, call string) error {
+				err := reach(s.store, ctx, call)
+				if ctx.Err() != nil && call == "renew" {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					for _, c := range s.locks {
+						c.end(txRolledBack)
+					}
+				}
+				return err
+			}
+		},
+	},
+	{
+		Name:   "lock-without-a-look",
+		What:   "grants a claim without having seen the records",
+		Breaks: []string{"transaction-fails-closed-in-an-outage"},
+		tx: func(s *txSeams) {
+			s.reach = func(s *txStore, ctx context.Context, call string) error {
+				err := reach(s.store, ctx, call)
+				if errors.Is(err, errOutage) && call == "begin" {
+					return nil
+				}
+				return err
+			}
+		},
+	},
+	{
+		Name:   "outage-is-a-rollback",
+		What:   "says that a transaction was rolled back when it has lost sight of it",
+		Breaks: []string{"transaction-fails-closed-in-an-outage"},
+		tx: func(s *txSeams) {
+			s.reach = func(s *txStore, ctx context.Context, call string) error {
+				err := reach(s.store, ctx, call)
+				if errors.Is(err, errOutage) && call == "complete" {
+					return semel.ErrRolledBack
+				}
+				return err
+			}
+		},
+	},
+	{
+		Name:   "lost-commit-is-a-rollback",
+		What:   "takes a commit whose answer was lost for one that failed",
+		Breaks: []string{"lost-commit-is-learned"},
+		tx:     func(s *txSeams) { s.lost = func(*txClaim, bool) error { return semel.ErrRolledBack } },
+	},
+	{
+		Name:   "lost-commit-is-a-success",
+		What:   "takes a commit whose answer was lost for one that succeeded",
+		Breaks: []string{"lost-commit-is-learned"},
+		tx:     func(s *txSeams) { s.lost = func(*txClaim, bool) error { return nil } },
+	},
+	{
+		Name:   "trail-tells-of-what-was-rolled-back",
+		What:   "tells of an execution that was taken back",
+		Breaks: []string{"trail-commits-with-the-transaction"},
+		tx: func(s *txSeams) {
+			s.tell = func(c *txClaim, _ string, now time.Time) { c.enter(semel.TrailExecuted, "", now) }
+		},
+	},
+	{
+		Name:   "trail-behind-the-transaction",
+		What:   "tells of an execution after its commit: a crash in between leaves no trace of it",
+		Breaks: []string{"trail-commits-with-the-transaction"},
+		tx: func(s *txSeams) {
+			s.commit = func(c *txClaim, r row, res semel.Result, now time.Time) {
+				if !res.Failed {
+					c.store.effects += c.done
+				}
+				c.store.rows[r.Identity] = r
+				c.later(func() { c.enter(semel.TrailExecuted, res.Label, now) })
+			}
+		},
+	},
+}
+
+// undoes commits the effects where the call should roll them back.
+func undoes(call string) func(*txSeams) {
+	return func(s *txSeams) {
+		s.undo = func(c *txClaim, got string, _ time.Time) {
+			if got == call {
+				c.store.effects += c.done
+			}
+		}
+	}
+}
