@@ -5,28 +5,61 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
 func (p *program) schemaCommand() *cobra.Command {
-	kind := choice{value: "sqlite", of: []string{"sqlite"}}
-	var asJSON bool
+	const postgresName = "semel" // of the database schema that the gateway uses
+	kind := choice{value: "sqlite", of: []string{"sqlite", "postgres"}}
+	var (
+		role   string
+		asJSON bool
+	)
 	cmd := &cobra.Command{
 		Use:   "schema",
 		Short: "Print the statements that create a store",
 		Long: `Prints the statements that make a database what the store expects. Nobody has
-to run them: a store that is opened brings its schema up to date by itself.`,
-		Example: "  semel schema --store sqlite",
-		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			if asJSON {
-				return p.printJSON(map[string]string{"store": kind.value, "schema": sqlite.Schema()})
+to run them: a store that is opened brings its schema up to date by itself.
+
+Where the program must not have the right to create tables, run them as the
+owner of a new PostgreSQL database, with --grant-to and the role that the
+program connects as. That adds the least rights which suffice for it, the sweep
+of old audit entries included.`,
+		Example: `  semel schema --store sqlite
+  semel schema --store postgres --grant-to app | psql --single-transaction -v ON_ERROR_STOP=1 "$OWNER_URL"`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			granting := cmd.Flags().Changed("grant-to")
+			switch {
+			case granting && kind.value != "postgres":
+				return usagef("--grant-to is for --store postgres; a file has no roles")
+			case granting && role == "":
+				return usagef("--grant-to is empty; name the role that the program connects as")
 			}
-			_, err := io.WriteString(p.stdout, sqlite.Schema())
+			var schema, grants string
+			switch kind.value {
+			case "sqlite":
+				schema = sqlite.Schema()
+			case "postgres":
+				schema = postgres.Schema(postgresName)
+				if granting {
+					grants = postgres.Grants(postgresName, role)
+				}
+			}
+			if asJSON {
+				out := map[string]string{"store": kind.value, "schema": schema}
+				if granting {
+					out["grants"] = grants
+				}
+				return p.printJSON(out)
+			}
+			_, err := io.WriteString(p.stdout, schema+grants)
 			return err
 		},
 	}
 	choiceFlag(cmd, &kind, "store", "kind of store")
+	cmd.Flags().StringVar(&role, "grant-to", "", "with --store postgres: also print what grants this role the use of it")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }

@@ -53,16 +53,10 @@
 //
 // New makes the tables, and needs the right to create a schema for it only if
 // that schema is missing. To keep that right from the program, run Migrate (or
-// what Schema prints) as the owner, set Config.NoMigrate and grant:
-//
-//	GRANT USAGE ON SCHEMA semel TO app;
-//	GRANT SELECT ON semel.version TO app;
-//	GRANT SELECT, INSERT, UPDATE, DELETE ON semel.record TO app;
-//	GRANT SELECT, INSERT ON semel.trail TO app;
-//	GRANT USAGE ON SEQUENCE semel.fence TO app;
-//
-// Sweeping old audit entries (Sweep, Run) also takes UPDATE and DELETE on
-// semel.trail; with Config.TrailRetention below zero it does not.
+// what Schema prints) as the owner, and what Grants prints for the program's
+// role, and set Config.NoMigrate. "semel schema --store postgres" prints both.
+// Sweeping old audit entries (Sweep, Run) takes a right that the rest does not;
+// with Config.TrailRetention below zero it is not needed.
 //
 // # Limits
 //

@@ -148,6 +148,7 @@ func (g *gate) close(ctx context.Context, impatient func()) error {
 type handlerTx struct {
 	pgx.Tx // the claim's, or one nested in it
 	gate   *gate
+	sql    *sqlTxs
 	nested bool
 }
 
@@ -155,28 +156,37 @@ type handlerTx struct {
 // keeps accidents out, not malice: what slips through is found out when the
 // claim is settled, because our savepoint is gone.
 func endsTransaction(sql string) bool {
-	words := strings.Fields(strings.ToLower(strings.NewReplacer(";", " ; ").Replace(sql[:min(len(sql), 80)])))
-	if len(words) == 0 {
-		return false
-	}
-	switch words[0] {
-	case "commit", "end", "abort":
+	first, rest := word(sql)
+	switch {
+	case is(first, "commit"), is(first, "end"), is(first, "abort"):
 		return true
-	case "rollback":
-		for _, w := range words[1:] {
-			switch w {
-			case "work", "transaction":
-			case "to":
-				return false
-			default:
-				return true
+	case is(first, "prepare"):
+		next, _ := word(rest)
+		return is(next, "transaction")
+	case is(first, "rollback"):
+		for {
+			first, rest = word(rest)
+			if !is(first, "work") && !is(first, "transaction") {
+				return !is(first, "to")
 			}
 		}
-		return true
-	case "prepare":
-		return len(words) > 1 && words[1] == "transaction"
 	}
 	return false
+}
+
+func is(word, lower string) bool { return strings.EqualFold(word, lower) }
+
+// word splits off the first word of a statement.
+func word(sql string) (word, rest string) {
+	sql = strings.TrimLeft(sql, " \t\r\n\f\v")
+	end := strings.IndexAny(sql, " \t\r\n\f\v;")
+	switch {
+	case end < 0:
+		return sql, ""
+	case end == 0: // a semicolon
+		return sql[:1], sql[1:]
+	}
+	return sql[:end], sql[end:]
 }
 
 func (t *handlerTx) enter(ctx context.Context, sql string) error {
@@ -195,7 +205,7 @@ func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &handlerTx{Tx: tx, gate: t.gate, nested: true}, nil
+	return &handlerTx{Tx: tx, gate: t.gate, sql: t.sql, nested: true}, nil
 }
 
 func (t *handlerTx) Commit(ctx context.Context) error {

@@ -187,7 +187,6 @@ type Store struct {
 	pool     *pgxpool.Pool
 	instance string // of this handle, in the audit trail
 	sql      statements
-	peer     bool // the server has to be told how long to wait for a silent host
 	notes    notes
 
 	mu     sync.Mutex
@@ -209,19 +208,28 @@ var (
 type statements struct {
 	find, begin, takeover, renew, complete, release, hold, claim                    string
 	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                    string
-	lock, noLock, idle, peer                                                        string
+	lock, lockJoined                                                                string
 	insertCompleted, takeoverCompleted, insertOpen, completeOpen, sweep, sweepTrail string
 	writeNotes, lastNote, list, trail                                               string
 }
 
-func newStatements(schema string) statements {
-	q := func(sql string) string { return in(schema, sql) }
+// newStatements returns a store's statements. peer: its sessions are to get a TCP
+// timeout.
+func newStatements(c Config, peer bool) statements {
+	q := func(sql string) string { return in(c.Schema, sql) }
+	lock, settings := sqlLock, fmt.Sprintf(idleSetting, milliseconds(c.IdleTimeout))
+	if c.NoAdvisoryLocks {
+		lock = sqlNoLock
+	}
+	if peer {
+		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout))
+	}
 	return statements{
 		find: q(sqlFind), begin: q(sqlBegin), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
 		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
 		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
-		lock: q(sqlLock), noLock: q(sqlNoLock), idle: q(sqlIdle), peer: q(sqlPeer),
+		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
 		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen),
 		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
 		list:  q(`SELECT ` + recordColumns + ` FROM {s}.record WHERE `),
@@ -265,7 +273,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 		}
 	}
 	s := &Store{
-		config: c, pool: pool, instance: semel.NewRecordID(), sql: newStatements(c.Schema), peer: peer,
+		config: c, pool: pool, instance: semel.NewRecordID(), sql: newStatements(c, peer),
 		open: map[*txClaim]struct{}{},
 	}
 	s.notes.start(s)

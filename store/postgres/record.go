@@ -118,6 +118,9 @@ func (s *Store) checkResult(r semel.Result) error {
 	if err := checkName("codec", r.Codec, true); err != nil {
 		return fmt.Errorf("postgres: result: %w", err)
 	}
+	if r.Pieces != nil {
+		return fmt.Errorf("postgres: %w: results are not kept in pieces", semel.ErrTooLarge)
+	}
 	if n := len(r.Head) + len(r.Body) + len(r.Reference); n > s.config.MaxResultBytes {
 		return fmt.Errorf("postgres: %w: %d bytes; at most %d are allowed", semel.ErrTooLarge, n, s.config.MaxResultBytes)
 	}
@@ -171,7 +174,8 @@ func isSerialization(err error) bool {
 }
 
 func identityArgs(id semel.Identity) []any {
-	return []any{id.Key, id.Operation, id.Actor, id.Tenant}
+	args := make([]any, 0, 24) // room for those that most statements add
+	return append(args, id.Key, id.Operation, id.Actor, id.Tenant)
 }
 
 // Find implements semel.Store.

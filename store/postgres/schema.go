@@ -59,6 +59,20 @@ func Schema(name string) string {
 	return b.String()
 }
 
+// Grants returns the statements that let a role use the tables in the database
+// schema of that name, and do nothing else with them. The last is only for
+// sweeping old audit entries: leave it out where Config.TrailRetention is below
+// zero, and the trail is append-only for that role.
+func Grants(name, role string) string {
+	return strings.ReplaceAll(in(name, `GRANT USAGE ON SCHEMA {s} TO {r};
+GRANT SELECT ON {s}.version TO {r};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.record TO {r};
+GRANT SELECT, INSERT ON {s}.trail TO {r};
+GRANT USAGE ON SEQUENCE {s}.fence TO {r};
+GRANT UPDATE, DELETE ON {s}.trail TO {r};
+`), "{r}", pgx.Identifier{role}.Sanitize())
+}
+
 // Migrate brings the tables in the database schema of that name up to date,
 // and makes them where there are none. Of several processes that call it at the
 // same time one does it. It fails with ErrNewerSchema, and changes nothing, if

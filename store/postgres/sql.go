@@ -180,41 +180,45 @@ var (
 var (
 	// sqlLock takes the in-flight marker, or says that another has it. It is a
 	// statement of its own: one that also looked for the record would look
-	// with a snapshot older than the lock.
-	sqlLock = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.fence') END, clock_timestamp()`
+	// with a snapshot older than the lock. It is told which settings to make.
+	sqlLock = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.fence') END, clock_timestamp(), %s`
 	// sqlNoLock is for a database without such locks.
-	sqlNoLock = `SELECT nextval('{q}.fence'), clock_timestamp()`
+	sqlNoLock = `SELECT nextval('{q}.fence'), clock_timestamp(), %s`
 
-	// sqlIdle has the server end a transaction whose host has gone silent,
-	// sqlPeer one whose host no longer answers at the level of TCP. The latter
-	// costs the server a dozen system calls.
-	sqlIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
-	sqlPeer = `
-		SELECT set_config('idle_in_transaction_session_timeout', $1, true),
-			set_config('tcp_user_timeout', $2, true), set_config('tcp_keepalives_idle', $3, true),
-			set_config('tcp_keepalives_interval', $3, true), set_config('tcp_keepalives_count', '3', true)`
+	// noSettings leaves them as they are, in a transaction of the caller's.
+	noSettings = `NULL`
+	// idleSetting has the server end a transaction whose host has gone silent,
+	// peerSettings one whose host no longer answers at the level of TCP. The
+	// latter cost the server a dozen system calls.
+	idleSetting  = `set_config('idle_in_transaction_session_timeout', '%s', true)`
+	peerSettings = `concat(` + idleSetting + `, set_config('tcp_user_timeout', '%s', true), set_config('tcp_keepalives_idle', '%[3]s', true),
+		set_config('tcp_keepalives_interval', '%[3]s', true), set_config('tcp_keepalives_count', '3', true))`
 
-	// sqlInsertCompleted writes the record once, complete. It must not leave
-	// the transaction to be committed without the record, so where another
-	// record is in the way it fails: it divides by the number of rows written.
-	sqlInsertCompleted = insertCompleted("")
+	// sqlInsertCompleted writes the record once, complete.
+	sqlInsertCompleted = insertCompleted(`('executed', $16)`)
 	// sqlTakeoverCompleted also tells the trail of a takeover.
-	sqlTakeoverCompleted = insertCompleted(`takeover AS (` + enter("taken_over", "$22", "''", "''") + `),`)
+	sqlTakeoverCompleted = insertCompleted(`('taken_over', ''), ('executed', $16)`)
 
-	insertCompleted = func(takeover string) string {
+	// insertCompleted must not leave the transaction to be committed without
+	// the record, so where another record is in the way it fails: it divides
+	// by whether it has written. This is the statement that every operation
+	// pays for: the trail is entered from its arguments, in the same pass.
+	insertCompleted = func(entries string) string {
 		return `
-		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
-		done AS (
+		WITH done AS (
 			INSERT INTO {s}.record (` + insertColumns + `, settled_at, expires_at, ` + resultColumns + `)
 			SELECT $5, $6, $7, $1, $2, $3, $4, 2, $8::timestamptz, n.t, $9::interval, $10, $11, $12, $13, $14, n.t, n.t + $9::interval,
 				$15, $16, $17, $18, $19, $20
-			FROM n` + replace + `
+			FROM (SELECT clock_timestamp() AS t OFFSET 0) AS n` + replace + `
 			WHERE ` + expired + ` OR record.fence = $21 AND ` + unsettled + `
-			RETURNING *
-		),
-		` + takeover + `
-		entry AS (` + enter("executed", "$22", "label", "''") + `)
-		SELECT (SELECT expires_at FROM done), 1 / (SELECT count(*) FROM done)`
+			RETURNING settled_at
+		)
+		INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
+			request_id, event_id, trace_id, label, cause, lost)
+		SELECT $22 || '/' || $5 || '/' || entry.kind, 1 / (done.settled_at IS NOT NULL)::int, done.settled_at, entry.kind, $7, $4, $3, $2, $1, $5,
+			$12, $13, $14, entry.label, '', 0
+		FROM (VALUES ` + entries + `) AS entry (kind, label) LEFT JOIN done ON true
+		RETURNING at + $9::interval`
 	}
 
 	// sqlInsertOpen writes the record first, in progress. It is found again
@@ -235,7 +239,7 @@ var (
 		),
 		takeover AS (` + enter("taken_over", "$9", "''", "''") + ` WHERE $10::bigint <> 0),
 		entry AS (` + enter("executed", "$9", "label", "''") + `)
-		SELECT (SELECT expires_at FROM done), 1 / (SELECT count(*) FROM done)`
+		SELECT (SELECT expires_at FROM done) WHERE 1 / (SELECT count(*) FROM done) = 1`
 )
 
 // Statements of upkeep.

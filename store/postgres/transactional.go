@@ -70,6 +70,7 @@ type txClaim struct {
 	joined   bool // the transaction is the caller's
 
 	gate     gate
+	sqlTxs   sqlTxs
 	settling chan struct{} // a lock that can be waited for with a context
 
 	// Under settling.
@@ -119,22 +120,15 @@ func (s *Store) beginOwn(ctx context.Context, a semel.Attempt) (_ *txClaim, err 
 
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
-	if idle := milliseconds(s.config.IdleTimeout); s.peer {
-		b.Queue(s.sql.peer, idle, milliseconds(s.config.PeerTimeout), probeSeconds(s.config.PeerTimeout))
-	} else {
-		b.Queue(s.sql.idle, idle)
-	}
-	s.queueLock(b, a.Identity)
+	s.queueLock(b, s.sql.lock, a.Identity)
 	b.Queue(s.sql.find, identityArgs(a.Identity)...)
 	if !c.first {
 		b.Queue(saveWork)
 	}
 	br := c.conn.SendBatch(ctx, b)
 	c.tx = br.Tx()
-	for range 2 {
-		if _, err := br.Exec(); err != nil {
-			return nil, errors.Join(err, closed(br))
-		}
+	if _, err := br.Exec(); err != nil {
+		return nil, errors.Join(err, closed(br))
 	}
 	if err := c.look(br); err != nil {
 		return nil, err
@@ -160,7 +154,7 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	c.socket = tx.Conn().PgConn().Conn()
 	b := &pgx.Batch{}
 	b.Queue(saveClaim)
-	s.queueLock(b, a.Identity)
+	s.queueLock(b, s.sql.lockJoined, a.Identity)
 	b.Queue(s.sql.find, identityArgs(a.Identity)...)
 	br := tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
@@ -186,22 +180,22 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	return c, nil
 }
 
-func (s *Store) queueLock(b *pgx.Batch, id semel.Identity) {
+func (s *Store) queueLock(b *pgx.Batch, sql string, id semel.Identity) {
 	if s.config.NoAdvisoryLocks {
-		b.Queue(s.sql.noLock)
+		b.Queue(sql)
 		return
 	}
-	b.Queue(s.sql.lock, s.lockKey(id))
+	b.Queue(sql, s.lockKey(id))
 }
 
 // look reads the answers about the lock and the record and closes the batch. It
 // returns nil when the identity can be had.
 func (c *txClaim) look(br pgx.BatchResults) error {
 	var fence *int64
-	if err := br.QueryRow().Scan(&fence, &c.begunAt); err != nil {
+	if err := br.QueryRow().Scan(&fence, &c.begunAt, nil); err != nil {
 		return errors.Join(err, closed(br))
 	}
-	rec, findErr := scanRecord(br.QueryRow())
+	rec, findErr := findIn(br)
 	if findErr != nil && !errors.Is(findErr, pgx.ErrNoRows) {
 		return errors.Join(findErr, closed(br))
 	}
@@ -220,6 +214,22 @@ func (c *txClaim) look(br pgx.BatchResults) error {
 	}
 	c.fence = uint64(*fence)
 	return nil
+}
+
+// findIn reads the answer to sqlFind, which is mostly that there is no record.
+func findIn(br pgx.BatchResults) (rec stored, err error) {
+	rows, err := br.Query()
+	if err != nil {
+		return rec, err
+	}
+	defer rows.Close()
+	if rows.Next() {
+		return scanRecord(rows)
+	}
+	if err := rows.Err(); err != nil {
+		return rec, err
+	}
+	return rec, pgx.ErrNoRows
 }
 
 // unseen is the answer when another transaction has the identity. It cannot be
@@ -298,7 +308,7 @@ func (c *txClaim) giveBack(ctx context.Context) {
 func (c *txClaim) Context(ctx context.Context) context.Context {
 	// A claim begun below joins only what WithTx names anew.
 	ctx = context.WithValue(ctx, joinedTxKey{}, nil)
-	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, gate: &c.gate})
+	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, gate: &c.gate, sql: &c.sqlTxs})
 }
 
 func (c *txClaim) RecordID() string { return c.record }
@@ -361,9 +371,18 @@ func (c *txClaim) over() error {
 
 func rolledBack(cause error) error { return fmt.Errorf("%w: %w", semel.ErrRolledBack, cause) }
 
+// shut ends the handler's part in the transaction.
+func (c *txClaim) shut(ctx context.Context, impatient func()) error {
+	if err := c.gate.close(ctx, impatient); err != nil {
+		return err
+	}
+	c.sqlTxs.close()
+	return nil
+}
+
 // commit writes the record and commits.
 func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
-	if err := c.gate.close(ctx, nil); err != nil {
+	if err := c.shut(ctx, nil); err != nil {
 		return err
 	}
 	pg := c.tx.Conn().PgConn()
@@ -412,8 +431,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 				return t, tag, err
 			}
 		}
-		var written int64
-		if err := br.QueryRow().Scan(&t, &written); err != nil {
+		if err := br.QueryRow().Scan(&t); err != nil {
 			return t, tag, err
 		}
 		tag, err = br.Exec()
@@ -598,7 +616,7 @@ func (c *txClaim) awaitEnd(ctx context.Context, tx pgx.Tx) error {
 		fence int64
 		now   time.Time
 	)
-	if err := nested.QueryRow(ctx, s.sql.noLock).Scan(&fence, &now); err != nil {
+	if err := nested.QueryRow(ctx, s.sql.lockJoined).Scan(&fence, &now, nil); err != nil {
 		return err
 	}
 	err = nested.QueryRow(ctx, s.sql.insertOpen, append(c.insertArgs(uint64(fence)), int64(0))...).Scan(&fence)
@@ -644,7 +662,7 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 	}
 	// A handler that is still at it loses its connection: it is what it
 	// waits for.
-	if err := c.gate.close(ctx, func() { _ = c.socket.Close() }); err != nil {
+	if err := c.shut(ctx, func() { _ = c.socket.Close() }); err != nil {
 		return err
 	}
 	c.undo(ctx, as)
@@ -659,6 +677,7 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 func (c *txClaim) abandon(ctx context.Context) {
 	if err := c.leave(ctx, txRolledBack, "the store was closed"); err != nil {
 		_ = c.socket.Close() // whoever is still at it finds that out
+		c.sqlTxs.close()
 	}
 }
 
