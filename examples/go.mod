@@ -3,11 +3,17 @@ module github.com/semelhq/semel/examples
 go 1.26.0
 
 require (
+	github.com/chromedp/cdproto v0.159.0
+	github.com/chromedp/chromedp v0.23.0
+	github.com/go-chi/chi/v5 v5.5.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/semelhq/semel v0.0.0
+	github.com/semelhq/semel/adapter/chi v0.0.0
+	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/store/postgres v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
+	github.com/stripe/stripe-go/v83 v83.2.1
 	modernc.org/sqlite v1.60.1
 )
 
@@ -32,6 +38,8 @@ require (
 
 replace (
 	github.com/semelhq/semel => ../
+	github.com/semelhq/semel/adapter/chi => ../adapter/chi
+	github.com/semelhq/semel/gateway => ../gateway
 	github.com/semelhq/semel/internal/testenv => ../internal/testenv
 	github.com/semelhq/semel/store/postgres => ../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../store/sqlite
