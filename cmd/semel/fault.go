@@ -31,7 +31,7 @@ func exitCodesTopic() *cobra.Command {
   2  wrong usage: a flag, an argument or an environment variable; nothing was done
   3  there is no such record; nothing was changed
   4  refused: the record's state does not allow it; nothing was changed
-  5  semel torture found a broken promise
+  5  semel torture found a broken promise, or semel conformance a failing case
   6  semel torture saw too little to prove anything
 
 What went wrong, what to do about it and whether a retry is safe is said on the

@@ -13,6 +13,8 @@ require (
 	github.com/spf13/pflag v1.0.9
 )
 
+require golang.org/x/net v0.60.0 // indirect
+
 require (
 	github.com/dunglas/httpsfv v1.1.2 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
@@ -25,9 +27,10 @@ require (
 	github.com/mattn/go-isatty v0.0.24 // indirect
 	github.com/ncruces/go-strftime v1.0.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	github.com/semelhq/semel/probe v0.0.0
 	golang.org/x/sync v0.23.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
-	golang.org/x/text v0.41.0 // indirect
+	golang.org/x/text v0.42.0 // indirect
 	modernc.org/libc v1.77.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect
@@ -41,3 +44,5 @@ replace (
 	github.com/semelhq/semel/store/postgres => ../../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../../store/sqlite
 )
+
+replace github.com/semelhq/semel/probe => ../../probe

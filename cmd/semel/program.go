@@ -62,13 +62,14 @@ func (p *program) root() *cobra.Command {
   semel keys      looks at what the gateway has recorded, and settles what is unknown
   semel audit     searches the trail of what happened
   semel torture   kills and cuts off gateways, and checks that effects happen once
+  semel conformance  checks that a server keeps the HTTP contract, case by case
 
 Flags that name an environment variable take its value when they are not given;
 a variable that is set to nothing counts as not set.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.schemaCommand(), p.tortureCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

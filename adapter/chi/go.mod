@@ -1,0 +1,15 @@
+module github.com/semelhq/semel/adapter/chi
+
+go 1.26.0
+
+require (
+	github.com/go-chi/chi/v5 v5.5.0
+	github.com/semelhq/semel v0.0.0
+)
+
+require (
+	github.com/dunglas/httpsfv v1.1.2 // indirect
+	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3 // indirect
+)
+
+replace github.com/semelhq/semel => ../..

@@ -1,0 +1,70 @@
+// Package semelconnect protects unary Connect methods from double execution,
+// whichever protocol a client speaks to them: Connect, gRPC or gRPC-Web, in
+// binary or in JSON. Of all calls of one method, by one actor, with one
+// Idempotency-Key header, one is executed. The others are answered with its
+// recorded reply, or with an error that says what is in the way.
+//
+//	once, err := semelconnect.New(semelconnect.Config{Guard: guard, Scope: scope})
+//	path, handler := paymentsv1connect.NewPaymentsHandler(payments,
+//		connect.WithInterceptors(authenticate, once))
+//
+// The key follows the rules of semelhttp.ParseKey. Interceptors behind this one
+// belong to the execution and are replayed with it; those in front see every call.
+//
+// # What a handler sees
+//
+// It runs in a goroutine of its own, under a claim, and does not depend on the
+// client: its context keeps the values of the call's, but ends neither with the
+// client nor at the client's deadline, only at the policy's or when the claim is
+// lost. Headers and trailers that it sets, on its response, its error or through
+// connect.CallInfoForHandlerContext, are collected, sent when the record is
+// durable, and replayed.
+//
+// # What is recorded
+//
+// Every error that a handler returns is final and recorded with its code,
+// message, details and metadata, internal and unknown ones too, except:
+//
+//   - unauthenticated and resource_exhausted mean that nothing was processed:
+//     the error is passed on and the key is free again (Config.NoEffect).
+//   - canceled, deadline_exceeded and unavailable, which handlers also hand on
+//     from servers that they call, mean that nobody knows: the client is told so,
+//     and nothing executes under the key before someone resolved the record
+//     (Config.Indeterminate).
+//   - semel.NoEffect, semel.Final and semel.Indeterminate around the error go
+//     before what its code means.
+//   - A panic leaves the outcome unknown. It ends here; semel.Observer is told.
+//
+// Where the claim lives in a transaction, only a success commits what the handler
+// changed in it.
+//
+// A replay has the header "Idempotency-Replayed: true"; all recorded replies have
+// "Idempotency-Expires", an HTTP date. Replays need the response type in the
+// program (protoregistry).
+//
+// # What a refused call is told
+//
+// Each refusal carries a google.rpc.ErrorInfo of domain [Domain] with the reason
+// below and the metadata "retry" (same-key, new-key, after-resolution, no), and
+// where it is known when, a google.rpc.RetryInfo.
+//
+//	KEY_MISSING, KEY_MALFORMED  invalid_argument
+//	KEY_MISMATCH                invalid_argument     the key is that of another request
+//	IN_PROGRESS                 aborted              the same key again, later
+//	OUTCOME_UNKNOWN             failed_precondition  not to be re-sent before it is resolved
+//	RESULT_NOT_RETAINED         failed_precondition  completed, but there is nothing to replay
+//	STORE_UNAVAILABLE           unavailable          nothing was executed; safe to re-send
+//	ROLLED_BACK                 unavailable          certainly no effect; safe to re-send
+//	STREAM_NOT_PROTECTED        unimplemented        before any handler code
+//	NOT_PROTOBUF                unimplemented
+//	SCOPE_REFUSED               unauthenticated      Config.Scope's error, if it is no *connect.Error
+//	SCOPE_INVALID               internal
+//
+// # Same request?
+//
+// What is compared is the method and the request message, field by field, not
+// its bytes: JSON and binary are the same request. If the message type has
+// changed between two versions of the program it is not compared: then the key
+// alone decides. Messages that a google.protobuf.Any holds, and unknown fields,
+// are compared by their bytes.
+package semelconnect

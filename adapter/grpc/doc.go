@@ -1,0 +1,69 @@
+// Package semelgrpc protects unary gRPC methods from double execution: of all
+// calls of one method, by one actor, with one key in the metadata
+// "idempotency-key", one is executed. The others are answered with its recorded
+// reply, or with a status that says what is in the way.
+//
+//	once, err := semelgrpc.New(semelgrpc.Config{Guard: guard, Scope: scope})
+//	server := grpc.NewServer(
+//		grpc.ChainUnaryInterceptor(authenticate, once.Unary),
+//		grpc.ChainStreamInterceptor(authenticateStream, once.Stream),
+//	)
+//
+// The key follows the rules of semelhttp.ParseKey. Interceptors behind this one
+// belong to the execution and are replayed with it; those in front see every call.
+//
+// # What a handler sees
+//
+// It runs in a goroutine of its own, under a claim, and does not depend on the
+// client: its context keeps the values of the call's, but ends neither with the
+// client nor at the client's deadline, only at the policy's or when the claim is
+// lost. Header and trailer metadata that it sets are collected, sent when the
+// record is durable, and replayed; SetSendCompressor does not work.
+//
+// # What is recorded
+//
+// Every status that a handler returns is final and recorded with its code,
+// message and details, INTERNAL and UNKNOWN too, except:
+//
+//   - UNAUTHENTICATED and RESOURCE_EXHAUSTED mean that nothing was processed:
+//     the status is passed on and the key is free again (Config.NoEffect).
+//   - CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE, which handlers also hand on
+//     from servers that they call, mean that nobody knows: the client is told so,
+//     and nothing executes under the key before someone resolved the record
+//     (Config.Indeterminate).
+//   - semel.NoEffect, semel.Final and semel.Indeterminate around the error go
+//     before what its code means.
+//   - A panic leaves the outcome unknown. It ends here; semel.Observer is told.
+//
+// Where the claim lives in a transaction, only a success commits what the handler
+// changed in it.
+//
+// A replay has the metadata "idempotency-replayed: true"; all recorded replies
+// have "idempotency-expires", an HTTP date. Replays need the response type in the
+// program (protoregistry).
+//
+// # What a refused call is told
+//
+// Each refusal carries a google.rpc.ErrorInfo of domain [Domain] with the reason
+// below and the metadata "retry" (same-key, new-key, after-resolution, no), and
+// where it is known when, a google.rpc.RetryInfo.
+//
+//	KEY_MISSING, KEY_MALFORMED  INVALID_ARGUMENT
+//	KEY_MISMATCH                INVALID_ARGUMENT     the key is that of another request
+//	IN_PROGRESS                 ABORTED              the same key again, later
+//	OUTCOME_UNKNOWN             FAILED_PRECONDITION  not to be re-sent before it is resolved
+//	RESULT_NOT_RETAINED         FAILED_PRECONDITION  completed, but there is nothing to replay
+//	STORE_UNAVAILABLE           UNAVAILABLE          nothing was executed; safe to re-send
+//	ROLLED_BACK                 UNAVAILABLE          certainly no effect; safe to re-send
+//	STREAM_NOT_PROTECTED        UNIMPLEMENTED        before any handler code
+//	NOT_PROTOBUF                UNIMPLEMENTED
+//	SCOPE_REFUSED               UNAUTHENTICATED      Config.Scope's error, if it is no status
+//	SCOPE_INVALID               INTERNAL
+//
+// # Same request?
+//
+// What is compared is the method and the request message, field by field, not
+// its bytes. If the message type has changed between two versions of the program
+// it is not compared: then the key alone decides. Messages that a
+// google.protobuf.Any holds, and unknown fields, are compared by their bytes.
+package semelgrpc

@@ -1,0 +1,258 @@
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelhttp"
+)
+
+// Metadata names, as gRPC writes them.
+const (
+	MetadataKey      = "idempotency-key"
+	MetadataReplayed = "idempotency-replayed"
+	MetadataExpires  = "idempotency-expires"
+)
+
+// Code is a status code. gRPC and Connect use the same numbers.
+type Code uint32
+
+// The codes that matter here.
+const (
+	OK                 Code = 0
+	Canceled           Code = 1
+	InvalidArgument    Code = 3
+	DeadlineExceeded   Code = 4
+	ResourceExhausted  Code = 8
+	FailedPrecondition Code = 9
+	Aborted            Code = 10
+	Unimplemented      Code = 12
+	Internal           Code = 13
+	Unavailable        Code = 14
+	Unauthenticated    Code = 16
+)
+
+var codeNames = [...]string{
+	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
+	"RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS",
+	"UNAUTHENTICATED",
+}
+
+func (c Code) String() string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("CODE(%d)", uint32(c))
+}
+
+// DefaultNoEffect: codes that mean by definition that nothing was processed.
+func DefaultNoEffect(c Code) bool { return c == Unauthenticated || c == ResourceExhausted }
+
+// DefaultIndeterminate: codes that a handler gives, or hands on from a server
+// that it called, when it was cut off.
+func DefaultIndeterminate(c Code) bool {
+	return c == Canceled || c == DeadlineExceeded || c == Unavailable
+}
+
+// Server protects calls. All fields are set by the adapter.
+type Server struct {
+	Guard         *semel.Guard
+	RequireKey    bool
+	StrictKey     bool
+	KeyRules      semel.KeyRules
+	Wait          time.Duration
+	MaxResult     int
+	NoEffect      func(Code) bool
+	Indeterminate func(Code) bool
+
+	schemas schemas
+}
+
+// Validate completes s and reports what is wrong with it.
+func (s *Server) Validate() error {
+	var errs []error
+	if s.Guard == nil {
+		errs = append(errs, errors.New("field Guard is nil"))
+	}
+	if s.Wait < 0 {
+		errs = append(errs, fmt.Errorf("field Wait is %v; it must not be negative", s.Wait))
+	}
+	if s.MaxResult < 0 {
+		errs = append(errs, fmt.Errorf("field MaxResult is %d; it must not be negative", s.MaxResult))
+	}
+	if s.MaxResult == 0 {
+		s.MaxResult = semelhttp.DefaultMaxResult
+	}
+	if s.NoEffect == nil {
+		s.NoEffect = DefaultNoEffect
+	}
+	if s.Indeterminate == nil {
+		s.Indeterminate = DefaultIndeterminate
+	}
+	return errors.Join(append(errs, s.KeyRules.Validate())...)
+}
+
+// Reply is what comes of a call.
+type Reply struct {
+	Message         proto.Message // nil in a failure
+	Status          *spb.Status   // nil in a success
+	Header, Trailer map[string][]string
+	// Err is the handler's own error, if this call executed and failed.
+	Err error
+}
+
+// Call is a call to be protected.
+type Call struct {
+	Procedure string // "/package.Service/Method"
+	Key       string
+	Scope     semel.Scope // an empty Operation means the procedure
+	Origin    semel.Origin
+	Request   proto.Message
+}
+
+// Key returns the key in a call's metadata. It is empty with a nil status if the
+// call has none and needs none, so that it passes.
+func (s *Server) Key(lines []string) (string, *spb.Status) {
+	key, err := semelhttp.ParseKey(lines, s.StrictKey)
+	if errors.Is(err, semelhttp.ErrKeyMissing) {
+		if s.RequireKey {
+			return "", problem(semelhttp.ProblemKeyMissing, 0)
+		}
+		return "", nil
+	}
+	if err == nil {
+		err = s.KeyRules.Check(key)
+	}
+	if err != nil {
+		return "", keyMalformed(err)
+	}
+	return key, nil
+}
+
+// Stream answers for a streaming call of a protected method: nil if it passes.
+func (s *Server) Stream(lines []string) *spb.Status {
+	if len(lines) == 0 && !s.RequireKey {
+		return nil
+	}
+	return status(Unimplemented, "STREAM_NOT_PROTECTED", semel.RetryNo, 0,
+		"A streaming call cannot be protected from double execution. Nothing was executed.")
+}
+
+// ran is what the handler of a call left behind.
+type ran struct {
+	reply  Reply
+	result semel.Result
+}
+
+// Do has the call take effect once. run is called at most once, in a goroutine
+// that does not depend on ctx. It must not panic in ways that it wants to see
+// again: a panic leaves the outcome unknown.
+func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply) Reply {
+	if c.Scope.Operation == "" {
+		c.Scope.Operation = c.Procedure
+	}
+	submit := semel.Submit{
+		Identity:    semel.Identity{Scope: c.Scope, Key: c.Key},
+		Fingerprint: s.schemas.fingerprint(c.Procedure, c.Request),
+		Origin:      c.Origin,
+		Wait:        s.Wait,
+	}
+	var own atomic.Pointer[ran]
+	out, err := s.Guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) {
+		reply := run(ctx)
+		res, err := s.judge(reply)
+		own.Store(&ran{reply, res})
+		return res, err
+	})
+	mine := own.Load()
+	failure, ok := errors.AsType[*semel.Error](err)
+	if !ok {
+		failure = &semel.Error{}
+	}
+	switch out.Answer {
+	case semel.Executed:
+		if mine != nil && mine.became(out.Result) {
+			return mine.reply.with(out.Record.ExpiresAt, false)
+		}
+		return fromRecord(out, false) // the handler called Execution.Complete
+	case semel.Replayed:
+		return fromRecord(out, true)
+	case semel.Released:
+		if mine == nil || errors.Is(err, semel.ErrRolledBack) {
+			return failed(problem(semelhttp.ProblemRolledBack, max(failure.RetryAfter, time.Second)))
+		}
+		return mine.reply
+	case semel.InProgress:
+		return failed(problem(semelhttp.ProblemInProgress, max(failure.RetryAfter, time.Second)))
+	case semel.Mismatch:
+		return failed(problem(semelhttp.ProblemKeyMismatch, 0))
+	case semel.Unknown:
+		return failed(unknown(failure))
+	case semel.Unavailable:
+		return failed(problem(semelhttp.ProblemStoreUnavailable, max(failure.RetryAfter, time.Second)))
+	}
+	// The key is well-formed, so it is the scope that makes no identity.
+	return failed(status(Internal, "SCOPE_INVALID", semel.RetryNo, 0, "The server could not name the operation. Nothing was executed."))
+}
+
+// judge says what to record of a reply. What the handler declared goes before
+// what the code means, and doubt before certainty.
+func (s *Server) judge(r Reply) (semel.Result, error) {
+	declared, said := semel.Declared(r.Err)
+	code := Code(r.Status.GetCode())
+	switch {
+	case said && declared != semel.Executed:
+		return semel.Result{}, r.Err
+	case said, code == OK:
+	case s.Indeterminate(code):
+		return semel.Result{}, semel.Indeterminate("the handler answered "+code.String(), r.Err)
+	case s.NoEffect(code):
+		return semel.Result{}, semel.NoEffect(r.Err)
+	}
+	return encode(r, s.MaxResult)
+}
+
+// became reports whether r is what the reply was recorded as, be it by its
+// tombstone.
+func (m *ran) became(r semel.Result) bool {
+	if r.Codec != codec || r.Label != m.result.Label {
+		return false
+	}
+	return r.Tombstone || bytes.Equal(r.Head, m.result.Head) && bytes.Equal(r.Body, m.result.Body)
+}
+
+func (r Reply) with(expires time.Time, replayed bool) Reply {
+	header := make(map[string][]string, len(r.Header)+2)
+	for name, values := range r.Header {
+		header[name] = values
+	}
+	delete(header, MetadataReplayed)
+	delete(header, MetadataExpires)
+	if replayed {
+		header[MetadataReplayed] = []string{"true"}
+	}
+	if !expires.IsZero() {
+		header[MetadataExpires] = []string{expires.UTC().Format(httpTime)}
+	}
+	r.Header = header
+	return r
+}
+
+func failed(s *spb.Status) Reply { return Reply{Status: s} }
+
+func fromRecord(out semel.Outcome, replayed bool) Reply {
+	reply, err := decode(out.Result)
+	if err != nil {
+		// It completed, but there is nothing here that could be replayed.
+		return failed(notRetained(out.Result.Reference))
+	}
+	return reply.with(out.Record.ExpiresAt, replayed)
+}

@@ -1,0 +1,669 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// trial is one case being checked. Its methods end it by a panic with itself.
+type trial struct {
+	*run
+	name   string // of the case at the endpoint
+	result *Result
+}
+
+func (r *run) check(c checkedCase) (result Result) {
+	start := time.Now()
+	result = Result{Case: c.name, Expected: c.expected(r), Outcome: Passed}
+	t := &trial{run: r, name: c.name + "-" + r.id, result: &result}
+	defer func() {
+		if v := recover(); v != nil && v != any(t) {
+			panic(v)
+		}
+		result.Took = time.Since(start)
+	}()
+	c.check(t)
+	return result
+}
+
+func (t *trial) failf(format string, args ...any) {
+	t.result.Outcome, t.result.Detail = Failed, fmt.Sprintf(format, args...)
+	panic(t)
+}
+
+func (t *trial) notApplicable(why string) {
+	t.result.Outcome, t.result.Detail = NotApplicable, why
+	panic(t)
+}
+
+func (t *trial) key() string { return t.name + "-key" }
+
+// do is the plain instruction of the case.
+func (t *trial) do() instruction { return instruction{Case: t.name} }
+
+func (t *trial) wantEffects(n int) {
+	c, err := t.counts(t.name)
+	if err != nil {
+		t.failf("the endpoint does not tell its counts: %v", err)
+	}
+	if c.Effects != n {
+		t.failf("%d effects; want %d", c.Effects, n)
+	}
+}
+
+// executed checks the first answer to a key.
+func (t *trial) executed(what string, a answer, status int) {
+	if a.err != nil || a.status != status {
+		t.failf("%s: %v; want %d", what, a, status)
+	}
+	if t.marked(a) {
+		t.failf("%s is marked as a replay", what)
+	}
+	t.announced(what, a)
+}
+
+// announced checks what the contract says about an answer that is on record.
+func (t *trial) announced(what string, a answer) {
+	switch t.Contract {
+	case "ietf":
+		if at, err := http.ParseTime(a.header.Get("Idempotency-Expires")); err != nil || !at.After(time.Now()) {
+			t.failf("%s: Idempotency-Expires is %q; want a date to come", what, a.header.Get("Idempotency-Expires"))
+		}
+	case "oasis":
+		if got := a.header.Get("Repeatability-Result"); !strings.EqualFold(got, "accepted") {
+			t.failf("%s: Repeatability-Result is %q; want accepted", what, got)
+		}
+	}
+}
+
+// marked reports whether an answer says that it is a replay.
+func (t *trial) marked(a answer) bool {
+	switch t.Contract {
+	case "ietf":
+		return a.header.Get("Idempotency-Replayed") == "true"
+	case "stripe":
+		return a.header.Get("Idempotent-Replayed") == "true"
+	}
+	return false
+}
+
+// replayed checks that again repeats first to the byte.
+func (t *trial) replayed(what string, first, again answer) {
+	if again.err != nil || again.status != first.status || again.body != first.body {
+		t.failf("%s: %v with %d bytes; want the first answer, %v with %d bytes", what, again, len(again.body), first, len(first.body))
+	}
+	if t.Contract != "oasis" && !t.marked(again) {
+		t.failf("%s is not marked as a replay", what)
+	}
+	t.announced(what, again)
+	for _, name := range []string{"Content-Type", "Location", "X-Conformance"} {
+		if got, want := fmt.Sprint(again.header.Values(name)), fmt.Sprint(first.header.Values(name)); got != want {
+			t.failf("%s: %s is %s; the first had %s", what, name, got, want)
+		}
+	}
+}
+
+// refusal is how a refusal has to look.
+type refusal struct {
+	kind   string // the end of the problem's type
+	status int
+	retry  string
+	// stripe is the type of the error in Stripe's form.
+	stripe string
+	// accepted: there may have been an effect.
+	accepted bool
+}
+
+// want is the refusal's status under the contract.
+func (r *run) want(f refusal) int {
+	if f.kind == "key-mismatch" && r.Contract != "ietf" {
+		return http.StatusBadRequest
+	}
+	return f.status
+}
+
+func (r *run) describe(f refusal) string {
+	switch r.Contract {
+	case "stripe":
+		return fmt.Sprintf("%d %s, Stripe-Should-Retry: %v", r.want(f), f.stripe, f.retry == "same-key")
+	case "oasis":
+		result := "rejected"
+		if f.accepted {
+			result = "accepted"
+		}
+		return fmt.Sprintf("%d %s, retry %s, Repeatability-Result: %s", r.want(f), f.kind, f.retry, result)
+	}
+	return fmt.Sprintf("%d %s, retry %s", r.want(f), f.kind, f.retry)
+}
+
+// refused checks a refusal, and that it gives nothing away.
+func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
+	if a.err != nil || a.status != t.want(f) {
+		t.failf("%s: %v; want %d", what, a, t.want(f))
+	}
+	if t.marked(a) {
+		t.failf("%s: a refusal is marked as a replay", what)
+	}
+	if strings.Contains(a.body, t.key()) || strings.Contains(a.body, "nonce") || strings.Contains(fmt.Sprint(a.header), t.key()) {
+		t.failf("%s: the refusal contains the key or a stored answer", what)
+	}
+	if f.retry == "same-key" {
+		if s, err := strconv.Atoi(a.header.Get("Retry-After")); (err != nil || s < 0) && f.kind != "body-unreadable" {
+			t.failf("%s: Retry-After is %q; want seconds", what, a.header.Get("Retry-After"))
+		}
+	}
+	if t.Contract == "stripe" {
+		var body struct {
+			Error struct{ Type, Message string } `json:"error"`
+		}
+		if err := json.Unmarshal([]byte(a.body), &body); err != nil || body.Error.Message == "" {
+			t.failf("%s: the body is no error of Stripe's form", what)
+		}
+		if body.Error.Type != f.stripe {
+			t.failf("%s: the error's type is %q; want %q", what, body.Error.Type, f.stripe)
+		}
+		if got, want := a.header.Get("Stripe-Should-Retry"), fmt.Sprint(f.retry == "same-key"); got != want {
+			t.failf("%s: Stripe-Should-Retry is %q; want %q", what, got, want)
+		}
+		return ""
+	}
+	var p struct {
+		Type, Title, Retry string
+		Status             int
+		StatusURL          string `json:"status_url"`
+	}
+	if got := a.header.Get("Content-Type"); got != "application/problem+json" {
+		t.failf("%s: Content-Type is %q; want application/problem+json", what, got)
+	}
+	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
+		t.failf("%s: the body is no problem details object", what)
+	}
+	if !strings.HasSuffix(p.Type, "#"+f.kind) || p.Title == "" || p.Status != a.status || p.Retry != f.retry {
+		t.failf("%s: type %q, status %d, retry %q; want a type that ends in #%s, status %d, retry %q", what, p.Type, p.Status, p.Retry, f.kind, a.status, f.retry)
+	}
+	if t.Contract == "oasis" {
+		want := "rejected"
+		if f.accepted {
+			want = "accepted"
+		}
+		if got := a.header.Get("Repeatability-Result"); !strings.EqualFold(got, want) {
+			t.failf("%s: Repeatability-Result is %q; want %s", what, got, want)
+		}
+	}
+	return p.StatusURL
+}
+
+var (
+	keyMissing    = refusal{kind: "key-missing", status: 400, retry: "new-key", stripe: "invalid_request_error"}
+	keyMalformed  = refusal{kind: "key-malformed", status: 400, retry: "new-key", stripe: "invalid_request_error"}
+	keyMismatch   = refusal{kind: "key-mismatch", status: 422, retry: "no", stripe: "idempotency_error"}
+	inProgress    = refusal{kind: "in-progress", status: 409, retry: "same-key", stripe: "invalid_request_error", accepted: true}
+	unknown       = refusal{kind: "outcome-unknown", status: 409, retry: "after-resolution", stripe: "api_error", accepted: true}
+	notRetained   = refusal{kind: "result-not-retained", status: 409, retry: "no", stripe: "invalid_request_error", accepted: true}
+	unavailable   = refusal{kind: "store-unavailable", status: 503, retry: "same-key", stripe: "api_error", accepted: true}
+	bodyTooLarge  = refusal{kind: "body-too-large", status: 413, retry: "no", stripe: "invalid_request_error"}
+	firstInvalid  = refusal{kind: "first-sent-invalid", status: 400, retry: "new-key"}
+	firstTooOld   = refusal{kind: "first-sent-out-of-range", status: 412, retry: "no"}
+	notProtected  = refusal{kind: "not-protected", status: 501, retry: "no"}
+	replayAnswers = map[string]string{
+		"ietf":   "the first answer, Idempotency-Replayed: true",
+		"stripe": "the first answer, Idempotent-Replayed: true",
+		"oasis":  "the first answer, Repeatability-Result: accepted",
+	}
+)
+
+// checkedCase is a row of the table.
+type checkedCase struct {
+	name     string
+	expected func(*run) string
+	check    func(*trial)
+}
+
+func says(s string) func(*run) string { return func(*run) string { return s } }
+
+func refuses(f refusal) func(*run) string {
+	return func(r *run) string { return r.describe(f) }
+}
+
+func replays(r *run) string { return replayAnswers[r.Contract] }
+
+// malformed is a case of a key that cannot be used.
+func malformed(name, key string) checkedCase {
+	return checkedCase{name, refuses(keyMalformed), func(t *trial) {
+		t.refused("the answer", t.post(key, t.do()), keyMalformed)
+		t.wantEffects(0)
+	}}
+}
+
+// held starts a request that does not come to its end before release.
+func (t *trial) held() (first <-chan answer, release func()) {
+	do := t.do()
+	do.Hold = true
+	answered := make(chan answer, 1)
+	req := t.request(t.key(), do)
+	go func() { answered <- t.send(req) }()
+	for {
+		c, err := t.counts(t.name)
+		if err != nil {
+			t.failf("the endpoint does not tell its counts: %v", err)
+		}
+		if c.Entered > 0 {
+			break
+		}
+		select {
+		case a := <-answered:
+			t.failf("a request that is held was answered: %v", a)
+		case <-time.After(5 * time.Millisecond):
+		case <-t.ctx.Done():
+			t.failf("%v", t.ctx.Err())
+		}
+	}
+	return answered, func() { _ = t.get("?release=1&case=" + t.name) }
+}
+
+func (t *trial) heldRequest(edit ...wire.Field) wire.Request {
+	do := t.do()
+	do.Hold = true
+	return t.request(t.key(), do, edit...)
+}
+
+// cases are the table, in its order.
+var cases = []checkedCase{
+	{"first", says("executed once, and answered by the operation"), func(t *trial) {
+		t.executed("the answer", t.post(t.key(), t.do()), 201)
+		t.wantEffects(1)
+	}},
+	{"replay", replays, func(t *trial) {
+		first := t.post(t.key(), t.do())
+		t.executed("the first answer", first, 201)
+		if got := first.header.Values("X-Conformance"); len(got) != 2 || got[0] != "a" || got[1] != "b" {
+			t.failf("the first answer has X-Conformance %q; the endpoint sent a, b", got)
+		}
+		for range 3 {
+			t.replayed("a repeated request", first, t.post(t.key(), t.do()))
+		}
+		t.wantEffects(1)
+	}},
+	{"replay-empty", replays, func(t *trial) {
+		do := t.do()
+		do.Status = http.StatusNoContent
+		first := t.post(t.key(), do)
+		t.executed("the first answer", first, 204)
+		t.replayed("a repeated request", first, t.post(t.key(), do))
+		t.wantEffects(1)
+	}},
+	{"replay-failure", replays, func(t *trial) {
+		do := t.do()
+		do.Status = http.StatusInternalServerError
+		first := t.post(t.key(), do)
+		t.executed("the first answer", first, 500)
+		t.replayed("a repeated request", first, t.post(t.key(), do))
+		t.wantEffects(1)
+	}},
+	{"no-effect", says("passed on and not recorded; the same key executes again"), func(t *trial) {
+		do := t.do()
+		do.Busy = 1
+		if a := t.post(t.key(), do); a.err != nil || a.status != 429 || t.marked(a) {
+			t.failf("the first answer: %v; want 429", a)
+		}
+		t.executed("the second answer", t.post(t.key(), do), 201)
+		t.wantEffects(1)
+	}},
+	{"key-missing", refuses(keyMissing), func(t *trial) {
+		if t.KeyOptional {
+			t.notApplicable("keys are optional here")
+		}
+		t.refused("the answer", t.post("-", t.do()), keyMissing)
+		t.wantEffects(0)
+	}},
+	malformed("key-empty", ""),
+	malformed("key-empty-string", `""`),
+	malformed("key-unterminated", `"abc`),
+	malformed("key-with-parameters", `"abc";a=1`),
+	malformed("key-with-control-escape", `"a\nc"`),
+	malformed("key-too-long", strings.Repeat("k", 256)),
+	malformed("key-list", `abc, def`),
+	{"key-twice", refuses(keyMalformed), func(t *trial) {
+		t.refused("the answer", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
+		t.wantEffects(0)
+	}},
+	{"key-quoted", says("a key in double quotes is the same key as without"), func(t *trial) {
+		first := t.post(`"`+t.key()+`"`, t.do())
+		t.executed("with quotes", first, 201)
+		bare := t.post(t.key(), t.do())
+		if t.Strict {
+			t.refused("without quotes", bare, keyMalformed)
+			return
+		}
+		t.replayed("without quotes", first, bare)
+		t.wantEffects(1)
+	}},
+	{"mismatch", refuses(keyMismatch), func(t *trial) {
+		first := t.post(t.key(), t.do())
+		t.executed("the first answer", first, 201)
+		other := t.do()
+		other.Note = "other"
+		t.refused("another request", t.post(t.key(), other), keyMismatch)
+		t.replayed("the first request after it", first, t.post(t.key(), t.do()))
+		t.wantEffects(1)
+	}},
+	{"mismatch-in-flight", refuses(keyMismatch), func(t *trial) {
+		first, release := t.held()
+		defer release()
+		other := t.do()
+		other.Note = "other"
+		t.refused("another request", t.post(t.key(), other), keyMismatch)
+		release()
+		t.executed("the first answer", <-first, 201)
+		t.wantEffects(1)
+	}},
+	{"in-flight", func(r *run) string {
+		switch r.InFlight {
+		case "wait":
+			return "held, then " + replays(r)
+		case "accept":
+			return "202 and the Location of the status resource"
+		}
+		return r.describe(inProgress) + ", Retry-After"
+	}, func(t *trial) {
+		first, release := t.held()
+		defer release()
+		switch t.InFlight {
+		case "wait":
+			req, again := t.heldRequest(), make(chan answer, 1)
+			go func() { again <- t.send(req) }()
+			select {
+			case a := <-again:
+				t.failf("a duplicate was not held but answered: %v", a)
+			case <-time.After(100 * time.Millisecond):
+			}
+			release()
+			original := <-first
+			t.executed("the first answer", original, 201)
+			t.replayed("the duplicate", original, <-again)
+		case "accept":
+			t.accepted(t.send(t.heldRequest()), release, first)
+		default:
+			where := t.refused("a duplicate", t.send(t.heldRequest()), inProgress)
+			if t.Prefix != "" && t.Contract != "stripe" && !strings.HasPrefix(where, t.Prefix+"/operations/") {
+				t.failf("status_url is %q; want one below %s/operations/", where, t.Prefix)
+			}
+			release()
+			t.executed("the first answer", <-first, 201)
+		}
+		t.wantEffects(1)
+	}},
+	{"prefer-wait", func(r *run) string { return "Prefer: wait=20 holds a duplicate in flight, then " + replays(r) }, func(t *trial) {
+		first, release := t.held()
+		defer release()
+		req, again := t.heldRequest(wire.Field{Name: "Prefer", Value: "wait=20"}), make(chan answer, 1)
+		go func() { again <- t.send(req) }()
+		select {
+		case a := <-again:
+			t.failf("a duplicate was not held but answered: %v", a)
+		case <-time.After(100 * time.Millisecond):
+		}
+		release()
+		original, second := <-first, <-again
+		t.executed("the first answer", original, 201)
+		t.replayed("the duplicate", original, second)
+		if got := second.header.Get("Preference-Applied"); got != "wait=20" {
+			t.failf("Preference-Applied is %q; want wait=20", got)
+		}
+		t.wantEffects(1)
+	}},
+	{"prefer-async", says("Prefer: respond-async is answered with 202 and the Location of the status resource"), func(t *trial) {
+		if t.Prefix == "" {
+			t.notApplicable("there are no status resources")
+		}
+		a := t.send(t.heldRequest(wire.Field{Name: "Prefer", Value: "respond-async"}))
+		t.accepted(a, func() { _ = t.get("?release=1&case=" + t.name) }, nil)
+		t.wantEffects(1)
+	}},
+	{"raced", says("ten at once: one executes; the others get its answer or are told that it is in progress"), func(t *trial) {
+		var requests []wire.Request
+		for range 10 {
+			requests = append(requests, t.request(t.key(), t.do()))
+		}
+		race, err := t.sender.SendRace(t.ctx, requests, nil)
+		if err != nil || !race.Released {
+			t.failf("the requests could not be released together: %v", race.Err)
+		}
+		var body string
+		for i, x := range race.Exchanges {
+			switch a := toAnswer(x, nil); {
+			case a.status == 201 && a.err == nil && (body == "" || body == a.body):
+				body = a.body
+			case a.status == 409 && t.InFlight == "reject":
+				t.refused("a loser of the race", a, inProgress)
+			case a.status == 202 && t.InFlight == "accept":
+			default:
+				t.failf("request %d: %v", i, a)
+			}
+		}
+		t.wantEffects(1)
+	}},
+	{"client-gone", func(r *run) string { return "goes on without its client; a retry gets " + replays(r) }, func(t *trial) {
+		req := t.heldRequest()
+		ctx, hangUp := context.WithCancel(t.ctx)
+		defer hangUp()
+		gone := make(chan error, 1)
+		go func() {
+			_, err := t.sender.Send(ctx, req)
+			gone <- err
+		}()
+		t.await("enters", func(c counts) bool { return c.Entered == 1 })
+		hangUp()
+		if err := <-gone; err != nil {
+			t.failf("the request could not be sent: %v", err)
+		}
+		_ = t.get("?release=1&case=" + t.name)
+		t.await("has its effect", func(c counts) bool { return c.Effects == 1 })
+		a := t.settled(req)
+		if a.status != 201 {
+			t.failf("the retry: %v; want 201", a)
+		}
+		if t.Contract != "oasis" && !t.marked(a) {
+			t.failf("the retry was not answered from a record")
+		}
+		t.wantEffects(1)
+	}},
+	{"cut-off", refuses(unknown), func(t *trial) {
+		do := t.do()
+		do.Abort = true
+		_ = t.post(t.key(), do) // whatever it gets
+		t.refused("the retry", t.settled(t.request(t.key(), do)), unknown)
+		other := do
+		other.Note = "other"
+		t.refused("another request", t.post(t.key(), other), keyMismatch)
+		t.wantEffects(1)
+	}},
+	{"not-retained", refuses(notRetained), func(t *trial) {
+		do := t.do()
+		do.Stream = true
+		a := t.post(t.key(), do)
+		if a.err != nil || a.status != 200 || a.body != "data: done\n\n" {
+			t.failf("the first answer: %v, %q", a, a.body)
+		}
+		t.refused("the retry", t.post(t.key(), do), notRetained)
+		t.wantEffects(1)
+	}},
+	{"store-unavailable", refuses(unavailable), func(t *trial) {
+		if t.Outage == nil {
+			t.notApplicable("the store cannot be taken away from here")
+		}
+		first := t.post(t.key(), t.do())
+		t.executed("the first answer", first, 201)
+		t.Outage(true)
+		down := t.post(t.key(), t.do())
+		t.Outage(false)
+		t.refused("during the outage", down, unavailable)
+		t.replayed("after the outage", first, t.post(t.key(), t.do()))
+		t.wantEffects(1)
+	}},
+	{"body-too-large", refuses(bodyTooLarge), func(t *trial) {
+		if t.MaxRequestBody == 0 {
+			t.notApplicable("the limit is not known")
+		}
+		do := t.do()
+		do.Note = strings.Repeat("x", t.MaxRequestBody)
+		t.refused("the answer", t.post(t.key(), do), bodyTooLarge)
+		t.wantEffects(0)
+	}},
+	{"other-caller", says("the same key of another caller is another key: executed, and nothing is given away"), func(t *trial) {
+		if t.Other == nil {
+			t.notApplicable("there are no credentials of another caller")
+		}
+		first := t.post(t.key(), t.do())
+		t.executed("the first answer", first, 201)
+		other := t.do()
+		other.Note = "of another caller" // a mismatch, were it the same key
+		theirs := t.post(t.key(), other, wire.Field{Name: asOther})
+		t.executed("the other caller's answer", theirs, 201)
+		if theirs.body == first.body {
+			t.failf("the other caller got this one's answer")
+		}
+		t.replayed("the first caller's retry", first, t.post(t.key(), t.do()))
+		t.wantEffects(2)
+	}},
+	{"safe-method", says("passes, with or without a key"), func(t *trial) {
+		a := t.get("?case="+t.name, wire.Field{Name: t.keyHeader(), Value: t.key()})
+		if a.err != nil || a.status != 200 || t.marked(a) {
+			t.failf("GET with a key: %v; want 200", a)
+		}
+		t.executed("a POST with the same key", t.post(t.key(), t.do()), 201)
+	}},
+	{"specification", says("published, and names the retention of each operation"), func(t *trial) {
+		if t.Prefix == "" {
+			t.notApplicable("there are no resources")
+		}
+		a := t.get(t.Prefix + "/specification")
+		var spec struct {
+			Operations []struct {
+				KeyHeader string `json:"key_header"`
+				Retention int64  `json:"retention_seconds"`
+			} `json:"operations"`
+		}
+		if err := json.Unmarshal([]byte(a.body), &spec); err != nil || a.status != 200 || len(spec.Operations) == 0 {
+			t.failf("GET %s/specification: %v", t.Prefix, a)
+		}
+		for _, o := range spec.Operations {
+			if o.Retention <= 0 || o.KeyHeader == "" {
+				t.failf("the specification names no retention or no header")
+			}
+		}
+	}},
+	{"first-sent-missing", refuses(firstInvalid), func(t *trial) {
+		t.onlyOASIS()
+		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()})
+		t.refused("the answer", t.send(req), firstInvalid)
+		t.wantEffects(0)
+	}},
+	{"first-sent-malformed", refuses(firstInvalid), func(t *trial) {
+		t.onlyOASIS()
+		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}, wire.Field{Name: "Repeatability-First-Sent", Value: "yesterday"})
+		t.refused("the answer", t.send(req), firstInvalid)
+		t.wantEffects(0)
+	}},
+	{"first-sent-too-old", refuses(firstTooOld), func(t *trial) {
+		t.onlyOASIS()
+		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}, wire.Field{Name: "Repeatability-First-Sent", Value: "Sat, 01 Jan 2000 00:00:00 GMT"})
+		t.refused("the answer", t.send(req), firstTooOld)
+		t.wantEffects(0)
+	}},
+	{"not-protected", refuses(notProtected), func(t *trial) {
+		t.onlyOASIS()
+		req := t.request(t.key(), t.do())
+		req.Method = "DELETE"
+		t.refused("DELETE with a key", t.send(req), notProtected)
+		t.wantEffects(0)
+	}},
+}
+
+func (t *trial) onlyOASIS() {
+	if t.Contract != "oasis" {
+		t.notApplicable("of the contract oasis only")
+	}
+}
+
+// accepted follows a 202 to its end.
+func (t *trial) accepted(a answer, release func(), first <-chan answer) {
+	where := a.header.Get("Location")
+	if a.err != nil || a.status != 202 || !strings.HasPrefix(where, t.Prefix+"/operations/") {
+		t.failf("a duplicate: %v with Location %q; want 202 and one below %s/operations/", a, where, t.Prefix)
+	}
+	type status struct {
+		State  string
+		Result struct{ URL string }
+	}
+	look := func() (s status) {
+		got := t.get(where, wire.Field{Name: "Prefer", Value: "wait=5"})
+		if err := json.Unmarshal([]byte(got.body), &s); err != nil || got.status != 200 {
+			t.failf("GET %s: %v", where, got)
+		}
+		return s
+	}
+	release()
+	for end := time.Now().Add(t.Timeout); look().State == "in_progress"; {
+		if time.Now().After(end) {
+			t.failf("the operation was released %v ago and is still in progress", t.Timeout)
+		}
+	}
+	s := look()
+	if s.State != "completed" || s.Result.URL == "" {
+		t.failf("the operation ends as %q", s.State)
+	}
+	result := t.get(s.Result.URL)
+	if first != nil {
+		original := <-first
+		t.executed("the first answer", original, 201)
+		t.replayed("the result", original, result)
+	} else if result.status != 201 {
+		t.failf("the result: %v; want 201", result)
+	}
+}
+
+// await polls the endpoint's counts.
+func (t *trial) await(what string, ok func(counts) bool) {
+	end := time.Now().Add(t.Timeout)
+	for {
+		c, err := t.counts(t.name)
+		if err != nil {
+			t.failf("the endpoint does not tell its counts: %v", err)
+		}
+		if ok(c) {
+			return
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.ctx.Done():
+			t.failf("%v", t.ctx.Err())
+		}
+		if time.Now().After(end) {
+			t.failf("it was waited %v in vain until the request %s", t.Timeout, what)
+		}
+	}
+}
+
+// settled repeats a request for as long as it is in progress.
+func (t *trial) settled(req wire.Request) answer {
+	end := time.Now().Add(t.Timeout)
+	for {
+		a := t.send(req)
+		if a.status != 202 && (a.status != 409 || !strings.Contains(a.body, "in-progress") && !strings.Contains(a.body, "idempotency_key_in_use")) || time.Now().After(end) {
+			return a
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-t.ctx.Done():
+			return answer{err: t.ctx.Err()}
+		}
+	}
+}

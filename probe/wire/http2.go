@@ -1,0 +1,642 @@
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	// frameSize is what every server has to take (RFC 9113, 4.2). Larger
+	// frames are never sent, so that the same request gives the same frames.
+	frameSize = 16 << 10
+	// window2 is what we let a server send without asking, for a stream and
+	// for the connection.
+	window2 = 1 << 20
+	// defaultWindow is what a server lets us send before it says otherwise.
+	defaultWindow = 65535
+	maxStreamID   = 1<<31 - 1
+)
+
+// conn2 is the client's end of an HTTP/2 connection. One goroutine reads, and
+// keeps the state below mu; whoever sends waits for changes of it.
+type conn2 struct {
+	c         *conn
+	maxAnswer int
+	done      chan struct{} // closed when reading has ended
+
+	wmu sync.Mutex // held while frames are written
+
+	mu         sync.Mutex
+	changed    chan struct{} // closed and replaced at each change
+	err        error         // why reading ended
+	settings   bool          // the server's have come
+	acked      bool          // it has acknowledged ours
+	pongs      uint64        // the last PING that came back
+	pings      uint64
+	maxStreams uint32
+	initial    int64 // window of a new stream
+	window     int64 // of the connection
+	streams    map[uint32]*stream2
+	nextID     uint32
+	lastID     uint32 // of a GOAWAY: streams after it were not processed
+}
+
+// stream2 is a request and its answer. The answer's fields belong to the
+// connection's mu.
+type stream2 struct {
+	id     uint32
+	m      *message
+	x      *Exchange
+	window int64
+
+	deaf     bool // after the first frame nothing more is kept
+	received []byte
+	first    time.Time
+	resp     *Response
+	interim  []int
+	ended    time.Time // the answer is whole, or will not become so
+	err      error     // why it will not
+	refused  bool
+}
+
+// dial2 starts HTTP/2 in a connection. It returns once both sides' settings are
+// in force, so a server that speaks something else never gets a request.
+func dial2(ctx context.Context, c *conn, maxAnswer int) (*conn2, error) {
+	h := &conn2{
+		c: c, maxAnswer: maxAnswer, done: make(chan struct{}), changed: make(chan struct{}),
+		maxStreams: 1<<32 - 1, initial: defaultWindow, window: defaultWindow,
+		streams: map[uint32]*stream2{}, nextID: 1, lastID: maxStreamID,
+	}
+	hello := frames(func(f *http2.Framer) {
+		_ = f.WriteSettings(
+			http2.Setting{ID: http2.SettingEnablePush, Val: 0},
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: window2},
+			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHead},
+		)
+		_ = f.WriteWindowUpdate(0, window2-defaultWindow)
+	})
+	// Nothing may come before the preface, the reader's acknowledgements included.
+	_, err := h.write(append([]byte(http2.ClientPreface), hello...))
+	go h.readAll(ctx)
+	if awaited := h.await(ctx, func() bool { return h.settings && h.acked }); awaited != nil {
+		h.end()
+		return nil, errors.Join(err, awaited)
+	}
+	return h, nil
+}
+
+// end closes the connection and waits for the reader.
+func (h *conn2) end() {
+	h.c.close()
+	<-h.done
+}
+
+// frames renders frames.
+func frames(write func(f *http2.Framer)) []byte {
+	var b bytes.Buffer
+	write(http2.NewFramer(&b, nil)) // memory does not fail
+	return b.Bytes()
+}
+
+func (h *conn2) write(b []byte) (int, error) {
+	h.wmu.Lock()
+	defer h.wmu.Unlock()
+	return h.c.Write(b)
+}
+
+// await waits until ok, which is asked under mu, or until the connection or the
+// context is over.
+func (h *conn2) await(ctx context.Context, ok func() bool) error {
+	for {
+		h.mu.Lock()
+		yes, err, changed := ok(), h.err, h.changed
+		h.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case yes:
+			return nil
+		case err != nil:
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ping goes to the server and back.
+func (h *conn2) ping(ctx context.Context) error {
+	h.mu.Lock()
+	h.pings++
+	n := h.pings
+	h.mu.Unlock()
+	if _, err := h.write(frames(func(f *http2.Framer) { _ = f.WritePing(false, pingData(n)) })); err != nil {
+		return err
+	}
+	return h.await(ctx, func() bool { return h.pongs >= n })
+}
+
+func pingData(n uint64) (d [8]byte) {
+	copy(d[:], strconv.FormatUint(n, 36))
+	return d
+}
+
+// open makes the next stream, without a byte on the wire.
+func (h *conn2) open(m *message, x *Exchange, deaf bool) (*stream2, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.nextID > h.lastID {
+		return nil, fmt.Errorf("%w: GOAWAY before the request", ErrClosed)
+	}
+	st := &stream2{id: h.nextID, m: m, x: x, window: h.initial, deaf: deaf}
+	h.nextID += 2
+	h.streams[st.id] = st
+	return st, nil
+}
+
+// send writes the request but for its end, which it returns: the frame with the
+// last byte of the body, or an empty one.
+func (h *conn2) send(ctx context.Context, st *stream2) (last []byte, err error) {
+	err = h.writeStream(st, headerFrames(st.id, st.m.block, false))
+	body := st.m.req.Body
+	for err == nil && len(body) > 1 {
+		var n int
+		if n, err = h.reserve(ctx, st, min(len(body)-1, frameSize)); err == nil {
+			err = h.writeStream(st, dataFrame(st.id, body[:n], false))
+			body = body[n:]
+		}
+	}
+	return dataFrame(st.id, body, true), err
+}
+
+// sendAll writes the request whole.
+func (h *conn2) sendAll(ctx context.Context, st *stream2) error {
+	body := st.m.req.Body
+	err := h.writeStream(st, headerFrames(st.id, st.m.block, len(body) == 0))
+	for err == nil && len(body) > 0 {
+		var n int
+		if n, err = h.reserve(ctx, st, min(len(body), frameSize)); err == nil {
+			err = h.writeStream(st, dataFrame(st.id, body[:n], n == len(body)))
+			body = body[n:]
+		}
+	}
+	if err == nil {
+		st.x.whole(time.Now())
+	}
+	return err
+}
+
+// reserve takes up to n bytes from the windows, at least one.
+func (h *conn2) reserve(ctx context.Context, st *stream2, n int) (int, error) {
+	var early error
+	err := h.await(ctx, func() bool {
+		if early = st.early(); early != nil {
+			return true
+		}
+		room := min(h.window, st.window, int64(n))
+		if room < 1 {
+			return false
+		}
+		n = int(room)
+		h.window -= room
+		st.window -= room
+		return true
+	})
+	if early != nil {
+		err = early
+	}
+	return n, err
+}
+
+// early returns why the rest of the request need not be sent, nil if it must.
+// With mu held.
+func (st *stream2) early() error {
+	switch {
+	case st.ended.IsZero():
+		return nil
+	case st.err != nil:
+		return st.err
+	}
+	return errors.New("it was answered before its end")
+}
+
+// writeStream writes frames of a stream. A write that fails is not repeated.
+func (h *conn2) writeStream(st *stream2, b []byte) error {
+	if st.x.Timing.FirstWrite.IsZero() {
+		st.x.Timing.FirstWrite = time.Now()
+	}
+	h.wmu.Lock()
+	before := h.c.pipe.count()
+	n, err := h.c.Write(b)
+	taken := h.c.pipe.count() - before
+	h.wmu.Unlock()
+	st.x.sent(b[:n], taken)
+	return err
+}
+
+// sent books bytes of the request; taken is what the system took for them.
+func (x *Exchange) sent(b []byte, taken int) {
+	x.Sent = append(x.Sent, b...)
+	if taken > 0 && x.Delivery == NotSent {
+		x.Delivery = Partial
+	}
+}
+
+// whole books the request's end.
+func (x *Exchange) whole(at time.Time) {
+	x.Delivery = Unanswered
+	x.Timing.LastWrite = at
+}
+
+func headerFrames(id uint32, block []byte, end bool) []byte {
+	return frames(func(f *http2.Framer) {
+		n := min(len(block), frameSize)
+		_ = f.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: id, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block),
+		})
+		for block = block[n:]; len(block) > 0; block = block[n:] {
+			n = min(len(block), frameSize)
+			_ = f.WriteContinuation(id, n == len(block), block[:n])
+		}
+	})
+}
+
+func dataFrame(id uint32, data []byte, end bool) []byte {
+	return frames(func(f *http2.Framer) { _ = f.WriteData(id, end, data) })
+}
+
+// readAll reads frames until the connection ends, as it does with the context.
+func (h *conn2) readAll(ctx context.Context) {
+	defer close(h.done)
+	raw := &rawFrame{r: bufio.NewReader(h.c.Conn)}
+	fr := http2.NewFramer(io.Discard, raw)
+	fr.SetMaxReadFrameSize(frameSize)
+	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	fr.MaxHeaderListSize = maxHead
+	for n := 0; ; n++ {
+		raw.b = nil
+		f, err := fr.ReadFrame()
+		if se, ok := errors.AsType[http2.StreamError](err); ok {
+			// The header of one answer is broken; the connection is not.
+			h.mu.Lock()
+			if st := h.streams[se.StreamID]; st != nil {
+				st.keep(raw.b, h.maxAnswer)
+				st.fail(fmt.Errorf("%w: the frames of the answer cannot be read", ErrProtocol))
+			}
+			h.mu.Unlock()
+			err = h.notify(frames(func(f *http2.Framer) { _ = f.WriteRSTStream(se.StreamID, se.Code) }))
+		} else if err == nil {
+			if _, ok := f.(*http2.SettingsFrame); n == 0 && !ok {
+				err = errNotHTTP2
+			} else {
+				err = h.notify(h.take(f, raw.b))
+			}
+		}
+		if err != nil {
+			err = raw.explain(err)
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			h.mu.Lock()
+			h.over(err)
+			h.mu.Unlock()
+			return
+		}
+	}
+}
+
+var errNotHTTP2 = fmt.Errorf("%w: this is not HTTP/2", ErrProtocol)
+
+// rawFrame keeps the bytes of the frame being read.
+type rawFrame struct {
+	r   io.Reader
+	b   []byte
+	err error
+}
+
+func (r *rawFrame) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.b = append(r.b, p[:n]...)
+	if err != nil {
+		r.err = err
+	}
+	return n, err
+}
+
+// explain tells why reading ended. Frames' errors may quote the peer.
+func (r *rawFrame) explain(err error) error {
+	switch {
+	case errors.Is(err, errNotHTTP2):
+		return err
+	case r.err != nil:
+		return fmt.Errorf("%w: %w", ErrClosed, r.err)
+	}
+	return fmt.Errorf("%w: the frames cannot be read", ErrProtocol)
+}
+
+// over ends what goes on. With mu held.
+func (h *conn2) over(err error) {
+	h.err = err
+	for _, st := range h.streams {
+		st.fail(err)
+	}
+	h.change()
+}
+
+func (h *conn2) change() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// notify wakes who waits, and writes what a frame asked for.
+func (h *conn2) notify(reply []byte) error {
+	h.mu.Lock()
+	h.change()
+	h.mu.Unlock()
+	if len(reply) == 0 {
+		return nil
+	}
+	// A reply that cannot be written does not matter: there may be an answer
+	// to read yet, and if there is not, reading ends by itself.
+	_, _ = h.write(reply)
+	return nil
+}
+
+// take takes a frame in and returns what to reply.
+func (h *conn2) take(f http2.Frame, raw []byte) (reply []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	id := f.Header().StreamID
+	st := h.streams[id]
+	if st != nil && (st.deaf && !st.first.IsZero() || !st.ended.IsZero()) {
+		st = nil
+	}
+	_, isWindow := f.(*http2.WindowUpdateFrame)
+	if st != nil && !isWindow {
+		if !st.keep(raw, h.maxAnswer) {
+			reply = frames(func(f *http2.Framer) { _ = f.WriteRSTStream(id, http2.ErrCodeCancel) })
+		}
+	}
+
+	switch f := f.(type) {
+	case *http2.SettingsFrame:
+		if f.IsAck() {
+			h.acked = true
+			return nil
+		}
+		h.settings = true
+		_ = f.ForeachSetting(func(s http2.Setting) error {
+			switch s.ID {
+			case http2.SettingMaxConcurrentStreams:
+				h.maxStreams = s.Val
+			case http2.SettingInitialWindowSize:
+				for _, st := range h.streams {
+					st.window += int64(s.Val) - h.initial
+				}
+				h.initial = int64(s.Val)
+			}
+			return nil
+		})
+		return frames(func(f *http2.Framer) { _ = f.WriteSettingsAck() })
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			data := f.Data
+			return frames(func(f *http2.Framer) { _ = f.WritePing(true, data) })
+		}
+		for n := h.pongs + 1; n <= h.pings; n++ {
+			if f.Data == pingData(n) {
+				h.pongs = n
+			}
+		}
+	case *http2.WindowUpdateFrame:
+		if id == 0 {
+			h.window += int64(f.Increment)
+		} else if st != nil {
+			st.window += int64(f.Increment)
+		}
+	case *http2.GoAwayFrame:
+		h.lastID = min(h.lastID, f.LastStreamID)
+		for _, st := range h.streams {
+			if st.id > h.lastID && st.ended.IsZero() {
+				st.keep(raw, h.maxAnswer)
+				st.refused = true
+				st.fail(fmt.Errorf("%w: GOAWAY, %v, and the stream is not among the processed ones", ErrClosed, f.ErrCode))
+			}
+		}
+	case *http2.RSTStreamFrame:
+		if st != nil {
+			st.refused = f.ErrCode == http2.ErrCodeRefusedStream
+			st.fail(fmt.Errorf("%w: RST_STREAM, %v", ErrClosed, f.ErrCode))
+		}
+	case *http2.DataFrame:
+		if n := f.Length; n > 0 {
+			reply = append(reply, frames(func(f *http2.Framer) {
+				_ = f.WriteWindowUpdate(0, n)
+				if st != nil && st.ended.IsZero() {
+					_ = f.WriteWindowUpdate(id, n)
+				}
+			})...)
+		}
+		if st != nil && st.ended.IsZero() {
+			if st.resp == nil {
+				st.fail(fmt.Errorf("%w: DATA before the header", ErrProtocol))
+				break
+			}
+			st.resp.Body = append(st.resp.Body, f.Data()...)
+			if f.StreamEnded() {
+				st.finish()
+			}
+		}
+	case *http2.MetaHeadersFrame:
+		if st != nil && st.ended.IsZero() {
+			st.header(f)
+		}
+	}
+	return reply
+}
+
+// keep keeps the bytes of a frame, and reports whether there was room.
+func (st *stream2) keep(raw []byte, limit int) bool {
+	if len(st.received)+len(raw) > limit {
+		st.fail(ErrTooLarge)
+		return false
+	}
+	if st.first.IsZero() {
+		st.first = time.Now()
+	}
+	st.received = append(st.received, raw...)
+	return true
+}
+
+func (st *stream2) header(f *http2.MetaHeadersFrame) {
+	switch status, err := strconv.Atoi(f.PseudoValue("status")); {
+	case f.Truncated:
+		st.fail(fmt.Errorf("%w: its header", ErrTooLarge))
+		return
+	case st.resp != nil: // trailers
+		st.resp.Trailer = header2(f)
+	case err != nil || status < 100 || status > 999:
+		st.fail(fmt.Errorf("%w: no status", ErrProtocol))
+		return
+	case status < 200:
+		st.interim = append(st.interim, status)
+	default:
+		st.resp = &Response{Status: status, Proto: "HTTP/2.0", Header: header2(f), Interim: st.interim}
+	}
+	if f.StreamEnded() {
+		st.finish()
+	}
+}
+
+func header2(f *http2.MetaHeadersFrame) http.Header {
+	h := http.Header{}
+	for _, f := range f.RegularFields() {
+		h.Add(f.Name, f.Value)
+	}
+	return h
+}
+
+// fail ends the answer without its end. The first reason stays.
+func (st *stream2) fail(err error) {
+	if st.ended.IsZero() {
+		st.ended, st.err = time.Now(), err
+	}
+}
+
+// finish ends the answer, and checks that it is as long as it said.
+func (st *stream2) finish() {
+	if st.resp == nil {
+		st.fail(fmt.Errorf("%w: the stream ended without a status", ErrProtocol))
+		return
+	}
+	bodyless := st.m.req.Method == http.MethodHead || st.resp.Status == http.StatusNoContent || st.resp.Status == http.StatusNotModified
+	if said := st.resp.Header.Get("Content-Length"); said != "" && !bodyless && strings.TrimSpace(said) != strconv.Itoa(len(st.resp.Body)) {
+		st.fail(fmt.Errorf("%w: the body is not as long as Content-Length says", ErrProtocol))
+		return
+	}
+	st.ended = time.Now()
+}
+
+// conclude writes down what came of a stream, for good. Call it when nothing of
+// it is being written any more.
+func (h *conn2) conclude(ctx context.Context, st *stream2, written error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x := st.x
+	x.Received = bytes.Clone(st.received)
+	x.Timing.FirstByte = st.first
+	if st.ended.IsZero() {
+		if written == nil {
+			written = errors.New("wire: not waited for")
+		}
+		err := fmt.Errorf("wire: cannot write: %w", written)
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		st.fail(err)
+	}
+	x.Err = st.err
+	x.Cut = st.err == ErrCut
+	x.Timing.Done = st.ended
+	switch {
+	case st.resp != nil:
+		x.Delivery = Answered
+		x.Response = st.resp
+		x.Response.Truncated = x.Err != nil
+	case st.refused && x.Delivery != NotSent:
+		x.Delivery = Refused
+	}
+}
+
+// single2 is one exchange with HTTP/2.
+func (s *Sender) single2(ctx context.Context, c *conn, m *message, cut Cut, x *Exchange) {
+	defer c.breakOn(ctx)()
+	h, err := dial2(ctx, c, s.cfg.MaxAnswer)
+	if err != nil {
+		x.Err = err
+		x.Timing.Done = time.Now()
+		return
+	}
+	defer h.end()
+	if cut.At == 0 {
+		h.exchange(ctx, m, x)
+		return
+	}
+	st, err := h.open(m, x, cut.At == AfterFirstByte)
+	if err != nil {
+		x.Err = err
+		x.Timing.Done = time.Now()
+		return
+	}
+	if cut.At == BeforeLastByte {
+		_, err = h.send(ctx, st)
+	} else {
+		err = h.sendAll(ctx, st)
+	}
+	switch {
+	case cut.At == AfterFirstByte:
+		if h.await(ctx, func() bool { return !st.first.IsZero() || !st.ended.IsZero() }) == nil {
+			h.cut(ctx, st, cut.By)
+		}
+	case err == nil:
+		if x.Acked = c.awaitAcked(ctx, h.done); ctx.Err() == nil {
+			h.cut(ctx, st, cut.By)
+		}
+	}
+	h.conclude(ctx, st, err)
+}
+
+// exchange is one exchange in the connection.
+func (h *conn2) exchange(ctx context.Context, m *message, x *Exchange) {
+	st, err := h.open(m, x, false)
+	if err != nil {
+		x.Err = err
+		x.Timing.Done = time.Now()
+		return
+	}
+	err = h.sendAll(ctx, st)
+	// An answer may be on its way even if the request could not be written.
+	_ = h.await(ctx, func() bool { return !st.ended.IsZero() })
+	h.conclude(ctx, st, err)
+}
+
+// cut cuts a stream, if it has not ended by itself.
+func (h *conn2) cut(ctx context.Context, st *stream2, how CutHow) {
+	if how == ByStream {
+		h.giveUp(st, ErrCut)
+		_ = h.ping(ctx) // it follows the RST_STREAM; what matters is that it came back
+		return
+	}
+	h.mu.Lock()
+	st.fail(ErrCut)
+	cut := st.err == ErrCut
+	h.mu.Unlock()
+	if cut {
+		h.c.cut(how)
+	}
+}
+
+// giveUp resets a stream that has not ended by itself.
+func (h *conn2) giveUp(st *stream2, why error) {
+	h.mu.Lock()
+	over := !st.ended.IsZero()
+	st.fail(why)
+	h.mu.Unlock()
+	if !over {
+		_ = h.writeStream(st, frames(func(f *http2.Framer) { _ = f.WriteRSTStream(st.id, http2.ErrCodeCancel) }))
+	}
+}
