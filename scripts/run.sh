@@ -86,6 +86,8 @@ cat <<EOF
 orders, unprotected:  http://$orders
 through the gateway:  http://$gateway      (Ctrl-C stops both)
 
+A page that keeps one key for each order: open http://$gateway/ and double-click, or reload and click again.
+
 Try in another terminal, in this folder:
 
 # one order: run it twice, the second answer is the first one's replay

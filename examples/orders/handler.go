@@ -2,6 +2,7 @@ package main
 
 import (
 	"database/sql"
+	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,9 +11,24 @@ import (
 	"time"
 )
 
+// web is a page to order from. Its once.js keeps one key for each action of the
+// user; without a gateway before the service, that helps nobody.
+//
+//go:embed web
+var web embed.FS
+
 // handler is the whole API. Nothing in it knows that a request can come twice.
 func handler(s *shop, delay time.Duration) http.Handler {
 	mux := http.NewServeMux()
+	for pattern, name := range map[string]string{
+		"GET /{$}": "index.html", "GET /order.js": "order.js", "GET /once.js": "once.js",
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-cache")
+			w.Header().Set("Content-Security-Policy", "default-src 'self'; img-src data:")
+			http.ServeFileFS(w, r, web, "web/"+name)
+		})
+	}
 	mux.HandleFunc("POST /orders", func(w http.ResponseWriter, r *http.Request) {
 		var o order
 		if !decode(w, r, &o) {

@@ -75,6 +75,21 @@ func TestReads(t *testing.T) {
 	}
 }
 
+// The page and what it needs; TestBrowser clicks through it.
+func TestPage(t *testing.T) {
+	url := start(t, "").URL
+	for path, want := range map[string]string{"/": "text/html; charset=utf-8", "/order.js": "text/javascript; charset=utf-8", "/once.js": "text/javascript; charset=utf-8"} {
+		resp, err := http.Get(url + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || got != want || resp.Header.Get("Content-Security-Policy") == "" {
+			t.Errorf("GET %s: %d, %s; want %s", path, resp.StatusCode, got, want)
+		}
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	url := start(t, "").URL
 	for _, c := range []struct {

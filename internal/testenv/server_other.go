@@ -4,10 +4,13 @@ package testenv
 
 import (
 	"errors"
+	"os/exec"
 	"testing"
 )
 
 var errNoServers = errors.New("servers are not started on this system; set " + EnvPostgres + " to use one")
+
+func findOrInstall(name, _ string) (string, error) { return exec.LookPath(name) }
 
 // PostgresServer is a private server. There are none on this system.
 type PostgresServer struct{}
@@ -39,6 +42,13 @@ func (s *PostgresServer) remove() {}
 
 // PgBouncer skips the test.
 func PgBouncer(t testing.TB, _ string) string {
+	t.Helper()
+	missing(t, errNoServers)
+	return ""
+}
+
+// Chromium skips the test.
+func Chromium(t testing.TB) string {
 	t.Helper()
 	missing(t, errNoServers)
 	return ""

@@ -150,7 +150,7 @@ func (f *folder) command(program string, args ...string) *exec.Cmd {
 	c := exec.Command(program, args...)
 	c.Dir = f.path
 	c.SysProcAttr = f.account.attributes()
-	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + f.path, "LC_ALL=C", "TZ=UTC"}
+	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + f.path, "TMPDIR=" + f.path, "LC_ALL=C", "TZ=UTC"}
 	return c
 }
 
@@ -356,8 +356,15 @@ func newPostgresServer(o PostgresOptions) (s *PostgresServer, err error) {
 	if s.host, s.port, err = freeAddr(); err != nil {
 		return nil, err
 	}
+	listen := s.host
+	for _, n := range o.Networks {
+		listen += "," + n.Addr().String()
+		if err := appendTo(filepath.Join(data, "pg_hba.conf"), fmt.Sprintf("host all all %v trust\n", n.Masked())); err != nil {
+			return nil, err
+		}
+	}
 	parameters := map[string]string{
-		"listen_addresses":        s.host,
+		"listen_addresses":        listen,
 		"port":                    strconv.Itoa(s.port),
 		"unix_socket_directories": s.folder.path,
 		"max_connections":         "300",
@@ -374,6 +381,15 @@ func newPostgresServer(o PostgresOptions) (s *PostgresServer, err error) {
 		s.args = append(s.args, "-c", k+"="+v)
 	}
 	return s, s.Start()
+}
+
+func appendTo(name, text string) error {
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(f, text)
+	return errors.Join(err, f.Close())
 }
 
 // Addr is the server's TCP address.

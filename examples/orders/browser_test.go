@@ -1,0 +1,696 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/cdproto/target"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/remote"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/store/memory"
+)
+
+// stage is the service behind a gateway, and what a test does to the requests
+// between browser, gateway and service.
+type stage struct {
+	t     *testing.T
+	shop  *shop
+	store *memory.Store
+	guard *semel.Guard
+	url   string
+
+	came     chan string   // the key of each post that comes to the gateway
+	answered chan exchange // what the gateway answered to each post, in order
+
+	mu    sync.Mutex
+	posts []exchange
+	front func(w http.ResponseWriter, r *http.Request, gateway http.Handler)
+	back  func(w http.ResponseWriter, r *http.Request, service http.Handler)
+}
+
+// exchange is a post that came from the browser, and its answer.
+type exchange struct {
+	key      string
+	status   int
+	replayed bool
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{t: t, came: make(chan string, 100), answered: make(chan exchange, 100), front: pass, back: pass}
+	var err error
+	if s.shop, err = openShop(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	service := httptest.NewServer(s.between(&s.back, handler(s.shop, 0)))
+	if s.store, err = memory.New(memory.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	// What is in progress is to be asked for again after a heartbeat.
+	policy := semel.Policy{Heartbeat: time.Second}
+	if s.guard, err = semel.New(semel.Config{Store: s.store, Policy: policy}); err != nil {
+		t.Fatal(err)
+	}
+	upstream, err := url.Parse(service.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gw, err := gateway.New(gateway.Config{Upstream: upstream, Guard: s.guard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httptest.NewServer(s.between(&s.front, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			gw.ServeHTTP(w, r)
+			return
+		}
+		key, rec := r.Header.Get("Idempotency-Key"), httptest.NewRecorder()
+		s.came <- key
+		gw.ServeHTTP(rec, r)
+		e := exchange{key, rec.Code, rec.Header().Get("Idempotency-Replayed") == "true"}
+		s.mu.Lock()
+		s.posts = append(s.posts, e)
+		s.mu.Unlock()
+		s.answered <- e
+		give(w, rec)
+	})))
+	s.url = proxy.URL
+	t.Cleanup(func() {
+		proxy.Close()
+		if err := gw.Drain(context.Background()); err != nil {
+			t.Error(err)
+		}
+		service.Close()
+		s.shop.close()
+	})
+	return s
+}
+
+// between has the function at f, as it is when a post comes, decide about it.
+func (s *stage) between(f *func(http.ResponseWriter, *http.Request, http.Handler), next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		decide := *f
+		s.mu.Unlock()
+		if r.Method != http.MethodPost {
+			decide = pass
+		}
+		decide(w, r, next)
+	})
+}
+
+func (s *stage) set(f *func(http.ResponseWriter, *http.Request, http.Handler), decide func(http.ResponseWriter, *http.Request, http.Handler)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*f = decide
+}
+
+func pass(w http.ResponseWriter, r *http.Request, next http.Handler) { next.ServeHTTP(w, r) }
+
+func give(w http.ResponseWriter, rec *httptest.ResponseRecorder) {
+	for name, values := range rec.Header() {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(rec.Code)
+	_, _ = w.Write(rec.Body.Bytes()) // the browser may be gone
+}
+
+// lose has the whole work done and cuts the connection instead of answering.
+func lose(_ http.ResponseWriter, r *http.Request, next http.Handler) {
+	next.ServeHTTP(httptest.NewRecorder(), r)
+	panic(http.ErrAbortHandler)
+}
+
+// loseHalf cuts the connection in the middle of the answer's body.
+func loseHalf(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	rec := httptest.NewRecorder()
+	next.ServeHTTP(rec, r)
+	whole := rec.Body.Bytes()
+	rec.Header().Set("Content-Length", fmt.Sprint(len(whole)))
+	rec.Body.Truncate(len(whole) / 2)
+	give(w, rec)
+	_ = http.NewResponseController(w).Flush()
+	panic(http.ErrAbortHandler)
+}
+
+// times passes all posts but the first n, which do decides about.
+func times(n int, do func(http.ResponseWriter, *http.Request, http.Handler)) func(http.ResponseWriter, *http.Request, http.Handler) {
+	var mu sync.Mutex
+	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		mu.Lock()
+		n--
+		mine := n >= 0
+		mu.Unlock()
+		if mine {
+			do(w, r, next)
+			return
+		}
+		next.ServeHTTP(w, r)
+	}
+}
+
+// hold keeps posts waiting before the service until release is called. Each
+// tells arrived.
+func (s *stage) hold() (arrived <-chan struct{}, release func()) {
+	came, gate := make(chan struct{}, 100), make(chan struct{})
+	release = sync.OnceFunc(func() { close(gate) })
+	s.t.Cleanup(release)
+	s.set(&s.back, func(w http.ResponseWriter, r *http.Request, service http.Handler) {
+		came <- struct{}{}
+		<-gate
+		service.ServeHTTP(w, r)
+	})
+	return came, release
+}
+
+// expect fails unless there are so many orders, made of posts with so many keys.
+func (s *stage) expect(orders int64, keys int) {
+	s.t.Helper()
+	c, err := s.shop.count(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen := map[string]bool{}
+	for _, p := range s.posts {
+		seen[p.key] = true
+	}
+	if c.Orders != orders || len(seen) != keys {
+		s.t.Fatalf("%d orders of %d keys; want %d of %d: %+v", c.Orders, len(seen), orders, keys, s.posts)
+	}
+}
+
+// seen returns the posts so far.
+func (s *stage) seen() []exchange {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.posts)
+}
+
+// await returns what comes from the channel.
+func await[T any](t *testing.T, ctx context.Context, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-ctx.Done():
+		t.Fatalf("%s: %v", what, ctx.Err())
+	}
+	return v
+}
+
+// tab is a tab of the browser.
+type tab struct {
+	t   *testing.T
+	ctx context.Context
+}
+
+func (p tab) run(steps ...chromedp.Action[chromedp.Void]) {
+	p.t.Helper()
+	if err := chromedp.Do(p.ctx, steps...); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// eval evaluates a JavaScript expression, and awaits it if it is a promise.
+func eval[T any](p tab, expression string) T {
+	p.t.Helper()
+	v, err := chromedp.Run(p.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise,
+		func(e *runtime.EvaluateParams) { e.UserGesture = new(true) }))
+	if err != nil {
+		p.t.Fatalf("%s: %v", expression, err)
+	}
+	return v
+}
+
+func (p tab) click() { p.t.Helper(); p.run(chromedp.Click(button)) }
+
+// doubleClick clicks, and then what chromedp calls a double click: the second
+// click of one.
+func (p tab) doubleClick() { p.t.Helper(); p.run(chromedp.Click(button), chromedp.DoubleClick(button)) }
+
+const button = chromedp.CSS("button")
+
+// says waits until the page says something that starts with prefix.
+func (p tab) says(prefix string) {
+	p.t.Helper()
+	eval[bool](p, fmt.Sprintf(`new Promise((resolve, reject) => {
+		const output = document.querySelector('output')
+		const look = () => output.textContent.startsWith(%q) && resolve(true)
+		new MutationObserver(look).observe(output, { childList: true, characterData: true, subtree: true })
+		setTimeout(() => reject(new Error('it says: ' + output.textContent)), 30_000)
+		look()
+	})`, prefix))
+}
+
+// told is what a call of once came to.
+type told struct {
+	Status   int
+	Replayed bool
+	Answer   struct{ ID int64 }
+	Error    string
+}
+
+// once calls the wrapper. options is a JavaScript object.
+func (p tab) once(quantity int, options string) told {
+	p.t.Helper()
+	return eval[told](p, fmt.Sprintf(`import('/once.js').then(async ({ once }) => {
+		const response = await once(%s, %s)
+		return {
+			Status: response.status, Replayed: response.headers.get('Idempotency-Replayed') === 'true',
+			Answer: await response.json(), Error: '',
+		}
+	}).catch((error) => ({ Status: 0, Replayed: false, Answer: {}, Error: error.name }))`, request(quantity), options))
+}
+
+// another is a new tab, which shares what tabs share.
+func (p tab) another(url string) tab {
+	p.t.Helper()
+	ctx, cancel := chromedp.NewContext(p.ctx)
+	p.t.Cleanup(cancel)
+	second := tab{p.t, ctx}
+	second.run(chromedp.Navigate(url))
+	return second
+}
+
+func (p tab) forget(quantity int, options string) {
+	p.t.Helper()
+	eval[bool](p, fmt.Sprintf(`import('/once.js').then(({ forget }) => { forget(%s, %s); return true })`, request(quantity), options))
+}
+
+func request(quantity int) string {
+	return fmt.Sprintf(`'buy', '/orders', { method: 'POST', body: JSON.stringify({ item: 'book', quantity: %d }) }`, quantity)
+}
+
+// setClock stops the page's clock, at so many ms after its start.
+func (p tab) setClock(ms int) {
+	p.t.Helper()
+	eval[bool](p, fmt.Sprintf(`Date.now = () => 1.7e12 + %d, true`, ms))
+}
+
+func expectTold(t *testing.T, got told, status int, replayed bool, id int64) {
+	t.Helper()
+	if got.Status != status || got.Replayed != replayed || got.Answer.ID != id || got.Error != "" {
+		t.Fatalf("once gave %+v; want %d, replayed: %t, order %d", got, status, replayed, id)
+	}
+}
+
+// TestBrowser clicks through the order page, and calls its once.js, in a real
+// browser, and counts orders.
+func TestBrowser(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	ctx, cancel = remote.NewAllocator(ctx, testenv.Chromium(t), remote.NoModifyURL)
+	defer cancel()
+	// It begins the connection to the browser, which ends with it.
+	ctx, cancel = chromedp.NewContext(ctx)
+	defer cancel()
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, test := range map[string]func(*stage, tab){
+		"double click":                 testDoubleClick,
+		"second click after the first": testSecondClick,
+		"reload while it runs":         testReload,
+		"answer lost":                  testAnswerLost,
+		"answer cut off":               testAnswerCutOff,
+		"duplicated tab":               testDuplicatedTab,
+		"tabs with one storage":        testLocalStorage,
+		"answer after the next action": testLateAnswer,
+		"key made by the server":       testGivenKey,
+		"changed quantity":             testChangedQuantity,
+		"changed under one id":         testChangedUnderID,
+		"refused and corrected":        testCorrected,
+		"outcome unknown":              testOutcomeUnknown,
+		"session over":                 testSessionOver,
+		"server error":                 testServerError,
+		"no answer at all":             testNoAnswer,
+		"key too old":                  testStaleKey,
+		"insecure origin":              testInsecureOrigin,
+		"body without an id":           testBodyWithoutID,
+		"storage full":                 testStorageFull,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			// Storage of its own.
+			ctx, cancel := chromedp.NewContext(ctx, chromedp.WithNewBrowserContext())
+			t.Cleanup(cancel)
+			ctx, cancel = context.WithTimeout(ctx, time.Minute)
+			t.Cleanup(cancel)
+			p := tab{t, ctx}
+			p.run(chromedp.Navigate(s.url))
+			test(s, p)
+		})
+	}
+}
+
+func testDoubleClick(s *stage, p tab) {
+	arrived, release := s.hold()
+	eval[bool](p, `globalThis.submits = 0, addEventListener('submit', () => submits++), true`)
+	p.doubleClick()
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	if n := eval[int](p, `submits`); n != 2 {
+		s.t.Fatalf("the form was sent %d times", n)
+	}
+	release()
+	p.says("Order 1: 1 × book")
+	s.expect(1, 1)
+	if n := len(s.seen()); n != 1 {
+		s.t.Fatalf("two clicks made %d requests", n)
+	}
+}
+
+// The answer may be there before the second half of a double click.
+func testSecondClick(s *stage, p tab) {
+	p.setClock(0)
+	p.click()
+	p.says("Order 1")
+	p.setClock(1999)
+	p.click()
+	if e := await(s.t, p.ctx, "the first answer", s.answered); e.replayed {
+		s.t.Fatalf("the first answer is %+v", e)
+	}
+	if e := await(s.t, p.ctx, "the second answer", s.answered); !e.replayed {
+		s.t.Fatalf("the second answer is %+v", e)
+	}
+	p.says("Order 1")
+	s.expect(1, 1)
+	// That did not prolong it: now it is another order of the same.
+	p.setClock(2000)
+	p.click()
+	p.says("Order 2")
+	s.expect(2, 2)
+}
+
+func testReload(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.click()
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	p.run(chromedp.Reload())
+	if kept := eval[string](p, `JSON.stringify(sessionStorage)`); !strings.Contains(kept, "key") || strings.Contains(kept, "book") {
+		s.t.Fatalf("kept in storage: %s", kept)
+	}
+	p.click()
+	if first, again := await(s.t, p.ctx, "the first post", s.came), await(s.t, p.ctx, "the post after the reload", s.came); first != again {
+		s.t.Fatalf("the keys are %s and %s", first, again)
+	}
+	release()
+	p.says("Order 1")
+	s.expect(1, 1)
+	if posts := s.seen(); !posts[len(posts)-1].replayed {
+		s.t.Fatalf("posts: %+v", posts)
+	}
+}
+
+func testAnswerLost(s *stage, p tab) {
+	s.set(&s.front, times(3, lose)) // the browser itself may send once more on its own
+	p.click()
+	p.says("Order 1")
+	s.expect(1, 1)
+}
+
+func testAnswerCutOff(s *stage, p tab) {
+	s.set(&s.front, times(1, loseHalf))
+	p.click()
+	p.says("Order 1")
+	s.expect(1, 1)
+	if posts := s.seen(); len(posts) != 2 || !posts[1].replayed {
+		s.t.Fatalf("posts: %+v", posts)
+	}
+}
+
+// A duplicated tab begins with a copy of the first one's session storage, as
+// does one that the first one opens.
+func testDuplicatedTab(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.click()
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	opened := chromedp.WaitNewTarget(p.ctx, func(i *target.Info) bool { return i.URL != "" })
+	eval[bool](p, `open(location.href) !== null`)
+	ctx, cancel := chromedp.NewContext(p.ctx, chromedp.WithTargetID(await(s.t, p.ctx, "the second tab", opened)))
+	s.t.Cleanup(cancel)
+	second := tab{s.t, ctx}
+	second.run(chromedp.WaitVisible(button))
+	// As the page does it, but without a wish to wait.
+	call := "import('/once.js').then(({ once }) => once('place order', '/orders', " +
+		"{ method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ item: 'book', quantity: 1 }) })).then((response) => response.status)"
+	eval[bool](second, `globalThis.answer = `+call+`, true`)
+	if e := await(s.t, p.ctx, "the second tab's answer", s.answered); e.status != http.StatusConflict {
+		s.t.Fatalf("answered %+v", e)
+	}
+	release()
+	p.says("Order 1")
+	if status := eval[int](second, `answer`); status != http.StatusCreated {
+		s.t.Fatalf("the second tab was answered with %d", status)
+	}
+	s.expect(1, 1)
+}
+
+func testLocalStorage(s *stage, p tab) {
+	const options = `{ storage: localStorage, tries: 1 }`
+	s.set(&s.front, times(2, lose))
+	if got := p.once(1, options); got.Error != "TypeError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	s.set(&s.front, pass)
+	second := p.another(s.url)
+	// What a tab writes takes its time to the others.
+	eval[bool](second, `localStorage.length === 1 || new Promise((resolve) => addEventListener('storage', () => resolve(true)))`)
+	expectTold(s.t, second.once(1, options), 201, true, 1)
+	s.expect(1, 1)
+}
+
+// An answer that comes late does not end what another tab has begun since.
+func testLateAnswer(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.click()
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	const entry = `{"key":"of-the-next-action","made":1}`
+	eval[bool](p, fmt.Sprintf(`globalThis.slot = Object.keys(sessionStorage)[0], sessionStorage.setItem(slot, %q), true`, entry))
+	release()
+	p.says("Order 1")
+	if after := eval[string](p, `sessionStorage.getItem(slot)`); after != entry {
+		s.t.Fatalf("the late answer made it %s", after)
+	}
+}
+
+// Tabs that share nothing but what the server wrote into the page.
+func testGivenKey(s *stage, p tab) {
+	arrived, release := s.hold()
+	call := fmt.Sprintf(`import('/once.js').then(({ once }) => { globalThis.running = once(%s, { id: 'cart 7', key: 'cart-7-of-the-server' }) }), true`, request(1))
+	eval[bool](p, call)
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	second := p.another(s.url)
+	eval[bool](second, call)
+	for range 2 {
+		if key := await(s.t, p.ctx, "a post", s.came); key != `"cart-7-of-the-server"` {
+			s.t.Fatalf("the key is %s", key)
+		}
+	}
+	release()
+	for _, p := range []tab{p, second} {
+		if id := eval[int](p, `running.then((response) => response.json()).then(({ id }) => id)`); id != 1 {
+			s.t.Fatalf("a tab was told of order %d", id)
+		}
+	}
+	s.expect(1, 1)
+}
+
+func testChangedQuantity(s *stage, p tab) {
+	p.setClock(0)
+	p.click()
+	p.says("Order 1: 1 × book")
+	p.run(chromedp.SetValue(chromedp.CSS("[name=quantity]"), "2"))
+	p.click()
+	p.says("Order 2: 2 × book")
+	s.expect(2, 2)
+}
+
+func testChangedUnderID(s *stage, p tab) {
+	const options = `{ id: 'cart 7', tries: 1 }`
+	p.setClock(0)
+	expectTold(s.t, p.once(1, options), 201, false, 1)
+	p.setClock(3600e3) // an id has no end
+	expectTold(s.t, p.once(2, options), 422, false, 0)
+	expectTold(s.t, p.once(1, options), 201, true, 1)
+	s.expect(1, 1)
+	expectTold(s.t, p.once(2, `{ id: 'cart 8' }`), 201, false, 2)
+	s.expect(2, 2)
+
+	// Also while the first is running: the changed request is not taken for it.
+	arrived, release := s.hold()
+	eval[bool](p, fmt.Sprintf(`import('/once.js').then(({ once }) => { globalThis.running = once(%s, { id: 'cart 9' }) }), true`, request(1)))
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	expectTold(s.t, p.once(2, `{ id: 'cart 9', tries: 1 }`), 422, false, 0)
+	release()
+	if status := eval[int](p, `running.then((response) => response.status)`); status != 201 {
+		s.t.Fatalf("the first was answered with %d", status)
+	}
+	s.expect(3, 3)
+}
+
+// A refusal that is on record ends the action, also of an id: the corrected
+// request needs a new key.
+func testCorrected(s *stage, p tab) {
+	expectTold(s.t, p.once(0, `{ id: 'cart 7' }`), 400, false, 0)
+	expectTold(s.t, p.once(1, `{ id: 'cart 7' }`), 201, false, 1)
+	s.expect(1, 2)
+}
+
+func testOutcomeUnknown(s *stage, p tab) {
+	s.set(&s.back, times(1, lose))
+	p.setClock(0)
+	p.click()
+	p.says("The outcome of this operation is unknown.")
+	p.setClock(3600e3)
+	p.click()
+	p.says("The outcome of this operation is unknown.")
+	if e := []exchange{await(s.t, p.ctx, "an answer", s.answered), await(s.t, p.ctx, "an answer", s.answered)}; e[0].status != 409 || e[1].status != 409 {
+		s.t.Fatalf("answered %+v", e)
+	}
+	records, err := s.store.List(s.t.Context(), semel.Filter{})
+	if err != nil || len(records) != 1 {
+		s.t.Fatal(records, err)
+	}
+	result, err := semelhttp.EncodeResult(http.MethodPost, 201, http.Header{"Content-Type": {"application/json"}}, nil, []byte(`{"id":1,"item":"book","quantity":1}`))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.guard.Resolve(s.t.Context(), semel.Resolution{
+		Identity: records[0].Identity, Fence: records[0].Fence, Decision: semel.DecideResult, Result: result, Cause: "order 1 is there",
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+	p.click()
+	p.says("Order 1: 1 × book")
+	s.expect(1, 1)
+}
+
+// An answer that is not from the record says nothing about the earlier try.
+func testSessionOver(s *stage, p tab) {
+	s.set(&s.front, times(2, lose))
+	if got := p.once(1, `{ tries: 1 }`); got.Error != "TypeError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	s.set(&s.front, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		problem(w, http.StatusUnauthorized, "sign in")
+	})
+	expectTold(s.t, p.once(1, `{}`), 401, false, 0)
+	s.set(&s.front, pass)
+	expectTold(s.t, p.once(1, `{}`), 201, true, 1)
+	s.expect(1, 1)
+}
+
+// A 500 on record may have had its effect. Only the user can say that another
+// would be right.
+func testServerError(s *stage, p tab) {
+	s.set(&s.back, times(1, func(w http.ResponseWriter, r *http.Request, service http.Handler) {
+		service.ServeHTTP(httptest.NewRecorder(), r)
+		problem(w, http.StatusInternalServerError, "half done")
+	}))
+	p.setClock(0)
+	expectTold(s.t, p.once(1, `{}`), 500, false, 0)
+	p.setClock(3600e3)
+	expectTold(s.t, p.once(1, `{}`), 500, true, 0)
+	s.expect(1, 1)
+	p.forget(1, `{}`)
+	expectTold(s.t, p.once(1, `{}`), 201, false, 2)
+	s.expect(2, 2)
+}
+
+func testNoAnswer(s *stage, p tab) {
+	s.set(&s.front, lose)
+	eval[bool](p, `{ const later = setTimeout; globalThis.setTimeout = (f, ms) => later(f, ms < 20_000 ? 0 : ms) }; true`)
+	p.click()
+	p.says("No answer came.")
+	s.set(&s.front, pass)
+	p.click()
+	p.says("Order 1")
+	s.expect(1, 1)
+}
+
+func testStaleKey(s *stage, p tab) {
+	s.set(&s.front, times(2, lose))
+	p.setClock(0)
+	if got := p.once(1, `{ tries: 1 }`); got.Error != "TypeError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	s.set(&s.front, pass)
+	sent := len(s.answered)
+	for _, ms := range []int{12*3600e3 + 1, -12*3600e3 - 1} { // also by a clock that was set back
+		p.setClock(ms)
+		if got := p.once(1, `{}`); got.Error != "StaleKeyError" {
+			s.t.Fatalf("once gave %+v", got)
+		}
+	}
+	if len(s.answered) != sent {
+		s.t.Fatal("a request was sent with a key that is too old")
+	}
+	p.setClock(12 * 3600e3)
+	expectTold(s.t, p.once(1, `{}`), 201, true, 1)
+	s.expect(1, 1)
+	p.forget(1, `{}`)
+	expectTold(s.t, p.once(1, `{}`), 201, false, 2)
+	s.expect(2, 2)
+}
+
+// Without TLS, and not from the loopback host, a page has no crypto.randomUUID.
+func testInsecureOrigin(s *stage, p tab) {
+	p.run(chromedp.Navigate(strings.Replace(s.url, "127.0.0.1", "orders.test", 1)))
+	if !eval[bool](p, `!isSecureContext && !crypto.randomUUID`) {
+		s.t.Fatal("the origin is secure")
+	}
+	s.set(&s.front, times(1, loseHalf))
+	p.setClock(0)
+	p.doubleClick()
+	p.says("Order 1")
+	s.expect(1, 1)
+	key, err := semelhttp.ParseKey([]string{s.seen()[0].key}, true)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := (semel.KeyRules{RequireUUID: true}).Check(key); err != nil {
+		s.t.Fatalf("the key is %s: %v", key, err)
+	}
+}
+
+// A form with files is encoded anew each time, so that it cannot be told by
+// its bytes.
+func testBodyWithoutID(s *stage, p tab) {
+	call := func(options string) string {
+		return eval[string](p, fmt.Sprintf(`import('/once.js').then(({ once }) => once('buy', '/orders', { method: 'POST', body: new FormData() }, %s))
+			.then((response) => String(response.status), (error) => error.name)`, options))
+	}
+	if got := call(`{}`); got != "TypeError" {
+		s.t.Fatalf("once gave %s", got)
+	}
+	s.expect(0, 0)
+	if got := call(`{ id: 'cart 7' }`); got != "400" { // the service wants JSON
+		s.t.Fatalf("once gave %s", got)
+	}
+	s.expect(0, 1)
+}
+
+// A key that cannot be kept is not used.
+func testStorageFull(s *stage, p tab) {
+	const options = `{ storage: { getItem: () => null, setItem() { throw new DOMException('full', 'QuotaExceededError') } } }`
+	if got := p.once(1, options); got.Error != "QuotaExceededError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	s.expect(0, 0)
+}

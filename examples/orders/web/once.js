@@ -1,0 +1,133 @@
+// One Idempotency-Key for each action of a user: across double clicks, retries
+// and reloads of the page. docs/clients.md says how to use it and where it ends.
+
+const flights = new Map() // what this page is sending now
+
+/**
+ * Sends a request whose effect must happen once, and returns the Response. The
+ * same action, asked for again, is sent with the same key until its answer is
+ * on record at the server; while it is being sent, it is not sent a second time.
+ *
+ * Options:
+ *   id       what the action is about, as a cart's id: one effect for it, ever,
+ *            and a changed request is refused (422). Without it, a changed
+ *            request is another action. Needed where the body is not text.
+ *   key      a key that the server made for this action and put into the page, for
+ *            all tabs that show it. Default: a random UUID.
+ *   storage  where keys are kept. sessionStorage (default): for the tab, its
+ *            reloads and duplicates. localStorage: for all tabs, and later.
+ *   maxAge   ms until a key may not be used any more; must be well below the
+ *            server's retention. Default 12 hours.
+ *   pause    ms after an answer in which the same request is still the same
+ *            action: the second half of a double click. Default 2 seconds.
+ *   tries    how often to send, at most. Default 6.
+ *   settled  (response) => whether the server has it on record. Default: it has
+ *            the header Idempotency-Expires.
+ *
+ * Rejects like fetch when no answer came: the key is kept, ask again. Rejects
+ * with a StaleKeyError, sending nothing, when the key has become too old.
+ */
+export async function once(action, url, init = {}, options = {}) {
+  const { slot, request } = place(action, url, init, options)
+  const flight = slot + request
+  if (!flights.has(flight)) {
+    flights.set(flight, send(slot, url, init, options).finally(() => flights.delete(flight)))
+  }
+  return (await flights.get(flight)).clone()
+}
+
+/**
+ * Makes the same call of once a new action. If the outcome of the old one is not
+ * known, only the user can say that a second effect would be right.
+ */
+export function forget(action, url, init = {}, options = {}) {
+  const { storage = sessionStorage } = options
+  storage.removeItem(place(action, url, init, options).slot)
+}
+
+async function send(slot, url, init, options) {
+  const { id, storage = sessionStorage, maxAge = 12 * 3600e3, pause = 2000, tries = 6, settled = onRecord } = options
+  const load = () => JSON.parse(storage.getItem(slot))
+  const save = (entry) => storage.setItem(slot, JSON.stringify(entry))
+  const now = Date.now()
+  let entry = load()
+  const over = entry?.done && id === undefined && Math.abs(now - entry.done) >= pause
+  if (!entry || over) save(entry = { key: options.key ?? newKey(), made: now })
+  if (Math.abs(now - entry.made) > maxAge) {
+    throw Object.assign(new Error('once: the key is too old to tell a retry from a new request'), { name: 'StaleKeyError' })
+  }
+  const { key } = entry
+  const headers = new Headers(init.headers)
+  headers.set('Idempotency-Key', `"${key}"`)
+  for (let n = 1; ; n++) {
+    const { response, retry, error } = await receive(url, { ...init, headers }).catch((error) => ({ error }))
+    const fate = error ? 'keep' : decide(response, retry, settled)
+    entry = load()
+    if (entry?.key === key) { // or another tab has gone on to its next action
+      if (fate === 'drop') storage.removeItem(slot)
+      if (fate === 'done') save({ done: Date.now(), ...entry }) // counts from the first answer
+    }
+    const wait = Number(response?.headers.get('Retry-After')) || 0 // a date is not waited for
+    const again = error ? !init.signal?.aborted : retry ? retry === 'same-key' : fate === 'keep' && busy.has(response.status)
+    if (!again || n >= tries || wait > 30) {
+      if (error) throw error
+      return response
+    }
+    const backoff = 250 * 2 ** (n - 1) * (1 + Math.random())
+    await new Promise((resolve) => setTimeout(resolve, Math.max(wait * 1000, backoff)))
+  }
+}
+
+const busy = new Set([408, 425, 429, 502, 503, 504])
+
+async function receive(url, init) {
+  const response = await fetch(url, init)
+  const text = await response.clone().text() // an answer cut off in its body is none
+  let retry
+  if (/^application\/problem\+json\b/i.test(response.headers.get('Content-Type'))) {
+    try { ({ retry } = JSON.parse(text)) } catch { /* no advice */ }
+  }
+  return { response, retry }
+}
+
+const onRecord = (response) => response.headers.has('Idempotency-Expires')
+
+// What becomes of the key. Answers that are not from the record, as a 401 of a
+// session that ended, say nothing about what an earlier try did: it is kept.
+function decide(response, retry, settled) {
+  if (retry) return { 'new-key': 'drop', no: 'done' }[retry] ?? 'keep'
+  if (!settled(response) || response.status >= 500) return 'keep' // a 500 may have had its effect
+  return response.status < 400 ? 'done' : 'drop'
+}
+
+// Where the key of an action is kept, and a digest of the request. A collision
+// of the digest does no harm: the server refuses one key for two requests.
+function place(action, url, init, { id }) {
+  const body = init.body ?? ''
+  if (id === undefined && typeof body !== 'string' && !(body instanceof URLSearchParams)) {
+    throw new TypeError('once: a body that is not text needs an id')
+  }
+  const request = digest(JSON.stringify([init.method ?? 'GET', new URL(url, document.baseURI).href, String(body)]))
+  return { slot: JSON.stringify(['once', action, id === undefined ? { request } : id]), request }
+}
+
+// Two rounds of FNV-1a: crypto.subtle makes double clicks wait, and exists on
+// secure origins only.
+function digest(text) {
+  let a = 0x811c9dc5, b = 0x9747b28c
+  for (let i = 0; i < text.length; i++) {
+    a = Math.imul(a ^ text.charCodeAt(i), 0x01000193)
+    b = Math.imul(b ^ text.charCodeAt(i), 0x85ebca6b)
+  }
+  return [a, b].map((n) => (n >>> 0).toString(16).padStart(8, '0')).join('')
+}
+
+// A random UUID, version 4. randomUUID exists on secure origins only.
+function newKey() {
+  if (crypto.randomUUID) return crypto.randomUUID()
+  const bytes = crypto.getRandomValues(new Uint8Array(16))
+  bytes[6] = bytes[6] & 0x0f | 0x40
+  bytes[8] = bytes[8] & 0x3f | 0x80
+  const hex = Array.from(bytes, (b) => b.toString(16).padStart(2, '0')).join('')
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-')
+}
