@@ -64,7 +64,8 @@ func New(c Config) (*Gateway, error) {
 		Resources: g.resources, IssuedOnly: c.IssuedOnly,
 		Guard: c.Guard, Scope: scope, Protects: c.Protects,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
-		MaxRequestBody: c.MaxRequestBody, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
+		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
+		SpoolDir: c.SpoolDir, SpoolFailed: c.Observer.SpoolFailed,
 		IndeterminateStatus: indeterminateStatus,
 	})
 	if err := errors.Join(c.validate(), err); err != nil {
@@ -133,11 +134,10 @@ func (g *Gateway) Drain(ctx context.Context) error {
 // exchange is one request on its way through the gateway.
 type exchange struct {
 	send
-	record   string // the record's id; empty if the request is unprotected
-	fence    uint64
-	received int64 // bytes of the answer's body
-	events   bool
-	bodyErr  error // why the answer's body ended early
+	record  string // the record's id; empty if the request is unprotected
+	fence   uint64
+	events  bool
+	bodyErr error // why the answer's body ended early
 }
 
 type exchangeKey struct{}
@@ -157,28 +157,16 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 		}
 		_ = recover() // ReverseProxy panics, but not under every server
 		g.failed(ctx, e, r.Method, true, true, e.bodyErr)
-		if e.record != "" && !e.streamed(g.maxResult()) {
-			semelhttp.DeclareIndeterminate(ctx, "the upstream's answer was cut off")
-			return
+		if !semelhttp.DeclareIndeterminate(ctx, "the upstream's answer was cut off") {
+			// It is on its way to the client already.
+			panic(http.ErrAbortHandler)
 		}
-		panic(http.ErrAbortHandler)
 	}()
 	if h := w.Header(); h["Content-Type"] == nil {
 		h["Content-Type"] = nil // or net/http would add one that the upstream did not send
 	}
 	g.proxy.ServeHTTP(w, r.WithContext(ctx))
 }
-
-func (g *Gateway) maxResult() int64 {
-	if g.config.MaxResult == 0 {
-		return semelhttp.DefaultMaxResult
-	}
-	return g.config.MaxResult
-}
-
-// streamed reports whether the answer of a protected request may be passing to
-// the client already, so that only an abort can tell it of a failure.
-func (e *exchange) streamed(maxResult int64) bool { return e.events || e.received > maxResult }
 
 // rewrite makes the outbound request.
 func (g *Gateway) rewrite(p *httputil.ProxyRequest) {
@@ -265,7 +253,6 @@ type answerBody struct {
 // Read implements io.Reader.
 func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.exchange.received += int64(n)
 	if err != nil && err != io.EOF {
 		b.exchange.bodyErr = err
 	}

@@ -129,6 +129,8 @@ func TestTruncated(t *testing.T) {
 		{"chunks without an end", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n", false},
 		{"within a chunk", "Transfer-Encoding: chunked\r\n\r\n8\r\nhalf", false},
 		{"a chunk that is none", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nworse\r\n", false},
+		{"on disk, shorter than its Content-Length", "Content-Length: 900\r\n\r\n" + big[:800], false},
+		{"on disk, chunks without an end", "Transfer-Encoding: chunked\r\n\r\n320\r\n" + big[:800] + "\r\n", false},
 		{"large, shorter than its Content-Length", "Content-Length: 20000\r\n\r\n" + big, true},
 		{"large, chunks without an end", "Transfer-Encoding: chunked\r\n\r\n2710\r\n" + big + "\r\n", true},
 		{"events without an end", "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", true},
@@ -139,7 +141,8 @@ func TestTruncated(t *testing.T) {
 				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n"+tt.answer)
 				return false
 			})
-			b := newBundle(t, upstream.url, semel.Policy{}, func(c *Config) { c.MaxResult = limit })
+			dir := t.TempDir()
+			b := newBundle(t, upstream.url, semel.Policy{}, func(c *Config) { c.MaxResult, c.MaxInline, c.SpoolDir = limit, limit/10, dir })
 
 			if res, err := b.client.Do(b.request("POST", "/x", "", "{}")); err == nil {
 				body, err := io.ReadAll(res.Body)
@@ -167,6 +170,7 @@ func TestTruncated(t *testing.T) {
 				want(t, "problem of the retry", again.problem(t), "outcome-unknown")
 			}
 			want(t, "requests", upstream.asked.Load(), 2)
+			nothingSpooled(t, b, dir)
 			for _, f := range b.failures() {
 				want(t, "answered, as the observer is told", f.Answered, true)
 			}
@@ -612,14 +616,14 @@ func TestRetryIsRefused(t *testing.T) {
 func TestConfig(t *testing.T) {
 	_, err := New(Config{
 		Credentials: []string{"Idempotency-Key", "no header", "Connection", "Host"}, Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },
-		DialTimeout: -1, IdleTimeout: -1, MaxConns: -1, MaxResult: -1,
+		DialTimeout: -1, IdleTimeout: -1, MaxConns: -1, MaxResult: -1, MaxInline: -1, SpoolDir: "not/there",
 	})
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, part := range []string{
 		"Upstream is nil", "Guard is nil", "Credentials is set, but so is Scope", `"Idempotency-Key", which is the key itself`,
-		`"no header", which is not a header name`, `"Connection", which belongs`, `"Host", which`, "DialTimeout", "IdleTimeout", "MaxConns", "MaxResult",
+		`"no header", which is not a header name`, `"Connection", which belongs`, `"Host", which`, "DialTimeout", "IdleTimeout", "MaxConns", "MaxResult", "MaxInline", "SpoolDir",
 	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error does not name %q:\n%v", part, err)

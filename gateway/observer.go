@@ -2,12 +2,15 @@ package gateway
 
 import "context"
 
-// Observer is told what happens between gateway and upstream. Every field may
+// Observer is told what happens in the gateway. Every field may
 // be nil. Functions must not block and may be called at the same time from
 // many goroutines. They are given neither keys nor payload.
 type Observer struct {
 	// Failed: a request got no whole answer from the upstream.
 	Failed func(context.Context, Failed)
+	// SpoolFailed: a large body could not be held in Config.SpoolDir. See
+	// semelhttp.Config.
+	SpoolFailed func(ctx context.Context, err error)
 }
 
 // Failed is a request that got no whole answer.

@@ -22,6 +22,7 @@ type bundle struct {
 	guard   *semel.Guard
 	gateway *Gateway
 	url     string
+	server  *httptest.Server
 	client  *http.Client
 
 	mu     sync.Mutex
@@ -50,7 +51,7 @@ func newBundle(t *testing.T, upstream string, policy semel.Policy, change func(*
 	b.gateway, err = New(c)
 	noError(t, err)
 	server := httptest.NewServer(b.gateway)
-	b.url = server.URL
+	b.url, b.server = server.URL, server
 	transport := &http.Transport{DisableCompression: true}
 	b.client = &http.Client{
 		Transport:     transport,

@@ -46,33 +46,40 @@ var ErrIncompleteBody = errors.New("semelhttp: the body is not as long as its Co
 // Label is the status code. Reference is the Location where that names what
 // came of the request: with a 2xx and with 303.
 func EncodeResult(method string, status int, header, trailer http.Header, body []byte) (semel.Result, error) {
+	r, hasBody, err := encodeResult(method, status, header, trailer, int64(len(body)))
+	if hasBody {
+		r.Body = body
+	}
+	return r, err
+}
+
+// encodeResult is EncodeResult for a body of the given size, which is left out.
+// hasBody says that it belongs to the result.
+func encodeResult(method string, status int, header, trailer http.Header, size int64) (r semel.Result, hasBody bool, err error) {
 	if !isFinal(status) {
-		return semel.Result{}, fmt.Errorf("semelhttp: status %d is not that of a final response", status)
+		return semel.Result{}, false, fmt.Errorf("semelhttp: status %d is not that of a final response", status)
 	}
 	stored := StoredHeader(header)
 	noContent := status == http.StatusNoContent
 	measured := !noContent && method != http.MethodHead && status != http.StatusNotModified
-	if !measured {
-		body = nil
-	}
 	for name, values := range stored {
 		if textproto.CanonicalMIMEHeaderKey(name) != "Content-Length" {
 			continue
 		}
 		for _, v := range values {
-			if n, err := strconv.ParseInt(v, 10, 64); measured && (err != nil || n != int64(len(body))) {
-				return semel.Result{}, ErrIncompleteBody
+			if n, err := strconv.ParseInt(v, 10, 64); measured && (err != nil || n != size) {
+				return semel.Result{}, false, ErrIncompleteBody
 			}
 		}
 		if measured || noContent {
 			delete(stored, name)
 		}
 	}
-	r := semel.Result{Codec: CodecHTTP, Head: EncodeHead(status, stored, trailer), Body: body, Label: strconv.Itoa(status)}
+	r = semel.Result{Codec: CodecHTTP, Head: EncodeHead(status, stored, trailer), Label: strconv.Itoa(status)}
 	if status/100 == 2 || status == http.StatusSeeOther {
 		r.Reference = header.Get("Location")
 	}
-	return r, nil
+	return r, measured, nil
 }
 
 // isFinal reports whether status can be that of a final response.

@@ -1,11 +1,13 @@
 package semelhttp
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +19,8 @@ import (
 // Limits of a Config that leaves them zero, in bytes.
 const (
 	DefaultMaxRequestBody = 32 << 20
-	DefaultMaxResult      = 256 << 10
+	DefaultMaxInline      = 256 << 10
+	DefaultMaxResult      = 32 << 20
 )
 
 // Times that a Config leaves zero.
@@ -111,14 +114,32 @@ type Config struct {
 	// Fingerprint says what makes two requests the same request.
 	Fingerprint FingerprintConfig
 
-	// MaxRequestBody is the largest request body in bytes; it is held in memory
-	// while the request executes. A larger one is answered with 413 before any
-	// look in the store. Default DefaultMaxRequestBody.
+	// MaxRequestBody is the largest request body in bytes. It is held while the
+	// request executes: 256 KiB in memory, more in a file in SpoolDir. A larger
+	// one is answered with 413 before any look in the store. Default
+	// DefaultMaxRequestBody.
 	MaxRequestBody int64
+	// MaxInline is the largest response body that is held in memory and
+	// recorded in one piece, in bytes. A larger one goes to a file in SpoolDir
+	// until it is recorded, in pieces of semel.PieceBytes. Default
+	// DefaultMaxInline, or MaxResult if that is smaller.
+	MaxInline int64
 	// MaxResult is the largest response body that is recorded, in bytes. A
-	// larger one leaves a tombstone and then passes as it comes. Default
-	// DefaultMaxResult.
+	// larger one leaves a tombstone and then passes as it comes; so does every
+	// answer over MaxInline on a store that keeps no pieces. Default
+	// DefaultMaxResult, or MaxInline if that is larger.
 	MaxResult int64
+	// SpoolDir is the directory for the files of large request and response
+	// bodies. Each has the mode 0600, is removed from the directory as soon as
+	// it is open, where the system allows it, and when it is not needed any
+	// more elsewhere. A temporary file system in memory makes spooling
+	// pointless. Default: os.TempDir, as it is at the time.
+	SpoolDir string
+	// SpoolFailed is told when a file in SpoolDir could not be written or read;
+	// nil for nobody. A request body that cannot be spooled is answered with
+	// 503 and not executed. An answer that cannot be spooled is treated like one
+	// over MaxResult.
+	SpoolFailed func(ctx context.Context, err error)
 
 	// NoEffectStatus says of an answer that it means by definition that nothing
 	// was processed: it is passed on and the key is free again. h must not be
@@ -155,7 +176,13 @@ func (c Config) withDefaults() Config {
 		c.MaxRequestBody = DefaultMaxRequestBody
 	}
 	if c.MaxResult == 0 {
-		c.MaxResult = DefaultMaxResult
+		c.MaxResult = max(DefaultMaxResult, c.MaxInline)
+	}
+	if c.MaxInline == 0 {
+		c.MaxInline = min(DefaultMaxInline, c.MaxResult)
+	}
+	if c.SpoolFailed == nil {
+		c.SpoolFailed = func(context.Context, error) {}
 	}
 	if c.NoEffectStatus == nil {
 		c.NoEffectStatus = DefaultNoEffectStatus
@@ -201,6 +228,16 @@ func (c Config) validate() error {
 	}
 	if c.MaxResult < 0 {
 		errs = append(errs, fmt.Errorf("field MaxResult is %d; it must not be negative", c.MaxResult))
+	}
+	if c.MaxInline < 0 || c.MaxInline > c.MaxResult && c.MaxResult >= 0 {
+		errs = append(errs, fmt.Errorf("field MaxInline is %d; it must not be negative or larger than MaxResult, which is %d", c.MaxInline, c.MaxResult))
+	}
+	if c.SpoolDir != "" {
+		if info, err := os.Stat(c.SpoolDir); err != nil {
+			errs = append(errs, fmt.Errorf("field SpoolDir cannot be used: %w", err))
+		} else if !info.IsDir() {
+			errs = append(errs, fmt.Errorf("field SpoolDir is %q, which is no directory", c.SpoolDir))
+		}
 	}
 	if c.InFlight > InFlightAccept {
 		errs = append(errs, fmt.Errorf("field InFlight is %v; use InFlightReject, InFlightWait or InFlightAccept", c.InFlight))

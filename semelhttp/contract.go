@@ -231,7 +231,7 @@ func (c Contract) WriteProblem(w http.ResponseWriter, p Problem) {
 // request certainly took no effect, neither now nor before.
 func resultOf(c ProblemCase) string {
 	switch c {
-	case ProblemInProgress, ProblemOutcomeUnknown, ProblemResultNotRetained, ProblemStoreUnavailable:
+	case ProblemInProgress, ProblemOutcomeUnknown, ProblemResultNotRetained, ProblemStoreUnavailable, ProblemSpoolUnavailable, ProblemBodyUnreadable:
 		return "accepted"
 	}
 	return "rejected"
@@ -255,7 +255,7 @@ func renderStripe(h http.Header, p Problem) (string, []byte) {
 		e.Type = "idempotency_error"
 	case ProblemInProgress:
 		e.Code = "idempotency_key_in_use"
-	case ProblemOutcomeUnknown, ProblemStoreUnavailable, ProblemRolledBack:
+	case ProblemOutcomeUnknown, ProblemStoreUnavailable, ProblemSpoolUnavailable, ProblemRolledBack:
 		e.Type = "api_error"
 	}
 	if p.Status >= 500 {

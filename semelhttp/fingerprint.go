@@ -27,7 +27,7 @@ import (
 // name with a digest of the configuration behind it: records made before the
 // configuration was changed cannot be compared with requests made after it,
 // and what cannot be compared is not a mismatch.
-const SchemeHTTP = "http/1"
+const SchemeHTTP = "http/2"
 
 // FingerprintMode says how a body is read.
 type FingerprintMode uint8
@@ -61,7 +61,17 @@ type FingerprintConfig struct {
 	// None do by default. Headers that change from one try to the next (trace
 	// context, credentials, the key itself) are refused.
 	Headers []string
+	// MaxCanonical is the largest JSON or form body that is read as such, in
+	// bytes: it is held in memory meanwhile, several times over. A larger one is
+	// raw, so a retry of it must repeat every byte, Exclude does not apply to
+	// it, and the same content on the other side of the limit, by its white
+	// space, is another request. Multipart bodies have no such limit. Default
+	// DefaultMaxCanonical.
+	MaxCanonical int64
 }
+
+// DefaultMaxCanonical is the default of FingerprintConfig.MaxCanonical.
+const DefaultMaxCanonical = 4 << 20
 
 // Validate reports every setting that cannot be used, in one error.
 func (c FingerprintConfig) Validate() error {
@@ -78,14 +88,21 @@ type Fingerprinter struct {
 	exclude *pointerNode // nil if nothing is
 	headers []string     // canonical, sorted
 	depth   int          // of the deepest pointer; 0 without pointers
+	max     int64        // of what is read as JSON or a form
 	pool    sync.Pool    // of *digester
 }
 
 // NewFingerprinter returns a Fingerprinter for c, or every reason why c cannot
 // be used. It keeps no reference to c.
 func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
-	f := &Fingerprinter{mode: c.Mode, scheme: SchemeHTTP}
+	f := &Fingerprinter{mode: c.Mode, scheme: SchemeHTTP, max: c.MaxCanonical}
 	var errs []error
+	if f.max == 0 {
+		f.max = DefaultMaxCanonical
+	}
+	if f.max < 0 {
+		errs = append(errs, fmt.Errorf("fingerprint MaxCanonical is %d; it must not be negative", f.max))
+	}
 	if c.Mode > FingerprintJSON {
 		errs = append(errs, fmt.Errorf("fingerprint mode %d does not exist", c.Mode))
 	}
@@ -136,7 +153,7 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 		f.include = append(f.include, v)
 		f.depth = max(f.depth, len(v.tokens))
 	}
-	if f.mode != FingerprintAuto || len(include)+len(exclude)+len(f.headers) > 0 {
+	if f.mode != FingerprintAuto || len(include)+len(exclude)+len(f.headers) > 0 || f.max != DefaultMaxCanonical {
 		sum := sha256.New()
 		b := []byte{byte(f.mode)}
 		for _, list := range [][]string{include, exclude, f.headers} {
@@ -144,6 +161,9 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 			for _, s := range list {
 				b = appendString(b, s)
 			}
+		}
+		if f.max != DefaultMaxCanonical {
+			b = binary.AppendUvarint(b, uint64(f.max))
 		}
 		sum.Write(b)
 		f.scheme += "-" + hex.EncodeToString(sum.Sum(nil)[:8])
@@ -234,10 +254,12 @@ const (
 //     as written: 1.0 is not 1, and 2^53+1 is not 2^53. JSON with repeated
 //     member names, invalid UTF-8, lone surrogates, more than 10,000 levels,
 //     or a charset other than UTF-8 is raw.
+//     So is JSON that is larger than FingerprintConfig.MaxCanonical.
 //   - Forms: fields in any order, the values of each in theirs, without regard
 //     to how they are escaped. Where a name holds "[]" the order of all fields
 //     counts, because servers group such fields by it. Forms with invalid
-//     escapes or an unescaped semicolon are raw.
+//     escapes or an unescaped semicolon, and those larger than MaxCanonical, are
+//     raw.
 //   - Multipart: the parts in order, with headers and content, without the
 //     boundary. Multipart that is not well-formed is raw.
 //   - Raw, and bodies with a Content-Encoding: the bytes, the Content-Type as
@@ -245,17 +267,79 @@ const (
 //
 // An empty body is the same whatever its type.
 func (f *Fingerprinter) Fingerprint(method string, u *url.URL, header http.Header, body []byte) semel.Fingerprint {
-	d := f.pool.Get().(*digester)
+	d := f.begin(method, u, header)
 	defer f.put(d)
+	if len(body) == 0 {
+		d.raw("", "") // nothing has no type
+		return f.end(d)
+	}
+	if !f.canonical(d, header, body) {
+		d.raw(contentTypeOf(header), codingOf(header))
+		_, _ = d.w.Write(body)
+	}
+	return f.end(d)
+}
+
+// stream begins the fingerprint of a request with a large body, as raw: the body
+// is to be written to the digester.
+func (f *Fingerprinter) stream(method string, u *url.URL, header http.Header) *digester {
+	d := f.begin(method, u, header)
+	d.raw(contentTypeOf(header), codingOf(header))
+	return d
+}
+
+// endStream ends what stream began, once the body is also in the spool. If it is
+// more than raw, it is read again from there; the error is the spool's. d is given
+// back.
+func (f *Fingerprinter) endStream(d *digester, method string, u *url.URL, header http.Header, body *spool) (semel.Fingerprint, error) {
+	defer f.put(d)
+	_, mediaType := mediaTypeOf(header)
+	if codingOf(header) == "" {
+		switch f.kind(mediaType) {
+		case bodyJSON, bodyForm:
+			if body.size() > f.max {
+				break
+			}
+			whole := make([]byte, body.size())
+			if _, err := body.ReadAt(whole, 0); err != nil {
+				return semel.Fingerprint{}, err
+			}
+			return f.Fingerprint(method, u, header, whole), nil
+		case bodyMultipart:
+			d2 := f.begin(method, u, header)
+			defer f.put(d2)
+			checked := &checkedReader{r: body.reader()}
+			ok := d2.multipart(header, checked)
+			if checked.err != nil {
+				return semel.Fingerprint{}, checked.err
+			}
+			if ok {
+				return f.end(d2), nil
+			}
+		}
+	}
+	return f.end(d), nil
+}
+
+// checkedReader keeps the error of a reader, io.EOF apart.
+type checkedReader struct {
+	r   io.Reader
+	err error
+}
+
+func (c *checkedReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	if err != nil && err != io.EOF {
+		c.err = err
+	}
+	return n, err
+}
+
+// begin writes all but the body.
+func (f *Fingerprinter) begin(method string, u *url.URL, header http.Header) *digester {
+	d := f.pool.Get().(*digester)
 	d.hash.Reset()
 	d.w.Reset(d.hash)
-
-	var contentType, mediaType, coding string
-	if len(body) > 0 { // nothing has no type
-		contentType, mediaType = contentTypeOf(header)
-		coding = codingOf(header)
-	}
-
 	path := u.EscapedPath()
 	if path == "" {
 		path = "/"
@@ -270,49 +354,47 @@ func (f *Fingerprinter) Fingerprint(method string, u *url.URL, header http.Heade
 			d.string(v)
 		}
 	}
+	return d
+}
 
-	kind := byte(bodyRaw)
-	if coding == "" {
-		kind = f.kind(mediaType)
+// canonical writes the body if it is of a kind that has a canonical form. If it
+// is not, nothing is written.
+func (f *Fingerprinter) canonical(d *digester, header http.Header, body []byte) bool {
+	if codingOf(header) != "" {
+		return false
 	}
-	// Every kind says whether the body is of that kind before it writes
-	// anything, so a body that is not falls back to raw.
-	ok := false
+	contentType, mediaType := mediaTypeOf(header)
+	kind := f.kind(mediaType)
+	if int64(len(body)) > f.max && kind != bodyMultipart {
+		return false
+	}
 	switch kind {
 	case bodyJSON:
-		ok = (f.mode == FingerprintJSON || utf8Charset(contentType)) && d.json.parse(body, f.depth)
-		if ok {
-			d.kind(bodyJSON, mediaType)
-			d.json.emitSelected(d.w, f.include, f.exclude)
+		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.parse(body, f.depth) {
+			return false
 		}
+		d.kind(bodyJSON, mediaType)
+		d.json.emitSelected(d.w, f.include, f.exclude)
+		return true
 	case bodyForm:
-		ok = d.parseForm(body)
-		if ok {
-			d.kind(bodyForm, mediaType)
-			d.int(len(d.fields))
-			for _, p := range d.fields {
-				d.string(p.name)
-				d.string(p.value)
-			}
+		if !d.parseForm(body) {
+			return false
 		}
+		d.kind(bodyForm, mediaType)
+		d.int(len(d.fields))
+		for _, p := range d.fields {
+			d.string(p.name)
+			d.string(p.value)
+		}
+		return true
 	case bodyMultipart:
-		var params map[string]string
-		params, ok = d.parseMultipart(contentType, body)
-		if ok {
-			d.kind(bodyMultipart, mediaType)
-			d.int(len(params))
-			for _, name := range sortedNames(params) {
-				d.string(name)
-				d.string(params[name])
-			}
-			d.bytes(d.scratch)
-		}
+		return d.multipart(header, bytes.NewReader(body))
 	}
-	if !ok {
-		d.kind(bodyRaw, contentType)
-		d.string(coding)
-		_, _ = d.w.Write(body) // last, so it needs no length
-	}
+	return false
+}
+
+// end returns the fingerprint of what has been written.
+func (f *Fingerprinter) end(d *digester) semel.Fingerprint {
 	_ = d.w.Flush() // a hash never fails to write
 	fp := semel.Fingerprint{Scheme: f.scheme}
 	copy(fp.Sum[:], d.hash.Sum(d.sum[:0]))
@@ -333,10 +415,16 @@ func (f *Fingerprinter) kind(mediaType string) byte {
 	return bodyRaw
 }
 
-// contentTypeOf returns the Content-Type as written, and its type and subtype
-// in lower case. Several lines make no type that anything here knows.
-func contentTypeOf(h http.Header) (contentType, mediaType string) {
-	contentType = strings.Trim(strings.Join(h["Content-Type"], ", "), " \t")
+// contentTypeOf returns the Content-Type as written. Several lines make no type
+// that anything here knows.
+func contentTypeOf(h http.Header) string {
+	return strings.Trim(strings.Join(h["Content-Type"], ", "), " \t")
+}
+
+// mediaTypeOf returns the Content-Type as written, and its type and subtype in
+// lower case.
+func mediaTypeOf(h http.Header) (contentType, mediaType string) {
+	contentType = contentTypeOf(h)
 	mediaType, _, _ = strings.Cut(contentType, ";")
 	return contentType, strings.ToLower(strings.Trim(mediaType, " \t"))
 }
@@ -376,7 +464,6 @@ func (f *Fingerprinter) put(d *digester) {
 	if cap(d.fields) > keepBytes/32 {
 		d.fields = nil
 	}
-	d.scratch = d.scratch[:0]
 	if cap(d.scratch) > keepBytes {
 		d.scratch = nil
 	}
@@ -389,6 +476,7 @@ func (f *Fingerprinter) put(d *digester) {
 // bytes.
 type digester struct {
 	hash    hash.Hash
+	parts   hash.Hash // of a multipart body
 	inner   hash.Hash // of one part's content
 	w       *bufio.Writer
 	frame   [binary.MaxVarintLen64]byte
@@ -399,8 +487,11 @@ type digester struct {
 	copy    []byte
 }
 
+// Write implements io.Writer, for what comes last and needs no length.
+func (d *digester) Write(p []byte) (int, error) { return d.w.Write(p) }
+
 func newDigester() *digester {
-	return &digester{hash: sha256.New(), inner: sha256.New(), w: bufio.NewWriterSize(nil, 4096)}
+	return &digester{hash: sha256.New(), parts: sha256.New(), inner: sha256.New(), w: bufio.NewWriterSize(nil, 4096)}
 }
 
 func (d *digester) int(n int) {
@@ -420,6 +511,12 @@ func (d *digester) bytes(b []byte) {
 func (d *digester) kind(k byte, contentType string) {
 	_ = d.w.WriteByte(k)
 	d.string(contentType)
+}
+
+// raw begins a body that takes part as it is.
+func (d *digester) raw(contentType, coding string) {
+	d.kind(bodyRaw, contentType)
+	d.string(coding)
 }
 
 type formField struct{ name, value string }
@@ -455,43 +552,54 @@ func (d *digester) parseForm(body []byte) bool {
 	return true
 }
 
-// parseMultipart writes the parts of a multipart body into d.scratch and
-// returns the parameters of its type, without the boundary.
-func (d *digester) parseMultipart(contentType string, body []byte) (map[string]string, bool) {
+// multipart writes a multipart body, if it is well-formed; otherwise nothing.
+// No part is held in memory.
+func (d *digester) multipart(header http.Header, body io.Reader) bool {
+	contentType, mediaType := mediaTypeOf(header)
 	_, params, err := mime.ParseMediaType(contentType)
 	if err != nil || params["boundary"] == "" {
-		return nil, false
+		return false
 	}
-	r := multipart.NewReader(bytes.NewReader(body), params["boundary"])
+	r := multipart.NewReader(body, params["boundary"])
 	delete(params, "boundary")
 	if d.copy == nil {
 		d.copy = make([]byte, 4096)
 	}
+	d.parts.Reset()
 	for n := 0; ; n++ {
 		// Raw: decoding is the reader's business, and the header that names
 		// the coding takes part.
 		part, err := r.NextRawPart()
 		if err == io.EOF {
-			return params, true
+			break
 		}
 		if err != nil || n == maxFields {
-			return nil, false
+			return false
 		}
 		d.inner.Reset()
 		if _, err := io.CopyBuffer(d.inner, part, d.copy); err != nil {
-			return nil, false
+			return false
 		}
-		d.scratch = append(d.scratch, 1)
-		d.scratch = binary.AppendUvarint(d.scratch, uint64(len(part.Header)))
+		b := append(d.scratch[:0], 1)
+		b = binary.AppendUvarint(b, uint64(len(part.Header)))
 		for _, name := range sortedNames(part.Header) {
-			d.scratch = appendString(d.scratch, name)
-			d.scratch = binary.AppendUvarint(d.scratch, uint64(len(part.Header[name])))
+			b = appendString(b, name)
+			b = binary.AppendUvarint(b, uint64(len(part.Header[name])))
 			for _, v := range part.Header[name] {
-				d.scratch = appendString(d.scratch, v)
+				b = appendString(b, v)
 			}
 		}
-		d.scratch = d.inner.Sum(d.scratch)
+		d.scratch = d.inner.Sum(b)
+		_, _ = d.parts.Write(d.scratch)
 	}
+	d.kind(bodyMultipart, mediaType)
+	d.int(len(params))
+	for _, name := range sortedNames(params) {
+		d.string(name)
+		d.string(params[name])
+	}
+	d.bytes(d.parts.Sum(d.scratch[:0]))
+	return true
 }
 
 func sortedNames[V any](m map[string]V) []string {

@@ -110,11 +110,11 @@ func TestFingerprintFraming(t *testing.T) {
 		},
 		{
 			request{method: "POST", url: "/", contentType: "multipart/form-data; boundary=x; a=b", body: "--x\r\nB: 1\r\na: 2\r\n\r\nhi\r\n--x--\r\n"},
-			"\x04POST\x01/\x00" + "m\x13multipart/form-data\x01\x01a\x01b" + "\x2c\x01\x02\x01A\x01\x012\x01B\x01\x011" + sum("hi"),
+			"\x04POST\x01/\x00" + "m\x13multipart/form-data\x01\x01a\x01b" + "\x20" + sum("\x01\x02\x01A\x01\x012\x01B\x01\x011"+sum("hi")),
 		},
 	} {
 		got := tc.r.fingerprint(t, f)
-		if want := (semel.Fingerprint{Scheme: "http/1", Sum: sha256.Sum256([]byte(tc.want))}); got != want {
+		if want := (semel.Fingerprint{Scheme: "http/2", Sum: sha256.Sum256([]byte(tc.want))}); got != want {
 			t.Errorf("%q: the digest is not that of %q", tc.r, tc.want)
 		}
 	}
@@ -129,12 +129,12 @@ func TestFingerprintFramingOfSelections(t *testing.T) {
 		{
 			FingerprintConfig{Exclude: []string{"/b", "/c/0", "/d/x"}},
 			nil,
-			"http/1-9dde92c602ed1909", "j\x10application/json" + `{"a":1,"c":[2,{"y":1,"z":2}],"d":{"y":2},"e":3}`,
+			"http/2-9dde92c602ed1909", "j\x10application/json" + `{"a":1,"c":[2,{"y":1,"z":2}],"d":{"y":2},"e":3}`,
 		},
 		{
 			FingerprintConfig{Include: []string{"/e", "/c/2", "/f"}, Headers: []string{"x-b", "X-A"}},
 			http.Header{"X-B": {"1", "2"}},
-			"http/1-430ae4fd55ca3551", "\x00\x02\x011\x012" + "j\x10application/json\x01{\"y\":1,\"z\":2}\x013\x00",
+			"http/2-430ae4fd55ca3551", "\x00\x02\x011\x012" + "j\x10application/json\x01{\"y\":1,\"z\":2}\x013\x00",
 		},
 	} {
 		f := fingerprinter(t, tc.config)

@@ -83,22 +83,22 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	body, problem, ok := p.readBody(w, r)
-	if !ok {
-		p.refuse(w, problem)
-		return
-	}
 	e := &exchange{
 		protector: p,
 		r:         r,
 		method:    r.Method,
-		body:      body,
 		expired:   expired,
 		submit: semel.Submit{
-			Identity:    semel.Identity{Scope: scope, Key: key},
-			Fingerprint: p.fingerprinter.Fingerprint(r.Method, r.URL, r.Header, body),
-			Origin:      p.Origin(r),
+			Identity: semel.Identity{Scope: scope, Key: key},
+			Origin:   p.Origin(r),
 		},
+	}
+	e.body = spool{dir: p.SpoolDir, max: inlineBody}
+	e.rec.kept = spool{dir: p.SpoolDir, max: p.MaxInline}
+	if problem := e.read(w); problem.Status != 0 {
+		e.body.close()
+		p.refuse(w, problem)
+		return
 	}
 	if len(w.Header()) > 0 {
 		e.outer = w.Header().Clone()
@@ -201,19 +201,20 @@ func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.
 	return false, false
 }
 
-// readAhead is how much memory a Content-Length is trusted with before as much
-// has arrived.
-const readAhead = 64 << 10
+const (
+	// inlineBody is the largest request body that is held in memory.
+	inlineBody = 256 << 10
+	// readAhead is how much memory a Content-Length is trusted with before as
+	// much has arrived.
+	readAhead = 64 << 10
+)
 
-// readBody reads the whole request body.
-func (p *protector) readBody(w http.ResponseWriter, r *http.Request) (body []byte, problem Problem, ok bool) {
-	tooLarge := func() ([]byte, Problem, bool) {
-		problem := ProblemBodyTooLarge.Problem()
-		problem.Detail = fmt.Sprintf("The request body is larger than the %d bytes that this operation accepts. Nothing was executed.", p.MaxRequestBody)
-		return nil, problem, false
-	}
-	if r.ContentLength > p.MaxRequestBody {
-		return tooLarge()
+// read reads the whole request body and makes the fingerprint. It returns a
+// problem with a status if it cannot; then nothing has been executed.
+func (e *exchange) read(w http.ResponseWriter) Problem {
+	r := e.r
+	if r.ContentLength > e.MaxRequestBody {
+		return e.tooLarge()
 	}
 	if r.Body != nil && r.Body != http.NoBody {
 		size := int64(512)
@@ -221,21 +222,22 @@ func (p *protector) readBody(w http.ResponseWriter, r *http.Request) (body []byt
 			size = min(r.ContentLength+1, readAhead) // one more, to see the end without growing
 		}
 		// It also tells the server not to wait for the rest.
-		limited := http.MaxBytesReader(w, r.Body, p.MaxRequestBody)
-		body = make([]byte, 0, size)
+		limited := http.MaxBytesReader(w, r.Body, e.MaxRequestBody)
+		body := make([]byte, 0, size)
 		for {
 			n, err := limited.Read(body[len(body):cap(body)])
 			body = body[:len(body)+n]
 			if err == io.EOF {
 				break
 			}
-			if _, large := errors.AsType[*http.MaxBytesError](err); large {
-				return tooLarge()
-			}
 			if err != nil {
-				return nil, ProblemBodyUnreadable.Problem(), false
+				return e.unreadable(err)
 			}
 			if len(body) == cap(body) {
+				if max(int64(len(body)), r.ContentLength) > inlineBody {
+					e.body.mem = body
+					return e.readLarge(w)
+				}
 				more := int64(cap(body))
 				if rest := r.ContentLength + 1 - more; rest > 0 {
 					more = min(more, rest)
@@ -243,16 +245,56 @@ func (p *protector) readBody(w http.ResponseWriter, r *http.Request) (body []byt
 				body = slices.Grow(body, int(more))
 			}
 		}
+		e.body.mem = body
 	}
-	if len(body) == 0 && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
+	if e.body.size() == 0 && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
 		// Somebody has read it before. Without it any two requests look the
 		// same, so going on would answer one with the result of another.
-		return nil, Problem{
+		return Problem{
 			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
 			Detail: "The server read the request body before it could be protected. Nothing was executed.",
-		}, false
+		}
 	}
-	return body, Problem{}, true
+	e.submit.Fingerprint = e.fingerprinter.Fingerprint(r.Method, r.URL, r.Header, e.body.mem)
+	return Problem{}
+}
+
+// readLarge goes on with a body whose beginning has been read.
+func (e *exchange) readLarge(w http.ResponseWriter) Problem {
+	r := e.r
+	rest := http.MaxBytesReader(w, r.Body, e.MaxRequestBody-e.body.size())
+	d := e.fingerprinter.stream(r.Method, r.URL, r.Header)
+	_, _ = d.Write(e.body.mem)
+	err, failed := e.body.fill(rest, d)
+	if err != nil {
+		e.fingerprinter.put(d)
+		return e.unreadable(err)
+	}
+	if failed == nil {
+		e.submit.Fingerprint, failed = e.fingerprinter.endStream(d, r.Method, r.URL, r.Header, &e.body)
+	} else {
+		e.fingerprinter.put(d)
+	}
+	if failed != nil {
+		e.SpoolFailed(r.Context(), failed)
+		p := ProblemSpoolUnavailable.Problem()
+		p.RetryAfter = time.Second
+		return p
+	}
+	return Problem{}
+}
+
+func (e *exchange) unreadable(err error) Problem {
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return e.tooLarge()
+	}
+	return ProblemBodyUnreadable.Problem()
+}
+
+func (e *exchange) tooLarge() Problem {
+	p := ProblemBodyTooLarge.Problem()
+	p.Detail = fmt.Sprintf("The request body is larger than the %d bytes that this operation accepts. Nothing was executed.", e.MaxRequestBody)
+	return p
 }
 
 // exchange is one protected request. Two goroutines share it: the server's runs
@@ -261,7 +303,7 @@ func (p *protector) readBody(w http.ResponseWriter, r *http.Request) (body []byt
 type exchange struct {
 	*protector
 	method string
-	body   []byte
+	body   spool // until the execution has ended, or has turned out not to be
 	submit semel.Submit
 	outer  http.Header // what was in the header before the handler; nil if nothing was
 	rec    recorder
@@ -273,7 +315,7 @@ type exchange struct {
 
 	cloned sync.Once
 	r      *http.Request // the server's, until cloned
-	reader bodyReader    // of the clone
+	reader bodyReader    // of the clone, if the body is in memory
 	ctx    handlerContext
 
 	began    atomic.Bool // execute has been called
@@ -284,6 +326,7 @@ type exchange struct {
 
 	mu    sync.Mutex
 	left  bool // serve has ended
+	done  bool // the execution has
 	relay *relay
 }
 
@@ -294,6 +337,12 @@ type bodyReader struct{ r bytes.Reader }
 func (b *bodyReader) Read(p []byte) (int, error)         { return b.r.Read(p) }
 func (b *bodyReader) WriteTo(w io.Writer) (int64, error) { return b.r.WriteTo(w) }
 func (*bodyReader) Close() error                         { return nil }
+
+// spoolReader is a request body in a spool. It cannot be rewound either.
+type spoolReader struct{ r *io.SectionReader }
+
+func (s *spoolReader) Read(p []byte) (int, error) { return s.r.Read(p) }
+func (*spoolReader) Close() error                 { return nil }
 
 // handlerContext is a context that knows its recorder.
 type handlerContext struct {
@@ -340,6 +389,9 @@ func (e *exchange) serve(w http.ResponseWriter) {
 		e.respond = cancel
 	}
 	out, err := e.Guard.Do(waits, e.submit, e.execute)
+	if !out.Claimed {
+		defer e.body.close() // or it is the execution's
+	}
 	if out.Answer == semel.Unknown || waits.Err() != nil {
 		// The execution may not even have started.
 		e.clone(context.WithoutCancel(ctx))
@@ -364,13 +416,16 @@ func (e *exchange) clone(ctx context.Context) {
 	e.cloned.Do(func() {
 		r := e.r.Clone(ctx)
 		r.Body = http.NoBody
-		if len(e.body) > 0 {
-			e.reader.r.Reset(e.body)
+		switch {
+		case e.body.file != nil:
+			r.Body = &spoolReader{e.body.reader()}
+		case len(e.body.mem) > 0:
+			e.reader.r.Reset(e.body.mem)
 			r.Body = &e.reader
 		}
 		r.GetBody = nil
 		r.TransferEncoding = nil
-		r.ContentLength = int64(len(e.body))
+		r.ContentLength = e.body.size()
 		if len(r.Trailer) > 0 {
 			r.ContentLength = -1 // trailers come behind a body of unknown length
 		}
@@ -408,6 +463,7 @@ func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
 // execute runs the handler, detached from the client.
 func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	e.began.Store(true)
+	defer e.executed()
 	if e.expired {
 		// There is no record of an earlier use.
 		return semel.Result{}, semel.NoEffect(ErrKeyExpired)
@@ -429,9 +485,11 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	}
 	defer func() {
 		v := recover()
-		rec.close()
-		e.panicked = v
-		e.ended.Store(true)
+		if !e.ended.Load() {
+			rec.close()
+			e.panicked = v
+			e.ended.Store(true)
+		}
 		if rec.relay != nil {
 			close(rec.relay.chunks)
 		}
@@ -444,6 +502,12 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	var err error
 	e.result, err = rec.finish()
 	e.returned = true
+	if err == nil && e.result.Pieces != nil {
+		// Not by returning it: the pieces are only there to be read until this
+		// function ends.
+		e.ended.Store(true)
+		_ = rec.x.Complete(e.result) // whatever comes of it, Do answers
+	}
 	return e.result, err
 }
 
@@ -467,6 +531,25 @@ func (e *exchange) leave() {
 	if e.relay != nil {
 		close(e.relay.gone)
 	}
+	e.release()
+}
+
+// executed is called when the execution has ended.
+func (e *exchange) executed() {
+	e.body.close()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.done = true
+	e.release()
+}
+
+// release closes what the handler wrote when neither side needs it any more: the
+// execution, which writes and records it, nor the server's goroutine, which sends
+// it. Called with mu held.
+func (e *exchange) release() {
+	if e.left && e.done {
+		e.rec.kept.close()
+	}
 }
 
 func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
@@ -484,10 +567,10 @@ func (e *exchange) answer(ctx context.Context, w http.ResponseWriter, out semel.
 		case rl == nil && e.ended.Load() && e.isOwn(out.Result):
 			e.own(w, out.Record.ExpiresAt)
 		default: // the handler called Complete itself
-			e.recorded(w, out, err)
+			e.recorded(ctx, w, out, err)
 		}
 	case semel.Replayed:
-		e.recorded(w, out, err)
+		e.recorded(ctx, w, out, err)
 	case semel.Released:
 		if errors.Is(err, semel.ErrRolledBack) {
 			// Whatever the handler answered, it did not come true.
@@ -550,8 +633,16 @@ func (e *exchange) inProgress(ctx context.Context, w http.ResponseWriter, rec se
 
 // isOwn reports whether r is what the handler's answer was recorded as.
 func (e *exchange) isOwn(r semel.Result) bool {
-	return e.returned && r.Tombstone == e.result.Tombstone && r.Label == e.result.Label &&
-		bytes.Equal(r.Head, e.result.Head) && bytes.Equal(r.Body, e.result.Body)
+	own := &e.result
+	if !e.returned || r.Label != own.Label {
+		return false
+	}
+	if r.Tombstone && !own.Tombstone {
+		// The store could not take it, and the guard has put this in its place.
+		return r.Codec == own.Codec && r.Reference == own.Reference && r.Failed == own.Failed && len(r.Head) == 0
+	}
+	return r.Tombstone == own.Tombstone && r.Pieces == own.Pieces &&
+		bytes.Equal(r.Head, own.Head) && bytes.Equal(r.Body, own.Body)
 }
 
 func (e *exchange) unavailable(ctx context.Context, w http.ResponseWriter, failure *semel.Error) {
@@ -573,24 +664,54 @@ func (e *exchange) unavailable(ctx context.Context, w http.ResponseWriter, failu
 }
 
 // recorded answers from a record.
-func (e *exchange) recorded(w http.ResponseWriter, out semel.Outcome, err error) {
-	r := replay{contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == ""}
-	r.write(w, out, err)
+func (e *exchange) recorded(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
+	r := replay{
+		contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == "",
+		timeout: e.Guard.Policy().StoreTimeout,
+	}
+	r.write(ctx, w, out, err)
 }
 
 // replay answers from records.
 type replay struct {
 	contract *Contract
-	status   string // where the operation is shown, or ""
-	shared   bool   // callers are not told apart
+	status   string        // where the operation is shown, or ""
+	shared   bool          // callers are not told apart
+	head     bool          // the request was a HEAD
+	timeout  time.Duration // of reading one piece
 }
 
-func (r replay) write(w http.ResponseWriter, out semel.Outcome, err error) {
+// write answers from a record. Like send, it panics with http.ErrAbortHandler
+// where the answer cannot be brought to its end.
+func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
 	status, header, trailer, bad := DecodeHead(out.Result.Head)
 	if out.Result.Tombstone || out.Result.Codec != CodecHTTP || err != nil || bad != nil {
 		// It completed, but there is nothing here that could be replayed.
 		r.notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
 		return
+	}
+	body := content{bytes: out.Result.Body, head: r.head}
+	if p := out.Result.Pieces; p != nil {
+		body.size = p.Size
+		// The first before the header, as long as there is another answer.
+		read := func(n int) ([]byte, error) {
+			ctx, cancel := context.WithTimeout(ctx, r.timeout)
+			defer cancel()
+			return p.ReadPiece(ctx, n)
+		}
+		first, err := read(0)
+		if errors.Is(err, semel.ErrNotFound) {
+			r.notRetained(w, out.Result.Reference, time.Time{})
+			return
+		}
+		if err != nil {
+			problem := ProblemStoreUnavailable.Problem()
+			problem.Detail = "The operation completed, but its recorded answer could not be read now. Nothing was executed again."
+			problem.RetryAfter, problem.StatusURL = time.Second, r.status
+			r.contract.WriteProblem(w, problem)
+			return
+		}
+		body.rest = func(w io.Writer) error { return writePieces(w, p.Count(), first, read) }
 	}
 	h := w.Header()
 	for name, values := range header {
@@ -605,7 +726,23 @@ func (r replay) write(w http.ResponseWriter, out semel.Outcome, err error) {
 			h[r.contract.ReplayedHeader] = []string{"true"}
 		}
 	}
-	send(w, r.contract, status, trailer, out.Result.Body, out.Record.ExpiresAt)
+	send(w, r.contract, status, trailer, body, out.Record.ExpiresAt)
+}
+
+// writePieces writes a body piece by piece, the first of which has been read.
+func writePieces(w io.Writer, count int, piece []byte, read func(n int) ([]byte, error)) error {
+	for n := 0; ; {
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+		if n++; n == count {
+			return nil
+		}
+		var err error
+		if piece, err = read(n); err != nil {
+			return err
+		}
+	}
 }
 
 func (r replay) notRetained(w http.ResponseWriter, reference string, expires time.Time) {
@@ -615,7 +752,7 @@ func (r replay) notRetained(w http.ResponseWriter, reference string, expires tim
 	r.contract.WriteProblem(w, p)
 }
 
-// own answers with what the handler wrote, from memory.
+// own answers with what the handler wrote.
 func (e *exchange) own(w http.ResponseWriter, expires time.Time) {
 	rec := &e.rec
 	if rec.status == http.StatusSwitchingProtocols {
@@ -630,7 +767,7 @@ func (e *exchange) own(w http.ResponseWriter, expires time.Time) {
 		})
 		return
 	}
-	send(w, &e.Contract, rec.status, rec.trailer, rec.body, expires)
+	send(w, &e.Contract, rec.status, rec.trailer, rec.kept.content(), expires)
 }
 
 // ownHeader makes the header what the handler sent.
@@ -651,8 +788,30 @@ func (e *exchange) ownHeader(w http.ResponseWriter) {
 	}
 }
 
-// send writes a whole answer whose header is in place.
-func send(w http.ResponseWriter, c *Contract, status int, trailer http.Header, body []byte, expires time.Time) {
+// content is the body of an answer.
+type content struct {
+	bytes []byte
+	// rest writes a body that is not in memory, of the given size.
+	rest func(w io.Writer) error
+	size int64
+	head bool // it is not to be sent
+}
+
+// content returns the whole.
+func (s *spool) content() content {
+	if s.file == nil {
+		return content{bytes: s.mem}
+	}
+	return content{size: s.size(), rest: func(w io.Writer) error {
+		_, err := io.Copy(w, s.reader())
+		return err
+	}}
+}
+
+// send writes a whole answer whose header is in place. If a body that is not in
+// memory cannot be written to its end, it panics with http.ErrAbortHandler, so
+// that the client sees that there is more.
+func send(w http.ResponseWriter, c *Contract, status int, trailer http.Header, body content, expires time.Time) {
 	h := w.Header()
 	c.setExpires(h, expires)
 	if c.ResultHeader != "" {
@@ -663,18 +822,24 @@ func send(w http.ResponseWriter, c *Contract, status int, trailer http.Header, b
 	}
 	switch {
 	case !bodyAllowed(status):
-		body = nil
+		body = content{}
 	case len(trailer) > 0:
 		h.Del("Content-Length") // over HTTP/1.1, trailers need the chunked coding
 		h["Trailer"] = []string{strings.Join(sortedNames(trailer), ", ")}
 	default:
 		if _, ok := h["Content-Length"]; !ok {
-			h["Content-Length"] = []string{strconv.Itoa(len(body))}
+			h["Content-Length"] = []string{strconv.FormatInt(max(body.size, int64(len(body.bytes))), 10)}
 		}
 	}
 	w.WriteHeader(status)
-	if len(body) > 0 {
-		if _, err := w.Write(body); err != nil {
+	switch {
+	case body.head:
+	case body.rest != nil:
+		if body.rest(w) != nil {
+			panic(http.ErrAbortHandler)
+		}
+	case len(body.bytes) > 0:
+		if _, err := w.Write(body.bytes); err != nil {
 			return
 		}
 	}
@@ -710,8 +875,12 @@ func (e *exchange) pass(ctx context.Context, w http.ResponseWriter, rl *relay, e
 	w.WriteHeader(rec.status)
 	flusher := http.NewResponseController(w)
 	var err error
-	if len(rec.body) > 0 {
-		_, err = w.Write(rec.body)
+	switch kept := rec.kept.content(); {
+	case kept.rest != nil:
+		err = kept.rest(w)
+		rec.kept.close() // the rest may take its time
+	case len(kept.bytes) > 0:
+		_, err = w.Write(kept.bytes)
 	}
 	var gone <-chan struct{}
 	if rec.events {

@@ -37,6 +37,7 @@ const (
 	ProblemRolledBack        ProblemCase = "rolled-back"
 	ProblemBodyTooLarge      ProblemCase = "body-too-large"
 	ProblemBodyUnreadable    ProblemCase = "body-unreadable"
+	ProblemSpoolUnavailable  ProblemCase = "spool-unavailable"
 
 	// Of keys that the service issues itself.
 	ProblemKeyNotIssued ProblemCase = "key-not-issued"
@@ -95,6 +96,10 @@ var problemCases = map[ProblemCase]struct {
 	ProblemBodyUnreadable: {
 		http.StatusBadRequest, semel.RetrySameKey, "The request body could not be read",
 		"The request body ended early or was not well-formed in transfer. Nothing was executed.",
+	},
+	ProblemSpoolUnavailable: {
+		http.StatusServiceUnavailable, semel.RetrySameKey, "The request body could not be held",
+		"The server has no room to hold the request body now, so it was not executed.",
 	},
 	ProblemKeyNotIssued: {
 		http.StatusBadRequest, semel.RetryNewKey, "The key was not issued for this operation",

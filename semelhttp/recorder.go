@@ -22,7 +22,7 @@ var (
 type recorderMode uint8
 
 const (
-	keeping    recorderMode = iota // kept in memory, to be recorded
+	keeping    recorderMode = iota // kept, to be recorded
 	passing                        // on record as a tombstone; handed over as it comes
 	discarding                     // nobody is to see it
 )
@@ -49,7 +49,7 @@ type recorder struct {
 	sent        http.Header // header as of WriteHeader
 	length      int64       // the Content-Length of sent, or -1
 	written     int64
-	body        []byte
+	kept        spool
 	trailer     http.Header
 	relay       *relay
 
@@ -114,6 +114,19 @@ func (w *recorder) fixType(first []byte) {
 	}
 }
 
+// sniff calls fixType with what has been kept and comes next. It is called before
+// anything leaves memory.
+func (w *recorder) sniff(next []byte) {
+	if w.typed {
+		return
+	}
+	first := w.kept.mem
+	if len(first) < 512 && len(next) > 0 { // what DetectContentType looks at
+		first = append(first[:len(first):len(first)], next[:min(len(next), 512)]...)
+	}
+	w.fixType(first)
+}
+
 // Write implements http.ResponseWriter.
 func (w *recorder) Write(p []byte) (int, error) {
 	w.mu.Lock()
@@ -136,27 +149,41 @@ func (w *recorder) Write(p []byte) (int, error) {
 	}
 	w.written += int64(len(p))
 
+	kept := 0
 	if w.mode == keeping {
-		switch {
-		case w.events && w.verdict() == nil:
-			w.stream(p)
-		case int64(len(w.body))+int64(len(p)) > w.exchange.MaxResult:
-			if w.verdict() == nil {
-				w.stream(p)
-			} else {
-				// The answer will not be recorded, and without a record it
-				// cannot leave before the handler has ended.
-				w.mode, w.lost, w.body = discarding, true, nil
-			}
-		default:
-			w.body = append(w.body, p...)
-			return len(p), nil
+		if kept = w.keep(p); kept == len(p) {
+			return kept, nil
 		}
 	}
 	if w.mode == passing {
-		return w.pass(chunk{data: p})
+		n, err := w.pass(chunk{data: p[kept:]})
+		return kept + n, err
 	}
 	return len(p), nil
+}
+
+// keep keeps p, or as much of it as can be kept; then the mode has changed.
+func (w *recorder) keep(p []byte) (n int) {
+	// What was announced is believed, so that nothing is spooled in vain.
+	fits := max(w.kept.size()+int64(len(p)), w.length) <= w.exchange.MaxResult
+	if fits && (!w.events || w.verdict() != nil) {
+		if w.kept.overflows(len(p)) {
+			w.sniff(p)
+		}
+		var err error
+		if n, err = w.kept.write(p); err == nil {
+			return n
+		}
+		w.exchange.SpoolFailed(w.exchange.ctx.Context, err)
+	}
+	if w.verdict() == nil {
+		w.stream(p[n:])
+	} else {
+		// The answer will not be recorded, and without a record it cannot
+		// leave before the handler has ended.
+		w.mode, w.lost = discarding, true
+	}
+	return n
 }
 
 // Flush implements http.Flusher.
@@ -176,7 +203,7 @@ func (w *recorder) FlushError() error {
 		if w.events && w.verdict() == nil {
 			w.stream(nil)
 		} else {
-			w.fixType(w.body)
+			w.sniff(nil)
 		}
 	}
 	if w.mode == passing {
@@ -187,14 +214,10 @@ func (w *recorder) FlushError() error {
 }
 
 // stream puts a tombstone on record and lets the answer pass, next being the
-// first bytes that are not in w.body. If there can be no tombstone the client is
+// first bytes that have not been kept. If there can be no tombstone the client is
 // told so by others, and the answer is discarded.
 func (w *recorder) stream(next []byte) {
-	first := w.body
-	if len(first) < 512 && len(next) > 0 { // what DetectContentType looks at
-		first = append(first[:len(first):len(first)], next[:min(len(next), 512)]...)
-	}
-	w.fixType(first)
+	w.sniff(next)
 	// Before the tombstone: the server's goroutine comes right after it.
 	w.relay = w.exchange.openRelay()
 	if err := w.x.Complete(w.tombstone()); err != nil {
@@ -239,8 +262,8 @@ func (w *recorder) finish() (semel.Result, error) {
 	if w.relay != nil {
 		return semel.Result{}, nil // on record already, or beyond recording
 	}
-	if len(w.body) > 0 {
-		w.fixType(w.body)
+	if w.kept.size() > 0 {
+		w.sniff(nil)
 	}
 	if err := w.verdict(); err != nil {
 		return semel.Result{}, err
@@ -254,12 +277,18 @@ func (w *recorder) finish() (semel.Result, error) {
 	if w.status == http.StatusSwitchingProtocols {
 		return w.tombstone(), nil
 	}
-	res, err := EncodeResult(w.exchange.method, w.status, w.replayable(), w.trailer, w.body)
+	res, hasBody, err := encodeResult(w.exchange.method, w.status, w.replayable(), w.trailer, w.kept.size())
 	if err != nil {
 		return semel.Result{}, semel.Indeterminate("the answer cannot be recorded", err)
 	}
 	if len(res.Head) > maxHead {
 		return w.tombstone(), nil
+	}
+	switch {
+	case hasBody && w.kept.file != nil:
+		res.Pieces = w.kept.pieces()
+	case hasBody:
+		res.Body = w.kept.mem
 	}
 	res.Failed = !w.exchange.CommitStatus(w.status)
 	return res, nil
@@ -331,12 +360,16 @@ func (w *recorder) close() {
 	w.finished = true
 }
 
-func (w *recorder) declare(f func()) {
+// declare reports whether f was called: not if what it changes can have no
+// effect any more.
+func (w *recorder) declare(f func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.finished {
-		f()
+	if w.finished || w.relay != nil {
+		return false
 	}
+	f()
+	return true
 }
 
 type recorderKey struct{}
@@ -365,14 +398,18 @@ func DeclareNoEffect(ctx context.Context, cause error) {
 // sent. The outcome is then unknown, whatever they answer. The cause is kept in
 // the record for whoever resolves it: a few words without payload or secrets.
 //
-// It cannot be taken back. When it changes nothing is as for DeclareNoEffect.
-func DeclareIndeterminate(ctx context.Context, cause string) {
-	if w, ok := ctx.Value(recorderKey{}).(*recorder); ok {
-		if cause == "" {
-			cause = "the handler declared that the outcome is unknown"
-		}
-		w.declare(func() { w.indeterminate = cause })
+// It cannot be taken back. It reports false where it changes nothing, which is as
+// for DeclareNoEffect: then only an answer that is cut off, as by a panic with
+// http.ErrAbortHandler, can still tell the client.
+func DeclareIndeterminate(ctx context.Context, cause string) bool {
+	w, ok := ctx.Value(recorderKey{}).(*recorder)
+	if !ok {
+		return false
 	}
+	if cause == "" {
+		cause = "the handler declared that the outcome is unknown"
+	}
+	return w.declare(func() { w.indeterminate = cause })
 }
 
 // bodyAllowed reports whether an answer of this status can have a body.

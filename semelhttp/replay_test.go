@@ -149,6 +149,19 @@ var shapes = []struct {
 			_, _ = fmt.Fprintln(w, i)
 		}
 	}, alters: []string{"Content-Length"}, why: "the length is known"},
+	{name: "as large as fits in memory", handler: func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte("x"), semelhttp.DefaultMaxInline))
+	}, alters: []string{"Content-Length"}, why: "the length is known"},
+	{name: "too large for memory", handler: func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte("x"), semelhttp.DefaultMaxInline+1))
+	}, alters: []string{"Content-Length"}, why: "the length is known"},
+	{name: "too large for memory, with trailers", handler: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Trailer", "Sum")
+		for range 30 {
+			_, _ = w.Write(bytes.Repeat([]byte("<p>x"), 10_000))
+		}
+		w.Header().Set("Sum", "1")
+	}},
 	{name: "as large as can be", handler: func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte("x"), semelhttp.DefaultMaxResult))
 	}, alters: []string{"Content-Length"}, why: "the length is known"},

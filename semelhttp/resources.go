@@ -236,8 +236,11 @@ func (r *Resources) result(w http.ResponseWriter, req *http.Request) {
 	var p Problem
 	switch {
 	case rec.State == semel.StateCompleted:
-		a := replay{contract: &r.Contract, status: r.StatusURL(rec.ID), shared: rec.Identity.Actor == ""}
-		a.write(w, semel.Outcome{Answer: semel.Replayed, Result: rec.Result, Record: rec}, nil)
+		a := replay{
+			contract: &r.Contract, status: r.StatusURL(rec.ID), shared: rec.Identity.Actor == "",
+			head: req.Method == http.MethodHead, timeout: r.Guard.Policy().StoreTimeout,
+		}
+		a.write(req.Context(), w, semel.Outcome{Answer: semel.Replayed, Result: rec.Result, Record: rec}, nil)
 		return
 	case rec.State == semel.StateUnknown, rec.Lapsed():
 		p = ProblemOutcomeUnknown.Problem()
@@ -394,7 +397,7 @@ func (c FingerprintConfig) describe() []string {
 	case len(c.Include) > 0:
 		d = append(d, "of a JSON body: "+strings.Join(c.Include, " "))
 	default:
-		d = append(d, "body, in canonical form")
+		d = append(d, fmt.Sprintf("body, in canonical form; JSON and forms over %d bytes byte by byte", cmp.Or(c.MaxCanonical, DefaultMaxCanonical)))
 	}
 	if len(c.Exclude) > 0 {
 		d = append(d, "without: "+strings.Join(c.Exclude, " "))

@@ -64,7 +64,7 @@ type Config struct {
 
 	// MaxResult is the largest reply that is recorded, message or status and
 	// metadata together, in bytes. A larger one is given to the call that
-	// executed and leaves a tombstone. Default semelhttp.DefaultMaxResult.
+	// executed and leaves a tombstone. Default semelhttp.DefaultMaxInline.
 	MaxResult int
 
 	// NoEffect says of a code that it means by definition that nothing was

@@ -57,8 +57,13 @@ func TestConformance(t *testing.T) {
 	gone := semelWith(nil, "", "conformance", "--url", endpoint.URL)
 	want(t, "exit code without a server", gone.code, exitFailed)
 	for _, bad := range [][]string{
-		{}, {"--url", "nowhere"}, {"--url", g.url, "--header", "secret-without-colon"}, {"--url", g.url, "--ca", "none.pem"},
-		{"--url", g.url, "--timeout", "-1s"}, {"--url", g.url, "--in-flight", "accept", "--prefix", ""}, {"--url", g.url, "--max-request-body", "1GiB"},
+		{},
+		{"--url", "nowhere"},
+		{"--url", g.url, "--header", "secret-without-colon"},
+		{"--url", g.url, "--ca", "none.pem"},
+		{"--url", g.url, "--timeout", "-1s"},
+		{"--url", g.url, "--in-flight", "accept", "--prefix", ""},
+		{"--url", g.url, "--max-request-body", "1GiB"},
 	} {
 		out := semelWith(nil, "", append([]string{"conformance"}, bad...)...)
 		want(t, strings.Join(bad, " ")+": exit code", out.code, exitUsage)

@@ -32,7 +32,8 @@ type gatewaySettings struct {
 	lease, heartbeat, deadline, retention time.Duration
 	onCrash                               choice
 	failOpen                              bool
-	maxRequestBody, maxResult             byteSize
+	maxRequestBody, maxInline, maxResult  byteSize
+	spoolDir                              string
 	idleTimeout                           time.Duration
 	maxConns                              int
 	drain                                 time.Duration
@@ -53,6 +54,7 @@ func (p *program) gatewayCommand() *cobra.Command {
 		contract:       choice{value: "ietf", of: []string{"ietf", "stripe", "oasis"}},
 		inFlight:       choice{value: "reject", of: []string{"reject", "wait", "accept"}},
 		maxRequestBody: semelhttp.DefaultMaxRequestBody,
+		maxInline:      semelhttp.DefaultMaxInline,
 		maxResult:      semelhttp.DefaultMaxResult,
 	}
 	cmd := &cobra.Command{
@@ -108,6 +110,8 @@ signal ends it at once.`,
 	f.DurationVar(&s.retention, "retention", 24*time.Hour, "how long a recorded answer is replayed")
 	f.Var(&s.maxRequestBody, "max-request-body", "largest body of a protected request; larger ones are refused")
 	f.Var(&s.maxResult, "max-result", "largest answer that is recorded; larger ones pass but cannot be replayed")
+	f.Var(&s.maxInline, "max-inline", "largest answer that is held in memory and recorded in one piece")
+	f.StringVar(&s.spoolDir, "spool-dir", "", "directory on disk for temporary files of larger bodies; each may take as much as --max-request-body and --max-result say (default the system's)")
 	f.DurationVar(&s.drain, "drain", 30*time.Second, "how long to wait for running requests before ending")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "what to do when an owner died: hold the key until it is resolved, or retry, only where the service itself deduplicates by key")
 	f.BoolVar(&s.failOpen, "fail-open", false, "let requests pass UNPROTECTED while the store is down, instead of answering 503")
@@ -153,6 +157,15 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 	}
 	if s.maxResult > 256<<20 {
 		wrong("max-result", "is %s; at most 256MiB are possible", &s.maxResult)
+	}
+	if s.maxInline > s.maxResult {
+		if cmd.Flags().Changed("max-inline") {
+			wrong("max-inline", "is %s, more than %s, which is %s", &s.maxInline, named(cmd, "max-result"), &s.maxResult)
+		}
+		s.maxInline = s.maxResult
+	}
+	if err := checkSpool(s.spoolDir); err != nil {
+		wrong("spool-dir", "cannot be used: %v", err)
 	}
 	if s.wait < 0 || s.maxWait > 0 && s.wait > s.maxWait && s.inFlight.value == "wait" {
 		wrong("wait", "is %v; it must not be negative or longer than %s, which is %v", s.wait, named(cmd, "max-wait"), s.maxWait)
@@ -218,9 +231,19 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 		Upstream: upstream, Protects: func(r *http.Request) bool { return protected[r.Method] },
 		RequireKey: s.requireKey, StrictKey: s.strictKeys,
 		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
-		MaxRequestBody: int64(s.maxRequestBody), MaxResult: int64(s.maxResult), FailOpen: s.failOpen,
+		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult), SpoolDir: s.spoolDir,
+		FailOpen:    s.failOpen,
 		IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
 	}, nil
+}
+
+// checkSpool makes sure that files can be made in dir.
+func checkSpool(dir string) error {
+	f, err := os.CreateTemp(dir, "semel-*.spool")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
 // issuer makes an issuer of keys from the file of secrets.

@@ -53,5 +53,8 @@ func (l *logger) gateway() *gateway.Observer {
 			}
 			l.WarnContext(ctx, what, "method", f.Method, "record", f.RecordID, "err", f.Err)
 		},
+		SpoolFailed: func(ctx context.Context, err error) {
+			l.WarnContext(ctx, "a large body could not be spooled: a request is refused with 503, an answer passes but cannot be replayed", "err", err)
+		},
 	}
 }

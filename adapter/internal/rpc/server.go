@@ -89,7 +89,7 @@ func (s *Server) Validate() error {
 		errs = append(errs, fmt.Errorf("field MaxResult is %d; it must not be negative", s.MaxResult))
 	}
 	if s.MaxResult == 0 {
-		s.MaxResult = semelhttp.DefaultMaxResult
+		s.MaxResult = semelhttp.DefaultMaxInline
 	}
 	if s.NoEffect == nil {
 		s.NoEffect = DefaultNoEffect
