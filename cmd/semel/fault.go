@@ -34,6 +34,8 @@ func exitCodesTopic() *cobra.Command {
   5  semel torture found a broken promise, or semel conformance a failing case
   6  semel torture saw too little to prove anything
 
+semel probe has codes of its own: see semel probe --help.
+
 What went wrong, what to do about it and whether a retry is safe is said on the
 standard error stream. The standard output stream holds results only.`,
 	}

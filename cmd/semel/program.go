@@ -49,6 +49,9 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 		}
 	}
 	f.print(stderr)
+	if f.code == exitUsage && strings.HasPrefix(cmd.CommandPath()+" ", "semel probe ") {
+		return probeUsage
+	}
 	return f.code
 }
 
@@ -62,6 +65,7 @@ func (p *program) root() *cobra.Command {
   semel keys      looks at what the gateway has recorded, and settles what is unknown
   semel audit     searches the trail of what happened
   semel torture   kills and cuts off gateways, and checks that effects happen once
+  semel probe     judges from outside whether an operation survives duplicates
   semel conformance  checks that a server keeps the HTTP contract, case by case
 
 Flags that name an environment variable take its value when they are not given;
@@ -69,7 +73,7 @@ a variable that is set to nothing counts as not set.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -40,6 +40,7 @@ type layer struct {
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
 	{patterns: []string{"bench", "examples"}, down: true, any: true},
+	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelhttp", "."}, any: true},
 	{patterns: []string{"adapter/internal"}, tree: []string{"semelhttp", "."}, any: true},

@@ -284,8 +284,9 @@ func (v Verdict) Key() string {
 	return strings.Join(append(parts, fmt.Sprintf("confidence(%.2f)", v.Confidence)), " + ")
 }
 
-// Priority says how bad a finding is: P0, an effect was doubled or lost; P1, it
-// can be, or a client is led to; P2, a contract is unclear.
+// Priority says how bad a finding is: P0, an effect was doubled, lost, forged or
+// crossed a tenant's border; P1, it can be, or a client is led to it; P2, a
+// contract is unclear.
 type Priority string
 
 const (

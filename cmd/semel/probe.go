@@ -1,0 +1,558 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // sql readers of plans
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+	_ "modernc.org/sqlite" // sql readers of plans
+
+	"github.com/semelhq/semel/probe"
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/importer"
+	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/report"
+)
+
+// Exit codes of semel probe. They are its own, so that a pipeline can tell a
+// finding from a target that was not there.
+const (
+	probeHeld         = 0
+	probeFindings     = 1
+	probeInconclusive = 2
+	probeUsage        = 3
+	probeUnreachable  = 4
+	probeFailed       = 5
+)
+
+func probeFault(code int, do string, format string, args ...any) error {
+	return &fault{code: code, err: fmt.Errorf(format, args...), do: do}
+}
+
+func probeUsagef(format string, args ...any) error {
+	return probeFault(probeUsage, "Correct it and run the command again. Nothing was sent.", format, args...)
+}
+
+func (p *program) probeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "probe",
+		Short: "Judge from outside whether an operation survives duplicates, races and lost answers",
+		Long: `Sends one operation twice, raced, altered, cut off and late, and judges it by its
+effects: the target's state first, the ids in the answers second, their statuses
+last. It says what was established, what is inferred, and what cannot be known
+from outside.
+
+  semel probe init     makes a plan out of a curl command, a HAR file, a Postman
+                       collection, a Burp export or an OpenAPI document
+  semel probe run      runs a plan; without --send it only shows what it would send
+  semel probe report   shows a run again, in another form
+  semel probe diff     says what changed between two runs
+  semel probe schema   prints the JSON Schema of plans
+
+Its exit codes are its own:
+
+  0  held: no finding at or above --fail-on
+  1  findings at or above --fail-on
+  2  inconclusive: a precondition failed, or the run was interrupted
+  3  wrong usage, or a plan that is not valid; nothing was sent
+  4  the target could not be reached
+  5  failed: evidence could not be written or read`,
+	}
+	group(cmd)
+	cmd.AddCommand(p.probeRunCommand(), p.probeInitCommand(), p.probeReportCommand(), p.probeDiffCommand(), p.probeSchemaCommand())
+	return cmd
+}
+
+// probeRunSettings are the flags of semel probe run.
+type probeRunSettings struct {
+	send, production, full        bool
+	allow, operations, only, skip []string
+	width, trials                 int
+	out, junit, sarif, markdown   string
+	failOn, colour                choice
+	json, quiet                   bool
+}
+
+func (p *program) probeRunCommand() *cobra.Command {
+	s := probeRunSettings{
+		failOn: choice{value: "P1", of: []string{"P0", "P1", "P2", "none"}},
+		colour: choice{value: "auto", of: []string{"auto", "always", "never"}},
+	}
+	cmd := &cobra.Command{
+		Use:   "run PLAN",
+		Short: "Run a plan; without --send show what it would send",
+		Long: `Runs the experiments of a plan. Without --send nothing leaves this machine: every
+request is rendered and printed, secrets replaced. With it, only hosts of the
+plan's allow list, or named by --allow, are reached, redirects are not followed,
+and no more requests are sent than the plan's budget says, warm-ups and state
+readers included. A target that the plan marks as production needs --production,
+and is never raced, cut off or made to fail.
+
+The evidence is written to a folder of its own: the plan, the exact bytes of every
+exchange (HAR), the state before and after, and the reports. Ctrl-C stops at once
+and still writes it. Secrets are replaced by placeholders.
+
+` + "See semel probe --help for the exit codes.",
+		Example: `  semel probe run orders.yaml
+  semel probe run orders.yaml --send --allow 127.0.0.1:9000
+  semel probe run orders.yaml --send --full --trials 60 --fail-on P0 --junit probe.xml --sarif probe.sarif`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return p.probeRun(cmd.Context(), args[0], s) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.BoolVar(&s.send, "send", false, "send; without this it is a dry run")
+	f.StringArrayVar(&s.allow, "allow", nil, "host:port that may be reached, beside those of the plan; may be repeated")
+	f.BoolVar(&s.production, "production", false, "send although the plan marks the target as production")
+	f.StringArrayVar(&s.operations, "operation", nil, "run this operation only; may be repeated")
+	f.BoolVar(&s.full, "full", false, "run every experiment that the plan has what it takes for")
+	f.StringSliceVar(&s.only, "only", nil, "run these experiments only")
+	f.StringSliceVar(&s.skip, "skip", nil, "leave these experiments out")
+	f.IntVar(&s.width, "width", 0, "requests in a race (default: the plan's)")
+	f.IntVar(&s.trials, "trials", 0, "trials of a race; more bound the rate of double effects more tightly (default: the plan's)")
+	choiceFlag(cmd, &s.failOn, "fail-on", "lowest priority of a finding that makes the exit code 1")
+	f.StringVar(&s.out, "out", "", "folder for the evidence, which must not exist (default: probe-RUN in the working directory)")
+	f.StringVar(&s.junit, "junit", "", "also write the results to this file, in the form of JUnit")
+	f.StringVar(&s.sarif, "sarif", "", "also write the findings to this file, in the form of SARIF 2.1.0")
+	f.StringVar(&s.markdown, "markdown", "", "also write a summary to this file, in Markdown")
+	choiceFlag(cmd, &s.colour, "colour", "colour on the terminal")
+	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
+	jsonFlag(cmd, &s.json)
+	return cmd
+}
+
+// readPlan reads and checks a plan. Its errors name file and line.
+func readPlan(file string) (*plan.Plan, error) {
+	pl, err := plan.ParseFile(file)
+	if err == nil {
+		err = pl.Validate()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, probeUsagef("there is no plan %s; semel probe init makes one", file)
+	case err != nil:
+		return nil, probeUsagef("the plan is not valid:\n%w", err)
+	}
+	return pl, nil
+}
+
+func experiments(flag string, names []string) (list []plan.Experiment, err error) {
+	for _, n := range names {
+		e := plan.Experiment(strings.TrimSpace(n))
+		if !slices.Contains(plan.Experiments(), e) {
+			return nil, probeUsagef("--%s: there is no experiment %q; there are %v", flag, n, plan.Experiments())
+		}
+		list = append(list, e)
+	}
+	return list, nil
+}
+
+func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings) error {
+	pl, err := readPlan(file)
+	if err != nil {
+		return err
+	}
+	o := probe.Options{
+		Send: s.send, Allow: s.allow, Production: s.production, Operations: s.operations, Full: s.full,
+		Width: s.width, Trials: s.trials, Version: readVersion().Version, OpenSQL: openSQL,
+	}
+	if o.Only, err = experiments("only", s.only); err != nil {
+		return err
+	}
+	if o.Skip, err = experiments("skip", s.skip); err != nil {
+		return err
+	}
+	if s.width < 0 || s.trials < 0 {
+		return probeUsagef("--width and --trials must not be negative")
+	}
+	if s.out != "" {
+		if _, err := os.Lstat(s.out); err == nil {
+			return probeUsagef("--out: %s is there already, and a run is never overwritten", s.out)
+		}
+	}
+	if s.send && !s.quiet {
+		o.Progress = func(e probe.Event) {
+			if e.Outcome == "" {
+				_, _ = fmt.Fprintf(p.stderr, "%s: %s ... (%d requests so far)\n", printable(e.Operation), e.Experiment, e.Sent)
+				return
+			}
+			_, _ = fmt.Fprintf(p.stderr, "%s: %s: %s: %s\n", printable(e.Operation), e.Experiment, e.Outcome, printable(e.Why))
+		}
+	}
+	o.Source.Env = func(name string) (string, bool) {
+		value, ok := p.env[name]
+		if !ok && !s.send {
+			return "unset-" + strings.ToLower(name), true // a stand-in: nothing is sent
+		}
+		return value, ok
+	}
+	result, err := probe.Run(ctx, pl, o)
+	switch {
+	case errors.Is(err, probe.ErrUnreachable):
+	case errors.Is(err, probe.ErrNotAllowed):
+		return probeFault(probeUsage, "Name the target in the plan's allow list, or with --allow host:port. Nothing was sent.", "%w", err)
+	case errors.Is(err, probe.ErrProduction):
+		return probeFault(probeUsage, "If it is meant, say so with --production. Nothing was sent.", "%w", err)
+	case err != nil:
+		return probeUsagef("%w", err)
+	}
+	if !s.send {
+		return p.planned(result, s.json)
+	}
+	unreachable := err
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return probeFault(probeFailed, "A retry sends everything again.", "the plan cannot be read again: %w", err)
+	}
+	dir := s.out
+	if dir == "" {
+		dir = "probe-" + result.Run.ID
+	}
+	run := result.Run
+	err = report.Write(dir, run, report.Files{Plan: text, HAR: result.HAR.Write})
+	for path, write := range map[string]func(io.Writer) error{
+		s.junit:    func(w io.Writer) error { return report.JUnit(w, run) },
+		s.sarif:    func(w io.Writer) error { return report.SARIF(w, run) },
+		s.markdown: func(w io.Writer) error { return report.Markdown(w, run) },
+	} {
+		if path != "" {
+			err = errors.Join(err, writeTo(path, write))
+		}
+	}
+	if err != nil {
+		return probeFault(probeFailed, "The run is lost; a retry sends everything again.", "the evidence cannot be written: %w", err)
+	}
+	if s.json {
+		err = report.JSON(p.stdout, run)
+	} else {
+		err = report.Terminal(p.stdout, run, report.TerminalOptions{Colour: p.colour(s.colour.value), Evidence: dir})
+	}
+	if err != nil {
+		return probeFault(probeFailed, "The evidence is in "+dir+".", "the report cannot be printed: %w", err)
+	}
+	if unreachable != nil {
+		return probeFault(probeUnreachable, "Start the target or correct the plan. What was tried is in "+dir+"; a retry is safe.", "%w", unreachable)
+	}
+	return p.judged(run, s.failOn.value, dir)
+}
+
+// judged is the exit code of a run.
+func (p *program) judged(run *evidence.Run, failOn, dir string) error {
+	if worst := run.Worst(); worst != "" && failOn != "none" && string(worst) <= failOn {
+		n := 0
+		for _, o := range run.Operations {
+			for _, f := range o.Findings {
+				if string(f.Priority) <= failOn {
+					n++
+				}
+			}
+		}
+		return probeFault(probeFindings, "The evidence is in "+dir+".", "findings at or above %s: %d", failOn, n)
+	}
+	if run.Interrupted != "" {
+		return probeFault(probeInconclusive, "What was done is in "+dir+".", "interrupted: %s", run.Interrupted)
+	}
+	if !run.Conclusive() {
+		return probeFault(probeInconclusive, "The reason is beside each experiment; the evidence is in "+dir+".", "inconclusive: not everything could be shown")
+	}
+	return nil
+}
+
+// planned prints what a dry run would send.
+func (p *program) planned(r *probe.Result, asJSON bool) error {
+	if asJSON {
+		type planned struct {
+			Operation  string `json:"operation"`
+			Experiment string `json:"experiment"`
+			Role       string `json:"role"`
+			Times      int    `json:"times"`
+			Note       string `json:"note,omitempty"`
+			Request    string `json:"request"`
+		}
+		list := []planned{}
+		for _, q := range r.Planned {
+			list = append(list, planned{q.Operation, string(q.Experiment), q.Role, q.Times, q.Note, string(q.Bytes)})
+		}
+		return p.printJSON(map[string]any{"dry_run": true, "budget": r.Run.Budget, "targets": r.Run.Targets, "requests": list})
+	}
+	total := 0
+	for _, q := range r.Planned {
+		total += q.Times
+		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %d times", printable(q.Operation), q.Experiment, printable(q.Role), q.Times)
+		if q.Note != "" {
+			_, _ = fmt.Fprintf(p.stdout, "; %s", printable(q.Note))
+		}
+		_, _ = fmt.Fprintln(p.stdout)
+		for line := range strings.SplitSeq(strings.ReplaceAll(string(q.Bytes), "\r\n", "\n"), "\n") {
+			_, _ = fmt.Fprintf(p.stdout, "    %s\n", printable(line))
+		}
+	}
+	_, err := fmt.Fprintf(p.stdout, "# dry run: nothing was sent. With --send it would be about %d requests, and never more than %d, to %s\n",
+		total, r.Run.Budget, strings.Join(r.Run.Targets, ", "))
+	return err
+}
+
+// openSQL opens databases for the sql readers of plans.
+func openSQL(_ context.Context, driver, dsn string) (*sql.DB, error) {
+	switch driver {
+	case "postgres":
+		return sql.Open("pgx", dsn)
+	case "sqlite":
+		return sql.Open("sqlite", dsn)
+	}
+	return nil, fmt.Errorf("the driver %s is not built in; use postgres or sqlite, or a command reader", driver)
+}
+
+// colour says whether to colour standard output.
+func (p *program) colour(when string) bool {
+	if when != "auto" {
+		return when == "always"
+	}
+	f, ok := p.stdout.(*os.File)
+	return ok && p.env["NO_COLOR"] == "" && p.env["TERM"] != "dumb" && isatty.IsTerminal(f.Fd())
+}
+
+// probeInitSettings are the flags of semel probe init.
+type probeInitSettings struct {
+	curl, har, postman, burp, openapi string
+	index                             int
+	url, method, item, operation      string
+	server, out                       string
+}
+
+func (p *program) probeInitCommand() *cobra.Command {
+	s := probeInitSettings{index: -1}
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make a plan out of a request that exists",
+		Long: `Makes a plan for one operation out of a curl command, a HAR file, a Postman
+collection, a Burp export or an OpenAPI document. What the request does not tell
+is left for you to fill in, with a comment at each place: above all how to read
+the state that the operation changes.
+
+Credentials are not carried over. The plan takes them from environment variables,
+whose names are printed.`,
+		Example: `  semel probe init --curl "curl -d '{\"item\":\"book\"}' http://127.0.0.1:9000/orders" --out orders.yaml
+  semel probe init --curl - < request.sh
+  semel probe init --har traffic.har --url /orders --method POST
+  semel probe init --postman shop.json --item "Orders/Create order"
+  semel probe init --openapi openapi.yaml --operation createOrder --server http://127.0.0.1:9000`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return p.probeInit(s) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&s.curl, "curl", "", "curl command line, written for bash; - reads it from standard input")
+	f.StringVar(&s.har, "har", "", "HAR file, as browsers save it")
+	f.StringVar(&s.postman, "postman", "", "Postman collection, format 2.1")
+	f.StringVar(&s.burp, "burp", "", "Burp export of items (XML)")
+	f.StringVar(&s.openapi, "openapi", "", "OpenAPI 3 document")
+	f.IntVar(&s.index, "index", -1, "which request of a HAR file or Burp export, counted from 0")
+	f.StringVar(&s.url, "url", "", "part of the URL of the request, in a HAR file or Burp export")
+	f.StringVar(&s.method, "method", "", "method of the request, in a HAR file or Burp export")
+	f.StringVar(&s.item, "item", "", "path of the request in a Postman collection, as in Folder/Name")
+	f.StringVar(&s.operation, "operation", "", "operationId, or method and path, in an OpenAPI document")
+	f.StringVar(&s.server, "server", "", "base URL, instead of the OpenAPI document's first server")
+	f.StringVar(&s.out, "out", "", "file for the plan, which must not exist (default: standard output)")
+	return cmd
+}
+
+// maxImport is as much as is read of a file to import.
+const maxImport = 64 << 20
+
+func (p *program) probeInit(s probeInitSettings) error {
+	sources := 0
+	for _, v := range []string{s.curl, s.har, s.postman, s.burp, s.openapi} {
+		if v != "" {
+			sources++
+		}
+	}
+	if sources != 1 {
+		return probeUsagef("name one source: --curl, --har, --postman, --burp or --openapi")
+	}
+	read := func(name string) ([]byte, error) {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		data, err := io.ReadAll(io.LimitReader(f, maxImport+1))
+		if err == nil && len(data) > maxImport {
+			err = fmt.Errorf("%s is larger than 64 MiB", name)
+		}
+		return data, err
+	}
+	var draft *importer.Draft
+	var data []byte
+	var err error
+	choice := importer.Choice{Index: s.index, URL: s.url, Method: s.method}
+	switch {
+	case s.curl == "-":
+		data, err = io.ReadAll(io.LimitReader(p.stdin, maxImport))
+		if err == nil {
+			draft, err = importer.Curl(string(data), importer.FilesIn("."))
+		}
+	case s.curl != "":
+		draft, err = importer.Curl(s.curl, importer.FilesIn("."))
+	case s.har != "":
+		if data, err = read(s.har); err == nil {
+			draft, err = importer.HAR(data, choice)
+		}
+	case s.burp != "":
+		if data, err = read(s.burp); err == nil {
+			draft, err = importer.Burp(data, choice)
+		}
+	case s.postman != "":
+		if data, err = read(s.postman); err == nil {
+			draft, err = importer.Postman(data, s.item)
+		}
+	default:
+		if data, err = read(s.openapi); err == nil {
+			draft, err = importer.OpenAPI(data, importer.APIChoice{Operation: s.operation, Server: s.server, Document: s.openapi})
+		}
+	}
+	if err != nil {
+		return probeUsagef("%w", err)
+	}
+	if s.out == "" {
+		_, err = p.stdout.Write(draft.YAML)
+	} else {
+		var f *os.File
+		if f, err = os.OpenFile(s.out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			_, err = f.Write(draft.YAML)
+			err = errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		return probeUsagef("the plan cannot be written: %w", err)
+	}
+	for _, secret := range draft.Secrets {
+		_, _ = fmt.Fprintf(p.stderr, "left out: %s; the plan takes it from the environment variable %s\n", printable(secret.From), printable(secret.Env))
+	}
+	for _, note := range draft.Notes {
+		_, _ = fmt.Fprintf(p.stderr, "note: %s\n", printable(note))
+	}
+	_, _ = fmt.Fprintln(p.stderr, "Fill in what the comments ask for, then: semel probe run PLAN")
+	return nil
+}
+
+func (p *program) probeReportCommand() *cobra.Command {
+	format := choice{value: "terminal", of: []string{"terminal", "html", "json", "junit", "sarif", "markdown"}}
+	colour := choice{value: "auto", of: []string{"auto", "always", "never"}}
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "report DIR",
+		Short:   "Show a run again, in another form",
+		Long:    "Reads the folder of a run and prints a report of it. Nothing is sent and nothing is changed.",
+		Example: "  semel probe report probe-20261121T101500Z-3f2a\n  semel probe report DIR --format html > report.html\n  semel probe report DIR --format sarif > probe.sarif",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			folder, err := openRun(args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				format.value = "json"
+			}
+			switch run := folder.Run; format.value {
+			case "html":
+				err = report.HTML(p.stdout, run, folder.Extra)
+			case "json":
+				err = report.JSON(p.stdout, run)
+			case "junit":
+				err = report.JUnit(p.stdout, run)
+			case "sarif":
+				err = report.SARIF(p.stdout, run)
+			case "markdown":
+				err = report.Markdown(p.stdout, run)
+			default:
+				err = report.Terminal(p.stdout, run, report.TerminalOptions{Colour: p.colour(colour.value), Evidence: args[0]})
+			}
+			for _, m := range folder.Missing {
+				_, _ = fmt.Fprintf(p.stderr, "missing in the folder: %s\n", printable(m))
+			}
+			return err
+		},
+	}
+	choiceFlag(cmd, &format, "format", "form of the report")
+	choiceFlag(cmd, &colour, "colour", "colour on the terminal")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func openRun(dir string) (*report.Folder, error) {
+	folder, err := report.Open(filepath.Clean(dir))
+	if err != nil {
+		return nil, probeFault(probeFailed, "Name the folder that semel probe run has written. Nothing was changed.", "%w", err)
+	}
+	return folder, nil
+}
+
+func (p *program) probeDiffCommand() *cobra.Command {
+	var asJSON, asMarkdown, exitCode bool
+	cmd := &cobra.Command{
+		Use:   "diff RUN1 RUN2",
+		Short: "Say what changed between two runs",
+		Long: `Compares the folders of two runs: fields of the verdicts, findings that are new,
+fixed or unproven, and experiments that came to something else. With --exit-code
+it ends with 1 if there are findings that the first run did not have.`,
+		Example: "  semel probe diff probe-before probe-after --exit-code",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			before, err := openRun(args[0])
+			if err != nil {
+				return err
+			}
+			after, err := openRun(args[1])
+			if err != nil {
+				return err
+			}
+			d := report.Compare(before.Run, after.Run)
+			switch {
+			case asJSON:
+				err = p.printJSON(d)
+			case asMarkdown:
+				err = d.Markdown(p.stdout)
+			default:
+				err = d.Text(p.stdout)
+			}
+			if err != nil || !exitCode {
+				return err
+			}
+			for _, o := range d.Operations {
+				if len(o.New) > 0 {
+					return probeFault(probeFindings, "They are listed above.", "the second run has new findings")
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asMarkdown, "markdown", false, "print Markdown")
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "end with 1 if there are new findings")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func (p *program) probeSchemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "schema",
+		Short:   "Print the JSON Schema of plans",
+		Long:    "Prints the JSON Schema (draft 2020-12) of plans, for editors and checks.",
+		Example: "  semel probe schema > plan.schema.json",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := p.stdout.Write(plan.Schema())
+			return err
+		},
+	}
+}

@@ -1,0 +1,230 @@
+package probe
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net/http"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// success says whether an answer says that it was done.
+func success(x *wire.Exchange) bool {
+	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound)
+}
+
+// accepted says whether an answer is the promise of one.
+func accepted(x *wire.Exchange) bool {
+	return x.Response != nil && x.Response.Status == http.StatusAccepted
+}
+
+// turnedAway says whether a request was not processed: it did not get there, or
+// the answer says by its meaning that nothing was done. That is no refusal of a
+// duplicate.
+func turnedAway(x *wire.Exchange) bool {
+	switch x.Delivery {
+	case wire.NotSent, wire.Partial, wire.Refused:
+		return true
+	case wire.Answered:
+		return x.Response.Status == http.StatusTooManyRequests || x.Response.Status == http.StatusServiceUnavailable
+	}
+	return false
+}
+
+// resource returns the id that an answer names.
+func (o *operation) resource(x *wire.Exchange) string {
+	if x.Response == nil || x.Response.Truncated {
+		return ""
+	}
+	r := o.op.Resource
+	switch {
+	case r == nil:
+		if at := x.Response.Header.Get("Location"); at != "" && success(x) && !accepted(x) {
+			return at
+		}
+		if doc, err := decodeJSON(x.Response.Body); err == nil && success(x) {
+			if id, ok := lookup(doc, "/id"); ok && id != nil {
+				return scalar(id)
+			}
+		}
+		return ""
+	case r.Pointer != nil:
+		doc, err := decodeJSON(x.Response.Body)
+		if err != nil {
+			return ""
+		}
+		id, ok := lookup(doc, *r.Pointer)
+		if !ok || id == nil {
+			return ""
+		}
+		return scalar(id)
+	}
+	in := string(x.Response.Body)
+	if r.Header != "" {
+		in = x.Response.Header.Get(r.Header)
+	}
+	if r.Pattern == "" {
+		return in
+	}
+	if m := regexp.MustCompile(r.Pattern).FindStringSubmatch(in); m != nil { // validated
+		return m[1]
+	}
+	return ""
+}
+
+// replayed says whether an answer is marked as a replay.
+func (o *operation) replayed(x *wire.Exchange) bool {
+	if x.Response == nil {
+		return false
+	}
+	for _, name := range []string{o.contract.ReplayHeader, "Idempotency-Replayed", "Idempotent-Replayed"} {
+		if name != "" && strings.EqualFold(strings.Trim(x.Response.Header.Get(name), `"? `), "true") {
+			return true
+		}
+	}
+	return false
+}
+
+// compare says how a second answer relates to the first.
+func (o *operation) compare(first, second *sent) *evidence.Second {
+	a, b := &first.x, &second.x
+	s := &evidence.Second{FirstUS: waited(a), SecondUS: waited(b), Timing: "undecided"}
+	// Times near the resolution of a network say nothing.
+	switch {
+	case s.FirstUS < 2000 || s.SecondUS < 0:
+	case s.SecondUS*3 < s.FirstUS:
+		s.Timing = "fast-as-a-replay"
+	case s.SecondUS*10 >= s.FirstUS*7:
+		s.Timing = "slow-as-an-execution"
+	}
+	if a.Response == nil || b.Response == nil || b.Response.Truncated {
+		s.Class = evidence.ErrorOrTimeout
+		return s
+	}
+	s.Status = a.Response.Status == b.Response.Status
+	s.Body = bytes.Equal(a.Response.Body, b.Response.Body)
+	s.Resource = first.resource != "" && first.resource == second.resource
+	if !s.Status {
+		s.Differences = append(s.Differences, fmt.Sprintf("status: %d, then %d", a.Response.Status, b.Response.Status))
+	}
+	if !s.Body {
+		s.Differences = append(s.Differences, differences(a.Response.Body, b.Response.Body)...)
+	}
+	for _, name := range []string{"Location", "Content-Type", "Etag"} {
+		if a.Response.Header.Get(name) != b.Response.Header.Get(name) {
+			s.Differences = append(s.Differences, "header "+name)
+		}
+	}
+	switch {
+	case b.Response.Status >= 500 && a.Response.Status < 500:
+		s.Class = evidence.ErrorOrTimeout
+	case s.Status && s.Body,
+		success(a) && success(b) && s.Resource:
+		s.Class = evidence.SameResult
+	case b.Response.Status >= 400 && first.resource != "" && names(b.Response, first.resource):
+		s.Class = evidence.RefusedWithReference
+	case b.Response.Status >= 400:
+		s.Class = evidence.Refused
+	default:
+		s.Class = evidence.DifferentResult
+	}
+	return s
+}
+
+// names says whether an answer holds an id, as a word of its own.
+func names(r *wire.Response, id string) bool {
+	word := regexp.MustCompile(`(^|[^A-Za-z0-9_-])` + regexp.QuoteMeta(id) + `($|[^A-Za-z0-9_-])`)
+	for _, name := range []string{"Location", "Content-Location", "Link"} {
+		for _, v := range r.Header.Values(name) {
+			if word.MatchString(v) {
+				return true
+			}
+		}
+	}
+	return word.Match(r.Body)
+}
+
+// differences names the members in which two bodies differ, never their values.
+func differences(a, b []byte) (list []string) {
+	x, errA := decodeJSON(a)
+	y, errB := decodeJSON(b)
+	if errA != nil || errB != nil {
+		return []string{"body"}
+	}
+	var walk func(at string, x, y any)
+	walk = func(at string, x, y any) {
+		if len(list) >= 20 || reflect.DeepEqual(x, y) {
+			return
+		}
+		xm, okX := x.(map[string]any)
+		ym, okY := y.(map[string]any)
+		if !okX || !okY {
+			list = append(list, "body "+cmp.Or(at, "as a whole"))
+			return
+		}
+		var all []string
+		for k := range xm {
+			all = append(all, k)
+		}
+		for k := range ym {
+			if _, ok := xm[k]; !ok {
+				all = append(all, k)
+			}
+		}
+		slices.Sort(all)
+		for _, k := range all {
+			walk(at+"/"+k, xm[k], ym[k])
+		}
+	}
+	if walk("", x, y); len(list) == 0 {
+		list = []string{"body: white space or order"}
+	}
+	return list
+}
+
+// waited is how long an answer took, in microseconds; -1 if none came.
+func waited(x *wire.Exchange) int64 {
+	if x.Timing.LastWrite.IsZero() || x.Timing.FirstByte.IsZero() {
+		return -1
+	}
+	return x.Timing.FirstByte.Sub(x.Timing.LastWrite).Microseconds()
+}
+
+// retryAfter is what an answer asks to wait, in seconds or until a date; zero
+// if it does not.
+func retryAfter(x *wire.Exchange) time.Duration {
+	if x.Response == nil {
+		return 0
+	}
+	v := x.Response.Header.Get("Retry-After")
+	if n, err := number(v); err == nil && n.IsInt() && n.Num().IsInt64() && n.Sign() > 0 {
+		return time.Duration(min(n.Num().Int64(), 3600)) * time.Second
+	}
+	if at, err := http.ParseTime(v); err == nil {
+		return max(time.Until(at), 0)
+	}
+	return 0
+}
+
+// advice is what a problem says about a retry: the member retry, as in RFC 9457
+// problems of some implementations; empty for none.
+func advice(x *wire.Exchange) string {
+	if x.Response == nil {
+		return ""
+	}
+	doc, err := decodeJSON(x.Response.Body)
+	if err != nil {
+		return ""
+	}
+	v, _ := lookup(doc, plan.Pointer("/retry"))
+	s, _ := v.(string)
+	return s
+}

@@ -1,0 +1,79 @@
+package evidence
+
+import "fmt"
+
+// Field is a field of a verdict, with what it means.
+type Field struct {
+	Name    string
+	Value   string
+	Meaning string // of the field
+	Says    string // what this value says; empty for values that are not known
+}
+
+// Fields returns the ten fields in their order.
+func (v Verdict) Fields() []Field {
+	all := make([]Field, 0, len(verdictFields)+1)
+	for _, f := range verdictFields {
+		value := *f.get(&v)
+		all = append(all, Field{f.name, value, fieldMeanings[f.name].meaning, fieldMeanings[f.name].values[value]})
+	}
+	return append(all, Field{"confidence", fmt.Sprintf("%.2f", v.Confidence), "How much of the verdict rests on what was seen, from 0 to 1. It is no probability.", ""})
+}
+
+var fieldMeanings = map[string]struct {
+	meaning string
+	values  map[string]string
+}{
+	"idempotency_support": {"By what the target recognises a duplicate.", map[string]string{
+		"header_key":  "A key that the client sends with the request.",
+		"natural_key": "Business fields of the request itself.",
+		"event_id":    "The id of a delivered event.",
+		"none":        "Duplicates are not recognised.",
+		"unknown":     "It was not shown.",
+	}},
+	"key_scope_binding": {"To whom a key belongs.", map[string]string{
+		"tenant+actor+operation": "The same key from another tenant or actor is another key.",
+		"partial":                "Some of tenant, actor and operation separate keys, not all.",
+		"weak":                   "A key is shared across those who should not share it.",
+		"unknown":                "It was not shown.",
+	}},
+	"result_replay": {"What a duplicate of a completed request gets.", map[string]string{
+		"same_response":           "The first result.",
+		"conflict_with_reference": "A refusal that names what the first request made.",
+		"unstable":                "Different results, or errors.",
+		"unknown":                 "It was not shown.",
+	}},
+	"in_progress_handling": {"Whether a duplicate is recognised while the first still runs.", map[string]string{
+		"yes":     "It waits, or is told so.",
+		"no":      "It is executed, or answered as if it had failed.",
+		"unknown": "The first was never seen running when the second came.",
+	}},
+	"atomicity": {"What makes effect and record one.", map[string]string{
+		"db_unique":  "A unique constraint decides.",
+		"tx_lock":    "A lock in the transaction decides.",
+		"optimistic": "A conditional update decides.",
+		"none":       "Nothing does.",
+		"unknown":    "It cannot be seen from outside, and the plan gave no evidence.",
+	}},
+	"race_behavior": {"What duplicates do that run at the same time.", map[string]string{
+		"safe_converge": "Not seen to double in the overlapping trials; the bound says what they leave open.",
+		"double_apply":  "More than one took effect.",
+		"unknown":       "No overlap was shown.",
+	}},
+	"outbox_pattern": {"Whether effects outside of the database follow its commit.", map[string]string{
+		"yes":     "Sent once for each effect, and none without one.",
+		"no":      "Doubled, lost, or sent for what was rolled back.",
+		"unknown": "It cannot be seen from outside, and the plan gave no sink.",
+	}},
+	"retry_behavior": {"What a retry does after a lost answer or a failure.", map[string]string{
+		"safe_stop":    "It ends with one effect and a usable answer.",
+		"unsafe_retry": "It doubles or loses the effect, or leads to a new key.",
+		"unknown":      "It was not shown.",
+	}},
+	"audit_strength": {"Whether effects can be traced to requests.", map[string]string{
+		"strong":  "Key, actor and outcome of each attempt.",
+		"partial": "Some of it.",
+		"weak":    "Nothing that joins effect and request.",
+		"unknown": "No audit source was read.",
+	}},
+}

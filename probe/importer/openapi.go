@@ -1,0 +1,592 @@
+package importer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/pb33f/libopenapi"
+	"github.com/pb33f/libopenapi/datamodel"
+	"github.com/pb33f/libopenapi/datamodel/high/base"
+	v3 "github.com/pb33f/libopenapi/datamodel/high/v3"
+	"github.com/pb33f/libopenapi/orderedmap"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// MaxOpenAPI bounds an OpenAPI document, in bytes.
+const MaxOpenAPI = 16 << 20
+
+// APIChoice picks an operation of an OpenAPI document.
+type APIChoice struct {
+	// Operation is an operationId, or a method and a path as the document has
+	// it: POST /orders/{id}/pay.
+	Operation string
+	// Server, unless empty, is the base URL to use instead of the document's
+	// first server.
+	Server string
+	// Document is where the document is, for target.specification.
+	Document string
+}
+
+// OpenAPI makes a draft of one operation of an OpenAPI 3.0, 3.1 or 3.2 document.
+// Its examples are used where it has some; other values are made from the
+// schema. What the document refers to outside of itself is not fetched.
+func OpenAPI(data []byte, choice APIChoice) (d *Draft, err error) {
+	if len(data) > MaxOpenAPI {
+		return nil, fmt.Errorf("importer: the document is larger than %d MiB", MaxOpenAPI>>20)
+	}
+	// The parser follows whatever a document says; what it stumbles over is the
+	// document's fault.
+	defer func() {
+		if recover() != nil {
+			d, err = nil, errors.New("importer: openapi: the document cannot be read")
+		}
+	}()
+	doc, err := libopenapi.NewDocumentWithConfiguration(data, &datamodel.DocumentConfiguration{
+		IgnorePolymorphicCircularReferences: true,
+		IgnoreArrayCircularReferences:       true,
+		SkipExternalRefResolution:           true,
+		Logger:                              slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("importer: openapi: %w", err)
+	}
+	model, err := doc.BuildV3Model()
+	if model == nil {
+		return nil, fmt.Errorf("importer: openapi: %w", err)
+	}
+	a := &api{request: &request{from: "an operation of an OpenAPI document", spec: choice.Document}, doc: &model.Model}
+	if err != nil {
+		a.note("The document has circular references; what is required in a circle was left out.")
+	}
+	if err := a.read(choice); err != nil {
+		return nil, fmt.Errorf("importer: openapi: %w", err)
+	}
+	return a.draft()
+}
+
+type api struct {
+	*request
+	doc   *v3.Document
+	nodes int // written so far
+}
+
+const (
+	maxExampleDepth = 12
+	maxExampleNodes = 5000
+)
+
+func (a *api) fill(what string) string { return a.hole("{{fill " + quoteArg(what) + "}}") }
+
+func (a *api) read(choice APIChoice) error {
+	path, method, item, op, err := a.find(choice.Operation)
+	if err != nil {
+		return err
+	}
+	a.method = strings.ToUpper(method)
+	if a.operation = op.OperationId; a.operation == "" {
+		a.operation = strings.Trim(path, "/") + "." + method
+	}
+	server, err := a.server(choice.Server, item, op)
+	if err != nil {
+		return err
+	}
+	path, query := a.parameters(path, item, op)
+	a.url = server + path
+	if query != "" {
+		a.url += "?" + query
+	}
+	if err := a.requestBody(op.RequestBody); err != nil {
+		return err
+	}
+	a.security(op)
+	return nil
+}
+
+func (a *api) find(want string) (path, method string, item *v3.PathItem, op *v3.Operation, err error) {
+	wantMethod, wantPath, byPath := strings.Cut(strings.TrimSpace(want), " ")
+	var known []string
+	if a.doc.Paths != nil {
+		for p, it := range a.doc.Paths.PathItems.FromOldest() {
+			if it == nil {
+				continue
+			}
+			for m, o := range it.GetOperations().FromOldest() {
+				if o == nil {
+					continue
+				}
+				if byPath && strings.EqualFold(m, wantMethod) && p == strings.TrimSpace(wantPath) || !byPath && o.OperationId == want && want != "" {
+					return p, m, it, o, nil
+				}
+				if len(known) < 10 {
+					known = append(known, strings.ToUpper(m)+" "+p)
+				}
+			}
+		}
+	}
+	return "", "", nil, nil, fmt.Errorf("the document has no operation %s; it begins with %s", label(want), strings.Join(known, ", "))
+}
+
+func (a *api) server(own string, item *v3.PathItem, op *v3.Operation) (string, error) {
+	base := drop(own)
+	if base == "" {
+		for _, list := range [][]*v3.Server{op.Servers, item.Servers, a.doc.Servers} {
+			if len(list) == 0 || list[0] == nil {
+				continue
+			}
+			base = drop(list[0].URL)
+			for name, v := range list[0].Variables.FromOldest() {
+				base = strings.ReplaceAll(base, "{"+name+"}", drop(v.Default))
+			}
+			if len(list) > 1 {
+				a.note("The document has %d servers; the first was taken.", len(list))
+			}
+			break
+		}
+	}
+	base = strings.TrimSuffix(base, "/")
+	if u, err := url.Parse(base); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.ContainsAny(base, "{}") {
+		return "", errors.New("the document does not say at which server it is; name one")
+	}
+	return base, nil
+}
+
+// parameters puts what is required, and what has an example, where it goes.
+func (a *api) parameters(path string, item *v3.PathItem, op *v3.Operation) (outPath, query string) {
+	var list []*v3.Parameter
+	for _, p := range append(slices.Clone(op.Parameters), item.Parameters...) {
+		// Those of the operation replace those of the path.
+		if p != nil && !slices.ContainsFunc(list, func(o *v3.Parameter) bool { return o.Name == p.Name && o.In == p.In }) {
+			list = append(list, p)
+		}
+	}
+	path = drop(path)
+	var queries, cookies []string
+	for _, p := range list {
+		isKey := p.In == "header" && slices.ContainsFunc(keyHeaders, func(k string) bool { return strings.EqualFold(k, p.Name) })
+		value, has := a.parameterValue(p)
+		if required := p.Required != nil && *p.Required || p.In == "path"; !required && !has && !isKey {
+			continue
+		}
+		if !has {
+			value = a.fill("the parameter " + p.Name)
+		}
+		switch p.In {
+		case "path":
+			path = strings.ReplaceAll(path, "{"+p.Name+"}", pathEscape(value))
+		case "query":
+			queries = append(queries, url.QueryEscape(drop(p.Name))+"="+pathEscape(value))
+		case "header":
+			if isKey {
+				value = "" // it is the probe's to say, and so is how it is quoted
+			}
+			a.header = append(a.header, wire.Field{Name: p.Name, Value: value})
+		case "cookie":
+			cookies = append(cookies, p.Name+"="+value)
+		}
+	}
+	if len(cookies) > 0 {
+		a.header = append(a.header, wire.Field{Name: "Cookie", Value: strings.Join(cookies, "; ")})
+	}
+	for {
+		start := strings.IndexByte(path, '{')
+		end := strings.IndexByte(path, '}')
+		if start < 0 || end < start {
+			break
+		}
+		path = path[:start] + a.fill("the path parameter "+path[start+1:end]) + path[end+1:]
+	}
+	return path, strings.Join(queries, "&")
+}
+
+// pathEscape encodes literal text and leaves holes.
+func pathEscape(s string) string {
+	var b strings.Builder
+	for {
+		loc := holePattern.FindStringIndex(s)
+		if loc == nil {
+			return b.String() + strings.ReplaceAll(url.QueryEscape(s), "+", "%20")
+		}
+		b.WriteString(strings.ReplaceAll(url.QueryEscape(s[:loc[0]]), "+", "%20"))
+		b.WriteString(s[loc[0]:loc[1]])
+		s = s[loc[1]:]
+	}
+}
+
+func (a *api) parameterValue(p *v3.Parameter) (value string, has bool) {
+	node := p.Example
+	if node == nil {
+		node = firstExample(p.Examples)
+	}
+	if node == nil && p.Schema != nil {
+		if s := p.Schema.Schema(); s != nil {
+			node = given(s)
+		}
+	}
+	if node != nil && node.Kind == yaml.ScalarNode {
+		return drop(node.Value), true
+	}
+	return "", false
+}
+
+func firstExample(m *orderedmap.Map[string, *base.Example]) *yaml.Node {
+	for _, e := range m.FromOldest() {
+		if e != nil && e.Value != nil {
+			return e.Value
+		}
+	}
+	return nil
+}
+
+// given returns the value that a schema itself gives.
+func given(s *base.Schema) *yaml.Node {
+	switch {
+	case s.Const != nil:
+		return s.Const
+	case s.Example != nil:
+		return s.Example
+	case len(s.Examples) > 0:
+		return s.Examples[0]
+	case s.Default != nil:
+		return s.Default
+	case len(s.Enum) > 0:
+		return s.Enum[0]
+	}
+	return nil
+}
+
+func (a *api) requestBody(b *v3.RequestBody) error {
+	if b == nil || b.Content == nil {
+		return nil
+	}
+	var media string
+	var content *v3.MediaType
+	rank := 0
+	for name, m := range b.Content.FromOldest() {
+		plain, _, _ := strings.Cut(strings.ToLower(name), ";")
+		r := 1
+		switch {
+		case plain == "application/json":
+			r = 4
+		case strings.HasSuffix(plain, "+json"):
+			r = 3
+		case plain == "application/x-www-form-urlencoded":
+			r = 2
+		}
+		if m != nil && r > rank {
+			media, content, rank = name, m, r
+		}
+	}
+	if content == nil {
+		return nil
+	}
+	a.header = append(a.header, wire.Field{Name: "Content-Type", Value: drop(media)})
+	node := content.Example
+	if node == nil {
+		node = firstExample(content.Examples)
+	}
+	var text strings.Builder
+	switch {
+	case rank == 1:
+		if node != nil && node.Kind == yaml.ScalarNode {
+			text.WriteString(drop(node.Value))
+		} else {
+			text.WriteString(a.fill("a body of the type " + media))
+		}
+	case node != nil:
+		a.node(&text, node, 0)
+	case content.Schema != nil:
+		a.schema(&text, content.Schema, "", 0)
+	}
+	a.body = []byte(text.String())
+	if a.nodes > maxExampleNodes || len(a.body) > MaxBody {
+		return errors.New("the example of the body is too large")
+	}
+	if rank == 2 {
+		a.body = []byte(formOf(a.body))
+	}
+	return nil
+}
+
+// formOf makes a form of a flat JSON object.
+func formOf(text []byte) string {
+	dec := jsontext.NewDecoder(strings.NewReader(string(text)))
+	var parts []string
+	if tok, err := dec.ReadToken(); err != nil || tok.Kind() != '{' {
+		return ""
+	}
+	for dec.PeekKind() != '}' {
+		name, err := dec.ReadToken()
+		if err != nil {
+			break
+		}
+		key := name.String()
+		v, err := dec.ReadValue()
+		if err != nil {
+			break
+		}
+		value := string(v)
+		if v.Kind() == '"' {
+			if b, err := jsontext.AppendUnquote(nil, v); err == nil {
+				value = string(b)
+			}
+		}
+		parts = append(parts, url.QueryEscape(key)+"="+pathEscape(value))
+	}
+	return strings.Join(parts, "&")
+}
+
+func quote(s string) string {
+	b, _ := jsontext.AppendQuote(nil, s) // invalid UTF-8 is replaced
+	return string(b)
+}
+
+// node writes an example as JSON.
+func (a *api) node(b *strings.Builder, n *yaml.Node, depth int) {
+	a.nodes++
+	for n.Kind == yaml.AliasNode && n.Alias != nil {
+		n = n.Alias
+	}
+	if depth > maxExampleDepth || a.nodes > maxExampleNodes {
+		b.WriteString("null")
+		return
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		b.WriteByte('{')
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(quote(drop(n.Content[i].Value)) + ":")
+			a.node(b, n.Content[i+1], depth+1)
+		}
+		b.WriteByte('}')
+	case yaml.SequenceNode:
+		b.WriteByte('[')
+		for i, e := range n.Content {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			a.node(b, e, depth+1)
+		}
+		b.WriteByte(']')
+	default:
+		value := jsontext.Value(n.Value)
+		switch n.ShortTag() {
+		case "!!null":
+			b.WriteString("null")
+			return
+		case "!!bool":
+			b.WriteString(strings.ToLower(n.Value))
+			return
+		case "!!int", "!!float":
+			if value.IsValid() {
+				b.WriteString(n.Value)
+				return
+			}
+		}
+		b.WriteString(quote(drop(n.Value)))
+	}
+}
+
+// schema writes a value that the schema allows, as far as that can be told from
+// types, formats and bounds.
+func (a *api) schema(b *strings.Builder, proxy *base.SchemaProxy, name string, depth int) {
+	a.nodes++
+	s := proxy.Schema()
+	if s == nil || depth > maxExampleDepth || a.nodes > maxExampleNodes {
+		if s == nil {
+			a.note("A part of the schema could not be followed; there is null in its place.")
+		}
+		b.WriteString("null")
+		return
+	}
+	if v := given(s); v != nil {
+		a.node(b, v, depth)
+		return
+	}
+	kind := ""
+	for _, t := range s.Type {
+		if kind == "" || kind == "null" {
+			kind = t
+		}
+	}
+	switch {
+	case len(s.AllOf) > 0 || kind == "object" || s.Properties.First() != nil:
+		a.object(b, s, depth)
+	case len(s.OneOf) > 0:
+		a.schema(b, s.OneOf[0], name, depth+1)
+	case len(s.AnyOf) > 0:
+		a.schema(b, s.AnyOf[0], name, depth+1)
+	case kind == "array":
+		n := int64(1)
+		if s.MinItems != nil {
+			n = min(max(*s.MinItems, 1), 20)
+		}
+		b.WriteByte('[')
+		for i := range n {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			if s.Items != nil && s.Items.N == 0 && s.Items.A != nil {
+				a.schema(b, s.Items.A, name, depth+1)
+			} else {
+				b.WriteString("null")
+			}
+		}
+		b.WriteByte(']')
+	case kind == "integer" || kind == "number":
+		b.WriteString(numberOf(s))
+	case kind == "boolean":
+		b.WriteString("false")
+	case kind == "null":
+		b.WriteString("null")
+	default:
+		b.WriteString(quote(a.text(s, name)))
+	}
+}
+
+func (a *api) object(b *strings.Builder, s *base.Schema, depth int) {
+	b.WriteByte('{')
+	written := map[string]bool{}
+	a.members(b, s, depth, written, s.Required)
+	b.WriteByte('}')
+}
+
+// members writes the members of an object and of what it is all of: those that
+// are required or have a value of their own, or all if none is required.
+func (a *api) members(b *strings.Builder, s *base.Schema, depth int, written map[string]bool, required []string) {
+	for _, part := range s.AllOf {
+		a.nodes++
+		if sub := part.Schema(); sub != nil && depth < maxExampleDepth && a.nodes < maxExampleNodes {
+			a.members(b, sub, depth+1, written, append(slices.Clone(required), sub.Required...))
+		}
+	}
+	for name, p := range s.Properties.FromOldest() {
+		name = drop(name)
+		if written[name] || p == nil {
+			continue
+		}
+		sub := p.Schema()
+		if sub == nil || sub.ReadOnly != nil && *sub.ReadOnly {
+			continue
+		}
+		if len(required) > 0 && !slices.Contains(required, name) && given(sub) == nil {
+			continue
+		}
+		if len(written) > 0 {
+			b.WriteByte(',')
+		}
+		written[name] = true
+		b.WriteString(quote(name) + ":")
+		a.schema(b, p, name, depth+1)
+	}
+}
+
+func numberOf(s *base.Schema) string {
+	n := 1.0
+	if s.Minimum != nil {
+		n = *s.Minimum
+	}
+	if e := s.ExclusiveMinimum; e != nil {
+		if e.N == 1 {
+			n = math.Floor(e.B) + 1
+		} else if e.A {
+			n = math.Floor(n) + 1
+		}
+	}
+	if s.MultipleOf != nil && *s.MultipleOf > 0 {
+		n = math.Ceil(n / *s.MultipleOf) * *s.MultipleOf
+	}
+	if s.Maximum != nil && n > *s.Maximum {
+		n = *s.Maximum
+	}
+	return strconv.FormatFloat(n, 'f', -1, 64)
+}
+
+func (a *api) text(s *base.Schema, name string) string {
+	switch s.Format {
+	case "uuid":
+		return a.hole("{{uuid}}")
+	case "date-time":
+		return a.hole("{{now}}")
+	case "date":
+		return a.hole(`{{now "date"}}`)
+	case "email":
+		return "probe@example.com"
+	case "uri", "url":
+		return "https://example.com/"
+	case "hostname":
+		return "example.com"
+	case "ipv4":
+		return "192.0.2.1"
+	case "ipv6":
+		return "2001:db8::1"
+	case "byte":
+		return "cHJvYmU="
+	}
+	if s.Pattern != "" {
+		return a.fill("a string for " + name + " that matches " + s.Pattern)
+	}
+	text := "probe"
+	if s.MinLength != nil {
+		for int64(len(text)) < min(*s.MinLength, 1000) {
+			text += "x"
+		}
+	}
+	if s.MaxLength != nil && *s.MaxLength >= 0 && int64(len(text)) > *s.MaxLength {
+		text = text[:*s.MaxLength]
+	}
+	return text
+}
+
+// security puts credentials where the first of the ways to authenticate has
+// them.
+func (a *api) security(op *v3.Operation) {
+	list := op.Security
+	if list == nil {
+		list = a.doc.Security
+	}
+	if len(list) == 0 || list[0] == nil || a.doc.Components == nil {
+		return
+	}
+	if len(list) > 1 {
+		a.note("There are %d ways to authenticate; the first was taken.", len(list))
+	}
+	for name := range list[0].Requirements.FromOldest() {
+		s := a.doc.Components.SecuritySchemes.GetOrZero(name)
+		if s == nil {
+			continue
+		}
+		secret := a.env(envName(name), "the security scheme "+label(name))
+		switch {
+		case s.Type == "http" && strings.EqualFold(s.Scheme, "basic"):
+			a.header = append(a.header, wire.Field{Name: "Authorization", Value: "Basic " + secret})
+			a.note("%s is the base64 of user:password.", envName(name))
+		case s.Type == "http" && strings.EqualFold(s.Scheme, "bearer"), s.Type == "oauth2", s.Type == "openIdConnect":
+			a.header = append(a.header, wire.Field{Name: "Authorization", Value: "Bearer " + secret})
+		case s.Type == "apiKey" && s.In == "header":
+			a.header = append(a.header, wire.Field{Name: s.Name, Value: secret})
+			a.hidden = append(a.hidden, secret)
+		case s.Type == "apiKey" && s.In == "cookie":
+			a.header = append(a.header, wire.Field{Name: "Cookie", Value: s.Name + "=" + secret})
+		case s.Type == "apiKey" && s.In == "query":
+			mark := "?"
+			if strings.Contains(a.url, "?") {
+				mark = "&"
+			}
+			a.url += mark + url.QueryEscape(s.Name) + "=" + secret
+		default:
+			a.note("The security scheme %s is not supported; give it under principals.", label(name))
+		}
+	}
+}

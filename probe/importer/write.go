@@ -1,0 +1,315 @@
+package importer
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// write returns the text of the plan.
+func (d *drafting) write() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	name := d.operationName()
+
+	line("# A draft of a plan for semel probe, made from %s.", d.from)
+	line("# What is marked with fill is for you to say. See the schema for all there is.")
+	for _, n := range d.notes {
+		line("# Note: %s", n)
+	}
+	for i, s := range d.secrets {
+		if i == 0 {
+			line("#\n# Credentials come from the environment. Set before sending:")
+		}
+		line("#   %s  (%s)", s.Env, s.From)
+	}
+	line("version: 1\nname: %s\n", name)
+
+	line("target:")
+	line("  # Nothing is sent to an address that is not in this list.")
+	if d.address != "" {
+		line("  # allow: [%s]", scalar(d.address))
+	}
+	line("  allow: []")
+	line("  # true refuses races, cut connections and provoked failures. Say false if")
+	line("  # no real business depends on the target.")
+	line("  production: true")
+	if d.caFile != "" {
+		line("  ca_file: %s", scalar(d.caFile))
+	}
+	if d.spec != "" {
+		line("  specification: %s", scalar(d.spec))
+	}
+
+	line("\nvariables:")
+	line("  # Drawn once for each logical request. Give what identifies the business")
+	line("  # (an order number, a reference) a name here, and use {{.reference}} in the")
+	line("  # request and in the reader.")
+	line("  reference: \"probe-{{.run}}-{{hex 8}}\"")
+	if d.traced {
+		line("  request_id: \"{{uuid7}}\"")
+	}
+
+	if len(d.own)+len(d.cookies) > 0 || d.cert != "" {
+		line("\nprincipals:")
+		line("  actor_a:")
+		d.writeHeader(line, "    ", "headers", d.own)
+		d.writeHeader(line, "    ", "cookies", d.cookies)
+		if d.cert != "" {
+			line("    client_cert: {cert_file: %s, key_file: %s}", scalar(d.cert), scalar(d.key))
+		}
+		line("  # actor_b and tenant_b make the experiments other_actor and other_tenant possible.")
+	}
+
+	line("\noperations:")
+	line("  - name: %s", name)
+	line("    request:")
+	line("      method: %s", d.method)
+	line("      url: %s", scalar(d.template(d.url)))
+	d.writeHeader(line, "      ", "headers", d.headers)
+	d.writeBody(line)
+	if d.protocol != "" {
+		line("      protocol: %s", d.protocol)
+	}
+	d.writeKey(line)
+	if p, n := firstNumber(d.body); p != "" && d.bodyFile == "" {
+		line("    # For the experiment altered: an edit that changes what the request means.")
+		other := "2"
+		if n == other {
+			other = "3"
+		}
+		line("    # altered: {edits: [{pointer: %s, value: %s}]}", comment(scalar(p)), other)
+	}
+	line("    # How the effect shows: a number that changes by one (or by effect) when")
+	line("    # the operation takes effect once. Without it the probe cannot judge. Instead of")
+	line("    # http: sql, log, command, webhook or smtp.")
+	line("    readers:")
+	line("      - name: effect")
+	line("        http:")
+	line("          url: '{{fill \"what to GET: a list of what the operation creates, or a count\"}}'")
+	line("          # A JSON pointer to the list that is counted; or value: to a number.")
+	line("          count: \"\"")
+	line("          # where: {/reference: \"{{.reference}}\"}")
+	line("    # Where the answer names what was created.")
+	line("    # resource: {pointer: /id}")
+	if d.oasis {
+		line("    contract: {profile: oasis}")
+	}
+	line("\n# The default is two sends. All of them: specification, duplicate, fresh_key,")
+	line("# late_retry, altered, missing_key, malformed_key, other_actor, other_tenant,")
+	line("# in_flight, race, lost_unread, lost_begun, failed_first, reordered, redelivery,")
+	line("# retention_edge.")
+	line("experiments: [duplicate]")
+	return b.String()
+}
+
+func (d *drafting) writeHeader(line func(string, ...any), indent, what string, fields []wire.Field) {
+	if len(fields) == 0 {
+		return
+	}
+	line("%s%s:", indent, what)
+	done := map[string]bool{}
+	for _, f := range fields {
+		if done[f.Name] {
+			continue
+		}
+		done[f.Name] = true
+		var values []string
+		for _, g := range fields {
+			if g.Name == f.Name {
+				values = append(values, scalar(d.template(g.Value)))
+			}
+		}
+		if len(values) == 1 {
+			line("%s  %s: %s", indent, scalar(f.Name), values[0])
+		} else {
+			line("%s  %s: [%s]", indent, scalar(f.Name), strings.Join(values, ", "))
+		}
+	}
+}
+
+func (d *drafting) writeBody(line func(string, ...any)) {
+	switch {
+	case d.bodyFile != "":
+		line("      body:\n        file: %s", scalar(d.bodyFile))
+	case len(d.body) == 0:
+	case jsonLike(d.body):
+		line("      body:\n        json: %s", d.flow(d.body))
+	case utf8.Valid(d.body):
+		line("      body:\n        text: %s", scalar(d.template(string(d.body))))
+	default:
+		line("      body:\n        base64: %s", base64.StdEncoding.EncodeToString(d.body))
+	}
+}
+
+// jsonLike reports whether a body is an object or a list that a plan can hold.
+// A lone value is sent as text.
+func jsonLike(body []byte) bool {
+	if body[0] != '{' && body[0] != '[' {
+		return false
+	}
+	_, err := (&drafting{request: &request{}}).sortJSON(body)
+	return err == nil
+}
+
+// flow writes a JSON text as YAML, which it almost is: characters that are not
+// printable have to be escaped.
+func (d *drafting) flow(text []byte) string {
+	v := jsontext.Value(text).Clone()
+	_ = v.Indent(jsontext.WithIndentPrefix("        "), jsontext.WithIndent("  ")) // it is valid
+	dec := jsontext.NewDecoder(strings.NewReader(string(v)))
+	var b strings.Builder
+	at := 0
+	for {
+		tok, err := dec.ReadToken()
+		if err != nil {
+			break
+		}
+		if tok.Kind() != '"' {
+			continue
+		}
+		s := tok.String()
+		end := int(dec.InputOffset())
+		start := end - quotedLength(string(v[:end]))
+		b.Write(v[at:start])
+		if kind, n := dec.StackIndex(dec.StackDepth()); kind != '{' || n%2 == 0 {
+			s = d.template(s)
+		}
+		b.WriteString(doubleQuoted(s))
+		at = end
+	}
+	b.Write(v[at:])
+	return b.String()
+}
+
+// quotedLength is how long the string is that text ends with.
+func quotedLength(text string) int {
+	for i := len(text) - 2; i >= 0; i-- {
+		if text[i] != '"' {
+			continue
+		}
+		slashes := 0
+		for j := i - 1; j >= 0 && text[j] == '\\'; j-- {
+			slashes++
+		}
+		if slashes%2 == 0 {
+			return len(text) - i
+		}
+	}
+	return len(text)
+}
+
+func (d *drafting) writeKey(line func(string, ...any)) {
+	if d.keyName == "" {
+		line("    # Nothing in the request looked like a key. If the target calls it otherwise,")
+		line("    # say so; if it has none, take this away.")
+		line("    key: {header: Idempotency-Key}")
+		return
+	}
+	if d.keySyntax == "" {
+		line("    key: {header: %s}", scalar(d.keyName))
+		return
+	}
+	line("    # The recorded key was left out: each run draws its own.")
+	line("    key: {header: %s, syntax: %s}", scalar(d.keyName), d.keySyntax)
+}
+
+var nameParts = regexp.MustCompile(`^[A-Za-z][A-Za-z_-]{0,30}$`)
+
+// operationName makes a name of the method and those parts of the path that are
+// words.
+func (d *drafting) operationName() string {
+	parts := []string{}
+	if d.operation != "" {
+		parts = append(parts, notName.ReplaceAllString(d.operation, "-"))
+	} else if u, err := url.Parse(holePattern.ReplaceAllString(d.url, "")); err == nil {
+		for p := range strings.SplitSeq(u.Path, "/") {
+			if nameParts.MatchString(p) && len(parts) < 4 {
+				parts = append(parts, strings.ToLower(p))
+			}
+		}
+		parts = append(parts, strings.ToLower(d.method))
+	}
+	name := strings.Trim(strings.Join(parts, "."), ".-_")
+	if len(name) > 80 {
+		name = strings.TrimRight(name[:80], ".-_")
+	}
+	if name == "" || d.redact(name) != name {
+		return "operation"
+	}
+	return name
+}
+
+var notName = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
+
+// scalar writes a YAML string. It is bare where nothing could mistake it.
+func scalar(s string) string {
+	switch {
+	case plainForm.MatchString(s) && !plainWords[strings.ToLower(s)]:
+		return s
+	case strings.ContainsAny(s, `"\`) && printable(s):
+		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
+	}
+	return doubleQuoted(s)
+}
+
+var (
+	plainForm  = regexp.MustCompile(`^[A-Za-z/][A-Za-z0-9/._-]*$`)
+	plainWords = map[string]bool{"true": true, "false": true, "null": true, "yes": true, "no": true, "on": true, "off": true, "y": true, "n": true}
+)
+
+func printable(s string) bool {
+	for _, r := range s {
+		if !yamlPrintable(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// yamlPrintable reports what may stand in YAML unescaped, on one line.
+func yamlPrintable(r rune) bool {
+	return r >= ' ' && r < 0x7f || r >= 0xa0 && r < 0xd800 && r != 0x2028 && r != 0x2029 || r >= 0xe000 && r < 0xfffd && r != 0xfeff
+}
+
+// doubleQuoted writes a YAML string in double quotes.
+func doubleQuoted(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case yamlPrintable(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			fmt.Fprintf(&b, `\U%08X`, r)
+		default:
+			fmt.Fprintf(&b, `\u%04X`, r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// comment is text as it may stand in a comment.
+func comment(s string) string {
+	if !printable(s) {
+		q, _ := json.Marshal(s)
+		return string(q)
+	}
+	return s
+}

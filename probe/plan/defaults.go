@@ -1,0 +1,110 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// WithDefaults returns a copy of the plan with every default filled in. The
+// plan itself is not changed.
+func (p *Plan) WithDefaults() Plan {
+	c := *p
+	if len(c.Experiments) == 0 {
+		c.Experiments = []Experiment{Specification, Duplicate}
+	}
+	if c.Contract == nil {
+		c.Contract = &Contract{Profile: "ietf"}
+	}
+	c.Operations = slices.Clone(c.Operations)
+	for i := range c.Operations {
+		op := &c.Operations[i]
+		op.Request = op.Request.withDefaults()
+		if op.Altered != nil && op.Altered.Body != nil && op.Altered.Body.JSON != nil {
+			op.Request = op.Request.typed()
+		}
+		if op.Key != nil {
+			k := *op.Key
+			k.Value = cmp.Or(k.Value, "{{uuid}}")
+			if k.Header != "" && k.Syntax == "" {
+				k.Syntax = "bare"
+				if strings.EqualFold(k.Header, "Idempotency-Key") && p.ContractFor(op).Profile != "stripe" {
+					k.Syntax = "sf-string"
+				}
+			}
+			op.Key = &k
+		}
+		if op.Signature != nil {
+			s := *op.Signature
+			s.StaleBy = cmp.Or(s.StaleBy, time.Hour)
+			op.Signature = &s
+		}
+		op.Readers = slices.Clone(op.Readers)
+		for i := range op.Readers {
+			r := &op.Readers[i]
+			r.Effect = cmp.Or(r.Effect, "1")
+			if r.Outside == nil {
+				r.Outside = new(r.Webhook != nil || r.SMTP != nil)
+			}
+			if r.HTTP != nil {
+				h := *r.HTTP
+				h.As = cmp.Or(h.As, ActorA)
+				r.HTTP = &h
+			}
+			if r.Command != nil {
+				k := *r.Command
+				k.Timeout = cmp.Or(k.Timeout, 30*time.Second)
+				r.Command = &k
+			}
+		}
+		op.Audit = slices.Clone(op.Audit)
+		for i := range op.Audit {
+			if a := &op.Audit[i]; a.HTTP != nil {
+				h := *a.HTTP
+				h.As = cmp.Or(h.As, ActorA)
+				a.HTTP = &h
+			}
+		}
+	}
+	if c.Reset != nil && c.Reset.HTTP != nil {
+		h := *c.Reset.HTTP
+		h.As = cmp.Or(h.As, ActorA)
+		h.Request = h.Request.withDefaults()
+		c.Reset = &Hook{HTTP: &h}
+	}
+
+	t := &c.Timing
+	t.Timeout = cmp.Or(t.Timeout, 30*time.Second)
+	t.Settle = cmp.Or(t.Settle, 500*time.Millisecond)
+	t.StableFor = cmp.Or(t.StableFor, 5)
+	t.SettleLimit = cmp.Or(t.SettleLimit, 30*time.Second)
+	t.Poll = cmp.Or(t.Poll, 100*time.Millisecond)
+	t.LateAfter = cmp.Or(t.LateAfter, 5*time.Second)
+	c.Race.Width = cmp.Or(c.Race.Width, 10)
+	c.Race.Trials = cmp.Or(c.Race.Trials, 1)
+	c.Budget.MaxSends = cmp.Or(c.Budget.MaxSends, 50)
+	c.Budget.MaxReads = cmp.Or(c.Budget.MaxReads, 1000)
+	c.Budget.MaxTime = cmp.Or(c.Budget.MaxTime, 5*time.Minute)
+	return c
+}
+
+func (r Request) withDefaults() Request {
+	r.Protocol = cmp.Or(r.Protocol, "auto")
+	if r.Body != nil && r.Body.JSON != nil {
+		r = r.typed()
+	}
+	return r
+}
+
+// typed says what a JSON body is, if the plan does not.
+func (r Request) typed() Request {
+	if !r.Headers.has("Content-Type") {
+		r.Headers = append(slices.Clone(r.Headers), Pair{"Content-Type", "application/json"})
+	}
+	return r
+}
+
+func (h Header) has(name string) bool {
+	return slices.ContainsFunc(h, func(p Pair) bool { return strings.EqualFold(p.Name, name) })
+}

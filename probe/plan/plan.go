@@ -1,0 +1,527 @@
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Limits of a plan.
+const (
+	MaxBytes      = 1 << 20  // of the file
+	MaxDepth      = 64       // of nested values
+	MaxBodyBytes  = 32 << 20 // of a request body, rendered
+	MaxValueBytes = 64 << 10 // of a variable, a header value, a secret
+)
+
+// Plan is a whole plan. Fields that are zero have the default named at each;
+// WithDefaults fills them in.
+type Plan struct {
+	// Version of this format: 1.
+	Version int `yaml:"version" rule:"required,min=1,max=1"`
+	// Name of the plan, for reports.
+	Name string `yaml:"name" rule:"required,names=label,max=100"`
+	// Target says what may be reached, and how carefully.
+	Target Target `yaml:"target" rule:"required"`
+	// Variables are templates, drawn once for each logical request, in this order. A variable may use those above it.
+	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
+	// Principals are who sends.
+	Principals Principals `yaml:"principals"`
+	// Operations are what is tried, one after the other.
+	Operations []Operation `yaml:"operations" rule:"required,items=50"`
+	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends.
+	Experiments []Experiment `yaml:"experiments" rule:"items=20"`
+	// Contract is what the target promises, for operations that name none.
+	Contract *Contract `yaml:"contract"`
+	// Reset is done before each experiment.
+	Reset *Hook `yaml:"reset"`
+	// Timing says how long to wait for what.
+	Timing Timing `yaml:"timing"`
+	// Race says how raced requests are sent.
+	Race Race `yaml:"race"`
+	// Budget bounds the run, whatever happens in it.
+	Budget Budget `yaml:"budget"`
+
+	source *source
+}
+
+// Target is what the plan is about.
+type Target struct {
+	// Allow lists the only addresses that may be reached, as host:port. Empty: nothing may be sent, and the plan is good for a dry run.
+	Allow []string `yaml:"allow" rule:"items=50,names=address"`
+	// Production says whether real business depends on the target. In production, experiments that race, cut off or provoke failures are refused, others have to be named, and a reset is refused.
+	Production *bool `yaml:"production" rule:"required"`
+	// CAFile is a PEM file with the certificates to trust instead of the system's. Relative to the plan's folder.
+	CAFile string `yaml:"ca_file"`
+	// Specification is where the operation is described: the URL or file of an OpenAPI document, or a page. A file is relative to the plan's folder.
+	Specification string `yaml:"specification"`
+	// Retention is how long the target says it keeps keys. The retention-edge experiment needs it.
+	Retention time.Duration `yaml:"retention"`
+}
+
+// Principals are up to three parties: two actors of one tenant, and an actor of
+// another.
+type Principals struct {
+	// ActorA sends whatever no other principal is named for.
+	ActorA *Principal `yaml:"actor_a"`
+	// ActorB is another actor of A's tenant.
+	ActorB *Principal `yaml:"actor_b"`
+	// TenantB is an actor of another tenant.
+	TenantB *Principal `yaml:"tenant_b"`
+}
+
+// PrincipalName is one of the three.
+type PrincipalName string
+
+// The principals of a plan.
+const (
+	ActorA  PrincipalName = "actor_a"
+	ActorB  PrincipalName = "actor_b"
+	TenantB PrincipalName = "tenant_b"
+)
+
+// Get returns a principal, nil if the plan has none of that name. The empty
+// name is actor A.
+func (p Principals) Get(name PrincipalName) *Principal {
+	switch name {
+	case ActorA, "":
+		return p.ActorA
+	case ActorB:
+		return p.ActorB
+	case TenantB:
+		return p.TenantB
+	}
+	return nil
+}
+
+// Principal is how a party proves who it is.
+type Principal struct {
+	// Headers are templates. They replace those of the request with the same name.
+	Headers Header `yaml:"headers" rule:"names=header,items=50"`
+	// Cookies are templates, appended to the Cookie header of the request.
+	Cookies Pairs `yaml:"cookies" rule:"names=cookie,items=50"`
+	// Attributes are templates without fresh values, for {{.principal.NAME}} in URLs and bodies. All principals have to have the same.
+	Attributes Pairs `yaml:"attributes" rule:"names=variable,items=50"`
+	// ClientCert is what to present for mutual TLS.
+	ClientCert *ClientCert `yaml:"client_cert"`
+}
+
+// ClientCert names two PEM files, relative to the plan's folder.
+type ClientCert struct {
+	CertFile string `yaml:"cert_file" rule:"required"`
+	KeyFile  string `yaml:"key_file" rule:"required"`
+}
+
+// Operation is a side-effecting action.
+type Operation struct {
+	// Name is unique in the plan, such as orders.create.
+	Name string `yaml:"name" rule:"required,names=operation,max=100"`
+	// Request as it is sent, without its key.
+	Request Request `yaml:"request" rule:"required"`
+	// Key is where the idempotency key goes, or the event id of a delivery. None: the operation has no such key.
+	Key *Key `yaml:"key"`
+	// Signature makes the operation the delivery of a webhook or a job, signed for each sending.
+	Signature *Signature `yaml:"signature"`
+	// Variables of this operation alone, drawn after those of the plan.
+	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
+	// Altered is the same request with another business meaning.
+	Altered *Alteration `yaml:"altered"`
+	// Readers look at the state that the operation changes. Without one, whether an effect happened once cannot be said.
+	Readers []Reader `yaml:"readers" rule:"items=20"`
+	// Resource is where the answer names what was created.
+	Resource *Resource `yaml:"resource"`
+	// Audit says where to look for traces of the request.
+	Audit []Audit `yaml:"audit" rule:"items=20"`
+	// Experiments to run. Default: those of the plan.
+	Experiments []Experiment `yaml:"experiments" rule:"items=20"`
+	// Contract is what this operation promises. Default: the plan's.
+	Contract *Contract `yaml:"contract"`
+}
+
+// Request is an HTTP request.
+type Request struct {
+	// Method, in capitals.
+	Method string `yaml:"method" rule:"required,names=method,max=20"`
+	// URL is a template: absolute, http or https.
+	URL string `yaml:"url" rule:"required,max=16384"`
+	// Headers are templates, sent in this order and spelling. Default with a json body: Content-Type: application/json.
+	Headers Header `yaml:"headers" rule:"names=header,items=100"`
+	// Body is sent as it is. Default: none.
+	Body *Body `yaml:"body"`
+	// Protocol to speak. Default: auto.
+	Protocol string `yaml:"protocol" rule:"enum=auto|http1|http2"`
+}
+
+// Body is a request body, given in one of four ways.
+type Body struct {
+	_ struct{} `one:"text,json,base64,file"`
+
+	// Text is a template.
+	Text *string `yaml:"text" rule:"empty"`
+	// JSON is any value; its strings are templates. It is sent without white space, members in order and numbers as written.
+	JSON JSON `yaml:"json"`
+	// Base64 is bytes, in standard base64.
+	Base64 *string `yaml:"base64" rule:"empty,names=base64"`
+	// File is sent as it is. Relative to the plan's folder.
+	File string `yaml:"file"`
+}
+
+// JSON is a JSON text. In a plan it is written as YAML, or as JSON, which is
+// YAML too.
+type JSON json.RawMessage
+
+// Key says where the key goes and what it looks like.
+type Key struct {
+	_ struct{} `one:"header,query,body"`
+
+	// Header that carries the key.
+	Header string `yaml:"header" rule:"names=header"`
+	// Query parameter that carries the key.
+	Query string `yaml:"query"`
+	// Body is a JSON pointer to the string member that carries the key. The member must not be in the body; the object that holds it has to be.
+	Body Pointer `yaml:"body" rule:"names=member"`
+	// Syntax in a header: sf-string puts it in quotes (RFC 9651), bare does not. Default: sf-string for Idempotency-Key, unless the contract is stripe; bare otherwise.
+	Syntax string `yaml:"syntax" rule:"enum=sf-string|bare"`
+	// Value is a template. Default: {{uuid}}.
+	Value string `yaml:"value" rule:"max=1000"`
+}
+
+// Signature is how a delivery is signed.
+type Signature struct {
+	// Scheme: standard-webhooks and stripe sign the time as well; github does not.
+	Scheme string `yaml:"scheme" rule:"required,enum=standard-webhooks|stripe|github"`
+	// Secret is a template, of env or file. For standard-webhooks it is base64, with or without whsec_.
+	Secret string `yaml:"secret" rule:"required,max=1000"`
+	// StaleBy is how old the time of a stale delivery is. Default: 1h.
+	StaleBy time.Duration `yaml:"stale_by"`
+}
+
+// Alteration makes another request of a request.
+type Alteration struct {
+	_ struct{} `one:"edits,body"`
+
+	// Edits are made to the JSON body after it was rendered: the rest of it stays as it is, to the byte.
+	Edits []Edit `yaml:"edits" rule:"items=50"`
+	// Body replaces the body.
+	Body *Body `yaml:"body"`
+}
+
+// Edit replaces one value of a JSON body.
+type Edit struct {
+	// Pointer to a value that the body has (RFC 6901).
+	Pointer *Pointer `yaml:"pointer" rule:"required,names=pointer"`
+	// Value to put there; its strings are templates.
+	Value JSON `yaml:"value" rule:"required"`
+}
+
+// Pointer is a JSON pointer (RFC 6901); empty for the whole document.
+type Pointer string
+
+// Reader measures a piece of the target's state as a number: a count of things,
+// or a value.
+type Reader struct {
+	_ struct{} `one:"http,sql,log,command,webhook,smtp"`
+
+	// Name is unique in the operation.
+	Name string `yaml:"name" rule:"required,names=operation,max=100"`
+	// HTTP reads a resource.
+	HTTP *HTTPReader `yaml:"http"`
+	// SQL asks the target's database.
+	SQL *SQLReader `yaml:"sql"`
+	// Log counts lines of a file.
+	Log *LogReader `yaml:"log"`
+	// Command runs a program.
+	Command *CommandReader `yaml:"command"`
+	// Webhook counts requests that the target sends to the probe.
+	Webhook *Sink `yaml:"webhook"`
+	// SMTP counts mails that the target sends to the probe.
+	SMTP *Sink `yaml:"smtp"`
+	// Effect is by how much the operation, done once, changes the number. Default: 1.
+	Effect json.Number `yaml:"effect"`
+	// Outside marks an effect outside of the target's own state: a mail, a webhook, a payment. Default: true for webhook and smtp.
+	Outside *bool `yaml:"outside"`
+}
+
+// HTTPReader sends a GET and takes a number out of the JSON it gets.
+type HTTPReader struct {
+	_ struct{} `one:"count,value"`
+
+	// URL is a template.
+	URL string `yaml:"url" rule:"required,max=16384"`
+	// Headers are templates.
+	Headers Header `yaml:"headers" rule:"names=header,items=50"`
+	// As is who reads. Default: actor_a.
+	As PrincipalName `yaml:"as" rule:"enum=actor_a|actor_b|tenant_b"`
+	// Count is a JSON pointer to an array; its elements are counted. An answer of 404 counts as none.
+	Count *Pointer `yaml:"count" rule:"names=pointer"`
+	// Where keeps, of what is counted, the elements with these values: JSON pointers within an element, and templates. A number is compared by its text.
+	Where Pairs `yaml:"where" rule:"names=pointer,items=20"`
+	// ID is a JSON pointer within a counted element to what identifies it, for the report.
+	ID *Pointer `yaml:"id" rule:"names=pointer"`
+	// Value is a JSON pointer to a number.
+	Value *Pointer `yaml:"value" rule:"names=pointer"`
+}
+
+// SQLReader runs a query, in a transaction that is read-only where the database
+// has such, and takes the first column of its first row.
+type SQLReader struct {
+	Driver string `yaml:"driver" rule:"required,enum=postgres|sqlite|mysql"`
+	// DSN is a template, of env or file.
+	DSN string `yaml:"dsn" rule:"required,max=4096"`
+	// Query is sent as it is. What differs goes into args.
+	Query string `yaml:"query" rule:"required,max=65536"`
+	// Args are templates.
+	Args []string `yaml:"args" rule:"items=50,empty"`
+}
+
+// LogReader counts the lines of a file that match.
+type LogReader struct {
+	// File, relative to the plan's folder.
+	File string `yaml:"file" rule:"required"`
+	// Pattern is a regular expression (RE2) and a template.
+	Pattern string `yaml:"pattern" rule:"required,max=4096"`
+}
+
+// CommandReader runs a program without a shell. It must not change anything.
+type CommandReader struct {
+	// Argv is the program and its arguments, templates.
+	Argv []string `yaml:"argv" rule:"required,items=100,empty"`
+	// Pattern is a regular expression (RE2) and a template; the lines of the output that match are counted. Default: the output is one number.
+	Pattern string `yaml:"pattern" rule:"max=4096"`
+	// Timeout for the program. Default: 30s.
+	Timeout time.Duration `yaml:"timeout"`
+}
+
+// Sink is a server that the probe runs for the target to send to.
+type Sink struct {
+	// Listen is where, as host:port.
+	Listen string `yaml:"listen" rule:"required,names=address"`
+	// Match is a regular expression (RE2) and a template; only what matches, headers included, is counted. Default: everything.
+	Match string `yaml:"match" rule:"max=4096"`
+}
+
+// Resource is where an answer names the resource. Of the body with neither
+// header nor pointer; of the header with a header.
+type Resource struct {
+	_ struct{} `any:"header,pointer,pattern"`
+
+	// Header such as Location.
+	Header string `yaml:"header" rule:"names=header"`
+	// Pointer into the JSON body.
+	Pointer *Pointer `yaml:"pointer" rule:"names=pointer"`
+	// Pattern is a regular expression (RE2) whose first group is the id.
+	Pattern string `yaml:"pattern" rule:"max=4096"`
+}
+
+// Audit is a place that is searched for traces after an experiment.
+type Audit struct {
+	_ struct{} `one:"log,http,command"`
+
+	// Name is unique in the operation.
+	Name string `yaml:"name" rule:"required,names=operation,max=100"`
+	// Log is a file, relative to the plan's folder.
+	Log string `yaml:"log"`
+	// HTTP is what to GET.
+	HTTP *AuditHTTP `yaml:"http"`
+	// Command is a program and its arguments, templates, run without a shell.
+	Command []string `yaml:"command" rule:"items=100,empty"`
+	// Find are regular expressions (RE2) and templates by what they find: key, request_id, event_id, trace_id, actor, outcome, or a name of your own. A line belongs to the request if the key, request_id, event_id or trace_id matches.
+	Find Pairs `yaml:"find" rule:"required,names=variable,items=20"`
+}
+
+// AuditHTTP is a GET whose answer is searched line by line; elements of a JSON
+// array count as lines.
+type AuditHTTP struct {
+	// URL is a template.
+	URL string `yaml:"url" rule:"required,max=16384"`
+	// Headers are templates.
+	Headers Header `yaml:"headers" rule:"names=header,items=50"`
+	// As is who reads. Default: actor_a.
+	As PrincipalName `yaml:"as" rule:"enum=actor_a|actor_b|tenant_b"`
+}
+
+// Hook is something to do.
+type Hook struct {
+	_ struct{} `one:"http,command"`
+
+	// HTTP is a request to send. It counts against the budget.
+	HTTP *HookRequest `yaml:"http"`
+	// Command is a program and its arguments, templates, run without a shell.
+	Command []string `yaml:"command" rule:"items=100,empty"`
+}
+
+// HookRequest is a request and who sends it.
+type HookRequest struct {
+	// Request to send; its templates have no fresh values.
+	Request Request `yaml:"request" rule:"required"`
+	// As is who sends. Default: actor_a.
+	As PrincipalName `yaml:"as" rule:"enum=actor_a|actor_b|tenant_b"`
+}
+
+// Timing says how long to wait. The clock is the probe's.
+type Timing struct {
+	// Timeout for each answer. Default: 30s.
+	Timeout time.Duration `yaml:"timeout"`
+	// Settle is how long state has to stay the same before it is believed, at least. Default: 500ms.
+	Settle time.Duration `yaml:"settle"`
+	// StableFor is how many times the effect latency of the control the state has to stay the same. Default: 5.
+	StableFor int `yaml:"stable_for" rule:"min=1,max=100"`
+	// SettleLimit is when to give up waiting for it. Default: 30s.
+	SettleLimit time.Duration `yaml:"settle_limit"`
+	// Poll is the pause between two readings. Default: 100ms.
+	Poll time.Duration `yaml:"poll"`
+	// LateAfter is the pause before a late retry. Default: 5s.
+	LateAfter time.Duration `yaml:"late_after"`
+}
+
+// Race says how to race.
+type Race struct {
+	// Width is how many requests are sent at once. Default: 10.
+	Width int `yaml:"width" rule:"min=2,max=250"`
+	// Trials is how many races are run, each with a fresh key. Default: 1.
+	Trials int `yaml:"trials" rule:"min=1,max=10000"`
+}
+
+// Budget bounds a run.
+type Budget struct {
+	// MaxSends is how many requests may be put on the wire, readers' excluded and warm-ups included. Default: 50.
+	MaxSends int `yaml:"max_sends" rule:"min=1,max=100000"`
+	// MaxReads is how many requests readers, audits and the specification may send. Default: 1000.
+	MaxReads int `yaml:"max_reads" rule:"min=1,max=1000000"`
+	// MaxTime is how long the run may take. Default: 5m.
+	MaxTime time.Duration `yaml:"max_time"`
+}
+
+// Contract is what a target promises. Fields that are set replace those of the
+// profile; a custom profile starts from nothing, and what it does not say is not judged.
+type Contract struct {
+	// Profile: ietf, stripe, oasis or custom. Default: ietf.
+	Profile string `yaml:"profile" rule:"enum=ietf|stripe|oasis|custom"`
+	// Missing lists the statuses for a request without a key. Empty: the key is optional.
+	Missing []int `yaml:"missing" rule:"items=20,min=100,max=599"`
+	// Malformed lists the statuses for a key that is none.
+	Malformed []int `yaml:"malformed" rule:"items=20,min=100,max=599"`
+	// Mismatch lists the statuses for a key that was used for another request.
+	Mismatch []int `yaml:"mismatch" rule:"items=20,min=100,max=599"`
+	// InFlight lists the statuses for a duplicate of a request that is still running.
+	InFlight []int `yaml:"in_flight" rule:"items=20,min=100,max=599"`
+	// InFlightWaits says that such a duplicate may instead wait for the result.
+	InFlightWaits *bool `yaml:"in_flight_waits"`
+	// Replay says what a duplicate of a completed request gets: the original answer, the current state of the resource, or a conflict that names it.
+	Replay string `yaml:"replay" rule:"enum=original|current|reference"`
+	// ReplayHeader is set in answers that are replays.
+	ReplayHeader string `yaml:"replay_header" rule:"names=header"`
+	// FreshKey says what the same body under a fresh key does: creates anew, or is refused by a natural key. Default: creates.
+	FreshKey string `yaml:"fresh_key" rule:"enum=creates|refused"`
+	// RecordsErrors says that a failed first attempt is replayed as failed.
+	RecordsErrors *bool `yaml:"records_errors"`
+}
+
+// Pair is one member of a mapping.
+type Pair struct{ Name, Value string }
+
+// Pairs is a mapping in the order it was written.
+type Pairs []Pair
+
+// Get returns the value of a name.
+func (p Pairs) Get(name string) (value string, ok bool) {
+	for _, m := range p {
+		if m.Name == name {
+			return m.Value, true
+		}
+	}
+	return "", false
+}
+
+// Header is a mapping in which a name may have several values, in the order it
+// was written.
+type Header []Pair
+
+// Experiment names an experiment.
+type Experiment string
+
+// The experiments.
+const (
+	Specification Experiment = "specification" // what the target's own document says
+	Duplicate     Experiment = "duplicate"     // the same request again, once the first was answered
+	RaceSame      Experiment = "race"          // the same request several times at once
+	Altered       Experiment = "altered"       // the same key, another request
+	MissingKey    Experiment = "missing_key"
+	MalformedKey  Experiment = "malformed_key"
+	OtherActor    Experiment = "other_actor"    // the same key, sent by actor B
+	OtherTenant   Experiment = "other_tenant"   // the same key, sent by tenant B
+	FreshKey      Experiment = "fresh_key"      // the same body, another key
+	LostUnread    Experiment = "lost_unread"    // cut off after the last byte of the request, then again
+	LostBegun     Experiment = "lost_begun"     // cut off after the first byte of the answer, then again
+	InFlight      Experiment = "in_flight"      // again while the first is running
+	Reordered     Experiment = "reordered"      // two requests, the second of which arrives first
+	LateRetry     Experiment = "late_retry"     // again after a while
+	FailedFirst   Experiment = "failed_first"   // the first attempt is made to fail
+	Redelivery    Experiment = "redelivery"     // one event: same, signed anew, stale, altered
+	RetentionEdge Experiment = "retention_edge" // again just before keys are forgotten
+)
+
+// Experiments lists all experiments, in the order they are run.
+func Experiments() []Experiment {
+	return []Experiment{
+		Specification, Duplicate, FreshKey, LateRetry, Altered, MissingKey, MalformedKey, OtherActor, OtherTenant,
+		InFlight, RaceSame, LostUnread, LostBegun, FailedFirst, Reordered, Redelivery, RetentionEdge,
+	}
+}
+
+// NeverInProduction says whether an experiment is refused in production, on
+// purpose without a way to allow it: it races, cuts off or provokes failures.
+func (e Experiment) NeverInProduction() bool {
+	switch e {
+	case RaceSame, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
+		return true
+	}
+	return false
+}
+
+// Operation returns the operation of a name.
+func (p *Plan) Operation(name string) (*Operation, error) {
+	for i := range p.Operations {
+		if p.Operations[i].Name == name {
+			return &p.Operations[i], nil
+		}
+	}
+	return nil, fmt.Errorf("plan: no operation is named %q", name)
+}
+
+// Experiments returns what to run for an operation, in the order of
+// [Experiments]: its own, else the plan's, else the default.
+func (p *Plan) ExperimentsFor(op *Operation) []Experiment {
+	chosen := op.Experiments
+	if len(chosen) == 0 {
+		chosen = p.Experiments
+	}
+	if len(chosen) == 0 {
+		chosen = []Experiment{Specification, Duplicate}
+	}
+	var list []Experiment
+	for _, e := range Experiments() {
+		for _, c := range chosen {
+			if c == e {
+				list = append(list, e)
+				break
+			}
+		}
+	}
+	return list
+}
+
+// Set replaces the value of one of the plan's variables, for a base URL on
+// another port and the like. The value is literal text, not a template.
+func (p *Plan) Set(name, value string) error {
+	for i := range p.Variables {
+		if p.Variables[i].Name == name {
+			vars := append(Pairs(nil), p.Variables...)
+			vars[i].Value = strings.ReplaceAll(value, "{{", `{{"{{"}}`)
+			p.Variables = vars
+			return nil
+		}
+	}
+	return fmt.Errorf("plan: no variable is named %q", name)
+}

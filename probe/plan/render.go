@@ -1,0 +1,861 @@
+package plan
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// MinSecretBytes is how long a secret has to be: a shorter one could not be
+// told from other text, and so not be kept out of evidence.
+const MinSecretBytes = 6
+
+// Source is where values come from. The zero value means this process: its
+// environment, files, clock and random numbers.
+type Source struct {
+	// Env looks up an environment variable. Default os.LookupEnv. For a dry run
+	// without secrets it can return a stand-in for each.
+	Env func(name string) (value string, ok bool)
+	// ReadFile reads a file that the plan names, with a limit on its size.
+	// The name is already relative to the plan's folder.
+	ReadFile func(name string, limit int64) ([]byte, error)
+	// Now is the clock. Default time.Now.
+	Now func() time.Time
+	// Random is where fresh values come from. Default crypto/rand. It is read
+	// by one goroutine at a time.
+	Random io.Reader
+	// Run is {{.run}}, the same in all of a run. Default: 8 random hex digits.
+	Run string
+}
+
+// Secret is a text that must not be in evidence, and where it comes from, such
+// as env ORDERS_TOKEN.
+type Secret struct{ From, Value string }
+
+// Renderer makes requests of a plan. It may be used by several goroutines.
+type Renderer struct {
+	plan    Plan
+	src     Source
+	env     map[string]text // by function and argument
+	files   map[string][]byte
+	seq     atomic.Uint64
+	drawing sync.Mutex // around Random
+
+	mu      sync.Mutex
+	derived map[Secret]bool
+}
+
+// NewRenderer validates the plan and reads everything it takes from outside:
+// secrets and bodies in files. All that is missing comes in one error, in which
+// no secret is. The plan must not be changed afterwards.
+func NewRenderer(p *Plan, src Source) (*Renderer, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	if src.Env == nil {
+		src.Env = os.LookupEnv
+	}
+	if src.ReadFile == nil {
+		src.ReadFile = readFile
+	}
+	if src.Now == nil {
+		src.Now = time.Now
+	}
+	if src.Random == nil {
+		src.Random = rand.Reader
+	}
+	if src.Run == "" {
+		var b [4]byte
+		if _, err := io.ReadFull(src.Random, b[:]); err != nil {
+			return nil, fmt.Errorf("plan: %w", err)
+		}
+		src.Run = hex.EncodeToString(b[:])
+	}
+	r := &Renderer{plan: p.WithDefaults(), src: src, env: map[string]text{}, files: map[string][]byte{}, derived: map[Secret]bool{}}
+
+	ps := problems{source: p.source}
+	r.plan.eachSite(func(s site) {
+		t, _ := parseTemplate(s.text)
+		for _, part := range t {
+			if part.call.secret() {
+				r.loadSecret(&ps, part.call, s.path)
+			}
+		}
+	})
+	for i := range r.plan.Operations {
+		op, at := &r.plan.Operations[i], index("operations", i)
+		r.loadBody(&ps, op.Request.Body, at+".request.body.file")
+		r.loadBody(&ps, op.alteredBody(), at+".altered.body.file")
+	}
+	if h := r.plan.Reset; h != nil && h.HTTP != nil {
+		r.loadBody(&ps, h.HTTP.Request.Body, "reset.http.request.body.file")
+	}
+	if err := ps.err(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func readFile(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// Plan returns the plan, with its defaults.
+func (r *Renderer) Plan() *Plan { return &r.plan }
+
+// Path returns a file's name as this process sees it: what the plan names is
+// relative to its folder.
+func (r *Renderer) Path(name string) string {
+	if name == "" || filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(r.plan.Dir(), name)
+}
+
+func (r *Renderer) read(name string, limit int64) ([]byte, error) {
+	data, err := r.src.ReadFile(r.Path(name), limit+1)
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is larger than %d KiB", name, limit>>10)
+	}
+	return data, err
+}
+
+func (r *Renderer) loadSecret(ps *problems, c *call, path string) {
+	id := c.fn + " " + c.arg
+	if _, ok := r.env[id]; ok {
+		return
+	}
+	var value string
+	if c.fn == "env" {
+		v, ok := r.src.Env(c.arg)
+		if !ok {
+			ps.add(path, "the environment has no %s", c.arg)
+			return
+		}
+		value = v
+	} else {
+		data, err := r.read(c.arg, MaxValueBytes)
+		if err != nil {
+			ps.add(path, "%v", err)
+			return
+		}
+		value = strings.TrimRight(string(data), "\r\n")
+	}
+	switch {
+	case len(value) < MinSecretBytes:
+		ps.add(path, "%s is shorter than %d bytes, too short to be kept out of evidence", id, MinSecretBytes)
+	case len(value) > MaxValueBytes:
+		ps.add(path, "%s is larger than %d KiB", id, MaxValueBytes>>10)
+	default:
+		r.env[id] = text{s: value, secret: id}
+	}
+}
+
+func (r *Renderer) loadBody(ps *problems, b *Body, path string) {
+	if b == nil || b.File == "" || r.files[b.File] != nil {
+		return
+	}
+	data, err := r.read(b.File, MaxBodyBytes)
+	if err != nil {
+		ps.add(path, "%v", err)
+		return
+	}
+	r.files[b.File] = append([]byte{}, data...)
+}
+
+// Secrets returns every text that must not be in evidence, longest first, so
+// that they can be replaced in this order. Besides what was read it lists the
+// forms in which that can appear: escaped in JSON or in a URL, in base64, and
+// what filters have made of it in what was rendered so far.
+func (r *Renderer) Secrets() []Secret {
+	set := map[Secret]bool{}
+	add := func(from, value string) {
+		for _, v := range []string{
+			value, filter("json", value), filter("url", value), url.QueryEscape(value), url.PathEscape(value),
+			base64.StdEncoding.EncodeToString([]byte(value)), base64.RawURLEncoding.EncodeToString([]byte(value)),
+		} {
+			set[Secret{from, v}] = true
+		}
+	}
+	for _, t := range r.env {
+		add(t.secret, t.s)
+	}
+	r.mu.Lock()
+	for s := range r.derived {
+		add(s.From, s.Value)
+	}
+	r.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(set), func(a, b Secret) int {
+		return cmp.Or(cmp.Compare(len(b.Value), len(a.Value)), cmp.Compare(a.Value, b.Value), cmp.Compare(a.From, b.From))
+	})
+}
+
+// Values are what one logical request is made of: drawn once, and never changed.
+type Values struct {
+	op        *Operation
+	path      string // of op in the plan
+	at        time.Time
+	seq       uint64
+	variables map[string]text
+	fresh     map[string]string // by site
+	key       text
+}
+
+// Operation returns what the values are for.
+func (v *Values) Operation() *Operation { return v.op }
+
+// Key returns the key, as it is without quotes; empty if the operation has none.
+func (v *Values) Key() string { return v.key.s }
+
+// At returns when the values were drawn, which is when a delivery is signed.
+func (v *Values) At() time.Time { return v.at }
+
+// Variable returns the value of a variable.
+func (v *Values) Variable(name string) (value string, ok bool) {
+	t, ok := v.variables[name]
+	return t.s, ok
+}
+
+// Draw makes the values of one logical request: its variables, its key and every
+// fresh value in it.
+func (r *Renderer) Draw(operation string) (*Values, error) {
+	i := slices.IndexFunc(r.plan.Operations, func(op Operation) bool { return op.Name == operation })
+	if i < 0 {
+		return nil, fmt.Errorf("plan: no operation is named %q", operation)
+	}
+	r.drawing.Lock()
+	defer r.drawing.Unlock()
+	v := &Values{
+		op: &r.plan.Operations[i], path: index("operations", i), at: r.src.Now(), seq: r.seq.Add(1),
+		variables: map[string]text{}, fresh: map[string]string{},
+	}
+	var failed error
+	draw := func(s site) {
+		if failed == nil && s.fresh {
+			failed = r.drawSite(v, s)
+		}
+	}
+	for i, m := range r.plan.Variables {
+		draw(site{path: join("variables", m.Name), text: m.Value, variables: r.plan.Variables[:i], fresh: true})
+		failed = cmp.Or(failed, r.setVariable(v, m, join("variables", m.Name)))
+	}
+	r.plan.eachSiteOf(v.op, v.path, func(s site) {
+		draw(s)
+		if name, ok := strings.CutPrefix(s.path, v.path+".variables."); ok {
+			failed = cmp.Or(failed, r.setVariable(v, Pair{name, s.text}, s.path))
+		}
+	})
+	if failed == nil {
+		failed = r.setKey(v)
+	}
+	if failed != nil {
+		return nil, fmt.Errorf("plan: %s: %w", operation, failed)
+	}
+	return v, nil
+}
+
+func (r *Renderer) drawSite(v *Values, s site) error {
+	t, err := parseTemplate(s.text)
+	if err != nil {
+		return err
+	}
+	for i, part := range t {
+		if part.call.fresh() {
+			value, err := part.call.draw(r.src.Random, v.at, v.seq)
+			if err != nil {
+				return err
+			}
+			v.fresh[index(s.path, i)] = value
+		}
+	}
+	return nil
+}
+
+func (r *Renderer) setVariable(v *Values, m Pair, path string) error {
+	t, err := r.render(r.scope(v, nil, ""), path, m.Value, MaxValueBytes)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	v.variables[m.Name] = t
+	return nil
+}
+
+func (r *Renderer) setKey(v *Values) error {
+	if v.op.Key == nil {
+		return nil
+	}
+	t, err := r.render(r.scope(v, nil, ""), v.path+".key.value", v.op.Key.Value, MaxValueBytes)
+	if err != nil {
+		return fmt.Errorf("key: %w", err)
+	}
+	if t.s == "" {
+		return errors.New("key: it is empty")
+	}
+	v.key = t
+	return nil
+}
+
+// ErrDerivedKey: the key is made of variables alone, so the same request cannot
+// have another one.
+var ErrDerivedKey = errors.New("plan: the key is derived from the request, and cannot be fresh for the same request")
+
+// FreshKey returns the same values with another key.
+func (r *Renderer) FreshKey(v *Values) (*Values, error) {
+	if v.op.Key == nil {
+		return nil, errors.New("plan: the operation has no key")
+	}
+	r.drawing.Lock()
+	defer r.drawing.Unlock()
+	c := *v
+	c.fresh = maps.Clone(v.fresh)
+	seq, now := c.seq, c.at
+	// The number and the time are the request's, but a key may be made of them.
+	c.seq, c.at = r.seq.Add(1), r.src.Now()
+	s := site{path: v.path + ".key.value", text: v.op.Key.Value}
+	err := r.drawSite(&c, s)
+	c.seq, c.at = seq, now
+	if err == nil {
+		err = r.setKey(&c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("plan: %s: %w", v.op.Name, err)
+	}
+	if c.key == v.key {
+		return nil, ErrDerivedKey
+	}
+	return &c, nil
+}
+
+// scope is what templates see. pr may be nil.
+func (r *Renderer) scope(v *Values, pr *Principal, resourceID string) scope {
+	return scope{
+		lookup: func(ref string) (text, error) {
+			attribute, isAttribute := strings.CutPrefix(ref, "principal.")
+			switch {
+			case ref == "run":
+				return text{s: r.src.Run}, nil
+			case isAttribute && pr != nil:
+				value, ok := pr.Attributes.Get(attribute)
+				if !ok {
+					break
+				}
+				return r.render(r.scope(nil, nil, ""), "principals.attributes."+attribute, value, MaxValueBytes)
+			case v == nil:
+			case ref == "key":
+				return v.key, nil
+			case ref == "resource_id":
+				if resourceID == "" {
+					return text{}, ErrNoResource
+				}
+				return text{s: resourceID}, nil
+			default:
+				if t, ok := v.variables[ref]; ok {
+					return t, nil
+				}
+			}
+			return text{}, fmt.Errorf("{{.%s}} is not known", ref)
+		},
+		fresh: func(site string) (string, bool) {
+			if v == nil {
+				return "", false
+			}
+			s, ok := v.fresh[site]
+			return s, ok
+		},
+		secret: func(c *call) (text, error) {
+			t, ok := r.env[c.fn+" "+c.arg]
+			if !ok {
+				return text{}, fmt.Errorf("%s %s was not read", c.fn, c.arg)
+			}
+			return t, nil
+		},
+		derived: func(t text) { r.derive(t) },
+	}
+}
+
+func (r *Renderer) derive(t text) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.derived[Secret{t.secret, t.s}] = true
+}
+
+// ErrNoResource: a template needs {{.resource_id}}, which no answer has told yet.
+var ErrNoResource = errors.New("the id of the resource is not known")
+
+func (r *Renderer) render(sc scope, path, s string, limit int) (text, error) {
+	t, err := parseTemplate(s)
+	if err != nil {
+		return text{}, err
+	}
+	out, err := t.render(sc, path, nil)
+	if err == nil && len(out.s) > limit {
+		err = fmt.Errorf("it is larger than %d KiB", limit>>10)
+	}
+	return out, err
+}
+
+// Change is what one send does differently from the plan. The zero value is the
+// request as planned, sent by actor A.
+type Change struct {
+	// As is who sends. Empty: actor A, or nobody if the plan has none.
+	As PrincipalName
+	// NoKey leaves the key out.
+	NoKey bool
+	// RawKey, unless empty, stands in the place of the key exactly as it is:
+	// without quotes, but escaped where it is in a URL or in JSON.
+	RawKey string
+	// Altered makes the plan's alteration.
+	Altered bool
+	// SignedAt is the time that a delivery is signed with. Zero: when the
+	// values were drawn.
+	SignedAt time.Time
+}
+
+// Request renders a request. It depends on the plan, the values and the change,
+// and on nothing else: the same ones give the same bytes.
+func (r *Renderer) Request(v *Values, c Change) (wire.Request, error) {
+	req, err := r.request(v, c)
+	if err != nil {
+		return wire.Request{}, fmt.Errorf("plan: %s: %w", v.op.Name, err)
+	}
+	return req, nil
+}
+
+func (r *Renderer) request(v *Values, c Change) (wire.Request, error) {
+	pr, err := r.principal(c.As)
+	if err != nil {
+		return wire.Request{}, err
+	}
+	sc := r.scope(v, pr, "")
+	req, err := r.base(sc, &v.op.Request, pr, v.path+".request")
+	if err != nil {
+		return wire.Request{}, err
+	}
+	if c.Altered {
+		before := req.Body
+		if req.Body, err = r.alter(sc, v, req.Body); err != nil {
+			return wire.Request{}, fmt.Errorf("altered: %w", err)
+		}
+		if bytes.Equal(before, req.Body) {
+			return wire.Request{}, errors.New("altered: it is the same request")
+		}
+	}
+	key := cmp.Or(c.RawKey, v.key.s)
+	if v.op.Key != nil && !c.NoKey {
+		if err := placeKey(v.op.Key, &req, key, c.RawKey != ""); err != nil {
+			return wire.Request{}, fmt.Errorf("key: %w", err)
+		}
+	}
+	if s := v.op.Signature; s != nil {
+		secret, err := r.render(sc, v.path+".signature.secret", s.Secret, MaxValueBytes)
+		if err != nil {
+			return wire.Request{}, fmt.Errorf("signature: %w", err)
+		}
+		at := v.at
+		if !c.SignedAt.IsZero() {
+			at = c.SignedAt
+		}
+		id := key
+		if c.NoKey {
+			id = ""
+		}
+		fields, err := sign(s.Scheme, secret.s, id, at, req.Body)
+		if err != nil {
+			return wire.Request{}, fmt.Errorf("signature: %w", err)
+		}
+		req.Header = append(req.Header, fields...)
+	}
+	return req, req.Validate()
+}
+
+func (r *Renderer) principal(name PrincipalName) (*Principal, error) {
+	pr := r.plan.Principals.Get(name)
+	if pr == nil && name != "" && name != ActorA {
+		return nil, fmt.Errorf("the plan has no principal %s", name)
+	}
+	return pr, nil
+}
+
+var protocols = map[string]wire.Protocol{"auto": wire.Auto, "http1": wire.HTTP1, "http2": wire.HTTP2}
+
+// base renders a request of the plan, without key and signature.
+func (r *Renderer) base(sc scope, q *Request, pr *Principal, path string) (wire.Request, error) {
+	u, err := r.render(sc, path+".url", q.URL, MaxValueBytes)
+	if err != nil {
+		return wire.Request{}, fmt.Errorf("url: %w", err)
+	}
+	req := wire.Request{Method: q.Method, URL: u.s, Protocol: protocols[q.Protocol]}
+	if req.Header, err = r.header(sc, q.Headers, path+".headers", pr); err != nil {
+		return wire.Request{}, err
+	}
+	if req.Body, err = r.body(sc, q.Body, path+".body"); err != nil {
+		return wire.Request{}, fmt.Errorf("body: %w", err)
+	}
+	return req, nil
+}
+
+// header renders header fields, with those of the principal over them.
+func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wire.Field, error) {
+	fields, err := r.fields(sc, h, path)
+	if err != nil || pr == nil {
+		return fields, err
+	}
+	own, err := r.fields(sc, pr.Headers, "principals.headers")
+	if err != nil {
+		return nil, err
+	}
+	for i := 0; i < len(own); {
+		// All of the principal's values of a name go where the first of the
+		// request's was.
+		name, end := own[i].Name, i
+		for end < len(own) && strings.EqualFold(own[end].Name, name) {
+			end++
+		}
+		same := func(f wire.Field) bool { return strings.EqualFold(f.Name, name) }
+		at := slices.IndexFunc(fields, same)
+		fields = slices.DeleteFunc(fields, same)
+		if at < 0 {
+			at = len(fields)
+		}
+		fields = slices.Insert(fields, at, own[i:end]...)
+		i = end
+	}
+	var cookies []string
+	for _, m := range pr.Cookies {
+		t, err := r.render(sc, "principals.cookies."+m.Name, m.Value, MaxValueBytes)
+		if err != nil {
+			return nil, fmt.Errorf("cookie %s: %w", m.Name, err)
+		}
+		if strings.ContainsAny(t.s, ";,\"\\ \t\r\n") {
+			return nil, fmt.Errorf("cookie %s: the value has a character in it that no cookie has", m.Name)
+		}
+		cookies = append(cookies, m.Name+"="+t.s)
+	}
+	if len(cookies) > 0 {
+		text := strings.Join(cookies, "; ")
+		if i := slices.IndexFunc(fields, func(f wire.Field) bool { return strings.EqualFold(f.Name, "Cookie") }); i >= 0 {
+			fields[i].Value += "; " + text
+		} else {
+			fields = append(fields, wire.Field{Name: "Cookie", Value: text})
+		}
+	}
+	return fields, nil
+}
+
+func (r *Renderer) fields(sc scope, h Header, path string) ([]wire.Field, error) {
+	var fields []wire.Field
+	for i, m := range h {
+		t, err := r.render(sc, headerSite(path, i, m.Name), m.Value, MaxValueBytes)
+		if err != nil {
+			return nil, fmt.Errorf("header %s: %w", m.Name, err)
+		}
+		fields = append(fields, wire.Field{Name: m.Name, Value: t.s})
+	}
+	return fields, nil
+}
+
+func (r *Renderer) body(sc scope, b *Body, path string) ([]byte, error) {
+	switch {
+	case b == nil:
+		return nil, nil
+	case b.Text != nil:
+		t, err := r.render(sc, path+".text", *b.Text, MaxBodyBytes)
+		return []byte(t.s), err
+	case b.JSON != nil:
+		return r.json(sc, b.JSON, path+".json")
+	case b.Base64 != nil:
+		return decodeBase64(*b.Base64)
+	}
+	data, ok := r.files[b.File]
+	if !ok {
+		return nil, fmt.Errorf("%s was not read", b.File)
+	}
+	return bytes.Clone(data), nil
+}
+
+func (r *Renderer) json(sc scope, text JSON, path string) ([]byte, error) {
+	n, size := 0, 0
+	return mapStrings(text, func(s string) (string, error) {
+		t, err := r.render(sc, jsonSite(path, n), s, MaxBodyBytes)
+		n++
+		if size += len(t.s); size > MaxBodyBytes && err == nil {
+			err = errors.New("it is too large")
+		}
+		return t.s, err
+	})
+}
+
+func (r *Renderer) alter(sc scope, v *Values, body []byte) ([]byte, error) {
+	a := v.op.Altered
+	if a == nil {
+		return nil, errors.New("the plan does not say how")
+	}
+	if a.Body != nil {
+		return r.body(sc, a.Body, v.path+".altered.body")
+	}
+	for i, e := range a.Edits {
+		value, err := r.json(sc, e.Value, index(v.path+".altered.edits", i)+".value")
+		if err != nil {
+			return nil, err
+		}
+		if body, err = replaceJSON(body, *e.Pointer, value); err != nil {
+			return nil, fmt.Errorf("%s: %w", *e.Pointer, err)
+		}
+	}
+	return body, nil
+}
+
+// placeKey puts the key where it goes.
+func placeKey(k *Key, req *wire.Request, key string, raw bool) error {
+	switch {
+	case k.Header != "":
+		if k.Syntax == "sf-string" && !raw {
+			for _, c := range []byte(key) {
+				if c < 0x20 || c > 0x7e {
+					return errors.New("a Structured Field String is visible ASCII")
+				}
+			}
+			key = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
+		}
+		req.Header = append(req.Header, wire.Field{Name: k.Header, Value: key})
+	case k.Query != "":
+		mark := "?"
+		if strings.Contains(req.URL, "?") {
+			mark = "&"
+		}
+		req.URL += mark + filter("url", k.Query) + "=" + filter("url", key)
+	default:
+		body, err := insertJSON(req.Body, k.Body, quoteJSON(key))
+		if err != nil {
+			return err
+		}
+		req.Body = body
+	}
+	return nil
+}
+
+// Reading is a reader with everything in it rendered.
+type Reading struct {
+	Reader  *Reader
+	Request wire.Request // http: what to send
+	Where   Pairs        // http: what elements have to have
+	DSN     string       // sql
+	Args    []string     // sql: for Reader.SQL.Query
+	File    string       // log: as this process sees it
+	Argv    []string     // command
+	// Pattern of a log, command, webhook or smtp reader. Nil: everything
+	// counts, or the output is the number.
+	Pattern *regexp.Regexp
+}
+
+// Reading renders a reader of the values' operation. resourceID is what the
+// first answer called the resource, or empty; [ErrNoResource] if it is needed.
+func (r *Renderer) Reading(v *Values, rd *Reader, resourceID string) (*Reading, error) {
+	out, err := r.reading(v, rd, resourceID)
+	if err != nil {
+		return nil, fmt.Errorf("plan: reader %s: %w", rd.Name, err)
+	}
+	return out, nil
+}
+
+func (r *Renderer) reading(v *Values, rd *Reader, resourceID string) (out *Reading, err error) {
+	out = &Reading{Reader: rd}
+	pr, err := r.principal(ActorA)
+	if err != nil {
+		return nil, err
+	}
+	sc := r.scope(v, pr, resourceID)
+	path := "readers." + rd.Name
+	pattern := ""
+	switch {
+	case rd.HTTP != nil:
+		if out.Request, pr, err = r.get(v, rd.HTTP.URL, rd.HTTP.Headers, rd.HTTP.As, resourceID); err != nil {
+			return nil, err
+		}
+		sc = r.scope(v, pr, resourceID)
+		for _, m := range rd.HTTP.Where {
+			t, err := r.render(sc, path+".where", m.Value, MaxValueBytes)
+			if err != nil {
+				return nil, err
+			}
+			out.Where = append(out.Where, Pair{m.Name, t.s})
+		}
+	case rd.SQL != nil:
+		dsn, err := r.render(sc, path+".dsn", rd.SQL.DSN, MaxValueBytes)
+		if err != nil {
+			return nil, err
+		}
+		out.DSN = dsn.s
+		if out.Args, err = r.list(sc, rd.SQL.Args, path); err != nil {
+			return nil, err
+		}
+	case rd.Log != nil:
+		out.File, pattern = r.Path(rd.Log.File), rd.Log.Pattern
+	case rd.Command != nil:
+		if out.Argv, err = r.list(sc, rd.Command.Argv, path); err != nil {
+			return nil, err
+		}
+		pattern = rd.Command.Pattern
+	case rd.Webhook != nil:
+		pattern = rd.Webhook.Match
+	case rd.SMTP != nil:
+		pattern = rd.SMTP.Match
+	}
+	if pattern != "" {
+		if out.Pattern, err = r.pattern(sc, pattern, path); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// get renders a GET of one of the principals.
+func (r *Renderer) get(v *Values, u string, h Header, as PrincipalName, resourceID string) (wire.Request, *Principal, error) {
+	pr, err := r.principal(as)
+	if err != nil {
+		return wire.Request{}, nil, err
+	}
+	req, err := r.base(r.scope(v, pr, resourceID), &Request{Method: "GET", URL: u, Headers: h}, pr, "get")
+	if err == nil {
+		err = req.Validate()
+	}
+	return req, pr, err
+}
+
+func (r *Renderer) list(sc scope, list []string, path string) (out []string, err error) {
+	for _, e := range list {
+		t, err := r.render(sc, path, e, MaxValueBytes)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t.s)
+	}
+	return out, nil
+}
+
+// pattern renders a regular expression; values in it match themselves.
+func (r *Renderer) pattern(sc scope, s, path string) (*regexp.Regexp, error) {
+	t, err := parseTemplate(s)
+	if err != nil {
+		return nil, err
+	}
+	out, err := t.render(sc, path, regexp.QuoteMeta)
+	if err != nil {
+		return nil, err
+	}
+	re, err := regexp.Compile(out.s)
+	if err != nil {
+		return nil, errors.New("it is not a regular expression") // the error would quote it
+	}
+	return re, nil
+}
+
+// Search is an audit with everything in it rendered.
+type Search struct {
+	Audit   *Audit
+	Request wire.Request // http: what to send
+	File    string       // log: as this process sees it
+	Argv    []string     // command
+	Find    []Find
+}
+
+// Find is what to find in a line, and by which name.
+type Find struct {
+	Name    string
+	Pattern *regexp.Regexp
+}
+
+// Search renders an audit of the values' operation, as Reading does a reader.
+func (r *Renderer) Search(v *Values, a *Audit, resourceID string) (*Search, error) {
+	out, err := r.search(v, a, resourceID)
+	if err != nil {
+		return nil, fmt.Errorf("plan: audit %s: %w", a.Name, err)
+	}
+	return out, nil
+}
+
+func (r *Renderer) search(v *Values, a *Audit, resourceID string) (out *Search, err error) {
+	out = &Search{Audit: a, File: r.Path(a.Log)}
+	var pr *Principal
+	if a.HTTP != nil {
+		if out.Request, pr, err = r.get(v, a.HTTP.URL, a.HTTP.Headers, a.HTTP.As, resourceID); err != nil {
+			return nil, err
+		}
+	} else if pr, err = r.principal(ActorA); err != nil {
+		return nil, err
+	}
+	sc := r.scope(v, pr, resourceID)
+	if out.Argv, err = r.list(sc, a.Command, "audit"); err != nil {
+		return nil, err
+	}
+	for _, m := range a.Find {
+		re, err := r.pattern(sc, m.Value, "audit")
+		if err != nil {
+			return nil, fmt.Errorf("find %s: %w", m.Name, err)
+		}
+		out.Find = append(out.Find, Find{m.Name, re})
+	}
+	return out, nil
+}
+
+// Resetting is a reset hook with everything in it rendered: a request, or a
+// program and its arguments.
+type Resetting struct {
+	Request wire.Request
+	Argv    []string
+}
+
+// Reset renders the reset hook; nil if the plan has none.
+func (r *Renderer) Reset() (*Resetting, error) {
+	h := r.plan.Reset
+	if h == nil {
+		return nil, nil
+	}
+	out, err := r.reset(h)
+	if err != nil {
+		return nil, fmt.Errorf("plan: reset: %w", err)
+	}
+	return out, nil
+}
+
+func (r *Renderer) reset(h *Hook) (out *Resetting, err error) {
+	out = &Resetting{}
+	if h.HTTP == nil {
+		pr, err := r.principal(ActorA)
+		if err != nil {
+			return nil, err
+		}
+		out.Argv, err = r.list(r.scope(nil, pr, ""), h.Command, "reset")
+		return out, err
+	}
+	pr, err := r.principal(h.HTTP.As)
+	if err != nil {
+		return nil, err
+	}
+	if out.Request, err = r.base(r.scope(nil, pr, ""), &h.HTTP.Request, pr, "reset"); err != nil {
+		return nil, err
+	}
+	return out, out.Request.Validate()
+}

@@ -1,0 +1,459 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+)
+
+var update = flag.Bool("update", false, "write schema.json anew")
+
+// schemaOf says in JSON Schema what the types, tags and comments of plan.go say
+// in Go.
+func schemaOf(t *testing.T) []byte {
+	t.Helper()
+	g := generator{docs: comments(t), defs: map[string]any{}}
+	g.structure(reflect.TypeFor[Plan]())
+	top := g.defs["Plan"].(map[string]any)
+	delete(g.defs, "Plan")
+	top["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+	top["$id"] = "https://github.com/semelhq/semel/probe/plan/schema.json"
+	top["title"] = "semel probe plan"
+	top["$defs"] = g.defs
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(top); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// comments returns the text of the comments of plan.go, by Type and Type.Field.
+func comments(t *testing.T) map[string]string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "plan.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs := map[string]string{}
+	text := func(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
+	for _, d := range file.Decls {
+		decl, ok := d.(*ast.GenDecl)
+		if !ok || decl.Tok != token.TYPE {
+			continue
+		}
+		spec := decl.Specs[0].(*ast.TypeSpec)
+		docs[spec.Name.Name] = text(decl.Doc)
+		if s, ok := spec.Type.(*ast.StructType); ok {
+			for _, f := range s.Fields.List {
+				for _, name := range f.Names {
+					docs[spec.Name.Name+"."+name.Name] = text(f.Doc)
+				}
+			}
+		}
+	}
+	return docs
+}
+
+type generator struct {
+	docs map[string]string
+	defs map[string]any
+}
+
+func (g generator) structure(t reflect.Type) {
+	if _, done := g.defs[t.Name()]; done {
+		return
+	}
+	def := map[string]any{"type": "object", "additionalProperties": false}
+	g.defs[t.Name()] = def
+	if doc := g.docs[t.Name()]; doc != "" {
+		def["description"] = doc
+	}
+	properties := map[string]any{}
+	var required []string
+	list, oneOf, exactly := fieldsOf(t)
+	for _, f := range list {
+		s := g.value(f.Type, f.rule)
+		if doc := g.docs[t.Name()+"."+f.Name]; doc != "" {
+			s["description"] = doc
+		}
+		properties[f.key] = s
+		if f.rule.required {
+			required = append(required, f.key)
+		}
+	}
+	def["properties"] = properties
+	if required != nil {
+		def["required"] = required
+	}
+	var ways []any
+	for _, key := range oneOf {
+		ways = append(ways, map[string]any{"required": []string{key}})
+	}
+	switch {
+	case ways == nil:
+	case exactly:
+		def["oneOf"] = ways
+	default:
+		def["anyOf"] = ways
+	}
+}
+
+func (g generator) value(t reflect.Type, r rule) map[string]any {
+	s := map[string]any{}
+	set := func(name string, n int) {
+		if n != 0 {
+			s[name] = n
+		}
+	}
+	text := map[string]any{"type": "string"}
+	switch {
+	case t == jsonType:
+	case t == pairsType || t == headerType:
+		s["type"] = "object"
+		s["additionalProperties"] = text
+		if t == headerType {
+			s["additionalProperties"] = map[string]any{"anyOf": []any{text, map[string]any{"type": "array", "items": text, "minItems": 1}}}
+		}
+		if r.names != "" {
+			s["propertyNames"] = map[string]any{"pattern": forms[r.names].pattern}
+		}
+		set("maxProperties", r.items)
+		if r.required {
+			s["minProperties"] = 1
+		}
+	case t == durationType:
+		s["type"], s["pattern"] = "string", durationPattern
+	case t == reflect.TypeFor[json.Number]():
+		s["type"] = "number"
+	case t.Kind() == reflect.Pointer:
+		return g.value(t.Elem(), r)
+	case t.Kind() == reflect.Struct:
+		g.structure(t)
+		s["$ref"] = "#/$defs/" + t.Name()
+	case t.Kind() == reflect.Slice:
+		s["type"], s["items"] = "array", g.value(t.Elem(), r.element())
+		set("maxItems", r.items)
+		if r.required {
+			s["minItems"] = 1
+		}
+	case t.Kind() == reflect.Int:
+		s["type"] = "integer"
+		set("minimum", r.min)
+		set("maximum", r.max)
+	case t.Kind() == reflect.Bool:
+		s["type"] = "boolean"
+	default:
+		s["type"] = "string"
+		if !r.empty && r.names != "pointer" {
+			s["minLength"] = 1
+		}
+		set("maxLength", r.max)
+		enum := r.enum
+		if t == experimentType {
+			for _, e := range Experiments() {
+				enum = append(enum, string(e))
+			}
+		}
+		if enum != nil {
+			s["enum"] = enum
+		}
+		if r.names != "" {
+			s["pattern"] = forms[r.names].pattern
+		}
+	}
+	return s
+}
+
+// TestSchemaIsOfTheTypes fails when schema.json is not what the types say. Run
+// it with -update to write the file anew.
+func TestSchemaIsOfTheTypes(t *testing.T) {
+	want := schemaOf(t)
+	if *update {
+		if err := os.WriteFile("schema.json", want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if !bytes.Equal(Schema(), want) {
+		t.Error("schema.json is not of these types: go test -run TestSchemaIsOfTheTypes -update")
+	}
+	got := Schema()
+	got[0] = 'x'
+	if bytes.Equal(got, Schema()) {
+		t.Error("a caller can change the schema of others")
+	}
+}
+
+// TestEveryFieldIsDescribed: an editor shows the descriptions.
+func TestEveryFieldIsDescribed(t *testing.T) {
+	docs := comments(t)
+	for name, d := range schemaDefs(t) {
+		for key, p := range d["properties"].(map[string]any) {
+			if _, ok := p.(map[string]any)["description"]; !ok && docs[name] == "" {
+				t.Errorf("%s.%s has no description, and nor has %s", name, key, name)
+			}
+		}
+	}
+}
+
+func schemaDefs(t *testing.T) map[string]map[string]any {
+	t.Helper()
+	var top map[string]any
+	if err := json.Unmarshal(Schema(), &top); err != nil {
+		t.Fatal(err)
+	}
+	defs := map[string]map[string]any{"Plan": top}
+	for name, d := range top["$defs"].(map[string]any) {
+		defs[name] = d.(map[string]any)
+	}
+	return defs
+}
+
+// compiled returns the published schema, as an independent validator reads it.
+func compiled(t testing.TB) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(Schema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("plan.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("plan.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// form returns what the decoder says of a plan's form.
+func decoded(data []byte) []*Problem {
+	d := &decoder{problems: problems{source: &source{at: map[string]place{}}}}
+	if root := d.parse(data); root != nil {
+		d.value(root, reflect.ValueOf(new(Plan)).Elem(), rule{}, "")
+	}
+	return d.list
+}
+
+func example(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// tree returns a plan as a JSON Schema validator wants it.
+func tree(t testing.TB, data []byte) any {
+	t.Helper()
+	var v any
+	if err := yaml.Unmarshal(data, &v); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err = jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestExamplesAreValid(t *testing.T) {
+	s := compiled(t)
+	for _, name := range []string{"orders.yaml", "full.yaml"} {
+		data := example(t, name)
+		if _, err := Parse(name, data); err != nil {
+			t.Errorf("the decoder refuses it:\n%v", err)
+		}
+		if err := s.Validate(tree(t, data)); err != nil {
+			t.Errorf("%s: the schema refuses it: %v", name, err)
+		}
+	}
+}
+
+// TestFullIsFull: what full.yaml does not use, TestSchemaAgrees does not test.
+func TestFullIsFull(t *testing.T) {
+	used := map[string]bool{}
+	var walk func(v reflect.Value)
+	walk = func(v reflect.Value) {
+		switch {
+		case v.Kind() == reflect.Pointer && !v.IsNil():
+			walk(v.Elem())
+		case v.Kind() == reflect.Slice && v.Type() != jsonType:
+			for i := range v.Len() {
+				walk(v.Index(i))
+			}
+		case v.Kind() == reflect.Struct:
+			list, _, _ := fieldsOf(v.Type())
+			for _, f := range list {
+				if fv := v.FieldByIndex(f.Index); !fv.IsZero() {
+					used[v.Type().Name()+"."+f.key] = true
+					walk(fv)
+				}
+			}
+		}
+	}
+	p := new(Plan)
+	d := &decoder{problems: problems{source: &source{at: map[string]place{}}}}
+	d.value(d.parse(example(t, "full.yaml")), reflect.ValueOf(p).Elem(), rule{}, "")
+	walk(reflect.ValueOf(p).Elem())
+	for name, def := range schemaDefs(t) {
+		for key := range def["properties"].(map[string]any) {
+			at := name + "." + key
+			if at == "Hook.command" { // one hook is either
+				continue
+			}
+			if !used[at] {
+				t.Errorf("full.yaml does not use %s", at)
+			}
+		}
+	}
+}
+
+// TestSchemaAgrees changes every single value of a full plan in every way that
+// could matter to its form, and asks the decoder and an independent validator
+// of the published schema: they have to be of one opinion.
+func TestSchemaAgrees(t *testing.T) {
+	s := compiled(t)
+	root := tree(t, example(t, "full.yaml"))
+	valid, refused := 0, 0
+	compare := func(what string) {
+		text, err := json.Marshal(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bySchema := s.Validate(root)
+		byDecoder := decoded(text)
+		if (bySchema == nil) != (len(byDecoder) == 0) {
+			t.Errorf("%s:\n the decoder: %v\n the schema: %v", what, byDecoder, bySchema)
+		}
+		if bySchema == nil {
+			valid++
+		} else {
+			refused++
+		}
+	}
+	compare("nothing changed")
+
+	long := strings.Repeat("x", 20000)
+	many := make([]any, 101)
+	for i := range many {
+		many[i] = json.Number("200")
+	}
+	lots := map[string]any{}
+	for i := range 101 {
+		lots["a"+strconv.Itoa(i)] = "x"
+	}
+	values := []any{
+		nil, true, json.Number("0"), json.Number("1"), json.Number("7"), json.Number("-1"), json.Number("1.5"), json.Number("99999999"),
+		"", "x", "zz zz", "POST", "duplicate", "actor_b", "bare", "a:1", "AA==", "=", "5s", "5 s", "1h30m", "-5s", "/a", "/a~", "a/b", long,
+		[]any{},
+		[]any{"x"},
+		[]any{json.Number("200")},
+		[]any{nil},
+		[]any{""},
+		[]any{map[string]any{}},
+		many,
+		map[string]any{},
+		map[string]any{"a": "x"},
+		map[string]any{"a": json.Number("1")},
+		map[string]any{"A b": "x"},
+		map[string]any{"": "x"},
+		map[string]any{"a": []any{}},
+		map[string]any{"a": []any{"x"}},
+		map[string]any{"a": []any{json.Number("1")}},
+		map[string]any{"/a": "x"},
+		lots,
+	}
+	indices := regexp.MustCompile(`\[\d+\]`)
+	seen := map[string]bool{}
+	var visit func(v any, path string, set func(any))
+	visit = func(v any, path string, set func(any)) {
+		// One element of a list stands for all; within a free value all is free.
+		kind := indices.ReplaceAllString(path, "[]")
+		if _, isMap := v.(map[string]any); seen[kind] && !isMap || strings.Contains(path, ".json.") {
+			return
+		}
+		first := !seen[kind]
+		seen[kind] = true
+		for i, other := range values {
+			if !first {
+				break
+			}
+			set(other)
+			compare(fmt.Sprintf("%s = values[%d]", path, i))
+		}
+		set(v)
+		switch v := v.(type) {
+		case map[string]any:
+			v["zzz"] = "x"
+			compare(path + " with zzz")
+			delete(v, "zzz")
+			for _, key := range slices.Sorted(maps.Keys(v)) {
+				old := v[key]
+				delete(v, key)
+				compare(path + " without " + key)
+				v[key] = old
+				visit(old, path+"."+key, func(n any) { v[key] = n })
+			}
+			// What is given in one of several ways, given in two.
+			for _, key := range []string{"text", "base64", "file", "query", "header", "body", "count", "value", "pattern", "log", "command", "edits"} {
+				if _, ok := v[key]; !ok {
+					v[key] = "x"
+					compare(path + " with " + key)
+					delete(v, key)
+				}
+			}
+		case []any:
+			for i := range v {
+				old := v[i]
+				visit(old, path+"["+strconv.Itoa(i)+"]", func(n any) { v[i] = n })
+			}
+		}
+	}
+	// In small plans, each with a part of the full one.
+	full := root.(map[string]any)
+	operations := full["operations"].([]any)
+	small := map[string]any{"name": "x", "request": map[string]any{"method": "POST", "url": "http://x"}}
+	rest := maps.Clone(full)
+	rest["operations"] = []any{small}
+	parts := []any{rest}
+	for _, op := range operations {
+		parts = append(parts, map[string]any{
+			"version": full["version"], "name": "x", "target": map[string]any{"production": true}, "operations": []any{op},
+		})
+	}
+	for _, part := range parts {
+		root = part
+		compare("a part")
+		visit(root, "", func(n any) { root = n })
+		compare("everything put back")
+	}
+	if valid < 500 || refused < 2500 {
+		t.Errorf("only %d valid and %d refused plans: the comparison says little", valid, refused)
+	}
+	t.Logf("%d valid and %d refused plans", valid, refused)
+}

@@ -1,0 +1,666 @@
+package plan
+
+import (
+	"encoding/base64"
+	"errors"
+	"math/big"
+	"net"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// Validate reports everything that is wrong with a plan, in one error of
+// *Problem. Parse does it too; it is for plans made in Go.
+func (p *Plan) Validate() error {
+	var ps problems
+	ps.source = p.source
+	checkRules(&ps, reflectOf(p), rule{}, "")
+	p.check(&ps)
+	return ps.err()
+}
+
+// check reports what the rules in the tags cannot say.
+func (p *Plan) check(ps *problems) {
+	p.checkTarget(ps)
+	p.checkPrincipals(ps)
+	p.checkTemplates(ps)
+	p.checkTiming(ps)
+	names := map[string]bool{}
+	for i := range p.Operations {
+		op, at := &p.Operations[i], index("operations", i)
+		if op.Name != "" && names[op.Name] {
+			ps.add(at+".name", "another operation has this name")
+		}
+		names[op.Name] = true
+		p.checkOperation(ps, op, at)
+	}
+	if p.Reset != nil && p.Reset.HTTP != nil {
+		p.checkRequest(ps, &p.Reset.HTTP.Request, "reset.http.request")
+		p.checkAs(ps, p.Reset.HTTP.As, "reset.http.as")
+	}
+	p.checkExperiments(ps, nil, p.Experiments, "experiments")
+}
+
+func (p *Plan) checkTarget(ps *problems) {
+	for i, a := range p.Target.Allow {
+		if why := checkAddress(a); why != "" {
+			ps.add(index("target.allow", i), "%s", why)
+		}
+	}
+	if p.inProduction() && p.Reset != nil {
+		ps.add("reset", "is refused in production")
+	}
+}
+
+func (p *Plan) inProduction() bool { return p.Target.Production != nil && *p.Target.Production }
+
+// checkAddress returns what is wrong with host:port.
+func checkAddress(a string) string {
+	host, port, err := net.SplitHostPort(a)
+	if err != nil {
+		return "must be host:port, an IPv6 address in brackets"
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || port[0] == '0' {
+		return "must have a port from 1 to 65535"
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return ""
+	}
+	if !hostName.MatchString(host) {
+		return "must be one host's name or IP address"
+	}
+	return ""
+}
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*$`)
+
+func (p *Plan) checkPrincipals(ps *problems) {
+	var first []string
+	var firstName PrincipalName
+	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
+		pr := p.Principals.Get(name)
+		if pr == nil {
+			continue
+		}
+		var own []string
+		for _, a := range pr.Attributes {
+			own = append(own, a.Name)
+		}
+		slices.Sort(own)
+		if firstName == "" {
+			first, firstName = own, name
+		} else if !slices.Equal(first, own) {
+			ps.add(join("principals", string(name)), "must have the same attributes as %s", firstName)
+		}
+	}
+	if p.Principals.ActorA == nil && (p.Principals.ActorB != nil || p.Principals.TenantB != nil) {
+		ps.add("principals", "without actor_a there is nobody for the others to differ from")
+	}
+}
+
+func (p *Plan) checkAs(ps *problems, as PrincipalName, path string) {
+	if as != "" && as != ActorA && p.Principals.Get(as) == nil {
+		ps.add(path, "the plan has no such principal")
+	}
+}
+
+// attributes returns what all principals have.
+func (p *Plan) attributes() Pairs {
+	if p.Principals.ActorA == nil {
+		return nil
+	}
+	return p.Principals.ActorA.Attributes
+}
+
+// checkTemplates parses every template and checks that what it refers to is
+// known where it stands.
+func (p *Plan) checkTemplates(ps *problems) {
+	p.checkVariables(ps, p.Variables, nil, "variables")
+	for i := range p.Operations {
+		p.checkVariables(ps, p.Operations[i].Variables, p.Variables, index("operations", i)+".variables")
+	}
+	p.eachSite(func(s site) {
+		t, err := parseTemplate(s.text)
+		if err != nil {
+			ps.add(s.path, "%v", err)
+			return
+		}
+		toFill := false
+		for _, part := range t {
+			c := part.call
+			if c == nil {
+				continue
+			}
+			switch {
+			case c.fn == "fill":
+				toFill = true
+				ps.fill(s.path, c.arg)
+			case c.fresh() && !s.fresh:
+				ps.add(s.path, "{{%s}} would be another value each time; give it a name under variables and write {{.name}}", c.fn)
+			case c.ref != "":
+				if why := s.refers(c.ref, p); why != "" {
+					ps.add(s.path, "%s", why)
+				}
+			}
+		}
+		if s.pattern && !toFill {
+			if _, err := regexp.Compile(t.sample()); err != nil {
+				ps.add(s.path, "is not a regular expression (RE2)")
+			}
+		}
+	})
+	p.checkSecrets(ps)
+}
+
+// sample is what a template could look like when rendered.
+func (t template) sample() string {
+	var b strings.Builder
+	for _, part := range t {
+		if b.WriteString(part.literal); part.call != nil {
+			b.WriteString("x")
+		}
+	}
+	return b.String()
+}
+
+func (p *Plan) checkVariables(ps *problems, own, outer Pairs, path string) {
+	for i, v := range own {
+		_, taken := outer.Get(v.Name)
+		_, twice := own[:i].Get(v.Name)
+		switch {
+		case slices.Contains(reserved, v.Name):
+			ps.add(join(path, v.Name), "is a name that the probe itself uses")
+		case taken || twice:
+			ps.add(join(path, v.Name), "another variable has this name")
+		}
+	}
+}
+
+// refers returns why a site may not refer to a name.
+func (s site) refers(ref string, p *Plan) string {
+	attribute, isAttribute := strings.CutPrefix(ref, "principal.")
+	_, isVariable := s.variables.Get(ref)
+	switch {
+	case isVariable || ref == "run":
+		return ""
+	case ref == "key" && s.key, ref == "resource_id" && s.resource:
+		return ""
+	case ref == "key":
+		return "{{.key}} is not known here; the key goes where key says"
+	case ref == "resource_id":
+		return "{{.resource_id}} is not known before the answer"
+	case isAttribute && !s.principal:
+		return "{{." + ref + "}} is not known here"
+	case isAttribute:
+		if _, ok := p.attributes().Get(attribute); ok {
+			return ""
+		}
+		return "the principals have no attribute " + attribute
+	}
+	var names []string
+	for _, v := range s.variables {
+		names = append(names, v.Name)
+	}
+	return "{{." + ref + "}} is no variable that is known here" + didYouMean(ref, names)
+}
+
+// sensitive is about names whose values are credentials.
+var sensitive = regexp.MustCompile(`(?i)(^|[^a-z])(authorization|cookie|token|secret|password|passwd|pwd|api-?key|access-?key|auth-?key|private-?key|session(-?id)?|credentials?|jwt)s?($|[^a-z])`)
+
+// Sensitive reports whether a header, parameter or member of that name holds a
+// credential as a rule, so that its value must not be written into a plan.
+func Sensitive(name string) bool {
+	return sensitive.MatchString(strings.ReplaceAll(camel.ReplaceAllString(name, "$1-$2"), "_", "-"))
+}
+
+var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+
+// checkSecrets refuses credentials that are written in the plan.
+func (p *Plan) checkSecrets(ps *problems) {
+	const write = `would put a credential into the plan; write {{env "NAME"}} or {{file "NAME"}}`
+	secrets := map[string]bool{}
+	note := func(vars Pairs) {
+		for _, v := range vars {
+			if p.secretText(v.Value, secrets) {
+				secrets[v.Name] = true
+			}
+		}
+	}
+	note(p.Variables)
+	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
+		if pr := p.Principals.Get(name); pr != nil {
+			for _, a := range pr.Attributes {
+				if p.secretText(a.Value, secrets) {
+					secrets["principal."+a.Name] = true
+				}
+			}
+		}
+	}
+	header := func(h Header, always bool, path string) {
+		for i, m := range h {
+			if (always || Sensitive(m.Name)) && !p.secretText(m.Value, secrets) {
+				ps.add(headerSite(path, i, m.Name), write)
+			}
+		}
+	}
+	query := func(text, path string) {
+		_, q, _ := strings.Cut(text, "?")
+		for part := range strings.SplitSeq(q, "&") {
+			name, value, _ := strings.Cut(part, "=")
+			if Sensitive(name) && !p.secretText(value, secrets) {
+				ps.add(path, "the parameter %s "+write, name)
+			}
+		}
+	}
+	request := func(r *Request, path string) {
+		header(r.Headers, false, path+".headers")
+		query(r.URL, path+".url")
+	}
+	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
+		if pr := p.Principals.Get(name); pr != nil {
+			at := join("principals", string(name))
+			header(pr.Headers, false, at+".headers")
+			header(Header(pr.Cookies), true, at+".cookies")
+		}
+	}
+	for i := range p.Operations {
+		op, at := &p.Operations[i], index("operations", i)
+		before := len(secrets)
+		note(op.Variables)
+		request(&op.Request, at+".request")
+		if op.Signature != nil && !p.secretText(op.Signature.Secret, secrets) {
+			ps.add(at+".signature.secret", write)
+		}
+		for i, r := range op.Readers {
+			at := index(at+".readers", i)
+			if r.HTTP != nil {
+				header(r.HTTP.Headers, false, at+".http.headers")
+				query(r.HTTP.URL, at+".http.url")
+			}
+			if r.SQL != nil && r.SQL.Driver != "sqlite" && !p.secretText(r.SQL.DSN, secrets) {
+				ps.add(at+".sql.dsn", write)
+			}
+		}
+		for i, a := range op.Audit {
+			if a.HTTP != nil {
+				header(a.HTTP.Headers, false, index(at+".audit", i)+".http.headers")
+				query(a.HTTP.URL, index(at+".audit", i)+".http.url")
+			}
+		}
+		if len(secrets) > before {
+			for _, v := range op.Variables {
+				delete(secrets, v.Name)
+			}
+		}
+	}
+	if p.Reset != nil && p.Reset.HTTP != nil {
+		request(&p.Reset.HTTP.Request, "reset.http.request")
+	}
+}
+
+// secretText reports whether a template takes a secret from outside, or is
+// still to be filled in. One that does not parse is reported elsewhere.
+func (p *Plan) secretText(s string, secrets map[string]bool) bool {
+	t, err := parseTemplate(s)
+	return err != nil || slices.ContainsFunc(t, func(part piece) bool {
+		return part.call != nil && (part.call.secret() || part.call.fn == "fill" || secrets[part.call.ref])
+	})
+}
+
+func (p *Plan) checkTiming(ps *problems) {
+	d := p.WithDefaults()
+	t := d.Timing
+	limit := func(path string, d, most time.Duration) {
+		if d > most {
+			ps.add(path, "is longer than %v", most)
+		}
+	}
+	limit("timing.timeout", t.Timeout, 10*time.Minute)
+	limit("timing.settle_limit", t.SettleLimit, time.Hour)
+	limit("timing.late_after", t.LateAfter, 24*time.Hour)
+	limit("budget.max_time", d.Budget.MaxTime, 7*24*time.Hour)
+	if t.Settle > t.SettleLimit {
+		ps.add("timing.settle", "is longer than settle_limit, %v", t.SettleLimit)
+	}
+	if t.Poll > t.Settle {
+		ps.add("timing.poll", "is longer than settle, %v", t.Settle)
+	}
+}
+
+func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
+	p.checkRequest(ps, &op.Request, at+".request")
+	if op.Key != nil {
+		p.checkKey(ps, op, at)
+	}
+	if op.Signature != nil {
+		p.checkSignature(ps, op, at)
+	}
+	if a := op.Altered; a != nil {
+		checkBody(ps, a.Body, at+".altered.body")
+		p.checkEdits(ps, op, at)
+	}
+	names := map[string]bool{}
+	for i := range op.Readers {
+		r, at := &op.Readers[i], index(at+".readers", i)
+		if r.Name != "" && names[r.Name] {
+			ps.add(at+".name", "another reader has this name")
+		}
+		names[r.Name] = true
+		p.checkReader(ps, r, at)
+	}
+	checkSinks(ps, op, at)
+	if r := op.Resource; r != nil {
+		if r.Header != "" && r.Pointer != nil {
+			ps.add(at+".resource", "has header and pointer; only one of them is allowed")
+		}
+		if r.Pointer != nil && r.Pattern != "" {
+			ps.add(at+".resource", "has pointer and pattern; only one of them is allowed")
+		}
+		if re, err := regexp.Compile(r.Pattern); r.Pattern != "" && (err != nil || re.NumSubexp() < 1) {
+			ps.add(at+".resource.pattern", "must be a regular expression (RE2) with a group")
+		}
+	}
+	clear(names)
+	for i, a := range op.Audit {
+		at := index(at+".audit", i)
+		if a.Name != "" && names[a.Name] {
+			ps.add(at+".name", "another audit has this name")
+		}
+		names[a.Name] = true
+		if a.HTTP != nil {
+			checkURL(ps, a.HTTP.URL, at+".http.url")
+			p.checkAs(ps, a.HTTP.As, at+".http.as")
+		}
+		links := false
+		for _, name := range []string{"key", "request_id", "event_id", "trace_id"} {
+			_, ok := a.Find.Get(name)
+			links = links || ok
+		}
+		if len(a.Find) > 0 && !links {
+			ps.add(at+".find", "needs key, request_id, event_id or trace_id: without one, nothing says which request a line is about")
+		}
+	}
+	p.checkExperiments(ps, op, op.Experiments, at+".experiments")
+}
+
+func (p *Plan) checkRequest(ps *problems, r *Request, at string) {
+	checkURL(ps, r.URL, at+".url")
+	if r.Method == "CONNECT" {
+		ps.add(at+".method", "CONNECT asks for a tunnel")
+	}
+	for i, m := range r.Headers {
+		switch strings.ToLower(m.Name) {
+		case "content-length", "transfer-encoding":
+			ps.add(headerSite(at+".headers", i, m.Name), "is written by the probe")
+		}
+		if strings.ContainsAny(m.Value, "\r\n\x00") {
+			ps.add(headerSite(at+".headers", i, m.Name), "has a line break in it")
+		}
+	}
+	checkBody(ps, r.Body, at+".body")
+}
+
+// checkURL checks what can be checked before the template is rendered.
+func checkURL(ps *problems, text, at string) {
+	t, err := parseTemplate(text)
+	if err != nil || text == "" {
+		return // reported elsewhere
+	}
+	if t[0].call != nil {
+		return
+	}
+	sample := t.sample()
+	if !strings.HasPrefix(sample, "http://") && !strings.HasPrefix(sample, "https://") {
+		ps.add(at, "must begin with http:// or https://")
+		return
+	}
+	if strings.Contains(sample, "#") {
+		ps.add(at, "has a fragment, which is never sent")
+	}
+	if len(t) > 1 {
+		return
+	}
+	if err := (wire.Request{Method: "GET", URL: sample}).Validate(); err != nil {
+		_, why, _ := strings.Cut(err.Error(), "URL: ")
+		ps.add(at, "%s", why)
+	}
+}
+
+func checkBody(ps *problems, b *Body, at string) {
+	if b != nil && b.Base64 != nil {
+		if _, err := decodeBase64(*b.Base64); err != nil {
+			ps.add(at+".base64", "is not standard base64")
+		}
+	}
+}
+
+func decodeBase64(s string) ([]byte, error) {
+	return base64.StdEncoding.DecodeString(s) // which skips line breaks
+}
+
+func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
+	k := op.Key
+	if k.Syntax != "" && k.Header == "" {
+		ps.add(at+".key.syntax", "is for a key in a header")
+	}
+	for _, h := range p.headersOf(op, at) {
+		if k.Header != "" && h.has(k.Header) {
+			ps.add(h.path, "has the key's header; the probe writes it")
+		}
+	}
+	if _, query, _ := strings.Cut(op.Request.URL, "?"); k.Query != "" {
+		for part := range strings.SplitSeq(query, "&") {
+			name, _, _ := strings.Cut(part, "=")
+			if name, err := url.QueryUnescape(name); err == nil && name == k.Query {
+				ps.add(at+".request.url", "has the key's parameter; the probe writes it")
+			}
+		}
+	}
+	if p.ContractFor(op).Profile == "oasis" {
+		if !strings.EqualFold(k.Header, "Repeatability-Request-ID") {
+			ps.add(at+".key", "the contract oasis has its key in the header Repeatability-Request-ID")
+		}
+		if !op.Request.Headers.has("Repeatability-First-Sent") {
+			ps.add(at+".request.headers", `the contract oasis needs Repeatability-First-Sent, such as '{{now "http"}}'`)
+		}
+	}
+	if k.Body == "" {
+		return
+	}
+	for _, b := range []struct {
+		body *Body
+		path string
+	}{{op.Request.Body, at + ".request.body"}, {op.alteredBody(), at + ".altered.body"}} {
+		switch {
+		case b.body == nil && b.path == at+".request.body":
+			ps.add(at+".key.body", "the request has no body")
+		case b.body != nil && b.body.Base64 != nil:
+			ps.add(b.path, "must be json, text or file, for the key to go into it")
+		case b.body != nil && b.body.JSON != nil:
+			if _, err := insertJSON(b.body.JSON, k.Body, []byte(`""`)); err != nil {
+				ps.add(at+".key.body", "%v in %s", err, b.path)
+			}
+		}
+	}
+}
+
+func (op *Operation) alteredBody() *Body {
+	if op.Altered == nil {
+		return nil
+	}
+	return op.Altered.Body
+}
+
+type headerAt struct {
+	Header
+	path string
+}
+
+// headersOf are the headers that an operation can be sent with.
+func (p *Plan) headersOf(op *Operation, at string) []headerAt {
+	list := []headerAt{{op.Request.Headers, at + ".request.headers"}}
+	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
+		if pr := p.Principals.Get(name); pr != nil {
+			list = append(list, headerAt{pr.Headers, join("principals", string(name)) + ".headers"})
+		}
+	}
+	return list
+}
+
+func (p *Plan) checkSignature(ps *problems, op *Operation, at string) {
+	scheme := op.Signature.Scheme
+	id := map[string]string{"standard-webhooks": "webhook-id", "github": "X-GitHub-Delivery"}[scheme]
+	switch {
+	case op.Key == nil:
+		ps.add(at+".key", "is missing: a delivery has an event id, and key says where")
+	case id != "" && !strings.EqualFold(op.Key.Header, id):
+		ps.add(at+".key", "%s has the event id in the header %s", scheme, id)
+	case id != "" && op.Key.Syntax == "sf-string":
+		ps.add(at+".key.syntax", "%s has the event id bare", scheme)
+	}
+	for _, h := range p.headersOf(op, at) {
+		for _, name := range signatureHeaders[scheme] {
+			if h.has(name) {
+				ps.add(h.path, "has %s, which the signature writes", name)
+			}
+		}
+	}
+}
+
+func (p *Plan) checkEdits(ps *problems, op *Operation, at string) {
+	b := op.Request.Body
+	for i, e := range op.Altered.Edits {
+		at := index(at+".altered.edits", i)
+		switch {
+		case e.Pointer == nil:
+		case b == nil:
+			ps.add(at, "the request has no body to edit")
+		case b.Base64 != nil:
+			ps.add(at, "the body is base64; replace it as a whole")
+		case b.JSON != nil:
+			start, end, _, err := findJSON(b.JSON, *e.Pointer)
+			if err != nil {
+				ps.add(at+".pointer", "%v in the body", err)
+			} else if string(b.JSON[start:end]) == string(e.Value) {
+				ps.add(at+".value", "is what the body has already")
+			}
+		}
+	}
+}
+
+func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
+	if n, ok := new(big.Rat).SetString(string(r.Effect)); r.Effect != "" && (!jsonNumber.MatchString(string(r.Effect)) || len(r.Effect) > 30 || !ok || n.Sign() == 0) {
+		ps.add(at+".effect", "must be a number other than 0")
+	}
+	if h := r.HTTP; h != nil {
+		checkURL(ps, h.URL, at+".http.url")
+		p.checkAs(ps, h.As, at+".http.as")
+		if h.Value != nil && (len(h.Where) > 0 || h.ID != nil) {
+			ps.add(at+".http", "where and id are about what is counted; with value there is nothing")
+		}
+	}
+	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
+		ps.add(at+".outside", "what the target sends is outside of it")
+	}
+	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
+		ps.add(at+".command.timeout", "is longer than 10m")
+	}
+}
+
+// checkSinks checks where the probe is to listen.
+func checkSinks(ps *problems, op *Operation, at string) {
+	taken := map[string]bool{}
+	for i, r := range op.Readers {
+		for _, s := range []struct {
+			kind string
+			sink *Sink
+		}{{"webhook", r.Webhook}, {"smtp", r.SMTP}} {
+			if s.sink == nil {
+				continue
+			}
+			path := index(at+".readers", i) + "." + s.kind + ".listen"
+			if why := checkAddress(s.sink.Listen); why != "" {
+				ps.add(path, "%s", why)
+			} else if taken[s.sink.Listen] {
+				ps.add(path, "another reader listens here")
+			}
+			taken[s.sink.Listen] = true
+		}
+	}
+}
+
+func (p *Plan) checkExperiments(ps *problems, op *Operation, list []Experiment, at string) {
+	seen := map[Experiment]bool{}
+	for i, e := range list {
+		at := index(at, i)
+		switch {
+		case seen[e]:
+			ps.add(at, "is given twice")
+		case e.NeverInProduction() && p.inProduction():
+			ps.add(at, "is refused in production: it races, cuts off or provokes failures")
+		case op != nil:
+			if err := p.Applies(op, e); err != nil {
+				ps.add(at, "%v", err)
+			}
+		}
+		seen[e] = true
+	}
+}
+
+// Applies returns an error that says what an operation lacks for an experiment
+// to mean anything, nil if it can be run. In the operation's own list that is a
+// problem of the plan; in the plan's list the experiment is left out for it.
+func (p *Plan) Applies(op *Operation, e Experiment) error {
+	d := p.WithDefaults()
+	lacks := ""
+	switch e {
+	case Specification:
+		if p.Target.Specification == "" {
+			lacks = "target.specification"
+		}
+	case Altered:
+		switch {
+		case op.Key == nil:
+			lacks = "key"
+		case op.Altered == nil:
+			lacks = "altered"
+		}
+	case MissingKey, MalformedKey, FreshKey:
+		if op.Key == nil {
+			lacks = "key"
+		}
+	case OtherActor:
+		if p.Principals.ActorB == nil {
+			lacks = "principals.actor_b"
+		}
+	case OtherTenant:
+		if p.Principals.TenantB == nil {
+			lacks = "principals.tenant_b"
+		}
+	case Redelivery:
+		if op.Signature == nil {
+			lacks = "signature"
+		}
+	case RetentionEdge:
+		if p.Target.Retention == 0 {
+			lacks = "target.retention"
+		} else if p.Target.Retention >= d.Budget.MaxTime {
+			return errors.New("target.retention is not shorter than budget.max_time")
+		}
+	case RaceSame:
+		if d.Race.Width > d.Budget.MaxSends {
+			return errors.New("race.width is more than budget.max_sends")
+		}
+	}
+	if lacks != "" {
+		return errors.New("the plan says nothing under " + lacks)
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+package probe
+
+import (
+	"context"
+	"crypto/tls"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/plan"
+)
+
+// Errors of Run, for errors.Is.
+var (
+	// ErrNotAllowed: the plan reaches an address that neither it nor the
+	// options allow. Nothing was sent, read or started.
+	ErrNotAllowed = errors.New("probe: target is not allowed")
+	// ErrProduction: the target is production, and the options do not say
+	// that this is meant. Nothing was sent, read or started.
+	ErrProduction = errors.New("probe: the target is production")
+	// ErrUnreachable: no request reached the target. There is evidence.
+	ErrUnreachable = errors.New("probe: the target cannot be reached")
+)
+
+// Options say how to run a plan. The zero value is a dry run.
+type Options struct {
+	// Send sends. Without it nothing leaves this process.
+	Send bool
+	// Allow lists further addresses that may be reached, as host:port.
+	Allow []string
+	// Production is the explicit word that a target marked as production needs.
+	Production bool
+
+	// Operations are run, by name. Default: all.
+	Operations []string
+	// Full runs every experiment that the plan has what it takes for, instead
+	// of those it names.
+	Full bool
+	// Only replaces the experiments of the plan; Skip leaves some out. What is
+	// left out is not in the evidence.
+	Only, Skip []plan.Experiment
+	// Width and Trials replace those of the plan's races; zero leaves them.
+	Width, Trials int
+
+	// Source is where the plan's values come from. Default: this process.
+	Source plan.Source
+	// TLS is the base for https; the plan's ca_file and client certificates
+	// are added to it. Default: verified against the system's roots.
+	TLS *tls.Config
+	// State are readers in Go, for every operation, beside those of the plan.
+	State []State
+	// OpenSQL opens a database for sql readers. Drivers are the caller's; with
+	// nil, sql readers fail. What it returns is closed at the end of the run.
+	OpenSQL func(ctx context.Context, driver, dsn string) (*sql.DB, error)
+	// Listen opens the listeners of sinks. Default net.Listen.
+	Listen func(network, addr string) (net.Listener, error)
+	// FailFirst makes the target fail while it is called with true, for the
+	// experiment failed_first, and ends that when it is called with false.
+	// Default: the first attempt is cut off before its last byte.
+	FailFirst func(ctx context.Context, fail bool) error
+
+	// Progress is told what happens, in the goroutine of Run; nil for nobody.
+	Progress func(Event)
+	// Version of the program, for the evidence.
+	Version string
+}
+
+// State reads a piece of the target's state, as a Go function.
+type State struct {
+	Name string
+	// Read returns a number that each effect changes by Effect.
+	Read func(ctx context.Context, r StateRequest) (int64, error)
+	// Effect is by how much the operation, done once, changes the number.
+	// Default: 1.
+	Effect int64
+	// Outside marks an effect outside of the target's own state.
+	Outside bool
+}
+
+// StateRequest says which request's effect is read. Reading may ignore it.
+type StateRequest struct {
+	Operation string
+	Key       string // as it is without quotes
+	Resource  string // as the first answer called it; empty before
+	// Variable returns the value of one of the plan's variables.
+	Variable func(name string) (value string, ok bool)
+}
+
+// Event is told to Progress. An experiment has one event with an empty outcome
+// when it begins, and one with its outcome.
+type Event struct {
+	Operation  string
+	Experiment plan.Experiment
+	Outcome    evidence.Outcome
+	Why        string
+	Sent       int // requests so far, reads included
+}
+
+// Result is what a run leaves behind. No secret of the plan is in it.
+type Result struct {
+	Run *evidence.Run
+	// HAR has an entry for each send of the evidence, in their order. State
+	// that was read again and was the same has none.
+	HAR har.Document
+	// Planned is what would be sent; in a dry run only.
+	Planned []Planned
+}
+
+// Planned is a request that would be sent.
+type Planned struct {
+	Operation  string
+	Experiment plan.Experiment
+	Role       string
+	Times      int    // how often, each with the same bytes or, in a further trial, with fresh values
+	Bytes      []byte // as with HTTP/1.1
+	Note       string
+}
+
+// Run runs a plan. The error says what is wrong with plan or options, or
+// matches one of the errors above; then nothing was sent, but for
+// ErrUnreachable. A run that is ended early, by the context, the plan's limits
+// or a target that went away, is no error: Interrupted says so in the evidence,
+// which holds everything so far, and what was not done counts as not run. That
+// an operation is broken is no error either.
+//
+// A context that ends stops all sends and readers at once.
+func Run(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
+	if o.Width > 0 || o.Trials > 0 {
+		c := *p
+		if o.Width > 0 {
+			c.Race.Width = o.Width
+		}
+		if o.Trials > 0 {
+			c.Race.Trials = o.Trials
+		}
+		p = &c
+	}
+	r, err := newRunner(p, o)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	if o.Send {
+		if err := r.preflight(); err != nil {
+			return nil, err
+		}
+	}
+	unreachable := r.run(ctx)
+	result := r.result()
+	if unreachable != nil {
+		return result, fmt.Errorf("%w: %s", ErrUnreachable, r.redactor().String(unreachable.Error()))
+	}
+	return result, nil
+}
+
+// validate reports all that is wrong with the options.
+func (o Options) validate(p *plan.Plan) error {
+	var errs []error
+	for _, name := range o.Operations {
+		if _, err := p.Operation(name); err != nil {
+			errs = append(errs, fmt.Errorf("field Operations: %w", err))
+		}
+	}
+	for field, list := range map[string][]plan.Experiment{"Only": o.Only, "Skip": o.Skip} {
+		for _, e := range list {
+			if !slices.Contains(plan.Experiments(), e) {
+				errs = append(errs, fmt.Errorf("field %s: there is no experiment %q", field, e))
+			}
+		}
+	}
+	for i, s := range o.State {
+		if s.Name == "" || s.Read == nil {
+			errs = append(errs, fmt.Errorf("field State[%d] needs a name and a function", i))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("probe: invalid options: %w", err)
+	}
+	return nil
+}
+
+// experiments returns what to run for an operation, in order.
+func (o Options) experiments(p *plan.Plan, op *plan.Operation) []plan.Experiment {
+	list := p.ExperimentsFor(op)
+	switch {
+	case len(o.Only) > 0:
+		list = slices.DeleteFunc(plan.Experiments(), func(e plan.Experiment) bool { return !slices.Contains(o.Only, e) })
+	case o.Full:
+		list = plan.Experiments()
+	}
+	return slices.DeleteFunc(list, func(e plan.Experiment) bool { return slices.Contains(o.Skip, e) })
+}
+
+// sleep waits, or returns why it need not.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,550 @@
+package probe_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/smtp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/probe"
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+)
+
+// counter is a target that does not know duplicates, with hooks.
+type counter struct {
+	hits    atomic.Int64 // requests of any kind
+	effects atomic.Int64
+	before  func(w http.ResponseWriter, r *http.Request) (answered bool)
+	after   func(r *http.Request, body []byte)
+}
+
+func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.hits.Add(1)
+	body, _ := io.ReadAll(r.Body)
+	if r.Method == http.MethodGet {
+		fmt.Fprintf(w, `{"n":%d}`, c.effects.Load())
+		return
+	}
+	if c.before != nil && c.before(w, r) {
+		return
+	}
+	n := c.effects.Add(1)
+	if c.after != nil {
+		c.after(r, body)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	fmt.Fprintf(w, `{"id":%d}`, n)
+}
+
+func (c *counter) serve(t *testing.T) *httptest.Server {
+	t.Helper()
+	s := httptest.NewUnstartedServer(c)
+	s.Config.ErrorLog = nil
+	s.Start()
+	t.Cleanup(s.Close)
+	return s
+}
+
+// simple is a plan for a counter.
+func simple(base string, experiments ...plan.Experiment) *plan.Plan {
+	return &plan.Plan{
+		Version: 1, Name: "counter",
+		Target:    plan.Target{Allow: []string{strings.TrimPrefix(base, "http://")}, Production: new(false)},
+		Variables: plan.Pairs{{Name: "ref", Value: "ref-{{hex 16}}"}},
+		Operations: []plan.Operation{{
+			Name:     "count",
+			Request:  plan.Request{Method: "POST", URL: base + "/", Body: &plan.Body{JSON: plan.JSON(`{"ref":"{{.ref}}"}`)}},
+			Key:      &plan.Key{Header: "Idempotency-Key"},
+			Altered:  &plan.Alteration{Body: &plan.Body{JSON: plan.JSON(`{"ref":"{{.ref}}","more":true}`)}},
+			Readers:  []plan.Reader{{Name: "n", HTTP: &plan.HTTPReader{URL: base + "/", Value: new(plan.Pointer("/n"))}}},
+			Resource: &plan.Resource{Pointer: new(plan.Pointer("/id"))},
+		}},
+		Experiments: experiments,
+		Timing: plan.Timing{
+			Settle: 20 * time.Millisecond, Poll: 5 * time.Millisecond, SettleLimit: 300 * time.Millisecond, LateAfter: 20 * time.Millisecond,
+			Timeout: 5 * time.Second, StableFor: 2,
+		},
+		Race: plan.Race{Width: 4},
+	}
+}
+
+func mustRun(t *testing.T, p *plan.Plan, o probe.Options) *probe.Result {
+	t.Helper()
+	res, err := probe.Run(t.Context(), p, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res
+}
+
+func outcome(t *testing.T, op evidence.Operation, name plan.Experiment) evidence.Experiment {
+	t.Helper()
+	i := slices.IndexFunc(op.Experiments, func(e evidence.Experiment) bool { return e.Name == string(name) })
+	if i < 0 {
+		t.Fatalf("%s was not run", name)
+	}
+	return op.Experiments[i]
+}
+
+// accepts counts the connections that anybody makes.
+type accepts struct {
+	net.Listener
+	n atomic.Int64
+}
+
+func (a *accepts) Accept() (net.Conn, error) {
+	c, err := a.Listener.Accept()
+	if err == nil {
+		a.n.Add(1)
+	}
+	return c, err
+}
+
+// Without --send, without an allow-list, or in production without the word for
+// it, not one connection is made, no reader reads and no hook is called.
+func TestNothingIsSent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := &accepts{Listener: l}
+	s := &http.Server{Handler: &counter{}}
+	go func() { _ = s.Serve(count) }()
+	defer s.Close()
+	base := "http://" + l.Addr().String()
+	var read, failed atomic.Int64
+	state := []probe.State{{Name: "go", Read: func(context.Context, probe.StateRequest) (int64, error) { return read.Add(1), nil }}}
+	fail := func(context.Context, bool) error { failed.Add(1); return nil }
+
+	closed := simple(base)
+	closed.Target.Allow = nil
+	elsewhere := simple(base)
+	elsewhere.Target.Allow = []string{"127.0.0.1:1"}
+	reader := simple(base)
+	reader.Operations[0].Readers[0].HTTP.URL = "http://127.0.0.2:1/"
+	live := simple(base)
+	live.Target.Production = new(true)
+	for name, c := range map[string]struct {
+		p    *plan.Plan
+		o    probe.Options
+		want error
+	}{
+		"dry run":             {simple(base), probe.Options{Full: true}, nil},
+		"dry run, allowed":    {closed, probe.Options{Full: true, Allow: []string{l.Addr().String()}}, nil},
+		"no allow-list":       {closed, probe.Options{Send: true, Full: true}, probe.ErrNotAllowed},
+		"another allow-list":  {elsewhere, probe.Options{Send: true}, probe.ErrNotAllowed},
+		"a reader elsewhere":  {reader, probe.Options{Send: true}, probe.ErrNotAllowed},
+		"production":          {live, probe.Options{Send: true}, probe.ErrProduction},
+		"production, dry run": {live, probe.Options{}, nil},
+	} {
+		c.o.State, c.o.FailFirst = state, fail
+		res, err := probe.Run(t.Context(), c.p, c.o)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil && (res.Run.Sent != 0 || !res.Run.DryRun || len(res.Planned) == 0) {
+			t.Errorf("%s: %d sent, %d planned", name, res.Run.Sent, len(res.Planned))
+		}
+	}
+	if count.n.Load() != 0 || read.Load() != 0 || failed.Load() != 0 {
+		t.Errorf("%d connections, %d readings, %d calls of the hook", count.n.Load(), read.Load(), failed.Load())
+	}
+
+	// The counting works.
+	res := mustRun(t, closed, probe.Options{Send: true, Allow: []string{l.Addr().String()}})
+	if count.n.Load() == 0 || int(count.n.Load()) != res.Run.Sent {
+		t.Errorf("%d connections for %d sends", count.n.Load(), res.Run.Sent)
+	}
+}
+
+// A dry run lists what a run sends: the same requests but for their fresh values.
+func TestDryRunListsWhatIsSent(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	list := []plan.Experiment{plan.Duplicate, plan.FreshKey, plan.Altered, plan.MissingKey, plan.RaceSame, plan.LostBegun}
+	roles := func(res *probe.Result) (out []string) {
+		for _, e := range res.Run.Operations[0].Experiments {
+			n := map[string]int{}
+			for _, s := range e.Sends {
+				if s.Role != "read" {
+					n[s.Role]++
+				}
+			}
+			if len(n) > 0 {
+				delete(n, "race") // a dry run lists it once, with a number
+				out = append(out, fmt.Sprint(e.Name, n))
+			}
+		}
+		return out
+	}
+	dry := mustRun(t, simple(s.URL, list...), probe.Options{})
+	wet := mustRun(t, simple(s.URL, list...), probe.Options{Send: true})
+	if a, b := roles(dry), roles(wet); !slices.Equal(a, b) {
+		t.Errorf("a dry run says\n%q, a run sends\n%q", a, b)
+	}
+	i := slices.IndexFunc(dry.Planned, func(p probe.Planned) bool { return p.Experiment == plan.RaceSame })
+	if i < 0 || dry.Planned[i].Times != 4 {
+		t.Errorf("the race is planned as %+v", dry.Planned)
+	}
+	if b := string(dry.Planned[0].Bytes); !strings.HasPrefix(b, "POST / HTTP/1.1\r\nHost: "+s.Listener.Addr().String()+"\r\n") || !strings.Contains(b, "Idempotency-Key: \"") {
+		t.Errorf("%q", b)
+	}
+}
+
+// By default a run is two requests, and readings.
+func TestDefaultIsTwoSends(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	res := mustRun(t, simple(s.URL), probe.Options{Send: true})
+	if n := c.effects.Load(); n != 2 {
+		t.Errorf("%d requests", n)
+	}
+	op := res.Run.Operations[0]
+	if outcome(t, op, plan.Duplicate).Outcome != evidence.Broken || finding(op, "double-effect-sequential") == nil {
+		t.Error(describe(op))
+	}
+	if int64(res.Run.Sent) != c.hits.Load() {
+		t.Errorf("%d sent by the evidence, %d arrived", res.Run.Sent, c.hits.Load())
+	}
+}
+
+// The budget holds whatever is to be done, and what was not done is not passed.
+func TestBudget(t *testing.T) {
+	for _, budget := range []int{1, 3, 7} {
+		c := &counter{}
+		s := c.serve(t)
+		p := simple(s.URL, plan.Duplicate, plan.FreshKey, plan.RaceSame, plan.LostUnread)
+		p.Budget.MaxSends = budget
+		p.Race.Width = min(4, budget+1)
+		if p.Race.Width > budget {
+			p.Experiments = []plan.Experiment{plan.Duplicate, plan.FreshKey}
+		}
+		res := mustRun(t, p, probe.Options{Send: true})
+		if n := c.effects.Load(); n > int64(budget) {
+			t.Errorf("%d requests with a budget of %d", n, budget)
+		}
+		if res.Run.Conclusive() {
+			t.Errorf("budget %d: it passes for conclusive", budget)
+		}
+	}
+	c := &counter{}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Duplicate)
+	p.Budget.MaxReads = 3
+	res := mustRun(t, p, probe.Options{Send: true})
+	if reads := c.hits.Load() - c.effects.Load(); reads != 3 || res.Run.Interrupted == "" {
+		t.Errorf("%d readings with a budget of 3: %q", reads, res.Run.Interrupted)
+	}
+}
+
+// A run that is interrupted ends at once, and leaves the evidence so far.
+func TestInterrupt(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("somebody pressed a key")
+	c := &counter{}
+	c.before = func(w http.ResponseWriter, r *http.Request) bool {
+		if c.effects.Load() == 1 { // the duplicate is never answered
+			c.effects.Add(1)
+			cancel(why)
+			<-r.Context().Done()
+			return true
+		}
+		return false
+	}
+	s := c.serve(t)
+	res, err := probe.Run(ctx, simple(s.URL, plan.Duplicate, plan.FreshKey, plan.RaceSame), probe.Options{Send: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	op := res.Run.Operations[0]
+	if res.Run.Interrupted != why.Error() || res.Run.Conclusive() {
+		t.Errorf("interrupted: %q", res.Run.Interrupted)
+	}
+	d := outcome(t, op, plan.Duplicate)
+	posts := slices.DeleteFunc(slices.Clone(d.Sends), func(s evidence.Send) bool { return s.Role == "read" })
+	if d.Outcome != evidence.Inconclusive || len(posts) != 2 || posts[1].Delivery != "unanswered" {
+		t.Errorf("%s: %+v", d.Outcome, posts)
+	}
+	for _, name := range []plan.Experiment{plan.FreshKey, plan.RaceSame} {
+		if e := outcome(t, op, name); e.Outcome != evidence.NotRun || !strings.Contains(e.Why, why.Error()) {
+			t.Errorf("%s is %s: %s", name, e.Outcome, e.Why)
+		}
+	}
+	if len(op.Findings) != 0 {
+		t.Errorf("%+v", op.Findings)
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := "http://" + l.Addr().String()
+	_ = l.Close()
+	res, err := probe.Run(t.Context(), simple(base), probe.Options{Send: true})
+	if !errors.Is(err, probe.ErrUnreachable) || res == nil || res.Run.Conclusive() {
+		t.Error(err)
+	}
+}
+
+// Secrets are nowhere in what a run leaves behind, wherever the target puts them.
+func TestSecretsAreNowhere(t *testing.T) {
+	const secret, session = "s3cret/with+special=chars", "a session that is long"
+	c := &counter{}
+	c.before = func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Set("X-Echo", r.Header.Get("Authorization"))
+		w.Header().Set("Set-Cookie", "session="+session)
+		return false
+	}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Duplicate, plan.RaceSame)
+	p.Operations[0].Request.Headers = plan.Header{{Name: "Authorization", Value: `Bearer {{env "TOKEN"}}`}}
+	p.Operations[0].Request.URL = s.URL + `/?access_token={{env "TOKEN" | url}}`
+	p.Operations[0].Resource = &plan.Resource{Header: "X-Echo"}
+	p.Operations[0].Readers = append(p.Operations[0].Readers, plan.Reader{Name: "broken", SQL: &plan.SQLReader{
+		Driver: "postgres", DSN: `postgres://u:{{env "TOKEN"}}@db/x`, Query: "SELECT 1",
+	}})
+	var events strings.Builder
+	for _, send := range []bool{true, false} {
+		res := mustRun(t, p, probe.Options{
+			Send: send, Source: plan.Source{Env: func(string) (string, bool) { return secret, true }},
+			Progress: func(e probe.Event) { fmt.Fprintf(&events, "%+v\n", e) },
+		})
+		run, err := json.Marshal(res.Run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var har bytes.Buffer
+		if err := res.HAR.Write(&har); err != nil {
+			t.Fatal(err)
+		}
+		planned := ""
+		for _, p := range res.Planned {
+			planned += string(p.Bytes)
+		}
+		for name, text := range map[string]string{"run": string(run), "HAR": har.String(), "planned": planned, "events": events.String()} {
+			for _, form := range []string{secret, "s3cret%2Fwith%2Bspecial%3Dchars", "s3cret", session} {
+				if strings.Contains(text, form) {
+					t.Errorf("send %v: %s holds %q", send, name, form)
+				}
+			}
+		}
+		if !strings.Contains(string(run), "redacted-") {
+			t.Error("nothing was redacted: the test sees nothing")
+		}
+		if !send && !strings.Contains(planned, "redacted-") {
+			t.Errorf("planned: %s", planned)
+		}
+		if send && len(res.HAR.Log.Entries) == 0 {
+			t.Error("the HAR is empty")
+		}
+	}
+}
+
+// A number that no request changes shows nothing, and so does one that moves by
+// itself, or a reader that fails: that is inconclusive, never passed.
+func TestBlindReaders(t *testing.T) {
+	var moving atomic.Int64
+	for name, read := range map[string]func() (int64, error){
+		"constant": func() (int64, error) { return 7, nil },
+		"moving":   func() (int64, error) { return moving.Add(1), nil },
+		"failing":  func() (int64, error) { return 0, errors.New("no connection") },
+	} {
+		c := &counter{}
+		s := c.serve(t)
+		p := simple(s.URL, plan.Duplicate, plan.Altered, plan.MissingKey, plan.MalformedKey, plan.RaceSame, plan.LostBegun, plan.InFlight, plan.FailedFirst)
+		p.Operations[0].Readers = nil
+		p.Operations[0].Resource = &plan.Resource{Header: "X-None"} // no ids either
+		p.Timing.SettleLimit = 50 * time.Millisecond
+		res := mustRun(t, p, probe.Options{Send: true, State: []probe.State{{Name: name, Read: func(context.Context, probe.StateRequest) (int64, error) { return read() }}}})
+		op := res.Run.Operations[0]
+		for _, e := range op.Experiments {
+			if e.Outcome != evidence.Inconclusive {
+				t.Errorf("%s: %s is %s: %s", name, e.Name, e.Outcome, e.Why)
+			}
+		}
+		if len(op.Findings) > 0 || op.Verdict.Confidence != 0 {
+			t.Errorf("%s: %+v %v", name, op.Findings, op.Verdict.Confidence)
+		}
+	}
+}
+
+// Without any reader, two ids are a hint, and one id is nothing.
+func TestWithoutReaders(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Duplicate)
+	p.Operations[0].Readers = nil
+	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	if f := finding(op, "double-effect-sequential"); f == nil || f.Basis != evidence.Inferred {
+		t.Errorf("%+v", f)
+	}
+	p.Operations[0].Resource = &plan.Resource{Header: "Content-Type"} // always the same
+	op = mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	if e := outcome(t, op, plan.Duplicate); e.Outcome != evidence.Inconclusive || len(op.Findings) > 0 {
+		t.Errorf("%s %s", e.Outcome, describe(op))
+	}
+}
+
+// Effects outside are counted by the sinks that the probe opens, and doubles
+// are found there though the target's own state is right.
+func TestSinks(t *testing.T) {
+	hook, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mails, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name           string
+		hooks, mails   int // for each request
+		sameID         bool
+		find, verdict  string
+		basis          evidence.Basis
+		resultOutcomes evidence.Outcome
+	}{
+		{"once", 1, 1, false, "", "yes", "", evidence.Held},
+		{"hooks twice", 2, 1, false, "outside-effect-doubled", "no", evidence.Established, evidence.Broken},
+		{"mails twice", 1, 2, false, "outside-effect-doubled", "no", evidence.Established, evidence.Broken},
+		{"hooks twice with one id", 2, 1, true, "outside-effect-doubled", "no", evidence.Inferred, evidence.Broken},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var mu sync.Mutex
+			known := map[string]bool{}
+			target := &counter{}
+			target.before = func(w http.ResponseWriter, r *http.Request) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				key := r.Header.Get("Idempotency-Key")
+				again := known[key]
+				known[key] = true
+				hooks, letters := 1, 1
+				if again {
+					hooks, letters = c.hooks-1, c.mails-1
+				}
+				for range hooks {
+					req, _ := http.NewRequest(http.MethodPost, "http://"+hook.Addr().String()+"/hook", strings.NewReader("an order, "+key))
+					if c.sameID {
+						req.Header.Set("Webhook-Id", "msg_"+strings.Trim(key, `"`))
+					}
+					if res, err := http.DefaultClient.Do(req); err == nil {
+						_ = res.Body.Close()
+					}
+				}
+				for range letters {
+					_ = smtp.SendMail(mails.Addr().String(), nil, "shop@example.com", []string{"customer@example.com"},
+						[]byte("Subject: an order\r\n\r\n.. "+key+"\r\n"))
+				}
+				if again {
+					w.Header().Set("Idempotency-Replayed", "true")
+					w.WriteHeader(http.StatusCreated)
+					_, _ = io.WriteString(w, `{"id":1}`)
+				}
+				return again
+			}
+			s := target.serve(t)
+			p := simple(s.URL, plan.Duplicate)
+			p.Operations[0].Resource = nil
+			p.Operations[0].Readers = append(p.Operations[0].Readers,
+				plan.Reader{Name: "hook", Webhook: &plan.Sink{Listen: hook.Addr().String(), Match: "{{.key}}"}},
+				plan.Reader{Name: "mail", SMTP: &plan.Sink{Listen: mails.Addr().String(), Match: "Subject: (.|\n|\r)*{{.key}}"}})
+			res := mustRun(t, p, probe.Options{Send: true, Listen: func(_, addr string) (net.Listener, error) {
+				if addr == hook.Addr().String() {
+					return &shared{hook}, nil
+				}
+				return &shared{mails}, nil
+			}})
+			op := res.Run.Operations[0]
+			if e := outcome(t, op, plan.Duplicate); e.Outcome != c.resultOutcomes {
+				t.Errorf("%s: %s", e.Outcome, e.Why)
+			}
+			if op.Verdict.OutboxPattern != c.verdict {
+				t.Error(op.Verdict.OutboxPattern)
+			}
+			f := finding(op, "outside-effect-doubled")
+			if (f != nil) != (c.find != "") || f != nil && f.Basis != c.basis {
+				t.Errorf("%+v", f)
+			}
+			if finding(op, "double-effect-sequential") != nil {
+				t.Error("the state was doubled")
+			}
+		})
+	}
+}
+
+// shared is a listener that outlives those who close it: they get an error from
+// Accept.
+type shared struct{ net.Listener }
+
+func (s *shared) Close() error {
+	return s.Listener.(*net.TCPListener).SetDeadline(time.Now())
+}
+
+// State is read from files and programs, too.
+func TestFilesAndPrograms(t *testing.T) {
+	dir := t.TempDir()
+	log := filepath.Join(dir, "app.log")
+	c := &counter{after: func(_ *http.Request, body []byte) {
+		f, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer f.Close()
+		fmt.Fprintf(f, "created %s\n", body)
+	}}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Duplicate)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PROBE_TEST_COUNT", log)
+	p.Operations[0].Readers = []plan.Reader{
+		{Name: "log", Log: &plan.LogReader{File: log, Pattern: `created .*{{.ref}}`}},
+		{Name: "number", Command: &plan.CommandReader{Argv: []string{self}}},
+		{Name: "lines", Command: &plan.CommandReader{Argv: []string{self, "lines"}, Pattern: "{{.ref}}"}},
+	}
+	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	d := outcome(t, op, plan.Duplicate)
+	if d.Outcome != evidence.Broken || len(d.Changes) != 3 {
+		t.Fatalf("%s: %s %+v", d.Outcome, d.Why, d.Changes)
+	}
+	for _, change := range d.Changes {
+		if change.Effects != 2 {
+			t.Errorf("%+v", change)
+		}
+	}
+}
+
+func TestMain(m *testing.M) {
+	if log := os.Getenv("PROBE_TEST_COUNT"); log != "" { // the program of the test above
+		b, _ := os.ReadFile(log)
+		if len(os.Args) > 1 && os.Args[1] == "lines" {
+			_, _ = os.Stdout.Write(b)
+		} else {
+			fmt.Println(bytes.Count(b, []byte("\n")))
+		}
+		return
+	}
+	os.Exit(m.Run())
+}

@@ -1,0 +1,360 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+)
+
+// stamp is how times are written, in UTC.
+const stamp = "2006-01-02 15:04:05 MST"
+
+func when(t time.Time) string {
+	if t.IsZero() {
+		return "at an unknown time"
+	}
+	return t.UTC().Format(stamp)
+}
+
+func took(from, to time.Time) string {
+	if from.IsZero() || to.Before(from) {
+		return "an unknown time"
+	}
+	return span(float64(to.Sub(from).Microseconds()))
+}
+
+var priorities = []evidence.Priority{evidence.P0, evidence.P1, evidence.P2}
+
+// place is a priority's place from the worst; those that are none come last.
+func place(p evidence.Priority) int {
+	if i := slices.Index(priorities, p); i >= 0 {
+		return i
+	}
+	return len(priorities)
+}
+
+// ranked returns findings, the worst first.
+func ranked(fs []evidence.Finding) []evidence.Finding {
+	fs = slices.Clone(fs)
+	slices.SortStableFunc(fs, func(a, b evidence.Finding) int { return place(a.Priority) - place(b.Priority) })
+	return fs
+}
+
+func outcomeWords(o evidence.Outcome) string {
+	switch o {
+	case evidence.NotApplicable:
+		return "not applicable"
+	case evidence.NotRun:
+		return "not run"
+	}
+	return name(string(o))
+}
+
+// tone is how something looks: in a terminal's colours and in HTML's classes.
+type tone string
+
+const (
+	good    tone = "good"
+	bad     tone = "bad"
+	doubt   tone = "doubt"
+	neutral tone = "neutral"
+)
+
+func outcomeTone(o evidence.Outcome) tone {
+	switch o {
+	case evidence.Held:
+		return good
+	case evidence.Broken:
+		return bad
+	case evidence.Inconclusive:
+		return doubt
+	}
+	return neutral
+}
+
+func priorityTone(p evidence.Priority) tone {
+	switch p {
+	case evidence.P0:
+		return bad
+	case evidence.P1:
+		return doubt
+	}
+	return neutral
+}
+
+// headline says in a sentence what came out of the run.
+func headline(r *evidence.Run) (string, tone) {
+	if r.DryRun {
+		return "Dry run: nothing was sent, so nothing was shown.", neutral
+	}
+	count := map[evidence.Priority]int{}
+	total, held := 0, 0
+	for _, o := range r.Operations {
+		for _, f := range o.Findings {
+			count[f.Priority]++
+			total++
+		}
+		for _, e := range o.Experiments {
+			if e.Outcome == evidence.Held {
+				held++
+			}
+		}
+	}
+	rest := ""
+	if !r.Conclusive() {
+		rest = " Other parts are inconclusive."
+	}
+	if total > 0 {
+		var parts []string
+		for _, p := range priorities {
+			if count[p] > 0 {
+				parts = append(parts, fmt.Sprintf("%d %s", count[p], p))
+				total -= count[p]
+			}
+		}
+		if total > 0 {
+			parts = append(parts, plural(total, "other", "others"))
+		}
+		how := "Findings: " + strings.Join(parts, ", ") + "." + rest
+		switch {
+		case count[evidence.P0] > 0:
+			return how, bad
+		case count[evidence.P1] > 0:
+			return how, doubt
+		}
+		return how, neutral
+	}
+	if rest != "" {
+		return "Inconclusive: nothing was found, and not everything could be shown.", doubt
+	}
+	return fmt.Sprintf("Held: nothing was found in %s. What that leaves open is said below.", plural(held, "experiment", "experiments")), good
+}
+
+// telling returns the experiment that says most: that of the worst finding,
+// else one that is broken, else the one with most to see. nil if nothing was
+// sent.
+func telling(o *evidence.Operation) *evidence.Experiment {
+	of := byExperiment(o)
+	var best *evidence.Experiment
+	most := -1
+	for i := range o.Experiments {
+		e := &o.Experiments[i]
+		sends := shown(of[e.Name], e)
+		if len(sends) == 0 {
+			continue
+		}
+		score := len(sends) // at most mostShown
+		if fs := of[e.Name]; len(fs) > 0 {
+			score += 1000 * (1 + len(priorities) - place(fs[0].Priority))
+		}
+		if e.Outcome == evidence.Broken {
+			score += 500
+		}
+		if score > most {
+			best, most = e, score
+		}
+	}
+	return best
+}
+
+// byExperiment is an operation's findings by their experiments, the worst first.
+func byExperiment(o *evidence.Operation) map[string][]evidence.Finding {
+	of := map[string][]evidence.Finding{}
+	for _, f := range ranked(o.Findings) {
+		of[f.Experiment] = append(of[f.Experiment], f)
+	}
+	return of
+}
+
+// mostShown is how many sends a picture has at most.
+const mostShown = 40
+
+// shown returns the sends of an experiment that a picture of it should have:
+// those that its findings name; else, of a race of several trials, those of the
+// first; else all but readers and warm-ups.
+func shown(fs []evidence.Finding, e *evidence.Experiment) []evidence.Send {
+	named := map[int]bool{}
+	for _, f := range fs {
+		for _, n := range f.Sends {
+			named[n] = true
+		}
+	}
+	pick := func(keep func(evidence.Send) bool) (s []evidence.Send) {
+		for _, x := range e.Sends {
+			if keep(x) && len(s) < mostShown {
+				s = append(s, x)
+			}
+		}
+		return s
+	}
+	if s := pick(func(s evidence.Send) bool { return named[s.N] }); len(s) > 1 {
+		return s
+	}
+	s := pick(func(s evidence.Send) bool { return s.Role != "read" && s.Role != "warm-up" })
+	if e.Race != nil && e.Race.Trials > 1 && e.Race.Width > 0 && len(s) > e.Race.Width {
+		s = s[:e.Race.Width]
+	}
+	return s
+}
+
+// bar is a send in a picture: microseconds since the experiment's start, -1
+// for marks that there are not.
+type bar struct {
+	send                               evidence.Send
+	start, lastWrite, firstByte, finis float64
+	open                               bool // it did not end: no answer, or cut
+	other                              bool // a duplicate that names another resource than the first
+}
+
+func (b bar) answer() string {
+	if b.other {
+		return answer(b.send) + " ≠"
+	}
+	return answer(b.send)
+}
+
+// bars returns the sends with their marks in order and within a picture that
+// begins at 0 and is whole wide; times that cannot be are put right.
+func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
+	const longest = 24 * 3600 * 1e6
+	limit := func(us int64) float64 {
+		if us < 0 {
+			return -1
+		}
+		return min(float64(us), longest)
+	}
+	begin, end := longest, 0.0
+	first := ""
+	for _, s := range sends {
+		b := bar{send: s, start: limit(s.StartUS), lastWrite: limit(s.LastWriteUS), firstByte: limit(s.FirstByteUS), finis: limit(s.DoneUS)}
+		last := max(b.start, b.lastWrite, b.firstByte, b.finis)
+		if first == "" && (s.Role == "first" || s.Role == "duplicate") {
+			first = s.Resource
+		}
+		b.other = s.Role == "duplicate" && s.Resource != "" && s.Resource != first
+		b.open = s.Delivery != "answered" || b.finis < 0 || s.Cut != ""
+		if b.start >= 0 {
+			b.finis = last
+			begin, end = min(begin, b.start), max(end, last)
+		} else {
+			b.lastWrite, b.firstByte, b.finis = -1, -1, -1
+		}
+		if b.lastWrite < b.start {
+			b.lastWrite = -1
+		}
+		if b.firstByte < b.start {
+			b.firstByte = -1
+		}
+		bs = append(bs, b)
+	}
+	if begin > end {
+		return bs, 0, 1
+	}
+	return bs, begin, max(end-begin, 1)
+}
+
+// answer says in a few words what a send came to.
+func answer(s evidence.Send) string {
+	var parts []string
+	switch {
+	case s.Status != 0:
+		parts = append(parts, fmt.Sprint(s.Status))
+	case s.Cut != "":
+		parts = append(parts, "cut "+name(s.Cut))
+	default:
+		parts = append(parts, name(s.Delivery))
+	}
+	if s.Replayed {
+		parts = append(parts, "replayed")
+	}
+	if s.Resource != "" {
+		parts = append(parts, name(s.Resource))
+	}
+	if s.Status != 0 && s.Cut != "" {
+		parts = append(parts, "cut "+name(s.Cut))
+	}
+	if s.Err != "" && s.Status == 0 && s.Cut == "" {
+		parts = append(parts, visible(s.Err, 60))
+	}
+	return strings.Join(parts, " ")
+}
+
+// raceLine says what a race of requests comes to, with its bound.
+func raceLine(r *evidence.Race) string {
+	line := fmt.Sprintf("%s of %d requests each over %s: %d requests delivered, %s overlapped, released within %s. %d doubled, %d lost.",
+		plural(r.Trials, "trial", "trials"), r.Width, name(r.Protocol), r.Delivered, plural(r.Overlapped, "trial", "trials"), span(float64(r.SpreadUS)), r.Doubled, r.Lost)
+	if r.Doubled == 0 {
+		line += fmt.Sprintf(" That leaves open a rate of double effects of up to %s (95 %% confidence).", percent(bound(r)))
+	}
+	return line
+}
+
+// bound is the race's bound. One that was never computed must not read as a
+// rate of zero.
+func bound(r *evidence.Race) float64 {
+	if r.Bound > 0 {
+		return r.Bound
+	}
+	return evidence.RateBound(r.Doubled, r.Overlapped)
+}
+
+// percent rounds up, so that no bound looks lower than it is.
+func percent(rate float64) string {
+	p := rate * 100
+	digits := 0
+	if p < 10 {
+		digits = 2
+	}
+	unit := math.Pow(10, float64(digits))
+	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
+}
+
+func secondLine(s *evidence.Second) string {
+	same := func(ok bool, what string) string {
+		if ok {
+			return "same " + what
+		}
+		return "another " + what
+	}
+	line := strings.ReplaceAll(name(string(s.Class)), "_", " ") + ": " + strings.Join([]string{same(s.Status, "status"), same(s.Body, "body"), same(s.Resource, "resource")}, ", ")
+	if s.FirstUS > 0 && s.SecondUS > 0 {
+		line += fmt.Sprintf("; the first took %s, the second %s", span(float64(s.FirstUS)), span(float64(s.SecondUS)))
+	}
+	if s.Timing != "" {
+		line += " (" + name(s.Timing) + ", a hint only)"
+	}
+	return line
+}
+
+// limits are what a report has to say about what it cannot.
+func limits(r *evidence.Run) []string {
+	all := []string{
+		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
+		"That no race doubled is a bound on a rate under the conditions of the run, not a proof. One instance, one region and an idle database race less than production.",
+		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence.",
+	}
+	for _, o := range r.Operations {
+		for _, e := range o.Experiments {
+			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Trials > 0 {
+				all = append(all, fmt.Sprintf("%s, %s: none of %d overlapping trials doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), e.Race.Overlapped, percent(bound(e.Race))))
+			}
+		}
+	}
+	return all
+}
+
+// sendsWord says which sends are the evidence of a finding.
+func sendsWord(f evidence.Finding) string {
+	if len(f.Sends) == 0 {
+		return ""
+	}
+	if len(f.Sends) == 1 {
+		return "send " + ranges(f.Sends)
+	}
+	return "sends " + ranges(f.Sends)
+}

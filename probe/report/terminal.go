@@ -1,0 +1,294 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/semelhq/semel/probe/evidence"
+)
+
+// TerminalOptions say how Terminal writes.
+type TerminalOptions struct {
+	Colour bool
+	// Width in columns. Default: 80; at least 60.
+	Width int
+	// Evidence is where the run was written to, for the reader to go on from.
+	Evidence string
+}
+
+// Terminal writes a summary for people. Without Colour there is no escape
+// sequence in it, and with it only those that set colours.
+func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
+	if o.Width == 0 {
+		o.Width = 80
+	}
+	p := printer{colour: o.Colour, width: max(o.Width, 60)}
+	line, t := headline(r)
+	p.wrap("", "", fmt.Sprintf("semel probe %s: run %s of %s", name(r.Version), name(r.ID), name(r.Plan)))
+	p.wrap("", "", fmt.Sprintf("%s, %s; %d of at most %d requests sent to %s", when(r.Started), took(r.Started, r.Ended), r.Sent, r.Budget, targets(r)))
+	p.line("")
+	p.wrap("", "", p.paint(t, line))
+	if r.Interrupted != "" {
+		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What was not done any more is inconclusive.")
+	}
+	for i := range r.Operations {
+		p.operation(&r.Operations[i])
+	}
+	p.head("limits")
+	for _, l := range limits(r) {
+		p.wrap("  ", "- ", l)
+	}
+	if o.Evidence != "" {
+		p.line("")
+		p.line("Evidence: %s", visible(o.Evidence, 4096))
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+func targets(r *evidence.Run) string {
+	if len(r.Targets) == 0 {
+		return "nowhere"
+	}
+	var names []string
+	for _, t := range r.Targets {
+		names = append(names, name(t))
+	}
+	return strings.Join(names, ", ")
+}
+
+type printer struct {
+	b      strings.Builder
+	colour bool
+	width  int
+}
+
+func (p *printer) paint(t tone, s string) string {
+	code := map[tone]string{good: "32", bad: "31;1", doubt: "33"}[t]
+	if !p.colour || code == "" {
+		return s
+	}
+	return "\x1b[" + code + "m" + s + "\x1b[0m"
+}
+
+func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
+
+func (p *printer) head(s string) { p.line("\n%s", s) }
+
+// wrap writes a paragraph: indent and lead before its first line, and as much
+// white space before the others. Words that are longer than a line are cut.
+func (p *printer) wrap(indent, lead, s string) {
+	hang := indent + strings.Repeat(" ", columns(lead))
+	room := max(p.width-len(hang), 20)
+	line, used := indent+lead, 0
+	for _, word := range strings.Fields(s) {
+		for {
+			n := columns(word)
+			if used > 0 && used+1+n > room {
+				p.line("%s", line)
+				line, used = hang, 0
+			}
+			if n <= room {
+				break
+			}
+			head := string([]rune(word)[:room])
+			p.line("%s", line+head)
+			line, used, word = hang, 0, word[len(head):]
+		}
+		if used > 0 {
+			line, used = line+" ", used+1
+		}
+		line, used = line+word, used+columns(word)
+	}
+	p.line("%s", strings.TrimRight(line, " "))
+}
+
+// columns is the width of a text that may have been painted.
+func columns(s string) (n int) {
+	for {
+		before, after, found := strings.Cut(s, "\x1b[")
+		n += utf8.RuneCountInString(before)
+		if !found {
+			return n
+		}
+		_, s, _ = strings.Cut(after, "m")
+	}
+}
+
+func (p *printer) operation(o *evidence.Operation) {
+	p.head(strings.Repeat("-", p.width))
+	p.wrap("", "", fmt.Sprintf("%s   %s %s   contract %s", name(o.Name), name(o.Method), brief(o.URL), name(o.Profile)))
+	if o.Source != "" {
+		p.wrap("", "", "described in "+source(o))
+	}
+
+	p.head("verdict")
+	p.wrap("  ", "", brief(o.Verdict.Key()))
+
+	p.head("findings")
+	if len(o.Findings) == 0 {
+		p.line("  none")
+	}
+	for i, f := range ranked(o.Findings) {
+		if i > 0 {
+			p.line("")
+		}
+		p.wrap("  ", p.paint(priorityTone(f.Priority), name(string(f.Priority)))+"  ", brief(f.Title))
+		p.wrap("      ", "", strings.Join(nonEmpty(name(f.ID), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
+		p.wrap("      ", "", brief(f.Explanation))
+		p.wrap("      ", "Remedy: ", brief(f.Remedy))
+		if len(f.References) > 0 {
+			p.wrap("      ", "See: ", names(f.References))
+		}
+	}
+
+	p.head("experiments")
+	if len(o.Experiments) == 0 {
+		p.line("  none")
+	}
+	for _, e := range o.Experiments {
+		word := outcomeWords(e.Outcome)
+		lead := p.paint(outcomeTone(e.Outcome), word) + strings.Repeat(" ", max(15-utf8.RuneCountInString(word), 1))
+		p.wrap("  ", fmt.Sprintf("%-2s", name(e.Step))+lead, name(e.Name)+": "+brief(e.Why))
+	}
+
+	if e := telling(o); e != nil {
+		p.timeline(o, e)
+	}
+	for _, basis := range []struct {
+		basis evidence.Basis
+		title string
+	}{{evidence.Established, "established"}, {evidence.Inferred, "inferred"}, {evidence.Unknowable, "cannot be known from outside"}} {
+		first := true
+		for _, s := range o.Statements {
+			if s.Basis != basis.basis {
+				continue
+			}
+			if first {
+				p.head(basis.title)
+				first = false
+			}
+			p.wrap("  ", "- ", brief(s.Text))
+		}
+	}
+	if len(o.Hypotheses) > 0 {
+		p.head("next checks")
+	}
+	for _, h := range o.Hypotheses {
+		p.wrap("  ", name(h.Name)+"  ", brief(h.Text))
+		p.wrap("     ", "For it: ", brief(h.For))
+		p.wrap("     ", "Check: ", brief(h.Check))
+	}
+}
+
+func source(o *evidence.Operation) string {
+	s := brief(o.Source)
+	if o.SourceLine > 0 {
+		s += fmt.Sprintf(":%d", o.SourceLine)
+	}
+	return s
+}
+
+func names(all []string) string {
+	var shown []string
+	for _, s := range all {
+		shown = append(shown, name(s))
+	}
+	return strings.Join(shown, ", ")
+}
+
+func nonEmpty(all ...string) (some []string) {
+	for _, s := range all {
+		if s != "" {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// timeline draws the sends: = while sending, - while waiting, + while the
+// answer comes; w at the last byte written, f at the first byte back.
+func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
+	const most = 12
+	sends := shown(byExperiment(o)[e.Name], e)
+	hidden := len(e.Sends)
+	if len(sends) > most {
+		sends = sends[:most]
+	}
+	hidden -= len(sends)
+	bs, begin, whole := bars(sends)
+	labels, answers := make([]string, len(bs)), make([]string, len(bs))
+	left, right := 0, 0
+	for i, b := range bs {
+		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(b.send.Role, 14))
+		if b.send.Principal != "" {
+			labels[i] += " " + short(b.send.Principal, 8)
+		}
+		answers[i] = short(b.answer(), 24)
+		left, right = max(left, utf8.RuneCountInString(labels[i])), max(right, utf8.RuneCountInString(answers[i]))
+	}
+	room := max(p.width-2-left-1-1-right-1, 16)
+
+	p.head("timeline of " + name(e.Name))
+	for i, b := range bs {
+		row := []byte(strings.Repeat(" ", room))
+		at := func(us float64) int { return int((us - begin) / whole * float64(room-1)) }
+		if b.start >= 0 {
+			from, to := at(b.start), at(b.finis)
+			write, first := to, to+1
+			if b.lastWrite >= 0 {
+				write = at(b.lastWrite)
+			}
+			if b.firstByte >= 0 {
+				first = at(b.firstByte)
+			}
+			for x := from; x <= to; x++ {
+				switch {
+				case x < write:
+					row[x] = '='
+				case x < first:
+					row[x] = '-'
+				default:
+					row[x] = '+'
+				}
+			}
+			row[from], row[to] = '|', '|'
+			if b.open {
+				row[to] = 'x'
+			}
+			// In a narrow bar the marks are what counts.
+			if b.lastWrite >= 0 && (write != to || from == to && !b.open) {
+				row[write] = 'w'
+			}
+			if b.firstByte >= 0 && first < len(row) && (first != to || !b.open) && row[first] != 'w' {
+				row[first] = 'f'
+			}
+		}
+		p.line("  %s%s %s %s", labels[i], strings.Repeat(" ", left-utf8.RuneCountInString(labels[i])), row, strings.TrimRight(answers[i], " "))
+	}
+	edge := span(begin)
+	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
+	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut")
+	if hidden > 0 {
+		p.line("  %s not shown (readers, warm-ups, other trials)", plural(hidden, "send", "sends"))
+	}
+	if e.Race != nil {
+		p.wrap("  ", "", raceLine(e.Race))
+	}
+	if e.Second != nil {
+		p.wrap("  ", "second answer: ", secondLine(e.Second))
+	}
+	for _, c := range e.Changes {
+		p.wrap("  ", "state: ", changeLine(c))
+	}
+}
+
+func changeLine(c evidence.Change) string {
+	s := strings.Join(nonEmpty(name(c.Reader), name(c.Name)), " ") + ": " + brief(c.Before) + " -> " + brief(c.After)
+	if c.Effects != 0 || c.Expected != 0 {
+		s += fmt.Sprintf(" (%s, %d expected)", plural(int(c.Effects), "effect", "effects"), c.Expected)
+	}
+	return s
+}

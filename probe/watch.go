@@ -1,0 +1,290 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/big"
+	"strconv"
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+)
+
+// snapshot is what all readers of an operation read, in their order.
+type snapshot []reading
+
+// watch follows the effects of one logical request.
+type watch struct {
+	x        *exp
+	v        *plan.Values
+	resource string
+	before   snapshot
+	after    snapshot
+	// settled: after is stable. Else why says what it was not.
+	settled bool
+	why     string
+	latency time.Duration // of the last change
+	// expect is how many effects there must be since before: 1, unless the
+	// first request's was there already.
+	expect int64
+}
+
+// rebase takes what is there now as the state before.
+func (w *watch) rebase() { w.before, w.expect = w.after, 0 }
+
+// watch begins to follow the effects of requests with the values v.
+func (x *exp) watch(ctx context.Context, v *plan.Values) (*watch, error) {
+	w := &watch{x: x, v: v, expect: 1}
+	if x.o.r.dry() {
+		return w, nil
+	}
+	first, err := w.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Twice, for a number that moves by itself says nothing.
+	if len(first) > 0 {
+		if err := sleep(ctx, x.o.r.p.Timing.Poll); err != nil {
+			return nil, err
+		}
+	}
+	if w.before, err = w.read(ctx); err != nil {
+		return nil, err
+	}
+	for i, rd := range x.o.readers {
+		if a, b := first[i], w.before[i]; a.err == nil && b.err == nil && !a.same(b) {
+			w.before[i].err = errors.New("the number moves by itself")
+		}
+		x.note(&x.e.Before, rd, w.before[i])
+	}
+	w.after = w.before
+	return w, nil
+}
+
+// read reads with every reader. Its error ends the run.
+func (w *watch) read(ctx context.Context) (snapshot, error) {
+	s := make(snapshot, len(w.x.o.readers))
+	for i, rd := range w.x.o.readers {
+		a, err := rd.read(ctx, w.v, w.resource)
+		a.at, a.err = time.Now(), err
+		if over(ctx, err) {
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			} else {
+				err = fmt.Errorf("reading the state: %w", err)
+			}
+			return nil, err
+		}
+		if err == nil && a.number == nil {
+			a.err = errors.New("there is no number")
+		}
+		s[i] = a
+	}
+	return s, nil
+}
+
+// note writes a reading down, with its exchange if it has one.
+func (x *exp) note(list *[]evidence.Reading, rd *reader, a reading) {
+	if a.x != nil {
+		x.book(*a.x, "read", a.as)
+	}
+	*list = append(*list, a.evidence(rd))
+}
+
+// settle waits until the state is stable, and, where the state can be seen,
+// until the effects are at least as many as told. since is when the last
+// request was over.
+//
+// Stable is what has stayed the same for the plan's settle time and for a
+// multiple of the longest time that an effect of this operation took to show.
+func (w *watch) settle(ctx context.Context, since time.Time, atLeast int64) error {
+	return w.x.settle(ctx, since, wanted{w, atLeast})
+}
+
+// wanted is a watch and how many effects it is waited for.
+type wanted struct {
+	w       *watch
+	atLeast int64
+}
+
+// settle waits for several watches at once.
+func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error {
+	t := x.o.r.p.Timing
+	if x.o.r.dry() || len(x.o.readers) == 0 {
+		for _, want := range all {
+			want.w.settled = true
+		}
+		return nil
+	}
+	changed := since
+	latency := x.o.latency
+	for _, want := range all {
+		want.w.settled, want.w.why, want.w.latency = false, "", 0
+	}
+	for n := 1; ; n++ {
+		same, reached, failed := true, true, error(nil)
+		for _, want := range all {
+			w := want.w
+			now, err := w.read(ctx)
+			if err != nil {
+				return err
+			}
+			for i := range now {
+				if w.before[i].err != nil {
+					continue // it cannot tell anything in this experiment
+				}
+				if !now[i].same(w.after[i]) {
+					same = false
+					w.latency = max(time.Since(since), 0)
+					latency = max(latency, w.latency)
+				}
+				if now[i].err != nil {
+					failed = fmt.Errorf("reader %s: %w", x.o.readers[i].name, now[i].err)
+				}
+			}
+			w.after = now
+			reached = reached && w.reached(now, want.atLeast)
+		}
+		at := time.Now()
+		if !same {
+			changed = at
+		}
+		need := max(t.Settle, time.Duration(t.StableFor)*latency)
+		stable := failed == nil && at.Sub(changed) >= need
+		out := at.Sub(since) >= t.SettleLimit
+		if stable && reached || out {
+			x.e.Settling = fmt.Sprintf("%d readings; the same for the last %v, where %v were needed", n, at.Sub(changed).Round(time.Millisecond), need.Round(time.Millisecond))
+			for _, want := range all {
+				want.w.settled = stable
+				switch {
+				case failed != nil:
+					want.w.why = "the state cannot be read: " + failed.Error()
+				case !stable:
+					want.w.why = fmt.Sprintf("the state was not stable within %v", t.SettleLimit)
+				}
+			}
+			return nil
+		}
+		if err := sleep(ctx, t.Poll); err != nil {
+			return err
+		}
+	}
+}
+
+// effects is by how many effects a reader's number rose.
+func (rd *reader) effects(before, after reading) *big.Rat {
+	d := new(big.Rat).Sub(after.number, before.number)
+	return d.Quo(d, rd.effect)
+}
+
+func (w *watch) reached(now snapshot, atLeast int64) bool {
+	want := big.NewRat(atLeast, 1)
+	for i, rd := range w.x.o.readers {
+		if w.before[i].err != nil || now[i].err != nil || !rd.seen && w.x.o.facts.controls > 0 {
+			continue
+		}
+		if rd.effects(w.before[i], now[i]).Cmp(want) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// delta is what readers say about the number of effects since a snapshot.
+type delta struct {
+	state   bool // some reader of the target's own state can tell
+	outside bool // some reader outside of it can
+	// most and least effects that readers of a kind saw.
+	most, least       *big.Rat
+	outMost, outLeast *big.Rat
+	// who saw the most.
+	by, outBy string
+	// sameID: what was doubled outside carries one delivery id.
+	sameID bool
+}
+
+func more(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) > 0 }
+func less(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) < 0 }
+func is(a *big.Rat, n int64) bool   { return a != nil && a.Cmp(big.NewRat(n, 1)) == 0 }
+
+// since returns the effects between a snapshot and now. Readers that have not
+// seen a control do not count, unless all is set.
+func (w *watch) since(from snapshot, all bool) delta {
+	var d delta
+	if len(from) == 0 {
+		return d
+	}
+	for i, rd := range w.x.o.readers {
+		if from[i].err != nil || w.after[i].err != nil || !rd.seen && !all {
+			continue
+		}
+		n := rd.effects(from[i], w.after[i])
+		most, least, by := &d.most, &d.least, &d.by
+		if rd.outside {
+			d.outside = true
+			most, least, by = &d.outMost, &d.outLeast, &d.outBy
+			if w.after[i].distinct > 0 && more(n, int64(w.after[i].distinct-from[i].distinct)) && from[i].distinct >= 0 {
+				d.sameID = true
+			}
+		} else {
+			d.state = true
+		}
+		if *most == nil || n.Cmp(*most) > 0 {
+			*most, *by = n, rd.name
+		}
+		if *least == nil || n.Cmp(*least) < 0 {
+			*least = n
+		}
+	}
+	return d
+}
+
+// conclude writes the last readings and the changes down.
+func (w *watch) conclude(expected int64) {
+	x := w.x
+	if x.o.r.dry() {
+		return
+	}
+	for i, rd := range x.o.readers {
+		a, b := w.before[i], w.after[i]
+		x.note(&x.e.After, rd, b)
+		if a.err != nil || b.err != nil {
+			continue
+		}
+		n := rd.effects(a, b)
+		if n.Sign() == 0 && expected == 0 {
+			continue
+		}
+		c := evidence.Change{Reader: rd.name, Name: "effects", Before: text(a.number), After: text(b.number), Expected: expected}
+		if n.IsInt() && n.Num().IsInt64() {
+			c.Effects = n.Num().Int64()
+		} else {
+			c.Name = "effects: " + text(n)
+		}
+		x.e.Changes = append(x.e.Changes, c)
+	}
+}
+
+// count writes a number of effects.
+func count(n *big.Rat) string {
+	switch {
+	case n == nil:
+		return "an unknown number of effects"
+	case is(n, 1):
+		return "1 effect"
+	case is(n, 0):
+		return "no effect"
+	case n.IsInt():
+		return n.Num().String() + " effects"
+	}
+	return text(n) + " times the effect"
+}
+
+func times(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return strconv.Itoa(n) + " " + what + "s"
+}
