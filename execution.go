@@ -279,7 +279,9 @@ func (x *Execution) Complete(r Result) error {
 func (x *Execution) complete(res Result, failure error) error {
 	var expires time.Time
 	tell := func() error {
-		return x.tell("complete", func(ctx context.Context) (err error) {
+		// A large result takes its time on its way to a store over a slow link.
+		timeout := x.guard.policy.StoreTimeout + time.Duration(res.Size()>>20)*time.Second
+		return x.tellWithin(timeout, "complete", func(ctx context.Context) (err error) {
 			expires, err = x.claim.Complete(ctx, res)
 			return err
 		})
@@ -325,9 +327,14 @@ func (x *Execution) answerRolledBack(cause error) {
 // store fails it tries for the length of a lease, renewals going on meanwhile;
 // then the record is left to lapse.
 func (x *Execution) tell(what string, call func(context.Context) error) error {
+	return x.tellWithin(x.guard.policy.StoreTimeout, what, call)
+}
+
+// tellWithin is tell with another bound for each call.
+func (x *Execution) tellWithin(timeout time.Duration, what string, call func(context.Context) error) error {
 	var end time.Time
 	for wait := 20 * time.Millisecond; ; wait = min(wait*2, time.Second) {
-		ctx, cancel := x.guard.storeContext(x.ctx)
+		ctx, cancel := context.WithTimeout(x.ctx, timeout)
 		err := call(ctx)
 		cancel()
 		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge) {

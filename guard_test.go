@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -726,4 +727,36 @@ func TestObserver(t *testing.T) {
 			t.Fatalf("answered %v, %d store failures, %d leases lost, %d panics", answered, failed.Load(), lost.Load(), panicked.Load())
 		}
 	})
+}
+
+// A result of 32 MiB is not cut off because it takes longer than other calls.
+func TestLargeResultsHaveMoreTime(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), semel.Policy{})
+		start := time.Now()
+		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+			piece := make([]byte, semel.PieceBytes)
+			return semel.Result{Codec: "test/1", Pieces: &semel.Pieces{Size: 32 << 20, Read: func(ctx context.Context, _ int) ([]byte, error) {
+				select {
+				case <-time.After(100 * time.Millisecond):
+					return piece, nil
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}}}, nil
+		})
+		wantAnswer(t, out, err, semel.Executed)
+		if took := time.Since(start); out.Result.Tombstone || took != 12800*time.Millisecond {
+			t.Fatalf("tombstone %v after %v", out.Result.Tombstone, took)
+		}
+	})
+}
+
+func TestPiecesAreCounted(t *testing.T) {
+	for size, want := range map[int64]int{1: 1, semel.PieceBytes: 1, semel.PieceBytes + 1: 2, 32 << 20: 128, math.MaxInt64: math.MaxInt64/semel.PieceBytes + 1} {
+		p := semel.Pieces{Size: size}
+		if got := p.Count(); got != want {
+			t.Errorf("%d bytes make %d pieces; want %d", size, got, want)
+		}
+	}
 }

@@ -83,7 +83,8 @@ type Policy struct {
 	// that the effect can take to show. Zero means that it cannot be
 	// bounded: an absent effect stays unknown.
 	SettleAfter time.Duration
-	// StoreTimeout bounds each call of the store. Default 5 s, at most the lease.
+	// StoreTimeout bounds each call of the store. Completing a large result is
+	// given another second for each MiB. Default 5 s, at most the lease.
 	StoreTimeout time.Duration
 	// MaxWaiters is how many submits of one identity may wait at the same
 	// time for an execution that is not theirs; see Submit.Wait. Default 16.

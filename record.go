@@ -143,7 +143,7 @@ type Pieces struct {
 }
 
 // Count is how many pieces there are.
-func (p *Pieces) Count() int { return int((p.Size + PieceBytes - 1) / PieceBytes) }
+func (p *Pieces) Count() int { return int((p.Size-1)/PieceBytes) + 1 }
 
 // Length is the length of piece n.
 func (p *Pieces) Length(n int) int {

@@ -74,6 +74,16 @@ var rules = []rule{
 	{"sweep-is-bounded", []string{"sweeper"}, sweepIsBounded},
 	{"sweep-spares-a-successor", []string{"lease", "sweeper"}, sweepSparesSuccessor},
 
+	{"pieces-read-back", []string{"pieces"}, piecesReadBack},
+	{"pieces-come-with-the-record", []string{"pieces"}, piecesComeWithTheRecord},
+	{"pieces-outlast-an-ended-context", []string{"pieces"}, piecesOutlastAnEndedContext},
+	{"pieces-have-their-sizes", []string{"pieces"}, piecesHaveTheirSizes},
+	{"pieces-complete-repeats", []string{"pieces"}, piecesCompleteRepeats},
+	{"pieces-need-the-claim", []string{"pieces", "lease"}, piecesNeedTheClaim},
+	{"pieces-go-with-the-record", []string{"pieces"}, piecesGoWithTheRecord},
+	{"pieces-are-swept", []string{"pieces", "sweeper"}, piecesAreSwept},
+	{"pieces-resolve", []string{"pieces", "lease", "resolver"}, piecesResolve},
+
 	{"cancelled-context-is-obeyed", []string{"lease"}, cancelledContext},
 	{"outage-fails-closed", []string{"lease", "break"}, outageFailsClosed},
 

@@ -34,6 +34,9 @@ type Harness struct {
 	// store, those of other identities too, and that other handles do not
 	// see whose claim it is.
 	Exclusive bool
+	// NoPieces says that the store keeps no results in pieces: it refuses them
+	// with ErrTooLarge.
+	NoPieces bool
 	// Advance moves the store's time forward. Real stores shift their rows
 	// into the past; a Virtual one may leave it nil.
 	Advance func(d time.Duration)
@@ -166,7 +169,7 @@ type rule struct {
 	name string
 	// needs names what the rule cannot do without: lease, transaction,
 	// overlap, open, skewed, break, backup, lost commit, resolver, sweeper,
-	// lister, trail.
+	// lister, trail, pieces.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
 }
@@ -221,6 +224,7 @@ func lacks(h Harness, r rule) string {
 		"transaction": h.Transactional && h.Effect != nil && h.Effects != nil,
 		"lease":       !h.Transactional,
 		"overlap":     !h.Exclusive,
+		"pieces":      !h.NoPieces,
 		"resolver":    resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
 	}
 	for _, need := range r.needs {

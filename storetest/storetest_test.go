@@ -64,8 +64,8 @@ func TestSkipsAreComparedWithTheTable(t *testing.T) {
 func TestRunSkipsWhatTheHarnessLacks(t *testing.T) {
 	var lacking []string
 	for _, r := range rules {
-		// A bare harness has leases, and room for several claims at once.
-		if slices.ContainsFunc(r.needs, func(need string) bool { return need != "lease" && need != "overlap" }) {
+		// A bare harness has leases, keeps pieces, and has room for several claims at once.
+		if slices.ContainsFunc(r.needs, func(need string) bool { return need != "lease" && need != "overlap" && need != "pieces" }) {
 			lacking = append(lacking, "bare: "+r.name)
 		}
 	}

@@ -46,6 +46,7 @@ type fault struct {
 	code int
 	err  error
 	do   string // what to do, and whether a retry is safe
+	own  bool   // the code is one of the command's own, not of the list above
 }
 
 func (f *fault) Error() string { return f.err.Error() }

@@ -191,7 +191,7 @@ func (p *program) printRecord(r semel.Record) error {
 		if r.Result.Tombstone {
 			line("result", r.Result.Label+", not retained")
 		} else {
-			line("result", fmt.Sprintf("%s, %d bytes", r.Result.Label, len(r.Result.Body)))
+			line("result", fmt.Sprintf("%s, %d bytes", r.Result.Label, r.Result.Size()))
 		}
 		line("reference", r.Result.Reference)
 	}

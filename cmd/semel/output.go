@@ -204,7 +204,7 @@ func newRecordJSON(r semel.Record) recordJSON {
 		j.LeaseSeconds = &lease
 	}
 	if r.Result.Codec != "" || r.Result.Label != "" {
-		j.Result = &resultJSON{r.Result.Label, r.Result.Codec, len(r.Result.Body), r.Result.Tombstone, r.Result.Reference}
+		j.Result = &resultJSON{r.Result.Label, r.Result.Codec, int(r.Result.Size()), r.Result.Tombstone, r.Result.Reference}
 	}
 	return j
 }

@@ -36,7 +36,7 @@ const (
 )
 
 func probeFault(code int, do string, format string, args ...any) error {
-	return &fault{code: code, err: fmt.Errorf(format, args...), do: do}
+	return &fault{code: code, err: fmt.Errorf(format, args...), do: do, own: true}
 }
 
 func probeUsagef(format string, args ...any) error {

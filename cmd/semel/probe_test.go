@@ -6,6 +6,8 @@ import (
 	"encoding/xml"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -208,6 +210,24 @@ func TestProbeUnreachable(t *testing.T) {
 	want(t, "exit code", out.code, probeUnreachable)
 	if _, err := os.Stat(filepath.Join(dir, "run.json")); err != nil {
 		t.Error("there is no evidence")
+	}
+}
+
+// TestProbeInconclusive: a run that shows nothing is neither held nor wrong usage.
+func TestProbeInconclusive(t *testing.T) {
+	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write([]byte("[]"))
+	}))
+	t.Cleanup(target.Close)
+	out := semelWith(nil, "", "probe", "run", ordersPlan(t, target.URL, fmt.Sprintf("[%q]", hostOf(t, target.URL))), "--send",
+		"--only", "duplicate", "--out", filepath.Join(t.TempDir(), "run"), "--quiet")
+	want(t, "exit code", out.code, probeInconclusive)
+	if !strings.Contains(out.stderr, "inconclusive") {
+		t.Errorf("it does not say why: %s", out.stderr)
 	}
 }
 

@@ -49,7 +49,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 		}
 	}
 	f.print(stderr)
-	if f.code == exitUsage && strings.HasPrefix(cmd.CommandPath()+" ", "semel probe ") {
+	if f.code == exitUsage && !f.own && strings.HasPrefix(cmd.CommandPath()+" ", "semel probe ") {
 		return probeUsage
 	}
 	return f.code

@@ -96,6 +96,11 @@ type seams struct {
 	// resolve returns the row as it is after d; fence makes a new fence.
 	resolve func(s *store, r row, d semel.Resolution, fence func() uint64, now time.Time) row
 
+	// gather reads the pieces of a result before call, of the claim c if it
+	// is one's, writes it; view is how who reads the row r gets at them.
+	gather func(ctx context.Context, s *store, call string, c *claim, p *semel.Pieces) (*semel.Pieces, error)
+	view   func(s *store, r row) *semel.Pieces
+
 	listed func(s *store, f semel.Filter, r row, now time.Time) bool
 	told   func(f semel.TrailFilter, e semel.TrailEntry) bool
 	// enter appends to the trail; note queues an entry for it.
@@ -138,6 +143,9 @@ func correct() seams {
 			return d.Fence == r.Fence && marked && s.unsettled(s, r, now)
 		},
 		resolve: resolve,
+
+		gather: gather,
+		view:   view,
 
 		listed: listed,
 		told:   told,
@@ -213,6 +221,56 @@ func renew(r *row, lease time.Duration, now time.Time) (semel.TrailKind, error) 
 	return "", nil
 }
 
+// gather has all pieces in memory, or none.
+func gather(ctx context.Context, _ *store, _ string, _ *claim, p *semel.Pieces) (*semel.Pieces, error) {
+	if p.Size <= 0 || p.Size > 1<<30 {
+		return nil, semel.ErrTooLarge
+	}
+	held := make([][]byte, p.Count())
+	for n := range held {
+		piece, err := p.ReadPiece(ctx, n)
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil:
+			return nil, semel.ErrTooLarge
+		}
+		held[n] = piece
+	}
+	return inMemory(p.Size, held), nil
+}
+
+// inMemory makes pieces of what is held in memory.
+func inMemory(size int64, held [][]byte) *semel.Pieces {
+	return &semel.Pieces{Size: size, Read: func(_ context.Context, n int) ([]byte, error) {
+		if n < 0 || n >= len(held) {
+			return nil, semel.ErrNotFound
+		}
+		return held[n], nil
+	}}
+}
+
+// view shows the pieces of r for as long as it is there.
+func view(s *store, r row) *semel.Pieces {
+	held := r.Result.Pieces
+	return &semel.Pieces{Size: held.Size, Read: func(ctx context.Context, n int) ([]byte, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if now := s.rows[s.row(r.Identity)]; now.Fence != r.Fence || now.State != semel.StateCompleted {
+			return nil, semel.ErrNotFound
+		}
+		return held.Read(ctx, n)
+	}}
+}
+
+// gathered returns res with its pieces read.
+func (s *store) gathered(ctx context.Context, call string, c *claim, res semel.Result) (_ semel.Result, err error) {
+	if res.Pieces != nil {
+		res.Pieces, err = s.gather(ctx, s, call, c, res.Pieces)
+	}
+	return res, err
+}
+
 func (r *row) endLease(now time.Time) {
 	if r.leaseEnd.After(now) {
 		r.leaseEnd = now
@@ -263,6 +321,9 @@ func (s *store) write(was, r row, now time.Time, e semel.TrailEntry) {
 	if r.State == 0 {
 		delete(s.rows, id)
 	} else {
+		if r.Result.Pieces != nil && r.Result.Pieces != was.Result.Pieces {
+			r.Result.Pieces = s.view(s, r)
+		}
 		s.rows[id] = r
 	}
 	if e.Kind == "" {
@@ -328,6 +389,9 @@ func (s *store) Find(ctx context.Context, id semel.Identity) (rec semel.Record, 
 }
 
 func (s *store) Resolve(ctx context.Context, d semel.Resolution) (rec semel.Record, err error) {
+	if d.Result, err = s.gathered(ctx, "resolve", nil, d.Result); err != nil {
+		return rec, err
+	}
 	err = s.do(ctx, "resolve", func(now time.Time) error {
 		was := s.live(d.Identity, now)
 		switch {
@@ -348,6 +412,8 @@ func (s *store) Resolve(ctx context.Context, d semel.Resolution) (rec semel.Reco
 		s.write(was, r, now, e)
 		if r.State == 0 {
 			r = was
+		} else {
+			r = s.rows[s.row(r.Identity)]
 		}
 		rec = r.read(now)
 		return nil
@@ -476,6 +542,10 @@ func (c *claim) own(ctx context.Context, call, label, cause string, change func(
 }
 
 func (c *claim) Complete(ctx context.Context, res semel.Result) (time.Time, error) {
+	res, err := c.store.gathered(ctx, "complete", c, res)
+	if err != nil {
+		return time.Time{}, err
+	}
 	r, err := c.own(ctx, "complete", res.Label, "", func(r *row, now time.Time) (semel.TrailKind, error) {
 		return c.store.complete(r, res, now)
 	})

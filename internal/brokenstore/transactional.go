@@ -95,6 +95,9 @@ func commitTx(c *txClaim, r row, res semel.Result, now time.Time) {
 
 // record stores the row and tells the trail of it.
 func (c *txClaim) record(r row, res semel.Result, now time.Time) {
+	if r.Result.Pieces != nil {
+		r.Result.Pieces = c.store.view(c.store.store, r)
+	}
 	c.store.rows[r.Identity] = r
 	c.enter(semel.TrailExecuted, res.Label, now)
 }
@@ -182,6 +185,9 @@ func (c *txClaim) over() error {
 
 func (c *txClaim) Complete(ctx context.Context, res semel.Result) (expires time.Time, err error) {
 	s := c.store
+	if res, err = s.gathered(ctx, "complete", nil, res); err != nil {
+		return expires, err
+	}
 	err = s.call(ctx, "complete", func(now time.Time) error {
 		was := s.rows[c.attempt.Identity]
 		switch {

@@ -158,9 +158,14 @@ func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, erro
 }
 
 // Resolve implements semel.Resolver.
-func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, error) {
+func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (_ semel.Record, err error) {
 	if err := ctx.Err(); err != nil {
 		return semel.Record{}, err
+	}
+	if d.Decision == semel.DecideResult && d.Result.Pieces != nil {
+		if d.Result, err = whole(ctx, d.Result); err != nil {
+			return semel.Record{}, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -395,11 +400,17 @@ func (c *claim) Complete(ctx context.Context, res semel.Result) (expires time.Ti
 // whole returns a result with pieces as one whose body is in memory, where
 // everything of this store is.
 func whole(ctx context.Context, res semel.Result) (semel.Result, error) {
-	body := make([]byte, 0, res.Pieces.Size)
-	for n := range res.Pieces.Count() {
+	if res.Pieces.Size <= 0 || res.Pieces.Read == nil || len(res.Body) > 0 {
+		return res, fmt.Errorf("memory: %w: its pieces, %d bytes long, are not a body", semel.ErrTooLarge, res.Pieces.Size)
+	}
+	var body []byte // no room made for a size that somebody made up
+	for n := 0; int64(len(body)) < res.Pieces.Size; n++ {
 		piece, err := res.Pieces.ReadPiece(ctx, n)
-		if err != nil {
-			return res, fmt.Errorf("memory: %w: %w", semel.ErrTooLarge, err)
+		switch {
+		case ctx.Err() != nil: // which says nothing about the body
+			return res, ctx.Err()
+		case err != nil:
+			return res, fmt.Errorf("memory: %w: %v", semel.ErrTooLarge, err)
 		}
 		body = append(body, piece...)
 	}

@@ -39,6 +39,13 @@
 // deadlock or a constraint that fails at the commit is semel.ErrRolledBack: no
 // effect.
 //
+// # Large results
+//
+// A result in pieces is written in one transaction with its record, four pieces
+// at a time, and read piece by piece. A leased claim can be renewed meanwhile.
+// The whole has to be done within the guard's StoreTimeout, so that bounds what
+// a slow connection can record; a result that is never done is unknown.
+//
 // # Connections
 //
 // The pool's connections must go to the primary. Through PgBouncer in transaction mode

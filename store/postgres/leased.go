@@ -12,11 +12,12 @@ import (
 
 // claim is a claim on the committed record with its fence and token.
 type claim struct {
-	store  *Store
-	record string
-	fence  uint64
-	token  semel.Token
-	lease  time.Duration
+	store    *Store
+	identity semel.Identity
+	record   string
+	fence    uint64
+	token    semel.Token
+	lease    time.Duration
 }
 
 func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
@@ -25,7 +26,7 @@ func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, 
 	for {
 		granted := false
 		rec, err := again(ctx, s, func() (stored, error) {
-			return scanRecord(s.pool.QueryRow(ctx, s.sql.begin, append(identityArgs(a.Identity),
+			return s.scanRecord(s.pool.QueryRow(ctx, s.sql.begin, append(identityArgs(a.Identity),
 				a.Token[:], a.ID, a.Lease, a.Retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
 				a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID)...), &granted)
 		})
@@ -35,7 +36,7 @@ func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, 
 		case err != nil:
 			return nil, err
 		}
-		c := &claim{store: s, record: rec.ID, fence: rec.Fence, token: a.Token, lease: a.Lease}
+		c := &claim{store: s, identity: a.Identity, record: rec.ID, fence: rec.Fence, token: a.Token, lease: a.Lease}
 		switch {
 		case granted:
 			return c, nil
@@ -73,6 +74,19 @@ func (s *Store) write(ctx context.Context, sql string, args ...any) (fence int64
 	})
 }
 
+// settle is write for what ends a claim.
+func (c *claim) settle(ctx context.Context, sql string, args ...any) error {
+	_, err := again(ctx, c.store, func() (fence int64, err error) {
+		args := append([]any{int64(c.fence), c.token[:]}, args...)
+		err = c.store.told(ctx, c.store.pool, c.identity, sql, args, func(row pgx.Row) error { return row.Scan(&fence) })
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = semel.ErrLostClaim
+		}
+		return fence, err
+	})
+	return err
+}
+
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
 func (c *claim) RecordID() string                            { return c.record }
 func (c *claim) Fence() uint64                               { return c.fence }
@@ -82,20 +96,32 @@ func (c *claim) Complete(ctx context.Context, r semel.Result) (time.Time, error)
 	if err := c.store.checkResult(r); err != nil {
 		return time.Time{}, err
 	}
-	args := append([]any{int64(c.fence), c.token[:]}, resultArgs(r)...)
-	args = append(args, c.store.instance)
+	if r.Pieces != nil {
+		return c.completePieces(ctx, r)
+	}
+	args := c.completeArgs(r, body{})
 	expires, err := again(ctx, c.store, func() (t time.Time, err error) {
-		err = c.store.pool.QueryRow(ctx, c.store.sql.complete, args...).Scan(&t)
+		err = c.store.told(ctx, c.store.pool, c.identity, c.store.sql.complete, args, func(row pgx.Row) error { return row.Scan(&t) })
 		return t, err
 	})
 	if !errors.Is(err, pgx.ErrNoRows) {
 		return expires, err
 	}
+	return c.completed(ctx)
+}
+
+func (c *claim) completeArgs(r semel.Result, b body) []any {
+	return append(append([]any{int64(c.fence), c.token[:]}, resultArgs(r, b)...), c.store.instance)
+}
+
+// completed is the answer of a claim that has completed its record before, or
+// lost it.
+func (c *claim) completed(ctx context.Context) (time.Time, error) {
 	state, expires, err := c.store.claimState(ctx, c.store.pool, c.fence, c.token)
 	if err == nil && state != semel.StateCompleted {
 		err = semel.ErrLostClaim
 	}
-	return expires, err // completed before
+	return expires, err
 }
 
 // claimState says how the record of a claim stands. The error is ErrLostClaim
@@ -120,13 +146,12 @@ func (s *Store) claimState(ctx context.Context, q querier, fence uint64, token s
 
 // Release implements semel.Claim.
 func (c *claim) Release(ctx context.Context) error {
-	_, err := c.store.write(ctx, c.store.sql.release, int64(c.fence), c.token[:], c.store.instance)
-	return err
+	return c.settle(ctx, c.store.sql.release, c.store.instance)
 }
 
 // Hold implements semel.Claim.
 func (c *claim) Hold(ctx context.Context, cause string) error {
-	_, err := c.store.write(ctx, c.store.sql.hold, int64(c.fence), c.token[:], text(cause), c.store.instance)
+	err := c.settle(ctx, c.store.sql.hold, text(cause), c.store.instance)
 	if !errors.Is(err, semel.ErrLostClaim) {
 		return err
 	}

@@ -59,6 +59,20 @@ func TestEveryExecMode(t *testing.T) {
 					t.Fatalf("%s: the result reads back as %+v", name, got)
 				}
 			}
+			for name, s := range stores {
+				key := fmt.Sprint(mode, " in pieces ", name)
+				pieces := semel.Result{Codec: "test/1", Pieces: &semel.Pieces{Size: int64(len(all)), Read: func(context.Context, int) ([]byte, error) { return all, nil }}}
+				if _, err := begin(t, s, key).Complete(t.Context(), pieces); err != nil {
+					t.Fatalf("%s: Complete in pieces: %v", name, err)
+				}
+				r, err := s.Find(t.Context(), attempt(key).Identity)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got, err := r.Result.Pieces.ReadPiece(t.Context(), 0); err != nil || string(got) != string(all) {
+					t.Fatalf("%s: the piece reads back as %q, %v", name, got, err)
+				}
+			}
 			held := begin(t, leased, fmt.Sprint(mode, " held"))
 			if err := held.Hold(t.Context(), "lost \x00 contact"); err != nil {
 				t.Fatal(err)
@@ -139,8 +153,12 @@ func TestGrants(t *testing.T) {
 		if _, err := begin(t, s, c.Mode.String()).Complete(t.Context(), result("done")); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Sweep(t.Context(), 10); err != nil {
+		if _, err := begin(t, s, c.Mode.String()+" in pieces").Complete(t.Context(), inPieces('x', nil)); err != nil {
 			t.Fatal(err)
+		}
+		advance(t, owner, pgx.Identifier{schema}.Sanitize(), 48*time.Hour)
+		if n, err := s.Sweep(t.Context(), 10); n != 2 || err != nil {
+			t.Fatalf("Sweep removed %d records, %v; want 2", n, err)
 		}
 	}
 	for _, sql := range []string{"DROP TABLE {s}.record", "TRUNCATE {s}.trail", "UPDATE {s}.version SET version = 9", "CREATE TABLE {s}.mine (n int)"} {
@@ -293,6 +311,7 @@ func TestConfig(t *testing.T) {
 		{MaxResultBytes: 1 << 30},
 		{MaxNotes: -1},
 		{SweepEvery: -1},
+		{Listen: &pgx.ConnConfig{}},
 	} {
 		if s, err := postgres.New(t.Context(), pool, c); err == nil {
 			_ = s.Close(t.Context())

@@ -78,8 +78,28 @@ type Config struct {
 	// sets tcp_user_timeout, that counts instead.
 	PeerTimeout time.Duration
 
-	// MaxResultBytes bounds head, body and reference of a result together.
-	// Complete and Resolve refuse larger ones. Default 64 MiB, at most 512 MiB.
+	// Notify has waiting submits woken by other processes' changes (see
+	// semel.Watcher): each change of a record sends a notification with its
+	// commit, and the store keeps one connection open, beside the pool, to
+	// listen. All stores over the same tables should agree on it.
+	//
+	// It is off by default because of its price: PostgreSQL takes a lock that
+	// the whole database shares for the commit of a transaction that notifies,
+	// so those commits come one after the other. A commit also fails if some
+	// session of the database listens and does not read for so long that the
+	// server's queue of notifications is full.
+	//
+	// Notifications carry a digest of the identity. Every role of the database
+	// can listen to them.
+	Notify bool
+	// Listen says how to connect to the server for Notify. Default: as the
+	// pool does. Set it where that is to a pooler, such as PgBouncer: listening
+	// takes a session of the server, and New fails with ErrPooler without one.
+	Listen *pgx.ConnConfig
+
+	// MaxResultBytes bounds head, body and reference of a result together,
+	// also of one in pieces. Complete and Resolve refuse larger ones. Default
+	// 64 MiB, at most 512 MiB.
 	MaxResultBytes int
 	// MaxNotes is how many audit entries wait to be written at most; beyond
 	// it they are dropped and counted. Default 8,192.
@@ -174,20 +194,24 @@ func (c Config) validate() error {
 			errs = append(errs, fmt.Errorf("field %s is %v; at most %v is allowed", f.name, f.value, most))
 		}
 	}
+	if c.Listen != nil && !c.Notify {
+		errs = append(errs, errors.New("field Listen is set, but Notify is not"))
+	}
 	if c.MaxResultBytes > mostResultBytes {
 		errs = append(errs, fmt.Errorf("field MaxResultBytes is %d; at most %d are allowed", c.MaxResultBytes, mostResultBytes))
 	}
 	return errors.Join(errs...)
 }
 
-// Store implements semel.Store, Resolver, Sweeper, Lister and Trail over the
-// tables of one database schema. It is safe for concurrent use. New makes one.
+// Store implements semel.Store, Resolver, Sweeper, Lister, Trail and, with
+// Config.Notify, Watcher over the tables of one database schema. It is safe for concurrent use. New makes one.
 type Store struct {
 	config   Config
 	pool     *pgxpool.Pool
 	instance string // of this handle, in the audit trail
 	sql      statements
 	notes    notes
+	watchers *watchers // nil without Config.Notify
 
 	mu     sync.Mutex
 	closed bool
@@ -202,6 +226,7 @@ var (
 	_ semel.Sweeper  = (*Store)(nil)
 	_ semel.Lister   = (*Store)(nil)
 	_ semel.Trail    = (*Store)(nil)
+	_ semel.Watcher  = (*Store)(nil)
 )
 
 // statements are the statements for one schema.
@@ -210,7 +235,7 @@ type statements struct {
 	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                    string
 	lock, lockJoined                                                                string
 	insertCompleted, takeoverCompleted, insertOpen, completeOpen, sweep, sweepTrail string
-	writeNotes, lastNote, list, trail                                               string
+	writeNotes, lastNote, list, trail, piece, insertPiece                           string
 }
 
 // newStatements returns a store's statements. peer: its sessions are to get a TCP
@@ -232,6 +257,7 @@ func newStatements(c Config, peer bool) statements {
 		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
 		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen),
 		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
+		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
 		list:  q(`SELECT ` + recordColumns + ` FROM {s}.record WHERE `),
 		trail: q(`SELECT ` + trailColumns + ` FROM {s}.trail WHERE `),
 	}
@@ -240,7 +266,7 @@ func newStatements(c Config, peer bool) statements {
 // New makes a store on a pool of connections to the primary, which stays the
 // caller's: close the store first, then the pool. It brings the tables up to
 // date (Migrate) unless they are, and starts the goroutine that writes the
-// audit trail, which Close ends. Any number of stores, in any number of
+// audit trail, and with Config.Notify the one that listens, which Close ends. Any number of stores, in any number of
 // processes, may share the tables.
 //
 // New fails if the tables are newer than this package (ErrNewerSchema), if the
@@ -276,6 +302,11 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 		config: c, pool: pool, instance: semel.NewRecordID(), sql: newStatements(c, peer),
 		open: map[*txClaim]struct{}{},
 	}
+	if c.Notify {
+		if s.watchers, err = watch(ctx, pool, c); err != nil {
+			return nil, fmt.Errorf("postgres: listen: %w", err)
+		}
+	}
 	s.notes.start(s)
 	return s, nil
 }
@@ -310,6 +341,9 @@ func (s *Store) Close(ctx context.Context) (err error) {
 		s.mu.Unlock()
 		for c := range open {
 			c.abandon(ctx)
+		}
+		if s.watchers != nil {
+			s.watchers.close()
 		}
 		err = s.notes.close(ctx)
 	})

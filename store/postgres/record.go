@@ -54,16 +54,23 @@ func (s *stored) columns() (dest []any, done func()) {
 }
 
 // scanRecord reads recordColumns and resultColumns, after what first names.
-func scanRecord(row pgx.Row, first ...any) (s stored, err error) {
-	dest, done := s.columns()
-	var reference []byte
-	dest = append(append(first, dest...), &s.Result.Codec, &s.Result.Label, &reference, &s.Result.Tombstone, &s.Result.Head, &s.Result.Body)
+func (s *Store) scanRecord(row pgx.Row, first ...any) (rec stored, err error) {
+	dest, done := rec.columns()
+	var (
+		reference []byte
+		b         body
+		res       = &rec.Result
+	)
+	dest = append(append(first, dest...), &res.Codec, &res.Label, &reference, &res.Tombstone, &res.Head, &res.Body, &b.number, &b.size)
 	if err := row.Scan(dest...); err != nil {
 		return stored{}, err
 	}
 	done()
-	s.Result.Reference = string(reference)
-	return s, nil
+	res.Reference = string(reference)
+	if b.number != nil && b.size != nil {
+		res.Pieces = s.pieces(b)
+	}
+	return rec, nil
 }
 
 func (s *stored) unsettled() bool {
@@ -119,10 +126,14 @@ func (s *Store) checkResult(r semel.Result) error {
 		return fmt.Errorf("postgres: result: %w", err)
 	}
 	if r.Pieces != nil {
-		return fmt.Errorf("postgres: %w: results are not kept in pieces", semel.ErrTooLarge)
+		if err := checkPieces(r); err != nil {
+			return err
+		}
 	}
-	if n := len(r.Head) + len(r.Body) + len(r.Reference); n > s.config.MaxResultBytes {
-		return fmt.Errorf("postgres: %w: %d bytes; at most %d are allowed", semel.ErrTooLarge, n, s.config.MaxResultBytes)
+	// Two comparisons, because a size that somebody made up may be any.
+	rest, most := int64(len(r.Head)+len(r.Reference)), int64(s.config.MaxResultBytes)
+	if n := r.Size(); n > most || n+rest > most {
+		return fmt.Errorf("postgres: %w: a body of %d bytes, and %d with it; at most %d are allowed", semel.ErrTooLarge, n, rest, most)
 	}
 	return nil
 }
@@ -181,7 +192,7 @@ func identityArgs(id semel.Identity) []any {
 // Find implements semel.Store.
 func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, error) {
 	return again(ctx, s, func() (semel.Record, error) {
-		rec, err := scanRecord(s.pool.QueryRow(ctx, s.sql.find, identityArgs(id)...))
+		rec, err := s.scanRecord(s.pool.QueryRow(ctx, s.sql.find, identityArgs(id)...))
 		if errors.Is(err, pgx.ErrNoRows) {
 			err = semel.ErrNotFound
 		}
@@ -232,10 +243,36 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 	}
 	o := textOrigin(d.Origin)
 	args = append(args, o.RequestID, o.EventID, o.TraceID, label, text(d.Cause))
-	if d.Decision == semel.DecideResult {
-		args = append(args, resultArgs(d.Result)...)
+	var rec stored
+	settle := func(q batcher, args []any) error {
+		return s.told(ctx, q, d.Identity, sql, args, func(row pgx.Row) (err error) {
+			rec, err = s.scanRecord(row)
+			return err
+		})
 	}
-	rec, err := again(ctx, s, func() (stored, error) { return scanRecord(s.pool.QueryRow(ctx, sql, args...)) })
+	_, err := again(ctx, s, func() (struct{}, error) {
+		var none struct{}
+		switch {
+		case d.Decision != semel.DecideResult:
+			return none, settle(s.pool, args)
+		case d.Result.Pieces == nil:
+			return none, settle(s.pool, append(args, resultArgs(d.Result, body{})...))
+		}
+		// If there is nothing to settle, nothing needs to be read.
+		found, err := s.Find(ctx, d.Identity)
+		if err == nil && (found.Fence != d.Fence || found.State != semel.StateUnknown) {
+			err = semel.ErrStaleFence
+		}
+		if err != nil {
+			return none, err
+		}
+		return none, s.withPieces(ctx, d.Result.Pieces, func(tx pgx.Tx, b body) error {
+			return settle(tx, append(args, resultArgs(d.Result, b)...))
+		})
+	})
+	if err != nil {
+		rec = stored{}
+	}
 	if !errors.Is(err, pgx.ErrNoRows) {
 		return rec.Record, err
 	}
@@ -251,8 +288,8 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 }
 
 // resultArgs are the values of resultColumns.
-func resultArgs(r semel.Result) []any {
-	return []any{r.Codec, text(r.Label), []byte(r.Reference), r.Tombstone, r.Head, r.Body}
+func resultArgs(r semel.Result, b body) []any {
+	return []any{r.Codec, text(r.Label), []byte(r.Reference), r.Tombstone, r.Head, r.Body, b.number, b.size}
 }
 
 // List implements semel.Lister.

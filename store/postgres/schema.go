@@ -67,6 +67,7 @@ func Grants(name, role string) string {
 	return strings.ReplaceAll(in(name, `GRANT USAGE ON SCHEMA {s} TO {r};
 GRANT SELECT ON {s}.version TO {r};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.record TO {r};
+GRANT SELECT, INSERT, DELETE ON {s}.piece TO {r};
 GRANT SELECT, INSERT ON {s}.trail TO {r};
 GRANT USAGE ON SEQUENCE {s}.fence TO {r};
 GRANT UPDATE, DELETE ON {s}.trail TO {r};

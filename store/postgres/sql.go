@@ -11,7 +11,7 @@ const (
 	recordColumns = `fence, token, id, tenant, actor, operation, key, state, reopened,
 		begun_at, lease_until - clock_timestamp(), retention, settled_at, expires_at,
 		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause`
-	resultColumns = `codec, label, reference, tombstone, head, body`
+	resultColumns = `codec, label, reference, tombstone, head, body, pieces, pieces_size`
 
 	byIdentity = `key = $1 AND operation = $2 AND actor = $3 AND tenant = $4`
 	expired    = `record.state = 2 AND record.expires_at <= clock_timestamp()`
@@ -46,7 +46,8 @@ const replace = `
 		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
 		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
 		cause = '', codec = excluded.codec, label = excluded.label, reference = excluded.reference,
-		tombstone = excluded.tombstone, head = excluded.head, body = excluded.body`
+		tombstone = excluded.tombstone, head = excluded.head, body = excluded.body,
+		pieces = excluded.pieces, pieces_size = excluded.pieces_size`
 
 // Statements on records. Those that write answer with a row where they wrote
 // and with none where they did not.
@@ -97,11 +98,11 @@ var (
 		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
 		done AS (
 			UPDATE {s}.record SET state = 2, settled_at = n.t, expires_at = n.t + retention, cause = '',
-				codec = $3, label = $4, reference = $5, tombstone = $6, head = $7, body = $8
+				codec = $3, label = $4, reference = $5, tombstone = $6, head = $7, body = $8, pieces = $9, pieces_size = $10
 			FROM n WHERE fence = $1 AND token = $2 AND state <> 2
 			RETURNING record.*
 		),
-		entry AS (` + enter("executed", "$9", "label", "''") + `)
+		entry AS (` + enter("executed", "$11", "label", "''") + `)
 		SELECT expires_at FROM done`
 
 	sqlRelease = `
@@ -156,7 +157,7 @@ var (
 		done AS (
 			UPDATE {s}.record SET fence = nextval('{q}.fence'), token = NULL, state = 2, reopened = false,
 				settled_at = n.t, expires_at = n.t + retention, cause = '',
-				codec = $12, label = $13, reference = $14, tombstone = $15, head = $16, body = $17
+				codec = $12, label = $13, reference = $14, tombstone = $15, head = $16, body = $17, pieces = $18, pieces_size = $19
 			FROM n WHERE ` + resolveWhere + `
 			RETURNING record.*
 		),` + resolved("resolved")
@@ -208,14 +209,14 @@ var (
 		WITH done AS (
 			INSERT INTO {s}.record (` + insertColumns + `, settled_at, expires_at, ` + resultColumns + `)
 			SELECT $5, $6, $7, $1, $2, $3, $4, 2, $8::timestamptz, n.t, $9::interval, $10, $11, $12, $13, $14, n.t, n.t + $9::interval,
-				$15, $16, $17, $18, $19, $20
+				$15, $16, $17, $18, $19, $20, $21::bigint, $22::bigint
 			FROM (SELECT clock_timestamp() AS t OFFSET 0) AS n` + replace + `
-			WHERE ` + expired + ` OR record.fence = $21 AND ` + unsettled + `
+			WHERE ` + expired + ` OR record.fence = $23 AND ` + unsettled + `
 			RETURNING settled_at
 		)
 		INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
 			request_id, event_id, trace_id, label, cause, lost)
-		SELECT $22 || '/' || $5 || '/' || entry.kind, 1 / (done.settled_at IS NOT NULL)::int, done.settled_at, entry.kind, $7, $4, $3, $2, $1, $5,
+		SELECT $24 || '/' || $5 || '/' || entry.kind, 1 / (done.settled_at IS NOT NULL)::int, done.settled_at, entry.kind, $7, $4, $3, $2, $1, $5,
 			$12, $13, $14, entry.label, '', 0
 		FROM (VALUES ` + entries + `) AS entry (kind, label) LEFT JOIN done ON true
 		RETURNING at + $9::interval`
@@ -233,12 +234,12 @@ var (
 		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
 		done AS (
 			UPDATE {s}.record SET state = 2, lease_until = n.t, settled_at = n.t, expires_at = n.t + retention,
-				codec = $3, label = $4, reference = $5, tombstone = $6, head = $7, body = $8
+				codec = $3, label = $4, reference = $5, tombstone = $6, head = $7, body = $8, pieces = $9, pieces_size = $10
 			FROM n WHERE fence = $1 AND token = $2 AND state = 1
 			RETURNING record.*
 		),
-		takeover AS (` + enter("taken_over", "$9", "''", "''") + ` WHERE $10::bigint <> 0),
-		entry AS (` + enter("executed", "$9", "label", "''") + `)
+		takeover AS (` + enter("taken_over", "$11", "''", "''") + ` WHERE $12::bigint <> 0),
+		entry AS (` + enter("executed", "$11", "label", "''") + `)
 		SELECT (SELECT expires_at FROM done) WHERE 1 / (SELECT count(*) FROM done) = 1`
 )
 
@@ -246,10 +247,16 @@ var (
 var (
 	// The time is a subquery because no index is searched for a value that
 	// may change from row to row.
+	//
+	// Beyond 64 MiB of pieces the rest is left to the next statement.
 	sqlSweep = `
-		WITH gone AS MATERIALIZED (
-			SELECT fence FROM {s}.record WHERE state = 2 AND expires_at <= (SELECT clock_timestamp())
-			ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+		WITH due AS MATERIALIZED (
+			SELECT fence, expires_at, coalesce(pieces_size, 0) AS size
+			FROM {s}.record WHERE state = 2 AND expires_at <= (SELECT clock_timestamp())
+			ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
+		gone AS MATERIALIZED (
+			SELECT fence FROM (SELECT fence, sum(size) OVER (ORDER BY expires_at, fence) - size AS before FROM due) AS d
+			WHERE before < 67108864)
 		DELETE FROM {s}.record USING gone WHERE record.fence = gone.fence`
 
 	// The oldest entries have the lowest positions, so there is nothing to

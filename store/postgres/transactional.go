@@ -39,6 +39,9 @@ const (
 	// unseenLease is what is told to be left of a claim that cannot be seen:
 	// it is held for as long as its transaction, and it is alive.
 	unseenLease = time.Second
+
+	// undoTimeout bounds what is done after the caller's time.
+	undoTimeout = time.Second
 )
 
 // errRace: another transaction came between two statements; begin anew.
@@ -195,7 +198,7 @@ func (c *txClaim) look(br pgx.BatchResults) error {
 	if err := br.QueryRow().Scan(&fence, &c.begunAt, nil); err != nil {
 		return errors.Join(err, closed(br))
 	}
-	rec, findErr := findIn(br)
+	rec, findErr := c.store.findIn(br)
 	if findErr != nil && !errors.Is(findErr, pgx.ErrNoRows) {
 		return errors.Join(findErr, closed(br))
 	}
@@ -217,14 +220,14 @@ func (c *txClaim) look(br pgx.BatchResults) error {
 }
 
 // findIn reads the answer to sqlFind, which is mostly that there is no record.
-func findIn(br pgx.BatchResults) (rec stored, err error) {
+func (s *Store) findIn(br pgx.BatchResults) (rec stored, err error) {
 	rows, err := br.Query()
 	if err != nil {
 		return rec, err
 	}
 	defer rows.Close()
 	if rows.Next() {
-		return scanRecord(rows)
+		return s.scanRecord(rows)
 	}
 	if err := rows.Err(); err != nil {
 		return rec, err
@@ -403,21 +406,34 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 			return c.fail(ctx, err)
 		}
 	}
+	var inPieces body
+	if r.Pieces != nil {
+		var unread, err error
+		if inPieces, unread, err = c.insertPieces(ctx, r); err != nil {
+			return c.fail(ctx, err)
+		}
+		if unread != nil {
+			return unread
+		}
+	}
 
 	b := &pgx.Batch{}
 	if !r.Failed {
 		b.Queue(releaseWork) // fails if this is no longer the transaction we began
 	}
 	if c.first {
-		args := append([]any{int64(c.fence), c.attempt.Token[:]}, resultArgs(r)...)
+		args := append([]any{int64(c.fence), c.attempt.Token[:]}, resultArgs(r, inPieces)...)
 		b.Queue(c.store.sql.completeOpen, append(args, c.store.instance, int64(c.takeover))...)
 	} else {
-		args := append(c.insertArgs(c.fence), resultArgs(r)...)
+		args := append(c.insertArgs(c.fence), resultArgs(r, inPieces)...)
 		sql := c.store.sql.insertCompleted
 		if c.takeover != 0 {
 			sql = c.store.sql.takeoverCompleted
 		}
 		b.Queue(sql, append(args, int64(c.takeover), c.store.instance)...)
+	}
+	if c.store.config.Notify {
+		c.store.queueNotify(b, c.attempt.Identity)
 	}
 	if c.joined {
 		b.Queue(releaseClaim)
@@ -433,6 +449,11 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 		}
 		if err := br.QueryRow().Scan(&t); err != nil {
 			return t, tag, err
+		}
+		if c.store.config.Notify {
+			if _, err := br.Exec(); err != nil {
+				return t, tag, err
+			}
 		}
 		tag, err = br.Exec()
 		return t, tag, err
@@ -468,6 +489,27 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 	c.giveBack(ctx)
 	c.note(semel.TrailReleased, "rolled back")
 	return rolledBack(err)
+}
+
+// insertPieces writes a body in the claim's transaction. Where a piece cannot be
+// read, which the first error says, the claim is left as it was.
+func (c *txClaim) insertPieces(ctx context.Context, r semel.Result) (_ body, unread, err error) {
+	if !r.Failed { // else the savepoint has nothing behind it now
+		b := &pgx.Batch{}
+		b.Queue(releaseWork)
+		b.Queue(saveWork) // anew, behind what the handler did
+		if err := c.tx.SendBatch(ctx, b).Close(); err != nil {
+			return body{}, nil, err
+		}
+	}
+	inPieces, unread, err := c.store.insertPieces(ctx, c.tx, r.Pieces)
+	if unread != nil {
+		// Also if it was the caller's time that ran out.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		_, err = c.tx.Exec(undo, undoWork)
+	}
+	return inPieces, unread, err
 }
 
 // escaped reports whether a statement about our savepoint found out that it is
@@ -530,6 +572,9 @@ func (c *txClaim) undo(ctx context.Context, as txState) {
 	b := &pgx.Batch{}
 	b.Queue(undoWork)
 	b.Queue("ROLLBACK")
+	if c.store.config.Notify {
+		c.store.queueNotify(b, c.attempt.Identity) // a transaction of its own
+	}
 	if err := conn.SendBatch(ctx, b).Close(); escaped(err) {
 		c.state = txEscaped
 	}
@@ -576,7 +621,7 @@ func (c *txClaim) learn(ctx context.Context) error {
 		if !errors.Is(err, semel.ErrLostClaim) {
 			return err
 		}
-		_, err = scanRecord(tx.QueryRow(ctx, s.sql.find, identityArgs(c.attempt.Identity)...))
+		_, err = s.scanRecord(tx.QueryRow(ctx, s.sql.find, identityArgs(c.attempt.Identity)...))
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			verdict = txRolledBack
@@ -673,12 +718,21 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 	return nil
 }
 
-// abandon ends the claim because its store is closed.
+// abandon ends the claim because its store is closed. Its connection goes back
+// to the pool also when ctx has ended, or nobody could close that.
 func (c *txClaim) abandon(ctx context.Context) {
-	if err := c.leave(ctx, txRolledBack, "the store was closed"); err != nil {
-		_ = c.socket.Close() // whoever is still at it finds that out
-		c.sqlTxs.close()
+	const cause = "the store was closed"
+	if c.leave(ctx, txRolledBack, cause) == nil {
+		return
 	}
+	_ = c.socket.Close() // whoever is still at it finds that out, and comes out
+	undo, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	// It fails where the claim was settled meanwhile, or where the handler is
+	// stuck in code of its own, in the middle of a COPY. That gives the
+	// connection back when it is done.
+	_ = c.leave(undo, txRolledBack, cause)
+	c.sqlTxs.close()
 }
 
 // Renew implements semel.Claim. There is no lease to renew; it finds out early

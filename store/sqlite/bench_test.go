@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -97,4 +98,60 @@ func run(b *testing.B, callers int, one func(context.Context) error) {
 	}
 	b.StopTimer()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "op/s")
+}
+
+// BenchmarkPieces completes results of 32 MiB in pieces while another caller
+// claims and completes small ones; one op is one large result. The metrics are
+// the other's, in milliseconds.
+func BenchmarkPieces(b *testing.B) {
+	s, err := sqlite.Open(b.Context(), sqlite.Config{Path: filepath.Join(b.TempDir(), "semel.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	piece := make([]byte, semel.PieceBytes)
+	large := &semel.Pieces{Size: 32 << 20, Read: func(context.Context, int) ([]byte, error) { return piece, nil }}
+	b.SetBytes(large.Size)
+	stop, done := make(chan struct{}), make(chan []time.Duration)
+	go func() {
+		var took []time.Duration
+		defer func() { done <- took }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			start := time.Now()
+			c, err := s.Begin(b.Context(), attempt(semel.NewKey()))
+			if err == nil {
+				_, err = c.Complete(b.Context(), result)
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			took = append(took, time.Since(start))
+		}
+	}()
+	b.ResetTimer()
+	for range b.N {
+		c, err := s.Begin(b.Context(), attempt(semel.NewKey()))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := c.Complete(b.Context(), semel.Result{Codec: "http/1", Pieces: large}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	close(stop)
+	took := <-done
+	slices.Sort(took)
+	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	b.ReportMetric(ms(took[len(took)/2]), "other-p50-ms")
+	b.ReportMetric(ms(took[len(took)*99/100]), "other-p99-ms")
+	b.ReportMetric(ms(took[len(took)-1]), "other-max-ms")
+	if err := s.Close(); err != nil {
+		b.Fatal(err)
+	}
 }

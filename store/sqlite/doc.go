@@ -42,6 +42,9 @@
 // handler runs. A TxStore, from Store.Transactional, is the other way: the
 // handler works in the transaction that its record is committed with, and is
 // the only one on the file for that time.
+// A large result in pieces goes into the file ahead of its record, 1 MiB at a
+// time, so that others have their turns in between. It is seen with the record
+// and not before, and what a process that died left of it is swept.
 // A call whose context ends before its turn has no effect. Between processes the
 // file's lock goes back and forth, with Config.BusyTimeout as the limit.
 //

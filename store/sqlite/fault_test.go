@@ -228,6 +228,15 @@ func liveThrough(t *testing.T, s *Store, life string) {
 	b = begin(over)
 	complete(b)
 
+	d := begin(attempt(life + "d"))
+	insist(t, "Complete", func() error { _, err := d.Complete(ctx, inPieces('d')); return err })
+	e := begin(attempt(life + "e"))
+	insist(t, "Hold", func() error { return e.Hold(ctx, "lost contact") })
+	insist(t, "Resolve", func() (err error) {
+		_, err = s.Resolve(ctx, semel.Resolution{Identity: identity(life + "e"), Fence: e.Fence(), Decision: semel.DecideResult, Result: inPieces('e')})
+		return err
+	}, semel.ErrStaleFence)
+
 	c := begin(attempt(life + "c"))
 	insist(t, "Release", func() error { return c.Release(ctx) }, semel.ErrLostClaim)
 	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: life + "note 2"})
@@ -242,6 +251,18 @@ func verifyLife(t *testing.T, s *Store, life, instance string, after uint64) uin
 			t.Errorf("%s reads %+v, %v", key, r, err)
 		}
 	}
+	for _, key := range []string{"d", "e"} {
+		r, err := s.Find(ctx, identity(life+key))
+		if err != nil || r.Result.Pieces == nil {
+			t.Errorf("%s reads %+v, %v", key, r, err)
+			continue
+		}
+		wantPieces(t, r, key[0])
+	}
+	if _, err := s.Sweep(ctx, 1); err != nil {
+		t.Error(err)
+	}
+	wantNothingLeft(t, s)
 	if _, err := s.Find(ctx, identity(life+"c")); !errors.Is(err, semel.ErrNotFound) {
 		t.Errorf("c was released and reads %v", err)
 	}
@@ -267,6 +288,7 @@ func verifyLife(t *testing.T, s *Store, life, instance string, after uint64) uin
 		}
 	}
 	for key, want := range map[string]string{
+		"d": "executed ", "e": "held resolved ",
 		"a": "executed ", "b": "held resolved taken_over executed ", "c": "released ",
 		"note 0": "replayed ", "note 1": "unknown ", "note 2": "replayed ",
 	} {

@@ -188,11 +188,15 @@ func TestNewerSchemaUnderWay(t *testing.T) {
 	s := open(t, sqlite.Config{Path: path})
 	fill(t, s, 1)
 	db := raw(t, path)
+	var version int
+	if err := db.QueryRow("PRAGMA user_version").Scan(&version); err != nil {
+		t.Fatal(err)
+	}
 	mustExec(t, db, "PRAGMA user_version = 999")
 	if _, err := s.Begin(t.Context(), attempt("new")); !errors.Is(err, sqlite.ErrNewerSchema) {
 		t.Errorf("Begin under a newer schema: %v", err)
 	}
-	mustExec(t, db, "PRAGMA user_version = 1")
+	mustExec(t, db, fmt.Sprintf("PRAGMA user_version = %d", version))
 	if _, err := s.Begin(t.Context(), attempt("new")); err != nil {
 		t.Errorf("Begin after the schema was put back: %v", err)
 	}

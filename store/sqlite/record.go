@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -22,7 +23,7 @@ const (
 	recordColumns = `fence, token, id, tenant, actor, operation, key, state, reopened,
 		begun_at, lease_until, retention, settled_at, expires_at,
 		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause`
-	resultColumns = `codec, label, reference, tombstone, head, body`
+	resultColumns = `codec, label, reference, tombstone, head, body, pieces, pieces_size`
 
 	selectRecord = `SELECT ` + recordColumns + `, ` + resultColumns + ` FROM record
 		WHERE key = ? AND operation = ? AND actor = ? AND tenant = ?`
@@ -67,11 +68,17 @@ func (r *row) record(now int64) (s stored) {
 }
 
 // result reads resultColumns.
-func (r *row) result() semel.Result {
-	return semel.Result{
+func (r *row) result(s *Store) semel.Result {
+	res := semel.Result{
 		Codec: r.text(), Label: r.text(), Reference: r.text(), Tombstone: r.int() != 0,
 		Head: r.blob(), Body: r.blob(),
 	}
+	body, none := column[int64](r)
+	size := r.int()
+	if !none {
+		res.Pieces = s.pieces(body, size)
+	}
+	return res
 }
 
 // time reads a time that may be missing.
@@ -139,21 +146,26 @@ func (s *Store) checkResult(r semel.Result) error {
 		return fmt.Errorf("sqlite: result: %w", err)
 	}
 	if r.Pieces != nil {
-		return fmt.Errorf("sqlite: %w: results are not kept in pieces", semel.ErrTooLarge)
+		if err := checkPieces(r); err != nil {
+			return err
+		}
 	}
-	if n := resultBytes(r); n > s.config.MaxResultBytes {
-		return fmt.Errorf("sqlite: %w: %d bytes; at most %d are allowed", semel.ErrTooLarge, n, s.config.MaxResultBytes)
+	// Two comparisons, because a size that somebody made up may be any.
+	rest, most := int64(len(r.Head)+len(r.Reference)), int64(s.config.MaxResultBytes)
+	if n := r.Size(); n > most || n+rest > most {
+		return fmt.Errorf("sqlite: %w: a body of %d bytes, and %d with it; at most %d are allowed", semel.ErrTooLarge, n, rest, most)
 	}
 	return nil
 }
 
+// resultBytes is how much of a result goes into its record.
 func resultBytes(r semel.Result) int { return len(r.Head) + len(r.Body) + len(r.Reference) }
 
 // find returns the record of id in the transaction, expired or not.
 func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
 	err = t.query(selectRecord, func(r *row) {
 		s, found = r.record(t.now), true
-		s.Result = r.result()
+		s.Result = r.result(t.store)
 	}, identityArgs(id)...)
 	return s, found, err
 }
@@ -165,7 +177,7 @@ func (s *Store) find(ctx context.Context, id semel.Identity) (rec stored, found 
 		now := time.Now().UnixMicro()
 		return c.query(ctx, selectRecord, func(r *row) {
 			rec, found = r.record(now), true
-			rec.Result = r.result()
+			rec.Result = r.result(s)
 			found = !rec.expired(now)
 		}, identityArgs(id)...)
 	})
@@ -238,7 +250,8 @@ const insertRecord = `
 		settled_at = NULL, expires_at = NULL,
 		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
 		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
-		cause = NULL, codec = NULL, label = NULL, reference = NULL, tombstone = NULL, head = NULL, body = NULL
+		cause = NULL, codec = NULL, label = NULL, reference = NULL, tombstone = NULL, head = NULL, body = NULL,
+		pieces = NULL, pieces_size = NULL
 		WHERE record.state = 2 AND record.expires_at <= excluded.begun_at`
 
 func (t *tx) begin(a semel.Attempt) (*claim, error) {
@@ -295,6 +308,9 @@ type claim struct {
 	fence            uint64
 	token            []byte
 	lease, retention int64 // microseconds
+
+	mu     sync.Mutex
+	staged *staging // by a Complete that did not come to its end
 }
 
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
@@ -316,29 +332,95 @@ func (c *claim) Complete(ctx context.Context, res semel.Result) (time.Time, erro
 		return time.Time{}, err
 	}
 	res.Label = cut(res.Label)
-	return write(ctx, c.store, resultBytes(res), func(t *tx) (time.Time, error) { return c.complete(t, res) })
+	if res.Pieces != nil {
+		return c.completePieces(ctx, res)
+	}
+	expires, err := write(ctx, c.store, resultBytes(res), func(t *tx) (time.Time, error) { return c.complete(t, res, nil) })
+	if err == nil {
+		c.store.discard(ctx, c.stagingOf(nil)) // of a result that this one stands for
+	}
+	return expires, err
 }
 
-func (c *claim) complete(t *tx, res semel.Result) (time.Time, error) {
+// stagingOf takes the body that was left behind by an earlier Complete out of
+// the claim, or for other pieces makes a new one.
+func (c *claim) stagingOf(p *semel.Pieces) *staging {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.staged
+	c.staged = nil
+	if p != nil && (g == nil || g.from != p) {
+		g = newStaging(p)
+	}
+	return g
+}
+
+func (c *claim) completePieces(ctx context.Context, res semel.Result) (expires time.Time, err error) {
+	s, g := c.store, c.stagingOf(res.Pieces)
+	err = s.stage(ctx, g, c.fence, func(t *tx) (bool, error) {
+		state, _, err := c.state(t)
+		return state == semel.StateInProgress || state == semel.StateUnknown, err
+	})
+	if err == nil {
+		expires, err = write(ctx, s, resultBytes(res), func(t *tx) (time.Time, error) { return c.complete(t, res, g) })
+	}
+	switch {
+	case errors.Is(err, errMoved):
+		s.discard(ctx, g)
+		return write(ctx, s, 0, c.completed)
+	case errors.Is(err, semel.ErrTooLarge), errors.Is(err, semel.ErrLostClaim), errors.Is(err, errIncomplete):
+		s.discard(ctx, g)
+	case err != nil:
+		// The caller will try again, and find there what is in the file.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.staged = g
+	}
+	return expires, err
+}
+
+// complete records a result, whose body is g if it is in pieces.
+func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error) {
+	var body, size driver.Value
+	if g != nil {
+		if err := t.checkStaged(g); err != nil {
+			return time.Time{}, err
+		}
+		body, size = g.body, g.from.Size
+	}
 	expires := t.now + c.retention
 	n, err := t.exec(`
 		UPDATE record SET state = 2, settled_at = ?, expires_at = ?, cause = NULL,
-			codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?
+			codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?, pieces = ?, pieces_size = ?
 		WHERE fence = ? AND token = ? AND state <> 2`,
 		t.now, expires, orNull(res.Codec), orNull(res.Label), orNull(res.Reference), res.Tombstone, res.Head, res.Body,
-		int64(c.fence), c.token)
-	if err != nil {
+		body, size, int64(c.fence), c.token)
+	switch {
+	case err != nil:
 		return time.Time{}, err
+	case n != 1:
+		at, err := c.completed(t)
+		if err == nil && g != nil {
+			err = t.unstage(g.body) // unless it is what was recorded
+		}
+		return at, err
+	case g != nil:
+		if err := t.named(g); err != nil {
+			return time.Time{}, err
+		}
 	}
-	if n == 1 {
-		return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.fence, res.Label, "")
-	}
+	return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.fence, res.Label, "")
+}
+
+// completed is the answer of a claim that has completed its record before, or
+// lost it.
+func (c *claim) completed(t *tx) (time.Time, error) {
 	state, expires, err := c.state(t)
 	switch {
 	case err != nil:
 		return time.Time{}, err
 	case state == semel.StateCompleted && expires > t.now:
-		return time.UnixMicro(expires), nil // completed before
+		return time.UnixMicro(expires), nil
 	}
 	return time.Time{}, semel.ErrLostClaim
 }
@@ -361,6 +443,9 @@ func (c *claim) Release(ctx context.Context) error {
 		_, err = t.exec("DELETE FROM record WHERE fence = ?", int64(c.fence))
 		return none{}, err
 	})
+	if err == nil {
+		c.store.discard(ctx, c.stagingOf(nil))
+	}
 	return err
 }
 
@@ -413,19 +498,52 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 		return semel.Record{}, fmt.Errorf("sqlite: resolve: no such decision: %v", d.Decision)
 	}
 	d.Cause, d.Origin = cut(d.Cause), cutOrigin(d.Origin)
-	return write(ctx, s, resultBytes(d.Result), func(t *tx) (semel.Record, error) { return t.resolve(d) })
+	if d.Decision != semel.DecideResult || d.Result.Pieces == nil {
+		return write(ctx, s, resultBytes(d.Result), func(t *tx) (semel.Record, error) { return t.resolve(d, nil) })
+	}
+	g := newStaging(d.Result.Pieces)
+	rec, err := semel.Record{}, s.stage(ctx, g, d.Fence, func(t *tx) (bool, error) {
+		_, err := t.resolvable(d)
+		if errors.Is(err, semel.ErrStaleFence) || errors.Is(err, semel.ErrNotFound) {
+			return false, nil
+		}
+		return true, err
+	})
+	if err == nil {
+		rec, err = write(ctx, s, resultBytes(d.Result), func(t *tx) (semel.Record, error) { return t.resolve(d, g) })
+	}
+	if err != nil {
+		s.discard(ctx, g) // which spares a body that was recorded
+	}
+	if errors.Is(err, errMoved) {
+		_, err = write(ctx, s, 0, func(t *tx) (stored, error) { return t.resolvable(d) })
+		if err == nil {
+			err = semel.ErrStaleFence
+		}
+	}
+	return rec, err
 }
 
-func (t *tx) resolve(d semel.Resolution) (semel.Record, error) {
+// resolvable returns the record that d settles, or why it cannot.
+func (t *tx) resolvable(d semel.Resolution) (stored, error) {
 	rec, found, err := t.find(d.Identity)
 	switch {
 	case err != nil:
-		return semel.Record{}, err
+		return stored{}, err
 	case !found || rec.expired(t.now):
-		return semel.Record{}, semel.ErrNotFound
+		return stored{}, semel.ErrNotFound
 	case rec.Fence != d.Fence, !rec.unsettled(t.now),
 		rec.State != semel.StateUnknown && d.Decision != semel.DecideUnknown:
-		return semel.Record{}, semel.ErrStaleFence
+		return stored{}, semel.ErrStaleFence
+	}
+	return rec, nil
+}
+
+// resolve settles a record, with a result whose body is g if it is in pieces.
+func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
+	rec, err := t.resolvable(d)
+	if err != nil {
+		return semel.Record{}, err
 	}
 	kind, label := semel.TrailResolved, d.Decision.String()
 	was := int64(rec.Fence)
@@ -438,16 +556,28 @@ func (t *tx) resolve(d semel.Resolution) (semel.Record, error) {
 		rec.State, rec.Reopened, rec.SettledAt, rec.Cause = semel.StateUnknown, false, time.UnixMicro(t.now), d.Cause
 		_, err = t.exec("UPDATE record SET state = 3, reopened = 0, settled_at = ?, cause = ? WHERE fence = ?", t.now, orNull(d.Cause), was)
 	case semel.DecideResult:
+		var body, size driver.Value
+		if g != nil {
+			if err := t.checkStaged(g); err != nil {
+				return semel.Record{}, err
+			}
+			if err := t.named(g); err != nil {
+				return semel.Record{}, err
+			}
+			body, size = g.body, g.from.Size
+			d.Result.Pieces = t.store.pieces(g.body, g.from.Size)
+		}
 		t.fence++
 		expires := t.now + micros(rec.Retention)
 		rec.Fence, rec.State, rec.Result, rec.Cause, rec.Reopened = t.fence, semel.StateCompleted, d.Result, "", false
 		rec.SettledAt, rec.ExpiresAt = time.UnixMicro(t.now), time.UnixMicro(expires)
 		_, err = t.exec(`
 			UPDATE record SET fence = ?, token = NULL, state = 2, reopened = 0, settled_at = ?, expires_at = ?, cause = NULL,
-				codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?
+				codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?, pieces = ?, pieces_size = ?
 			WHERE fence = ?`,
 			int64(t.fence), t.now, expires,
-			orNull(d.Result.Codec), orNull(d.Result.Label), orNull(d.Result.Reference), d.Result.Tombstone, d.Result.Head, d.Result.Body, was)
+			orNull(d.Result.Codec), orNull(d.Result.Label), orNull(d.Result.Reference), d.Result.Tombstone, d.Result.Head, d.Result.Body,
+			body, size, was)
 	case semel.DecideNoEffect:
 		_, err = t.exec("DELETE FROM record WHERE fence = ?", was)
 	case semel.DecideExecuteAgain:

@@ -38,8 +38,9 @@ type Config struct {
 	MaxQueue int
 	// Readers is how many look-ups run at the same time at most. Default 4.
 	Readers int
-	// MaxResultBytes bounds head, body and reference of a result together.
-	// Complete and Resolve refuse larger ones. Default 64 MiB, at most 512 MiB.
+	// MaxResultBytes bounds head, body and reference of a result together,
+	// also of one in pieces. Complete and Resolve refuse larger ones. Default
+	// 64 MiB, at most 512 MiB.
 	MaxResultBytes int
 
 	// MaxNotes is how many audit entries wait to be written at most; beyond

@@ -96,6 +96,8 @@ func newHarness(t testing.TB) storetest.Harness {
 				mustExec(t, db, "ATTACH ? AS backup", path+".backup")
 				mustExec(t, db, `BEGIN IMMEDIATE;
 					DELETE FROM record; INSERT INTO record SELECT * FROM backup.record;
+					DELETE FROM piece; INSERT INTO piece SELECT * FROM backup.piece;
+					DELETE FROM staging; INSERT INTO staging SELECT * FROM backup.staging;
 					DELETE FROM trail; INSERT INTO trail SELECT * FROM backup.trail;
 					UPDATE counter SET (fence, position) = (SELECT fence, position FROM backup.counter);
 					COMMIT`)

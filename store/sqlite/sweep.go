@@ -24,6 +24,11 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 }
 
 func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err error) {
+	for more := limit > 0; more && err == nil; {
+		var n int
+		n, err = write(ctx, s, 0, func(t *tx) (int, error) { return t.sweepStaged(sweepRows) })
+		more = n > 0
+	}
 	for more := true; more && records < limit && err == nil; {
 		var n int
 		// The writer may run this after a caller whose context ended has left.
@@ -46,7 +51,7 @@ func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err
 
 // The size of a result is read without it. Deleting has to walk through it.
 const selectExpired = `
-	SELECT fence, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0)
+	SELECT fence, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) + coalesce(pieces_size, 0)
 	FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT ?`
 
 func (t *tx) sweepRecords(limit int) (n int, err error) {

@@ -34,7 +34,7 @@ func TestRun(t *testing.T) {
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 102499)
 		INSERT INTO record SELECT n, token, 'id' || n, tenant, actor, operation, key || n, state, reopened,
 			begun_at, lease_until, retention, settled_at, 1000 + n, fingerprint_scheme, fingerprint_sum,
-			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body
+			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body, pieces, pieces_size
 		FROM record, n WHERE key = 'key 0'`)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 101499)
 		INSERT INTO trail SELECT n, instance, seq, 1000 + n, kind, record_id, tenant, actor, operation, key, fence,
@@ -161,7 +161,7 @@ func TestSearchAcrossBuckets(t *testing.T) {
 			request_id, event_id, trace_id, label, cause, lost FROM trail WHERE key = 'key 1' AND position < 3`, position)
 		mustExec(t, db, `INSERT INTO record SELECT ?1, token, id || ?1, tenant, actor, operation, key || ?1, state, reopened,
 			begun_at, lease_until, retention, settled_at, expires_at, fingerprint_scheme, fingerprint_sum,
-			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body
+			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body, pieces, pieces_size
 			FROM record WHERE key = 'key 1'`, position)
 	}
 	first, err := s.Find(t.Context(), identity("key 1"))

@@ -281,7 +281,7 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 		return nil, err
 	}
 	now := time.Now()
-	t := &tx{conn: s.session.conn, instance: s.instance, time: now, now: now.UnixMicro()}
+	t := &tx{store: s.Store, conn: s.session.conn, instance: s.instance, time: now, now: now.UnixMicro()}
 	t.counters, err = t.conn.counters()
 	if err == nil && fresh { // the last commit of the session before may have failed, or not
 		err = t.query("SELECT max(seq) FROM trail WHERE position > ? AND instance = ?",
@@ -588,10 +588,22 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) (expires time.Time
 	if err := c.returnTo("semel_work", r.Failed); err != nil {
 		return time.Time{}, c.lost(ctx, err)
 	}
+	var body *staging
+	if r.Pieces != nil {
+		body = newStaging(r.Pieces)
+		switch unread, err := c.insert(ctx, body); {
+		case err != nil:
+			s.rollback()
+			c.end(txRolledBack)
+			return time.Time{}, rolledBack(err)
+		case unread != nil:
+			return time.Time{}, unread
+		}
+	}
 	t.time = time.Now()
 	t.now = t.time.UnixMicro()
 	r.Label = cut(r.Label)
-	expires, err = c.record.complete(t, r)
+	expires, err = c.record.complete(t, r, body)
 	if err == nil {
 		err = s.commit(t)
 	}
@@ -609,6 +621,28 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) (expires time.Time
 	s.rollback()
 	c.end(txRolledBack)
 	return time.Time{}, rolledBack(err)
+}
+
+// insert puts a body into the claim's own transaction, where nothing waits that
+// does not wait for the handler already. Where a piece cannot be read the claim
+// is left as it was, and the first error says so; after the second the
+// transaction is lost.
+func (c *txClaim) insert(ctx context.Context, g *staging) (unread, lost error) {
+	t := c.tx
+	if _, err := t.exec("SAVEPOINT semel_work"); err != nil { // which commit has ended
+		return nil, err
+	}
+	for n := range g.from.Count() {
+		piece, err := g.from.ReadPiece(ctx, n)
+		if err != nil {
+			_, lost = t.exec("ROLLBACK TO semel_work")
+			return unreadable(ctx, err), lost
+		}
+		if _, err := t.exec(insertPiece, g.body, int64(n), piece); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 // returnTo ends a savepoint, and if undo is set takes back what was done since.

@@ -297,7 +297,7 @@ func (w *writer) lock() error {
 		return err
 	}
 	now := time.Now()
-	w.tx = tx{conn: w.conn, instance: w.store.instance, seq: w.seq, time: now, now: now.UnixMicro()}
+	w.tx = tx{store: w.store, conn: w.conn, instance: w.store.instance, seq: w.seq, time: now, now: now.UnixMicro()}
 	if w.tx.counters, err = w.conn.counters(); err != nil {
 		w.rollback(err)
 		return err
@@ -462,6 +462,7 @@ func (c *conn) counters() (n counters, err error) {
 // tx is a transaction that holds the write lock.
 type tx struct {
 	counters
+	store    *Store
 	conn     *conn
 	time     time.Time // read when the lock was won
 	now      int64     // time in microseconds

@@ -1,0 +1,189 @@
+package sqlite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/semelhq/semel"
+)
+
+// stagePieces is how many pieces go into the file in one turn of the writer.
+const stagePieces = 4
+
+var (
+	// errMoved: the record that a body was meant for is settled, or another claim's.
+	errMoved = errors.New("sqlite: the record has moved on")
+	// errIncomplete: the file was changed under a body on its way.
+	errIncomplete = errors.New("sqlite: pieces of the result are gone from the file; call again")
+)
+
+const (
+	insertPiece = "INSERT INTO piece (body, n, bytes) VALUES (?, ?, ?) ON CONFLICT (body, n) DO NOTHING"
+	selectPiece = "SELECT bytes FROM piece WHERE body = ? AND n = ?"
+)
+
+// staging is a body on its way into the file. Its pieces are committed ahead of
+// the record, a few at a time: other writers get their turns in between, and
+// nobody waits for the source that the pieces are read from. They are seen when
+// the record that names them is committed, and not before.
+type staging struct {
+	body  int64
+	from  *semel.Pieces
+	begun bool // something of it may be in the file
+	next  int  // the first piece that may not be
+}
+
+func newStaging(p *semel.Pieces) *staging { return &staging{body: rand.Int64(), from: p} }
+
+// stage puts the rest of a body into the file, for the record with that fence.
+// wanted says whether that still waits for it; once it does not, the error is
+// errMoved. After any other error but ErrTooLarge it can be called again, and
+// goes on where it was.
+func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func(*tx) (bool, error)) error {
+	for g.next < g.from.Count() {
+		var (
+			first  = g.next
+			pieces [][]byte
+			size   int
+		)
+		for n := first; n < min(first+stagePieces, g.from.Count()); n++ {
+			piece, err := g.from.ReadPiece(ctx, n)
+			if err != nil {
+				return unreadable(ctx, err)
+			}
+			pieces = append(pieces, piece)
+			size += len(piece)
+		}
+		g.begun = true
+		if _, err := write(ctx, s, size, func(t *tx) (none, error) {
+			ok, err := wanted(t)
+			switch {
+			case err != nil:
+				return none{}, err
+			case !ok:
+				return none{}, errMoved
+			}
+			_, err = t.exec("INSERT INTO staging (body, fence) VALUES (?, ?) ON CONFLICT (body) DO NOTHING", g.body, int64(fence))
+			for i := 0; i < len(pieces) && err == nil; i++ {
+				_, err = t.exec(insertPiece, g.body, int64(first+i), pieces[i])
+			}
+			return none{}, err
+		}); err != nil {
+			return err
+		}
+		g.next += len(pieces)
+	}
+	return nil
+}
+
+// unreadable is the answer where a piece could not be read. That the caller's
+// time was over says nothing about the body.
+func unreadable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("sqlite: nothing was recorded: %w", ctx.Err())
+	}
+	return fmt.Errorf("sqlite: %w: %v", semel.ErrTooLarge, err) // not wrapped: it may be another store's
+}
+
+// checkStaged makes sure that a body is in the file as a whole, just before a
+// record names it: a restored backup may have taken pieces of it away.
+func (t *tx) checkStaged(g *staging) error {
+	var count, size int64
+	err := t.query("SELECT count(*), coalesce(sum(octet_length(bytes)), 0) FROM piece WHERE body = ?",
+		func(r *row) { count, size = r.int(), r.int() }, g.body)
+	if err == nil && (count != int64(g.from.Count()) || size != g.from.Size) {
+		err = errIncomplete
+	}
+	return err
+}
+
+// named removes the mark of a body that a record names now.
+func (t *tx) named(g *staging) error {
+	_, err := t.exec("DELETE FROM staging WHERE body = ?", g.body)
+	return err
+}
+
+// unstage removes a body that no record names.
+func (t *tx) unstage(body int64) error {
+	_, err := t.exec("DELETE FROM piece WHERE body IN (SELECT body FROM staging WHERE body = ?)", body)
+	if err == nil {
+		_, err = t.exec("DELETE FROM staging WHERE body = ?", body)
+	}
+	return err
+}
+
+// discard removes a body that will not be recorded. It waits for that only as
+// long as ctx allows. Where it fails, a sweep removes the body once its record
+// is settled.
+func (s *Store) discard(ctx context.Context, g *staging) {
+	if g == nil || !g.begun {
+		return
+	}
+	o := &op{done: make(chan struct{}), run: func(t *tx) { _ = t.unstage(g.body) }}
+	select {
+	case s.queue <- o:
+	default:
+		return
+	}
+	select {
+	case <-o.done:
+	case <-s.done:
+	case <-ctx.Done():
+	}
+}
+
+// selectStale finds bodies that no record waits for any more.
+const selectStale = `
+	SELECT body, (SELECT coalesce(sum(octet_length(bytes)), 0) FROM piece WHERE piece.body = staging.body) FROM staging
+	WHERE NOT EXISTS (SELECT 1 FROM record WHERE record.fence = staging.fence AND record.state <> 2) LIMIT ?`
+
+// sweepStaged removes what processes that died have left, and reports how many
+// bodies that was.
+func (t *tx) sweepStaged(limit int) (n int, err error) {
+	type stale struct{ body, bytes int64 }
+	var all []stale
+	if err := t.query(selectStale, func(r *row) { all = append(all, stale{r.int(), r.int()}) }, int64(limit)); err != nil {
+		return 0, err
+	}
+	for bytes := int64(0); n < len(all) && bytes < sweepBytes; n++ {
+		if err := t.unstage(all[n].body); err != nil {
+			return 0, err
+		}
+		bytes += all[n].bytes
+	}
+	return n, nil
+}
+
+// pieces returns the body with that number, which is read from the file.
+func (s *Store) pieces(body, size int64) *semel.Pieces {
+	return &semel.Pieces{Size: size, Read: func(ctx context.Context, n int) ([]byte, error) {
+		var (
+			piece []byte
+			found bool
+		)
+		err := s.read(ctx, func(c *conn) error {
+			found = false
+			return c.query(ctx, selectPiece, func(r *row) { piece, found = r.blob(), true }, body, int64(n))
+		})
+		if err == nil && !found {
+			err = semel.ErrNotFound
+		}
+		return piece, err
+	}}
+}
+
+// checkPieces refuses what cannot be a body. It is the guard's ErrTooLarge, so
+// that the operation is recorded all the same.
+func checkPieces(r semel.Result) error {
+	switch p := r.Pieces; {
+	case p.Size <= 0:
+		return fmt.Errorf("sqlite: %w: its pieces are %d bytes long; that must be more than zero", semel.ErrTooLarge, p.Size)
+	case p.Read == nil:
+		return fmt.Errorf("sqlite: %w: its pieces cannot be read", semel.ErrTooLarge)
+	case len(r.Body) > 0:
+		return fmt.Errorf("sqlite: %w: it has a body and pieces", semel.ErrTooLarge)
+	}
+	return nil
+}
