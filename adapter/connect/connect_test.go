@@ -412,7 +412,7 @@ func TestRace(t *testing.T) {
 }
 
 func TestUnsynchronizedRace(t *testing.T) {
-	r := newRig(t, paid, options{config: semelconnect.Config{Wait: time.Minute}})
+	r := newRig(t, paid, options{config: semelconnect.Config{Wait: time.Minute}, policy: semel.Policy{MaxWaiters: 100}})
 	var replayed atomic.Int64
 	var calls sync.WaitGroup
 	for range 100 {

@@ -421,7 +421,7 @@ func TestRace(t *testing.T) {
 }
 
 func TestUnsynchronizedRace(t *testing.T) {
-	r := newRig(t, paid, options{config: semelgrpc.Config{Wait: time.Minute}})
+	r := newRig(t, paid, options{config: semelgrpc.Config{Wait: time.Minute}, policy: semel.Policy{MaxWaiters: 100}})
 	var executed, replayed atomic.Int64
 	var calls sync.WaitGroup
 	for range 100 {
