@@ -472,11 +472,11 @@ func FuzzSecret(f *testing.F) {
 	f.Add("a\"b'c{{d}}", "tok")
 	f.Fuzz(func(t *testing.T, token, other string) {
 		if len(token) < 12 || strings.ContainsAny(token, "\r\n\x00,; ") || drop(token) != token {
-			t.Skip()
+			return
 		}
 		body, err := json.Marshal(map[string]any{"token": token, "other": other + token, "n": map[string]string{"x": token}})
 		if err != nil || !json.Valid(body) || !strings.Contains(string(body), token) {
-			t.Skip()
+			return
 		}
 		quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 		d, err := Curl("curl https://h/ -H "+quote("X-Api-Key: "+token)+" -H "+quote("X-Other: x"+token)+" -H content-type:application/json -d "+quote(string(body)), nil)
