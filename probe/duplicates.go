@@ -471,6 +471,8 @@ func (x *exp) missingKey(ctx context.Context) error {
 		case !d.state && !d.outside && success(&s.x) && required:
 			x.broken("a request without a key was answered with %s; no reader sees whether it took effect", answer(s))
 			x.find("missing-key-accepted", "", evidence.Inferred, s)
+		case !d.state && !d.outside && success(&s.x):
+			x.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", answer(s))
 		case success(&s.x):
 			x.broken("a request without a key was answered with %s and had no effect", answer(s))
 			x.find("lost-effect", "", evidence.Established, s)

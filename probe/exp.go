@@ -352,6 +352,7 @@ func (x *exp) firstOf(ctx context.Context, w *watch, c plan.Change, role string)
 			return nil, err
 		}
 		if x.o.r.dry() {
+			x.o.facts.controls++ // as if it had shown its effect
 			return s, nil
 		}
 		// A limit of rate says when to come back; nothing was done.
@@ -389,6 +390,12 @@ func (x *exp) firstOf(ctx context.Context, w *watch, c plan.Change, role string)
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
 		w.conclude(1)
 		x.broken("the first request was answered with %s and had %s, which reader %s has seen for others", answer(s), count(cmp.Or(d.least, d.outLeast)), x.o.seenBy())
+		x.find("lost-effect", "", evidence.Established, s)
+		return s, errStop
+	case d.state && less(d.outLeast, 1):
+		w.conclude(1)
+		x.o.facts.outsideBad = true
+		x.broken("the first request took effect, and the outside, which was told of others, was not told of it")
 		x.find("lost-effect", "", evidence.Established, s)
 		return s, errStop
 	case more(d.most, 1) || !d.state && more(d.outMost, 1):

@@ -77,11 +77,13 @@ func (x *exp) lost(ctx context.Context, at wire.CutPoint, where string) error {
 }
 
 // retry sends a request again for as long as the answer is that the first is in
-// progress, within the plan's limit of settling. waited tells whether it was
-// ever answered so.
+// progress, or that it was not processed, within the plan's limit of settling.
+// The pauses grow, so that it takes few sends. waited tells whether it was ever
+// answered to be in progress.
 func (x *exp) retry(ctx context.Context, first *sent) (s *sent, waited bool, err error) {
 	limit := x.o.r.p.Timing.SettleLimit
-	for start := time.Now(); ; {
+	pause, start := limit/16, time.Now()
+	for {
 		if s, err = x.resend(ctx, "duplicate", first); err != nil {
 			return nil, waited, err
 		}
@@ -90,13 +92,15 @@ func (x *exp) retry(ctx context.Context, first *sent) (s *sent, waited bool, err
 			return s, waited, nil
 		}
 		waited = waited || progress
-		pause := cmp.Or(retryAfter(&s.x), limit/4)
-		if time.Since(start)+pause > limit || x.o.r.send.Left() == 0 {
+		pause = max(pause, retryAfter(&s.x))
+		left := limit - time.Since(start)
+		if left <= 0 || x.o.r.send.Left() == 0 {
 			return s, waited, nil
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := sleep(ctx, min(pause, left)); err != nil {
 			return nil, waited, err
 		}
+		pause *= 2
 	}
 }
 

@@ -61,7 +61,9 @@ type Options struct {
 	Listen func(network, addr string) (net.Listener, error)
 	// FailFirst makes the target fail while it is called with true, for the
 	// experiment failed_first, and ends that when it is called with false.
-	// Default: the first attempt is cut off before its last byte.
+	// Default: the first attempt is cut off before its last byte; of an
+	// operation whose only experiment this is, the request itself fails at
+	// first.
 	FailFirst func(ctx context.Context, fail bool) error
 
 	// Progress is told what happens, in the goroutine of Run; nil for nobody.

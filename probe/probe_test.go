@@ -3,10 +3,18 @@ package probe_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -29,13 +37,17 @@ import (
 type counter struct {
 	hits    atomic.Int64 // requests of any kind
 	effects atomic.Int64
+	ids     sync.Map // by key
 	before  func(w http.ResponseWriter, r *http.Request) (answered bool)
 	after   func(r *http.Request, body []byte)
 }
 
 func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.hits.Add(1)
-	body, _ := io.ReadAll(r.Body)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // it did not come whole
+	}
 	if r.Method == http.MethodGet {
 		fmt.Fprintf(w, `{"n":%d}`, c.effects.Load())
 		return
@@ -44,6 +56,7 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n := c.effects.Add(1)
+	c.ids.Store(r.Header.Get("Idempotency-Key"), n)
 	if c.after != nil {
 		c.after(r, body)
 	}
@@ -77,7 +90,7 @@ func simple(base string, experiments ...plan.Experiment) *plan.Plan {
 		}},
 		Experiments: experiments,
 		Timing: plan.Timing{
-			Settle: 20 * time.Millisecond, Poll: 5 * time.Millisecond, SettleLimit: 300 * time.Millisecond, LateAfter: 20 * time.Millisecond,
+			Settle: 20 * time.Millisecond, Poll: 5 * time.Millisecond, SettleLimit: time.Minute, LateAfter: 20 * time.Millisecond,
 			Timeout: 5 * time.Second, StableFor: 2,
 		},
 		Race: plan.Race{Width: 4},
@@ -386,6 +399,26 @@ func TestBlindReaders(t *testing.T) {
 	}
 }
 
+// A number that moved before anything was sent is not this request's alone.
+func TestMovingBefore(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Duplicate)
+	p.Operations[0].Readers = nil
+	p.Timing.SettleLimit = 50 * time.Millisecond
+	var reads atomic.Int64
+	state := []probe.State{{Name: "others too", Read: func(context.Context, probe.StateRequest) (int64, error) {
+		if reads.Add(1) == 1 {
+			return -1, nil
+		}
+		return c.effects.Load(), nil
+	}}}
+	op := mustRun(t, p, probe.Options{Send: true, State: state}).Run.Operations[0]
+	if e := outcome(t, op, plan.Duplicate); e.Outcome != evidence.Inconclusive || !strings.Contains(e.Why, "moves by itself") {
+		t.Errorf("%s: %s", e.Outcome, e.Why)
+	}
+}
+
 // Without any reader, two ids are a hint, and one id is nothing.
 func TestWithoutReaders(t *testing.T) {
 	c := &counter{}
@@ -406,14 +439,6 @@ func TestWithoutReaders(t *testing.T) {
 // Effects outside are counted by the sinks that the probe opens, and doubles
 // are found there though the target's own state is right.
 func TestSinks(t *testing.T) {
-	hook, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	mails, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		name           string
 		hooks, mails   int // for each request
@@ -428,6 +453,14 @@ func TestSinks(t *testing.T) {
 		{"hooks twice with one id", 2, 1, true, "outside-effect-doubled", "no", evidence.Inferred, evidence.Broken},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			hook, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			mails, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
 			var mu sync.Mutex
 			known := map[string]bool{}
 			target := &counter{}
@@ -469,9 +502,9 @@ func TestSinks(t *testing.T) {
 				plan.Reader{Name: "mail", SMTP: &plan.Sink{Listen: mails.Addr().String(), Match: "Subject: (.|\n|\r)*{{.key}}"}})
 			res := mustRun(t, p, probe.Options{Send: true, Listen: func(_, addr string) (net.Listener, error) {
 				if addr == hook.Addr().String() {
-					return &shared{hook}, nil
+					return hook, nil
 				}
-				return &shared{mails}, nil
+				return mails, nil
 			}})
 			op := res.Run.Operations[0]
 			if e := outcome(t, op, plan.Duplicate); e.Outcome != c.resultOutcomes {
@@ -491,12 +524,315 @@ func TestSinks(t *testing.T) {
 	}
 }
 
-// shared is a listener that outlives those who close it: they get an error from
-// Accept.
-type shared struct{ net.Listener }
+// A mail that stays away is found, once another has been seen to come.
+func TestLostMail(t *testing.T) {
+	mails := atomic.Int64{}
+	c := &counter{}
+	c.after = func(*http.Request, []byte) {
+		if c.effects.Load() == 1 {
+			mails.Add(1)
+		}
+	}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Altered, plan.FreshKey)
+	p.Timing.SettleLimit = 3 * time.Second // the mail is waited for that long
+	res := mustRun(t, p, probe.Options{Send: true, State: []probe.State{{
+		Name: "mails", Outside: true, Read: func(context.Context, probe.StateRequest) (int64, error) { return mails.Load(), nil },
+	}}})
+	op := res.Run.Operations[0]
+	f := finding(op, "lost-effect")
+	if f == nil || f.Basis != evidence.Established || op.Verdict.OutboxPattern != "no" {
+		t.Error(describe(op))
+	}
+}
 
-func (s *shared) Close() error {
-	return s.Listener.(*net.TCPListener).SetDeadline(time.Now())
+// Scope counts only where actor A itself got a replay: of a target that knows no
+// duplicates, B's own effect says nothing.
+func TestScopeNeedsAReplay(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	p := simple(s.URL, plan.OtherActor, plan.OtherTenant)
+	who := func(name string) *plan.Principal {
+		return &plan.Principal{Headers: plan.Header{{Name: "X-Actor", Value: name}}}
+	}
+	p.Principals = plan.Principals{ActorA: who("alice"), ActorB: who("bob"), TenantB: who("carol")}
+	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	for _, name := range []plan.Experiment{plan.OtherActor, plan.OtherTenant} {
+		if e := outcome(t, op, name); e.Outcome != evidence.Inconclusive {
+			t.Errorf("%s is %s: %s", name, e.Outcome, e.Why)
+		}
+	}
+	if op.Verdict.KeyScopeBinding != "unknown" {
+		t.Error(op.Verdict.KeyScopeBinding)
+	}
+}
+
+// Waiting for what never comes does not use up the budget of reads.
+func TestWaitingIsCheap(t *testing.T) {
+	c := &counter{}
+	p := simple(c.serve(t).URL, plan.Duplicate)
+	p.Timing.SettleLimit = time.Second // 200 times the pause between two readings
+	blind := []probe.State{{Name: "blind", Read: func(context.Context, probe.StateRequest) (int64, error) { return 0, nil }}}
+	res := mustRun(t, p, probe.Options{Send: true, State: blind})
+	if reads := c.hits.Load() - c.effects.Load(); reads > 60 {
+		t.Errorf("%d readings", reads)
+	}
+	if res.Run.Interrupted != "" {
+		t.Error(res.Run.Interrupted)
+	}
+}
+
+// Whoever connects presents that one's certificate, and certificates are
+// verified.
+func TestClientCertificates(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"alice", "bob"} {
+		writeCertificate(t, dir, name)
+	}
+	c := &counter{}
+	var mu sync.Mutex
+	seen := map[string]int{}
+	c.before = func(_ http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[r.TLS.PeerCertificates[0].Subject.CommonName]++
+		return false
+	}
+	s := httptest.NewUnstartedServer(c)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	s.StartTLS()
+	defer s.Close()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), ca, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := simple(s.URL, plan.OtherActor)
+	p.Target.Allow = []string{s.Listener.Addr().String()}
+	p.Principals = plan.Principals{
+		ActorA: &plan.Principal{ClientCert: &plan.ClientCert{CertFile: filepath.Join(dir, "alice.pem"), KeyFile: filepath.Join(dir, "alice.key")}},
+		ActorB: &plan.Principal{ClientCert: &plan.ClientCert{CertFile: filepath.Join(dir, "bob.pem"), KeyFile: filepath.Join(dir, "bob.key")}},
+	}
+	// Replay for A, so that B is tried.
+	known := map[string]bool{}
+	before := c.before
+	c.before = func(w http.ResponseWriter, r *http.Request) bool {
+		before(w, r)
+		mu.Lock()
+		defer mu.Unlock()
+		id := r.TLS.PeerCertificates[0].Subject.CommonName + r.Header.Get("Idempotency-Key")
+		if known[id] {
+			w.Header().Set("Idempotency-Replayed", "true")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, `{"id":1}`)
+			return true
+		}
+		known[id] = true
+		return false
+	}
+	if _, err := probe.Run(t.Context(), p, probe.Options{Send: true}); !errors.Is(err, probe.ErrUnreachable) {
+		t.Errorf("an unknown authority: %v", err)
+	}
+	p.Target.CAFile = filepath.Join(dir, "ca.pem")
+	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	if e := outcome(t, op, plan.OtherActor); e.Outcome != evidence.Held || seen["alice"] != 2 || seen["bob"] != 1 {
+		t.Errorf("%s: %s %v", e.Outcome, e.Why, seen)
+	}
+}
+
+func writeCertificate(t *testing.T, dir, name string) {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{
+		name + ".pem": {Type: "CERTIFICATE", Bytes: cert},
+		name + ".key": {Type: "PRIVATE KEY", Bytes: private},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// remembering makes a counter answer keys that knows reports as replays.
+func (c *counter) remembering(knows func(key string) bool) {
+	var mu sync.Mutex
+	c.before = func(w http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if !knows(r.Header.Get("Idempotency-Key")) {
+			return false
+		}
+		id, _ := c.ids.Load(r.Header.Get("Idempotency-Key"))
+		w.Header().Set("Idempotency-Replayed", "true")
+		w.WriteHeader(http.StatusCreated)
+		_, _ = fmt.Fprintf(w, `{"id":%d}`, id)
+		return true
+	}
+}
+
+// A target that remembers the last key only takes an older request for new.
+func TestReordered(t *testing.T) {
+	last, all := "", map[string]bool{}
+	for name, c := range map[string]struct {
+		knows func(string) bool
+		want  evidence.Outcome
+	}{
+		"the last": {func(key string) bool { same := key == last; last = key; return same }, evidence.Broken},
+		"all":      {func(key string) bool { known := all[key]; all[key] = true; return known }, evidence.Held},
+	} {
+		target := &counter{}
+		target.remembering(c.knows)
+		p := simple(target.serve(t).URL, plan.Duplicate, plan.Reordered)
+		op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+		if e := outcome(t, op, plan.Reordered); e.Outcome != c.want {
+			t.Errorf("%s: %s: %s", name, e.Outcome, e.Why)
+		}
+		if f := finding(op, "double-effect-sequential"); (f != nil) != (c.want == evidence.Broken) {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+// A key has to be known until shortly before its retention is over.
+func TestRetentionEdge(t *testing.T) {
+	first := map[string]time.Time{}
+	target := &counter{}
+	target.remembering(func(key string) bool {
+		at, ok := first[key]
+		if !ok {
+			first[key] = time.Now()
+		}
+		return ok && time.Since(at) < time.Second
+	})
+	for _, c := range []struct {
+		promised time.Duration
+		want     evidence.Outcome
+	}{{500 * time.Millisecond, evidence.Held}, {2 * time.Second, evidence.Broken}} {
+		p := simple(target.serve(t).URL, plan.RetentionEdge)
+		p.Operations[0].Resource = nil
+		p.Target.Retention = c.promised
+		op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+		if e := outcome(t, op, plan.RetentionEdge); e.Outcome != c.want {
+			t.Errorf("%v: %s: %s", c.promised, e.Outcome, e.Why)
+		}
+	}
+}
+
+// An operation whose request fails at first, and one whose first attempt is
+// broken off: the retry must have the one effect.
+func TestFailedFirst(t *testing.T) {
+	for name, c := range map[string]struct {
+		own, effect, fails bool // the operation is one that fails; after its effect
+		want               evidence.Outcome
+		find               string
+	}{
+		"fails, then works":             {own: true, fails: true, want: evidence.Held},
+		"fails after its effect":        {own: true, fails: true, effect: true, want: evidence.Broken, find: "double-effect-sequential"},
+		"does not fail":                 {own: true, want: evidence.Inconclusive},
+		"broken off before its end":     {want: evidence.Held},
+		"broken off, and then it fails": {fails: true, want: evidence.Broken, find: "unstable-5xx-on-duplicate"},
+	} {
+		var mu sync.Mutex
+		seen := map[string]int{}
+		target := &counter{}
+		target.before = func(w http.ResponseWriter, r *http.Request) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			key := r.Header.Get("Idempotency-Key")
+			seen[key]++
+			// The control of the others is the first key of all.
+			if !c.fails || seen[key] > 1 || !c.own && len(seen) == 1 {
+				return false
+			}
+			if c.effect {
+				target.effects.Add(1)
+			}
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}
+		p := simple(target.serve(t).URL, plan.FailedFirst, plan.LateRetry)
+		p.Timing.SettleLimit = 5 * time.Second
+		if p.Experiments = nil; c.own {
+			p.Operations[0].Experiments = []plan.Experiment{plan.FailedFirst}
+		} else {
+			p.Experiments = []plan.Experiment{plan.FailedFirst}
+		}
+		op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+		if e := outcome(t, op, plan.FailedFirst); e.Outcome != c.want {
+			t.Errorf("%s: %s: %s", name, e.Outcome, e.Why)
+		}
+		if c.find != "" && finding(op, c.find) == nil || c.find == "" && len(op.Findings) > 0 {
+			t.Errorf("%s: %+v", name, op.Findings)
+		}
+	}
+}
+
+// Only and Skip choose, Full takes all that the plan has what it takes for, and
+// names that are none are refused.
+func TestChoice(t *testing.T) {
+	names := func(o probe.Options) (out []string) {
+		res := mustRun(t, simple("http://127.0.0.1:9", plan.Duplicate, plan.RaceSame), o)
+		for _, e := range res.Run.Operations[0].Experiments {
+			if e.Outcome != evidence.NotApplicable {
+				out = append(out, e.Name)
+			}
+		}
+		return out
+	}
+	for _, c := range []struct {
+		o    probe.Options
+		want string
+	}{
+		{probe.Options{}, "[duplicate race]"},
+		{probe.Options{Skip: []plan.Experiment{plan.RaceSame}}, "[duplicate]"},
+		{probe.Options{Only: []plan.Experiment{plan.Altered, plan.Duplicate}}, "[duplicate altered]"},
+		{probe.Options{Full: true}, "[duplicate fresh_key late_retry altered missing_key malformed_key in_flight race lost_unread lost_begun failed_first reordered]"},
+	} {
+		if got := fmt.Sprint(names(c.o)); got != c.want {
+			t.Errorf("%s, want %s", got, c.want)
+		}
+	}
+	_, err := probe.Run(t.Context(), simple("http://127.0.0.1:9"), probe.Options{
+		Only: []plan.Experiment{"dance"}, Operations: []string{"nothing"}, State: []probe.State{{}},
+	})
+	for _, want := range []string{"dance", "nothing", "State[0]"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not tell of %s", err, want)
+		}
+	}
+}
+
+// In production nothing is raced, cut off or made to fail, whatever is asked for.
+func TestProduction(t *testing.T) {
+	c := &counter{}
+	p := simple(c.serve(t).URL)
+	p.Target.Production = new(true)
+	op := mustRun(t, p, probe.Options{Send: true, Production: true, Full: true}).Run.Operations[0]
+	for _, e := range op.Experiments {
+		if never := plan.Experiment(e.Name).NeverInProduction(); never != (e.Outcome == evidence.NotRun) {
+			t.Errorf("%s is %s: %s", e.Name, e.Outcome, e.Why)
+		}
+		for _, s := range e.Sends {
+			if s.Cut != "" || s.Role == "race" {
+				t.Errorf("%s: %+v", e.Name, s)
+			}
+		}
+	}
 }
 
 // State is read from files and programs, too.

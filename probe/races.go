@@ -29,11 +29,7 @@ func (x *exp) control(ctx context.Context) error {
 	if _, err = x.firstOf(ctx, w, plan.Change{}, "control"); err != nil {
 		return err
 	}
-	if x.o.r.dry() {
-		x.o.facts.controls++
-	} else {
-		w.conclude(1)
-	}
+	w.conclude(1)
 	return nil
 }
 
@@ -358,13 +354,14 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first, second *sent, 
 		later.x, later.err = x.o.r.send.Send(as(ctx, ""), req)
 	}
 	one := <-done
-	if err := cmp.Or(one.err, early, later.err); err != nil {
-		if one.err == nil {
-			x.sent(one.x, "first", "")
-		}
-		return nil, nil, err
+	// Whatever was sent is written down, also if the other was not.
+	if one.err == nil {
+		first = x.sent(one.x, "first", "")
 	}
-	return x.sent(one.x, "first", ""), x.sent(later.x, "duplicate", ""), ctxErr(ctx)
+	if early == nil && later.err == nil {
+		second = x.sent(later.x, "duplicate", "")
+	}
+	return first, second, cmp.Or(one.err, early, later.err, ctxErr(ctx))
 }
 
 // meanwhile judges the answer to a duplicate of a running request.

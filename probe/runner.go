@@ -231,7 +231,7 @@ func (r *runner) book(x wire.Exchange) int {
 	r.exchanges = append(r.exchanges, x)
 	if x.Delivery == wire.Answered {
 		r.answered = true
-	} else if x.Err != nil && !r.answered && x.Timing.Connected.IsZero() {
+	} else if x.Err != nil && x.Delivery == wire.NotSent {
 		r.dead = x.Err
 	}
 	return len(r.exchanges)

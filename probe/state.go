@@ -33,9 +33,7 @@ type reader struct {
 	counted bool
 	read    func(ctx context.Context, v *plan.Values, resource string) (reading, error)
 
-	// seen: the effect of a control was seen, latency after its answer.
-	seen    bool
-	latency time.Duration
+	seen bool // the effect of a control was
 }
 
 // reading is what a reader read.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
@@ -30,7 +31,9 @@ func judged(ctx context.Context, target targets.Target) (*probe.Result, error) {
 		return nil, err
 	}
 	defer server.Close()
-	return probe.Run(ctx, target.Plan(server, l.Addr().String()), probe.Options{
+	p := target.Plan(server, l.Addr().String())
+	p.Timing.SettleLimit = 5 * time.Second // also where much else is running
+	return probe.Run(ctx, p, probe.Options{
 		Send:   true,
 		Source: plan.Source{Env: targets.Env},
 		Listen: func(string, string) (net.Listener, error) { return l, nil },

@@ -120,6 +120,7 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 	}
 	changed := since
 	latency := x.o.latency
+	pause := t.Poll
 	for _, want := range all {
 		want.w.settled, want.w.why, want.w.latency = false, "", 0
 	}
@@ -167,8 +168,13 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 			}
 			return nil
 		}
-		if err := sleep(ctx, t.Poll); err != nil {
+		if err := sleep(ctx, pause); err != nil {
 			return err
+		}
+		if stable {
+			// Only an effect that is late or lost is left to wait for: that is
+			// not worth the budget of reads.
+			pause = min(2*pause, 10*t.Poll)
 		}
 	}
 }

@@ -1,0 +1,348 @@
+package probe
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"math"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// Every finding that the code makes is in the catalogue, and the catalogue has
+// none that is never made.
+func TestFindingsAreInTheCatalogue(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]bool{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				s, _ := strconv.Unquote(lit.Value)
+				used[s] = true
+			}
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if sel, ok := call.Fun.(*ast.SelectorExpr); ok && (sel.Sel.Name == "find" || sel.Sel.Name == "doubled" || sel.Sel.Name == "notScoped") && len(call.Args) > 0 {
+				if lit, ok := call.Args[0].(*ast.BasicLit); ok {
+					id, _ := strconv.Unquote(lit.Value)
+					if _, known := evidence.Lookup(id); !known {
+						t.Errorf("%s: no finding %q", name, id)
+					}
+				}
+			}
+			return true
+		})
+	}
+	for _, e := range evidence.Catalogue() {
+		if !used[e.ID] {
+			t.Errorf("nothing makes the finding %s", e.ID)
+		}
+	}
+}
+
+func at(ms int) time.Time {
+	if ms < 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond)
+}
+
+func TestInFlight(t *testing.T) {
+	for name, c := range map[string]struct {
+		times [][2]int // last byte out, first byte in; -1 for never
+		want  int
+	}{
+		"none":               {nil, 0},
+		"one after another":  {[][2]int{{0, 5}, {6, 9}, {9, 12}}, 1},
+		"two of three":       {[][2]int{{0, 5}, {4, 9}, {9, 12}}, 2},
+		"all in one write":   {[][2]int{{1, 5}, {1, 6}, {1, 7}}, 3},
+		"answered unseen":    {[][2]int{{0, 9}, {5, 4}, {6, 5}}, 2}, // the answer was read before the write returned
+		"never out":          {[][2]int{{0, 9}, {-1, 4}}, 1},
+		"never answered":     {[][2]int{{0, 9}, {3, -1}}, 2},
+		"answered as it was": {[][2]int{{0, 5}, {5, 8}}, 1},
+	} {
+		var all []*sent
+		for _, x := range c.times {
+			all = append(all, &sent{x: wire.Exchange{Timing: wire.Timing{LastWrite: at(x[0]), FirstByte: at(x[1])}}})
+		}
+		if got := inFlight(all); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func given(status int, body string, header ...string) *sent {
+	h := http.Header{}
+	for i := 0; i+1 < len(header); i += 2 {
+		h.Set(header[i], header[i+1])
+	}
+	return &sent{x: wire.Exchange{Delivery: wire.Answered, Response: &wire.Response{Status: status, Header: h, Body: []byte(body)}}}
+}
+
+// What was not processed is no refusal.
+func TestTurnedAway(t *testing.T) {
+	for status, want := range map[int]bool{200: false, 409: false, 422: false, 429: true, 500: false, 502: false, 503: true} {
+		if got := turnedAway(&given(status, "").x); got != want {
+			t.Errorf("%d: %v", status, got)
+		}
+	}
+	for d, want := range map[wire.Delivery]bool{wire.NotSent: true, wire.Partial: true, wire.Refused: true, wire.Unanswered: false} {
+		if got := turnedAway(&wire.Exchange{Delivery: d}); got != want {
+			t.Errorf("%s: %v", d, got)
+		}
+	}
+}
+
+func TestCompare(t *testing.T) {
+	o := &operation{op: &plan.Operation{}}
+	first := given(201, `{"id":"ord_7","at":1}`)
+	for name, c := range map[string]struct {
+		second *sent
+		want   evidence.SecondClass
+	}{
+		"replay":                     {given(201, `{"id":"ord_7","at":1}`), evidence.SameResult},
+		"the same as it is now":      {given(200, `{"id":"ord_7","at":2}`), evidence.SameResult},
+		"another":                    {given(201, `{"id":"ord_8","at":1}`), evidence.DifferentResult},
+		"refused":                    {given(409, `{"title":"duplicate"}`), evidence.Refused},
+		"refused, with reference":    {given(409, `{"order":"ord_7"}`), evidence.RefusedWithReference},
+		"refused, with its location": {given(409, ``, "Location", "/orders/ord_7"), evidence.RefusedWithReference},
+		"refused, naming a longer":   {given(409, `{"order":"ord_77"}`), evidence.Refused},
+		"server error":               {given(500, `{"order":"ord_7"}`), evidence.ErrorOrTimeout},
+		"no answer":                  {&sent{}, evidence.ErrorOrTimeout},
+	} {
+		for _, s := range []*sent{first, c.second} {
+			s.resource = o.resource(&s.x)
+		}
+		if got := o.compare(first, c.second).Class; got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+	slow := func(ms int) *sent {
+		s := given(201, "")
+		s.x.Timing = wire.Timing{LastWrite: at(0), FirstByte: at(ms)}
+		return s
+	}
+	for _, c := range []struct {
+		first, second int
+		want          string
+	}{{100, 10, "fast-as-a-replay"}, {100, 90, "slow-as-an-execution"}, {100, 50, "undecided"}, {1, 0, "undecided"}} {
+		if got := o.compare(slow(c.first), slow(c.second)).Timing; got != c.want {
+			t.Errorf("%v: %s", c, got)
+		}
+	}
+}
+
+// Differences are named by their place: values can be anything.
+func TestDifferencesHoldNoValues(t *testing.T) {
+	got := differences([]byte(`{"id":1,"card":{"number":"4242424242424242","kind":"x"}}`), []byte(`{"id":1,"card":{"number":"4000000000000002","kind":"x"},"new":true}`))
+	if want := []string{"body /card/number", "body /new"}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestLeaked(t *testing.T) {
+	first := given(201, `{"id":"ord_7","token":"tok_1234567890"}`)
+	first.resource = "ord_7"
+	first.x.Request.Body = []byte(`{"ref":"reference-1","item":"green tea 1234","quantity":1}`)
+	for name, c := range map[string]struct {
+		body string
+		want bool
+	}{
+		"nothing":                     {`{"title":"the key was used","retry":"no"}`, false},
+		"the id of the resource":      {`{"title":"used","order":"ord_7"}`, false},
+		"what the second itself says": {`{"ref":"reference-1","item":"black tea","quantity":3}`, false},
+		"a value of the first":        {`{"was":"green tea 1234"}`, true},
+		"a value of its answer":       {`{"was":"tok_1234567890"}`, true},
+		"the record":                  {`{"stored":{"ref":"reference-1","item":"green tea 1234","quantity":1}}`, true},
+		"the record, short values":    {`{"stored":{"ref":"reference-1","quantity":1}}`, true},
+	} {
+		second := given(422, c.body)
+		second.x.Request.Body = []byte(`{"ref":"reference-1","item":"black tea","quantity":3}`)
+		if got := leaked(first, second); (got != "") != c.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+func TestRetryAfter(t *testing.T) {
+	for v, want := range map[string]time.Duration{"": 0, "2": 2 * time.Second, "-1": 0, "1.5": 0, "soon": 0, "999999999999": time.Hour} {
+		if got := retryAfter(&given(429, "", "Retry-After", v).x); got != want {
+			t.Errorf("%q: %v", v, got)
+		}
+	}
+	date := time.Now().Add(time.Minute).UTC().Format(http.TimeFormat)
+	if got := retryAfter(&given(429, "", "Retry-After", date).x); got <= 50*time.Second || got > time.Minute {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for s, ok := range map[string]bool{"0": true, "-12.50": true, "1e3": true, "": false, "1/3": false, "0x10": false, "1e9999": false, "NaN": false, " 1": false} {
+		if _, err := number(s); (err == nil) != ok {
+			t.Errorf("%q: %v", s, err)
+		}
+	}
+}
+
+// Confidence is nothing without a control, and little after one clean race.
+func TestConfidence(t *testing.T) {
+	run := func(control bool, trials int, held ...plan.Experiment) float64 {
+		o := &operation{op: &plan.Operation{Key: &plan.Key{}}}
+		o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
+		o.facts.control = control
+		for _, e := range held {
+			o.facts.outcomes[e] = evidence.Held
+		}
+		if trials > 0 {
+			o.facts.race = &evidence.Race{Overlapped: trials, Bound: evidence.RateBound(0, trials)}
+		}
+		got, from := o.confidence()
+		if len(from) != 2+len(weights) {
+			t.Errorf("%d terms: %q", len(from), from)
+		}
+		return got
+	}
+	everything := make([]plan.Experiment, 0, len(weights))
+	for _, w := range weights {
+		everything = append(everything, w.of)
+	}
+	for _, c := range []struct{ got, want float64 }{
+		{run(false, 60, everything...), 0},
+		{run(true, 0), 0.20},
+		{run(true, 0, plan.Duplicate), 0.40},
+		{run(true, 1, plan.Duplicate, plan.RaceSame), 0.41},
+		{run(true, 60, everything...), 0.99},
+		{run(true, 100000, everything...), 1},
+	} {
+		if math.Abs(c.got-c.want) > 0.005 {
+			t.Errorf("%.3f, want %.2f", c.got, c.want)
+		}
+	}
+}
+
+// A key that is sent as malformed is none by any of the known syntaxes.
+func TestMalformed(t *testing.T) {
+	if k := malformed(&plan.Key{Header: "Idempotency-Key", Syntax: "sf-string"}, "abc"); k != `"abc` {
+		t.Errorf("%q", k)
+	}
+	for _, k := range []*plan.Key{{Header: "X-Key", Syntax: "bare"}, {Query: "k"}, {Body: "/k"}} {
+		for _, key := range []string{"abc", strings.Repeat("k", 400)} {
+			if got := malformed(k, key); len(got) <= 255 || got == key {
+				t.Errorf("%d bytes", len(got))
+			}
+		}
+	}
+}
+
+func TestEachLine(t *testing.T) {
+	long := strings.Repeat("x", maxLine+5)
+	var got []int
+	if err := eachLine(strings.NewReader("a\n\n"+long+"\nend"), func(l []byte) { got = append(got, len(l)) }); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{1, 0, maxLine, 3}; !slices.Equal(got, want) {
+		t.Errorf("%v", got)
+	}
+}
+
+// fakeDB is a database of one number.
+type fakeDB struct {
+	value    any
+	readOnly bool // it knows such transactions
+	began    []driver.TxOptions
+	rolled   int
+	args     []driver.Value
+}
+
+func (d *fakeDB) Connect(context.Context) (driver.Conn, error) { return d, nil }
+func (d *fakeDB) Driver() driver.Driver                        { return nil }
+func (d *fakeDB) Prepare(string) (driver.Stmt, error)          { return d, nil }
+func (d *fakeDB) Close() error                                 { return nil }
+func (d *fakeDB) Begin() (driver.Tx, error)                    { return d, nil }
+func (d *fakeDB) Commit() error                                { return errors.New("a reader commits nothing") }
+func (d *fakeDB) Rollback() error                              { d.rolled++; return nil }
+func (d *fakeDB) NumInput() int                                { return -1 }
+
+func (d *fakeDB) BeginTx(_ context.Context, o driver.TxOptions) (driver.Tx, error) {
+	if o.ReadOnly && !d.readOnly {
+		return nil, errors.New("there is no such transaction")
+	}
+	d.began = append(d.began, o)
+	return d, nil
+}
+
+func (d *fakeDB) Exec([]driver.Value) (driver.Result, error) {
+	return nil, errors.New("a reader changes nothing")
+}
+
+func (d *fakeDB) Query(args []driver.Value) (driver.Rows, error) {
+	d.args = args
+	return &row{d.value}, nil
+}
+
+type row struct{ left any }
+
+func (r *row) Columns() []string { return []string{"n", "ignored"} }
+func (r *row) Close() error      { return nil }
+
+func (r *row) Next(dest []driver.Value) error {
+	if r.left == errNone {
+		return io.EOF
+	}
+	dest[0], dest[1], r.left = r.left, "x", errNone
+	return nil
+}
+
+var errNone = errors.New("none")
+
+func TestQuery(t *testing.T) {
+	for name, c := range map[string]struct {
+		value any
+		want  string
+	}{
+		"integer": {int64(3), "3"}, "bytes": {[]byte("12.50"), "12.5"}, "float": {float64(1e6), "1000000"}, "text": {"7", "7"},
+		"null": {nil, "0"}, "no number": {"seven", ""}, "no row": {errNone, ""},
+	} {
+		for _, readOnly := range []bool{true, false} {
+			d := &fakeDB{value: c.value, readOnly: readOnly}
+			r := &runner{
+				p: &plan.Plan{Timing: plan.Timing{Timeout: time.Minute}}, dbs: map[string]*sql.DB{},
+				o: Options{OpenSQL: func(context.Context, string, string) (*sql.DB, error) { return sql.OpenDB(d), nil }},
+			}
+			n, err := r.query(t.Context(), &plan.Reading{Reader: &plan.Reader{SQL: &plan.SQLReader{Driver: "x", Query: "q"}}, Args: []string{"a"}})
+			if (err == nil) != (c.want != "") || err == nil && text(n) != c.want {
+				t.Errorf("%s: %v %v", name, n, err)
+			}
+			if len(d.began) != 1 || d.began[0].ReadOnly != readOnly || d.rolled != 1 || len(d.args) != 1 {
+				t.Errorf("%s: %+v", name, d)
+			}
+			r.close()
+		}
+	}
+}
