@@ -9,7 +9,7 @@
 // Without [Options.Send] a run is a dry run: every request is rendered and
 // listed, nothing is sent, no reader reads and no program is started. With it,
 // only the addresses of the plan's and the options' allow-list are reached, and
-// only as often as the plan's budget says, warm-ups and state readers included.
+// only as often as the plan's budget says, state readers included.
 // Targets that are marked as production need [Options.Production] as well, and
 // are never raced, cut off or made to fail.
 //

@@ -72,7 +72,7 @@ func (x *exp) repeated(ctx context.Context, w *watch, first, second *sent, id st
 	d := w.since(w.before, false)
 	if !x.effects(w, d, id, first, second) {
 		if more(d.most, w.expect) {
-			f.doubled = true
+			f.doubled, f.doubledBy = true, []*sent{first, second}
 		}
 		return nil
 	}
@@ -196,7 +196,7 @@ func (x *exp) duplicate(ctx context.Context) error {
 	if err := x.repeated(ctx, w, first, second, "double-effect-sequential"); err != nil {
 		return err
 	}
-	return x.audit(ctx, w.v, first.resource, 2)
+	return x.audit(ctx, w.v, first.resource, first, second)
 }
 
 // lateRetry waits longer than limits of rates do.
@@ -360,7 +360,14 @@ func (x *exp) freshKey(ctx context.Context) error {
 			x.find(x.doubled("double-effect-sequential"), "", evidence.Established, first, second)
 			return nil
 		}
-		x.holds("under a fresh key the same body took effect anew: it is the key that counts")
+		switch {
+		case f.doubled:
+			x.holds("under a fresh key the same body took effect anew, as it did under the same key: without deduplication this shows nothing")
+		case f.once:
+			x.holds("under a fresh key the same body took effect anew: it is the key that counts")
+		default:
+			x.holds("under a fresh key the same body took effect anew; that it is the key that counts was not shown, for no duplicate under the same key was seen to have one effect")
+		}
 	case more(own, 1):
 		x.unclear("the second request had %s", count(own))
 	case success(&second.x) && second.resource != "" && second.resource != first.resource:
@@ -431,7 +438,7 @@ func (x *exp) altered(ctx context.Context) error {
 		if want := x.o.contract.Mismatch; len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
 			note = fmt.Sprintf(", where the contract says %v", want)
 		}
-		x.holds("the altered request was refused with %s%s and had no effect", answer(second), note)
+		x.holds("the altered request was refused with %s%s%s", answer(second), note, d.without())
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
@@ -460,7 +467,7 @@ func (x *exp) missingKey(ctx context.Context) error {
 		return err
 	}
 	return x.keyless(ctx, w, s, func(d delta) {
-		x.o.facts.noKeyRan = more(d.most, 0) || more(d.outMost, 0)
+		x.o.facts.noKeyRan, x.o.facts.noKey = more(d.most, 0) || more(d.outMost, 0), s
 		required := len(x.o.contract.Missing) > 0
 		switch {
 		case x.o.facts.noKeyRan && required:
@@ -477,7 +484,7 @@ func (x *exp) missingKey(ctx context.Context) error {
 			x.broken("a request without a key was answered with %s and had no effect", answer(s))
 			x.find("lost-effect", "", evidence.Established, s)
 		default:
-			x.holds("a request without a key was refused with %s and had no effect", answer(s))
+			x.holds("a request without a key was refused with %s%s", answer(s), d.without())
 		}
 	})
 }
@@ -551,7 +558,7 @@ func (x *exp) malformedKey(ctx context.Context) error {
 				x.find("malformed-key-accepted-unprotected", "", evidence.Established, first)
 				return
 			}
-			x.holds("a malformed key was refused with %s and had no effect", answer(first))
+			x.holds("a malformed key was refused with %s%s", answer(first), d.without())
 		}
 	}); err != nil || !accepted {
 		return err

@@ -38,10 +38,12 @@ type facts struct {
 	duplicate   *evidence.Second
 	once        bool // a duplicate had no effect of its own, by the state
 	doubled     bool // it had one
+	doubledBy   []*sent
 	marked      bool // a replay said that it is one
 	replayed    bool // actor A's key was answered from its record
 	fresh       string
 	noKeyRan    bool
+	noKey       *sent
 	limited     bool // a duplicate got 429
 	actorApart  string
 	tenantApart string
@@ -85,6 +87,8 @@ func (o *operation) run(ctx context.Context, ended error) error {
 			x.e.Outcome, x.e.Why = evidence.NotApplicable, err.Error()
 		case o.r.production() && name.NeverInProduction():
 			x.e.Why = "refused in production: it races, cuts off or provokes failures"
+		case o.r.production() && !o.named(name):
+			x.e.Why = "not named: in production it has to be"
 		case ended != nil:
 			x.e.Why = "the run had ended: " + ended.Error()
 		default:
@@ -100,6 +104,12 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	return ended
 }
 
+// named says whether somebody chose the experiment, by name or by leaving the
+// default.
+func (o *operation) named(e plan.Experiment) bool {
+	return slices.Contains(o.r.o.Only, e) || slices.Contains(o.r.p.ExperimentsFor(o.op), e)
+}
+
 // exp is one experiment.
 type exp struct {
 	o    *operation
@@ -109,6 +119,9 @@ type exp struct {
 	open []string // why it is inconclusive
 	bad  []string
 }
+
+// DryRun is the Why of experiments that a dry run has planned.
+const DryRun = "dry run"
 
 // errStop ends an experiment, whose outcome is set.
 var errStop = errors.New("the experiment is over")
@@ -133,7 +146,7 @@ func (x *exp) run(ctx context.Context, f func(*exp, context.Context) error) (end
 	}
 	switch {
 	case x.o.r.dry() && err == nil:
-		x.e.Outcome, x.e.Why = evidence.NotRun, "dry run"
+		x.e.Outcome, x.e.Why = evidence.NotRun, strings.Join(append([]string{DryRun}, x.open...), "; ")
 	case len(x.bad) > 0:
 		x.e.Outcome, x.e.Why = evidence.Broken, strings.Join(x.bad, "; ")
 	case len(x.open) > 0:

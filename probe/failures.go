@@ -376,7 +376,7 @@ func (x *exp) stale(ctx context.Context) error {
 		case success(&got.x) && !d.state && !d.outside:
 			x.unclear("an event that was signed %v ago was answered with %s, and no reader sees the state", s.StaleBy, answer(got))
 		default:
-			x.holds("an event that was signed %v ago was answered with %s and had no effect", s.StaleBy, answer(got))
+			x.holds("an event that was signed %v ago was answered with %s%s", s.StaleBy, answer(got), d.without())
 		}
 	})
 }

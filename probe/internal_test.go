@@ -346,3 +346,30 @@ func TestQuery(t *testing.T) {
 		}
 	}
 }
+
+// That lost answers are treated differently is supposed only where it was seen.
+func TestSupposeLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		findings []string
+		facts    facts
+		offered  bool
+		because  string
+	}{
+		"duplicates hold, lost ones double": {[]string{"double-effect-lost-response"}, facts{once: true}, true, "treated differently"},
+		"duplicates were not tried":         {[]string{"double-effect-lost-response"}, facts{}, true, "was not shown"},
+		"both double":                       {[]string{"double-effect-sequential", "double-effect-lost-response"}, facts{doubled: true}, false, ""},
+		"both double, by ids":               {[]string{"double-effect-sequential", "double-effect-lost-response"}, facts{}, false, ""},
+		"a key is blocked":                  {[]string{"double-effect-sequential", "failure-blocks-key"}, facts{doubled: true}, true, "blocked"},
+	} {
+		o := &operation{op: &plan.Operation{}, facts: c.facts}
+		for _, id := range c.findings {
+			e, _ := evidence.Lookup(id)
+			o.ev.Findings = append(o.ev.Findings, e.Finding("x"))
+		}
+		o.suppose()
+		i := slices.IndexFunc(o.ev.Hypotheses, func(h evidence.Hypothesis) bool { return h.Name == "C" })
+		if (i >= 0) != c.offered || c.offered && !strings.Contains(o.ev.Hypotheses[i].For, c.because) {
+			t.Errorf("%s: %+v", name, o.ev.Hypotheses)
+		}
+	}
+}

@@ -14,9 +14,20 @@ func (o *operation) judge() {
 	f := &o.facts
 	if f.doubled && f.noKeyRan && !f.marked && o.op.Key != nil {
 		e, _ := evidence.Lookup("key-ignored")
-		g := e.Finding(string(plan.MissingKey))
+		var ns []int
+		for _, s := range append(slices.Clone(f.doubledBy), f.noKey) {
+			ns = append(ns, s.n)
+		}
+		g := e.Finding(string(plan.MissingKey), ns...)
 		g.Basis = evidence.Established
 		o.find(g)
+	}
+	if o.doublesAnswered() {
+		for i := range o.ev.Findings {
+			if g := &o.ev.Findings[i]; g.ID == "double-effect-lost-response" {
+				g.Explanation = "The connection was cut before the answer had arrived, and the request was sent again with its key, as a client has to after a time-out. Both took effect. The same happens after an answer that arrived: this is one more way to the double, and says nothing of a cause of its own."
+			}
+		}
 	}
 	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int {
 		switch {
@@ -34,6 +45,13 @@ func (o *operation) judge() {
 
 func (o *operation) has(id string) bool {
 	return slices.ContainsFunc(o.ev.Findings, func(f evidence.Finding) bool { return f.ID == id })
+}
+
+// doublesAnswered says whether duplicates of answered requests double: then
+// those of lost ones tell of no other cause.
+func (o *operation) doublesAnswered() bool {
+	f := &o.facts
+	return f.doubled || !f.once && (o.has("double-effect-sequential") || o.has("webhook-redelivery-doubles"))
 }
 
 func (o *operation) verdict() {
@@ -231,8 +249,8 @@ func (o *operation) state() {
 func (o *operation) suppose() {
 	race := o.has("double-effect-race") || o.has("in-flight-executed")
 	sequential := o.has("double-effect-sequential") || o.has("webhook-redelivery-doubles")
-	lost := o.has("double-effect-lost-response") || o.has("lost-effect")
-	stuck := o.has("failure-blocks-key")
+	lost := o.has("double-effect-lost-response") && !o.doublesAnswered()
+	stuck := o.has("failure-blocks-key") || o.has("lost-effect")
 	if !race && !sequential && !lost && !stuck {
 		return
 	}
@@ -250,8 +268,15 @@ func (o *operation) suppose() {
 			"Log the key where the request is handled. Send the duplicate to one instance by its address: if that is known and the load balancer's is not, the record is local.")
 	}
 	if lost || stuck {
+		because := "An effect was lost, or a key stayed blocked."
+		switch {
+		case lost && o.facts.once:
+			because = "Duplicates of answered requests and of requests whose connection was lost are treated differently."
+		case lost:
+			because = "A retry after a lost answer took effect again. Whether a duplicate of an answered request does too was not shown."
+		}
 		add("C", "The record depends on the client: it is written after the answer, undone when the client goes, or written before the work.",
-			"Duplicates of answered requests and of requests whose connection was lost are treated differently.",
+			because,
 			"Look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.")
 	}
 	if sequential || race {

@@ -117,9 +117,9 @@ func (o *operation) concludeSpecification() {
 // maxAuditLines bounds the lines kept of each source.
 const maxAuditLines = 50
 
-// audit searches the plan's audit sources for traces of a request that was sent
-// several times.
-func (x *exp) audit(ctx context.Context, v *plan.Values, resource string, attempts int) error {
+// audit searches the plan's audit sources for traces of the attempts, which are
+// of one request.
+func (x *exp) audit(ctx context.Context, v *plan.Values, resource string, attempts ...*sent) error {
 	if x.o.r.dry() || len(x.o.op.Audit) == 0 {
 		return nil
 	}
@@ -140,14 +140,14 @@ func (x *exp) audit(ctx context.Context, v *plan.Values, resource string, attemp
 			continue
 		}
 		read = true
-		best = max(best, x.strength(q, lines, attempts)) // weak is none: see rank
+		best = max(best, x.strength(q, lines, len(attempts))) // weak is none: see rank
 	}
 	if !read {
 		return nil
 	}
 	x.o.facts.audit = cmp.Or(map[string]string{rankStrong: "strong", rankPartial: "partial"}[best], "weak")
 	if best == "" {
-		x.find("audit-missing", "", evidence.Established)
+		x.find("audit-missing", "", evidence.Established, attempts...)
 	}
 	return nil
 }

@@ -39,13 +39,15 @@ type Options struct {
 	// Operations are run, by name. Default: all.
 	Operations []string
 	// Full runs every experiment that the plan has what it takes for, instead
-	// of those it names.
+	// of those it names. In production it adds none: the others are listed as
+	// not run.
 	Full bool
 	// Only replaces the experiments of the plan; Skip leaves some out. What is
 	// left out is not in the evidence.
 	Only, Skip []plan.Experiment
-	// Width and Trials replace those of the plan's races; zero leaves them.
-	Width, Trials int
+	// Width and Trials replace those of the plan's races, MaxSends its budget
+	// of requests; zero leaves them.
+	Width, Trials, MaxSends int
 
 	// Source is where the plan's values come from. Default: this process.
 	Source plan.Source
@@ -109,8 +111,11 @@ type Result struct {
 	// HAR has an entry for each send of the evidence, in their order. State
 	// that was read again and was the same has none.
 	HAR har.Document
-	// Planned is what would be sent; in a dry run only.
+	// Planned is what would be sent; in a dry run only. What is wrong with an
+	// experiment that has none is in the evidence, as its Why.
 	Planned []Planned
+	// MaxSends is the budget of requests, those of readers not counted.
+	MaxSends int
 }
 
 // Planned is a request that would be sent.
@@ -123,6 +128,17 @@ type Planned struct {
 	Note       string
 }
 
+// PlannedSends is how many of the planned requests count against MaxSends.
+// Attempts that show nothing are repeated, so a run may take some more.
+func (r *Result) PlannedSends() (n int) {
+	for _, q := range r.Planned {
+		if q.Role != "read" {
+			n += q.Times
+		}
+	}
+	return n
+}
+
 // Run runs a plan. The error says what is wrong with plan or options, or
 // matches one of the errors above; then nothing was sent, but for
 // ErrUnreachable. A run that is ended early, by the context, the plan's limits
@@ -132,13 +148,16 @@ type Planned struct {
 //
 // A context that ends stops all sends and readers at once.
 func Run(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
-	if o.Width > 0 || o.Trials > 0 {
+	if o.Width > 0 || o.Trials > 0 || o.MaxSends > 0 {
 		c := *p
 		if o.Width > 0 {
 			c.Race.Width = o.Width
 		}
 		if o.Trials > 0 {
 			c.Race.Trials = o.Trials
+		}
+		if o.MaxSends > 0 {
+			c.Budget.MaxSends = o.MaxSends
 		}
 		p = &c
 	}

@@ -822,7 +822,7 @@ func TestProduction(t *testing.T) {
 	c := &counter{}
 	p := simple(c.serve(t).URL)
 	p.Target.Production = new(true)
-	op := mustRun(t, p, probe.Options{Send: true, Production: true, Full: true}).Run.Operations[0]
+	op := mustRun(t, p, probe.Options{Send: true, Production: true, Only: plan.Experiments()}).Run.Operations[0]
 	for _, e := range op.Experiments {
 		if never := plan.Experiment(e.Name).NeverInProduction(); never != (e.Outcome == evidence.NotRun) {
 			t.Errorf("%s is %s: %s", e.Name, e.Outcome, e.Why)

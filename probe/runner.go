@@ -251,7 +251,7 @@ func (r *runner) redactor() *har.Redactor {
 // result makes the evidence of the run, without secrets.
 func (r *runner) result() *Result {
 	red := r.redactor()
-	res := &Result{Run: &r.ev, Planned: r.planned}
+	res := &Result{Run: &r.ev, Planned: r.planned, MaxSends: r.p.Budget.MaxSends}
 	res.HAR = har.New(har.Creator{Name: "semel probe", Version: r.o.Version}, red, r.exchanges...)
 	redact(reflect.ValueOf(&r.ev).Elem(), red)
 	for i := range res.Planned {

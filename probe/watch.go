@@ -215,6 +215,14 @@ func more(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1))
 func less(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) < 0 }
 func is(a *big.Rat, n int64) bool   { return a != nil && a.Cmp(big.NewRat(n, 1)) == 0 }
 
+// without says of a refusal that had no effect how that is known.
+func (d delta) without() string {
+	if d.state || d.outside {
+		return " and had no effect"
+	}
+	return "; that it had no effect is inferred from the answer, for no reader sees the state"
+}
+
 // since returns the effects between a snapshot and now. Readers that have not
 // seen a control do not count, unless all is set.
 func (w *watch) since(from snapshot, all bool) delta {

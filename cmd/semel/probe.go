@@ -63,7 +63,8 @@ Its exit codes are its own:
 
   0  held: no finding at or above --fail-on
   1  findings at or above --fail-on
-  2  inconclusive: a precondition failed, or the run was interrupted
+  2  inconclusive: a precondition failed, the run was interrupted, or a dry run
+     cannot make a request
   3  wrong usage, or a plan that is not valid; nothing was sent
   4  the target could not be reached
   5  failed: evidence could not be written or read`,
@@ -77,7 +78,7 @@ Its exit codes are its own:
 type probeRunSettings struct {
 	send, production, full        bool
 	allow, operations, only, skip []string
-	width, trials                 int
+	width, trials, maxSends       int
 	out, junit, sarif, markdown   string
 	failOn, colour                choice
 	json, quiet                   bool
@@ -94,9 +95,9 @@ func (p *program) probeRunCommand() *cobra.Command {
 		Long: `Runs the experiments of a plan. Without --send nothing leaves this machine: every
 request is rendered and printed, secrets replaced. With it, only hosts of the
 plan's allow list, or named by --allow, are reached, redirects are not followed,
-and no more requests are sent than the plan's budget says, warm-ups and state
-readers included. A target that the plan marks as production needs --production,
-and is never raced, cut off or made to fail.
+and no more requests are sent than the plan's budget says, state readers
+included. A target that the plan marks as production needs --production, and is
+never raced, cut off or made to fail; --full adds no experiment there.
 
 The evidence is written to a folder of its own: the plan, the exact bytes of every
 exchange (HAR), the state before and after, and the reports. Ctrl-C stops at once
@@ -120,6 +121,7 @@ and still writes it. Secrets are replaced by placeholders.
 	f.StringSliceVar(&s.skip, "skip", nil, "leave these experiments out")
 	f.IntVar(&s.width, "width", 0, "requests in a race (default: the plan's)")
 	f.IntVar(&s.trials, "trials", 0, "trials of a race; more bound the rate of double effects more tightly (default: the plan's)")
+	f.IntVar(&s.maxSends, "max-sends", 0, "most requests to send, those of readers not counted (default: the plan's)")
 	choiceFlag(cmd, &s.failOn, "fail-on", "lowest priority of a finding that makes the exit code 1")
 	f.StringVar(&s.out, "out", "", "folder for the evidence, which must not exist (default: probe-RUN in the working directory)")
 	f.StringVar(&s.junit, "junit", "", "also write the results to this file, in the form of JUnit")
@@ -164,7 +166,7 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 	}
 	o := probe.Options{
 		Send: s.send, Allow: s.allow, Production: s.production, Operations: s.operations, Full: s.full,
-		Width: s.width, Trials: s.trials, Version: readVersion().Version, OpenSQL: openSQL,
+		Width: s.width, Trials: s.trials, MaxSends: s.maxSends, Version: readVersion().Version, OpenSQL: openSQL,
 	}
 	if o.Only, err = experiments("only", s.only); err != nil {
 		return err
@@ -172,8 +174,8 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 	if o.Skip, err = experiments("skip", s.skip); err != nil {
 		return err
 	}
-	if s.width < 0 || s.trials < 0 {
-		return probeUsagef("--width and --trials must not be negative")
+	if s.width < 0 || s.trials < 0 || s.maxSends < 0 {
+		return probeUsagef("--width, --trials and --max-sends must not be negative")
 	}
 	if s.out != "" {
 		if _, err := os.Lstat(s.out); err == nil {
@@ -192,7 +194,7 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 	o.Source.Env = func(name string) (string, bool) {
 		value, ok := p.env[name]
 		if !ok && !s.send {
-			return "unset-" + strings.ToLower(name), true // a stand-in: nothing is sent
+			return standIn(name), true // nothing is sent
 		}
 		return value, ok
 	}
@@ -268,8 +270,45 @@ func (p *program) judged(run *evidence.Run, failOn, dir string) error {
 	return nil
 }
 
-// planned prints what a dry run would send.
+// standIn takes the place of a variable that is not set, in a dry run. It is
+// base64 of at least 24 bytes, which some secrets have to be.
+func standIn(name string) string {
+	s := "unset" + strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return -1
+	}, strings.ToLower(name))
+	return s + strings.Repeat("0", max(32-len(s), (4-len(s)%4)%4))
+}
+
+// planned prints what a dry run would send, and why not of the rest.
 func (p *program) planned(r *probe.Result, asJSON bool) error {
+	type gap struct {
+		operation string
+		evidence.Experiment
+	}
+	var gaps []gap
+	var failed error
+	for _, o := range r.Run.Operations {
+		for _, e := range o.Experiments {
+			if e.Outcome == evidence.NotRun && e.Why == probe.DryRun {
+				continue
+			}
+			gaps = append(gaps, gap{o.Name, e})
+			if e.Outcome == evidence.Inconclusive {
+				failed = probeFault(probeInconclusive, "The reason is beside each experiment. Nothing was sent.", "not everything could be planned")
+			}
+		}
+	}
+	total := 0
+	for _, q := range r.Planned {
+		total += q.Times
+	}
+	warning := ""
+	if n := r.PlannedSends(); n > r.MaxSends {
+		warning = fmt.Sprintf("%d requests are planned and max_sends is %d: the run would end before all is done; raise it in the plan's budget, or with --max-sends", n, r.MaxSends)
+	}
 	if asJSON {
 		type planned struct {
 			Operation  string `json:"operation"`
@@ -279,15 +318,32 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 			Note       string `json:"note,omitempty"`
 			Request    string `json:"request"`
 		}
-		list := []planned{}
+		type unplanned struct {
+			Operation  string `json:"operation"`
+			Experiment string `json:"experiment"`
+			Outcome    string `json:"outcome"`
+			Why        string `json:"why"`
+		}
+		list, not := []planned{}, []unplanned{}
 		for _, q := range r.Planned {
 			list = append(list, planned{q.Operation, string(q.Experiment), q.Role, q.Times, q.Note, string(q.Bytes)})
 		}
-		return p.printJSON(map[string]any{"dry_run": true, "budget": r.Run.Budget, "targets": r.Run.Targets, "requests": list})
+		for _, e := range gaps {
+			not = append(not, unplanned{e.operation, e.Name, string(e.Outcome), e.Why})
+		}
+		out := map[string]any{
+			"dry_run": true, "budget": r.Run.Budget, "max_sends": r.MaxSends, "planned_sends": r.PlannedSends(),
+			"targets": r.Run.Targets, "requests": list, "not_planned": not,
+		}
+		if warning != "" {
+			out["warning"] = warning
+		}
+		if err := p.printJSON(out); err != nil {
+			return err
+		}
+		return failed
 	}
-	total := 0
 	for _, q := range r.Planned {
-		total += q.Times
 		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %d times", printable(q.Operation), q.Experiment, printable(q.Role), q.Times)
 		if q.Note != "" {
 			_, _ = fmt.Fprintf(p.stdout, "; %s", printable(q.Note))
@@ -297,9 +353,24 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 			_, _ = fmt.Fprintf(p.stdout, "    %s\n", printable(line))
 		}
 	}
+	for _, e := range gaps {
+		what := "nothing is planned"
+		if slices.ContainsFunc(r.Planned, func(q probe.Planned) bool {
+			return q.Operation == e.operation && string(q.Experiment) == e.Name
+		}) {
+			what = "not all is planned"
+		}
+		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s: %s\n", printable(e.operation), e.Name, what, printable(e.Why))
+	}
 	_, err := fmt.Fprintf(p.stdout, "# dry run: nothing was sent. With --send it would be about %d requests, and never more than %d, to %s\n",
 		total, r.Run.Budget, strings.Join(r.Run.Targets, ", "))
-	return err
+	if warning != "" {
+		_, err = fmt.Fprintf(p.stdout, "# warning: %s\n", warning)
+	}
+	if err != nil {
+		return err
+	}
+	return failed
 }
 
 // openSQL opens databases for the sql readers of plans.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/xml"
 	"fmt"
@@ -252,5 +253,64 @@ func TestProbeInit(t *testing.T) {
 	}
 	for _, args := range [][]string{{"report", "none"}, {"diff", "none", "none"}} {
 		want(t, strings.Join(args, " ")+": exit code", semelWith(nil, "", append([]string{"probe"}, args...)...).code, probeFailed)
+	}
+}
+
+// TestProbeDryRunTellsWhatIsMissing: a dry run says what cannot be planned, and
+// that the budget is too small.
+func TestProbeDryRunTellsWhatIsMissing(t *testing.T) {
+	file := writeFile(t, "hooks.yaml", `version: 1
+name: hooks
+target: {allow: ["127.0.0.1:9"], production: false}
+operations:
+  - name: paid
+    request: {method: POST, url: "http://127.0.0.1:9/", body: {json: {type: paid}}}
+    key: {header: webhook-id, value: "msg_{{hex 24}}"}
+    signature: {scheme: standard-webhooks, secret: '{{env "HOOK_SECRET"}}'}
+experiments: [duplicate, redelivery, other_actor]
+race: {width: 2}
+`)
+	var planned struct {
+		MaxSends     int                                `json:"max_sends"`
+		PlannedSends int                                `json:"planned_sends"`
+		Warning      string                             `json:"warning"`
+		Requests     []map[string]any                   `json:"requests"`
+		Not          []struct{ Experiment, Why string } `json:"not_planned"`
+	}
+	out := semelWith(nil, "", "probe", "run", file)
+	if out.code != exitOK || !strings.Contains(out.stdout, "webhook-signature: ") || strings.Contains(out.stdout, "warning") ||
+		!strings.Contains(out.stdout, "# paid, other_actor: nothing is planned: ") {
+		t.Errorf("an unset secret: exit code %d\n%s%s", out.code, out.stdout, out.stderr)
+	}
+
+	wrong := []string{"HOOK_SECRET=whsec_?"}
+	out = semelWith(wrong, "", "probe", "run", file)
+	if out.code != probeInconclusive || !strings.Contains(out.stdout, "# paid, duplicate: nothing is planned: ") || !strings.Contains(out.stdout, "the secret is not base64") {
+		t.Errorf("a wrong secret: exit code %d\n%s%s", out.code, out.stdout, out.stderr)
+	}
+	out = semelWith(wrong, "", "probe", "run", file, "--json")
+	noError(t, json.Unmarshal([]byte(out.stdout), &planned))
+	if out.code != probeInconclusive || len(planned.Requests) != 0 || len(planned.Not) != 3 || !strings.Contains(planned.Not[0].Why, "base64") {
+		t.Errorf("a wrong secret: exit code %d, %+v", out.code, planned)
+	}
+
+	out = semelWith(nil, "", "probe", "run", file, "--max-sends", "2")
+	if out.code != exitOK || !strings.Contains(out.stdout, "warning: ") || !strings.Contains(out.stdout, "max_sends is 2") {
+		t.Errorf("a budget that is too small: exit code %d\n%s%s", out.code, out.stdout, out.stderr)
+	}
+	out = semelWith(nil, "", "probe", "run", file, "--max-sends", "2", "--json")
+	noError(t, json.Unmarshal([]byte(out.stdout), &planned))
+	if planned.MaxSends != 2 || planned.PlannedSends <= 2 || planned.Warning == "" {
+		t.Errorf("a budget that is too small: %+v", planned)
+	}
+	want(t, "exit code", semelWith(nil, "", "probe", "run", file, "--max-sends", "-1").code, probeUsage)
+}
+
+func TestStandIn(t *testing.T) {
+	for _, name := range []string{"A", "HOOK_SECRET", "Ä", strings.Repeat("LONG_", 20)} {
+		key, err := base64.StdEncoding.DecodeString(standIn(name))
+		if err != nil || len(key) < 24 || !strings.HasPrefix(standIn(name), "unset") {
+			t.Errorf("%q: %d bytes, %v", standIn(name), len(key), err)
+		}
 	}
 }

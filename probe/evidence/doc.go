@@ -33,7 +33,7 @@ type Run struct {
 	// Targets are the hosts and ports that could be sent to.
 	Targets []string `json:"targets"`
 	// Budget is the most requests that could be sent; Sent is how many were,
-	// warm-ups and state readers included.
+	// state readers included.
 	Budget     int         `json:"budget"`
 	Sent       int         `json:"sent"`
 	Operations []Operation `json:"operations"`

@@ -50,7 +50,7 @@ type Plan struct {
 type Target struct {
 	// Allow lists the only addresses that may be reached, as host:port. Empty: nothing may be sent, and the plan is good for a dry run.
 	Allow []string `yaml:"allow" rule:"items=50,names=address"`
-	// Production says whether real business depends on the target. In production, experiments that race, cut off or provoke failures are refused, others have to be named, and a reset is refused.
+	// Production says whether real business depends on the target. In production, experiments that race, cut off or provoke failures are refused, others than specification and duplicate have to be named, here or when it is run, and a reset is refused.
 	Production *bool `yaml:"production" rule:"required"`
 	// CAFile is a PEM file with the certificates to trust instead of the system's. Relative to the plan's folder.
 	CAFile string `yaml:"ca_file"`
@@ -385,7 +385,7 @@ type Race struct {
 
 // Budget bounds a run.
 type Budget struct {
-	// MaxSends is how many requests may be put on the wire, readers' excluded and warm-ups included. Default: 50.
+	// MaxSends is how many requests may be put on the wire, readers' excluded. Default: 50.
 	MaxSends int `yaml:"max_sends" rule:"min=1,max=100000"`
 	// MaxReads is how many requests readers, audits and the specification may send. Default: 1000.
 	MaxReads int `yaml:"max_reads" rule:"min=1,max=1000000"`

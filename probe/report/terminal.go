@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -280,9 +281,34 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if e.Second != nil {
 		p.wrap("  ", "second answer: ", secondLine(e.Second))
 	}
-	for _, c := range e.Changes {
-		p.wrap("  ", "state: ", changeLine(c))
+	for _, line := range changeLines(e) {
+		p.wrap("  ", "state: ", line)
 	}
+}
+
+// changeLines are the changes of an experiment; those of a race that are the
+// same are one line.
+func changeLines(e *evidence.Experiment) (lines []string) {
+	n := map[string]int{}
+	for _, c := range e.Changes {
+		line := changeLine(c)
+		if e.Race == nil || n[line] == 0 {
+			lines = append(lines, line)
+		}
+		n[line]++
+	}
+	for i, line := range lines {
+		switch {
+		case e.Race == nil || n[line] == 1:
+		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "control" }):
+			lines[i] += fmt.Sprintf(" in each of %d trials", n[line])
+		case n[line] == e.Race.Trials+1:
+			lines[i] += fmt.Sprintf(" in the control and in each of %s", plural(e.Race.Trials, "trial", "trials"))
+		default:
+			lines[i] += fmt.Sprintf(" %d times", n[line])
+		}
+	}
+	return lines
 }
 
 func changeLine(c evidence.Change) string {
