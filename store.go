@@ -86,6 +86,9 @@ type Claim interface {
 	// RecordID is the opaque id of the record.
 	RecordID() string
 	Fence() uint64
+	// Transactional reports whether the claim lives in a database transaction,
+	// so that Complete commits and Release and Hold roll back.
+	Transactional() bool
 	// Complete records the result; retention starts now, by the store's
 	// clock, and expires is its end. When the error is nil the record is
 	// durable. Completing again with the same claim changes nothing and
@@ -237,8 +240,9 @@ type TrailEntry struct {
 	// Label is the result's label, or the decision of a resolution.
 	Label string `json:"label,omitempty"`
 	Cause string `json:"cause,omitempty"`
-	// Lost counts dropped entries, in a TrailLost entry.
-	Lost uint64 `json:"lost,omitempty"`
+	// Count is how many answers the entry stands for, if more than one; in a
+	// TrailLost entry, how many entries were dropped.
+	Count uint64 `json:"count,omitempty"`
 }
 
 // TrailFilter selects audit entries. Empty fields select all.
@@ -257,7 +261,8 @@ type TrailFilter struct {
 type Trail interface {
 	// Note queues an entry and returns at once. The store writes it in a
 	// batch within 100 ms, or drops it and counts the loss. It fills in
-	// Position, Instance, Seq and At.
+	// Position, Instance, Seq and At, and keeps the rest, but the Count of a
+	// TrailLost entry, which only the store knows.
 	Note(e TrailEntry)
 	// Trail returns entries in the order of their positions.
 	Trail(ctx context.Context, f TrailFilter) ([]TrailEntry, error)

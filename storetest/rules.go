@@ -32,6 +32,7 @@ var rules = []rule{
 	{"begin-repeats-with-its-token", []string{"lease"}, beginRepeats},
 	{"absent-is-not-found", nil, absentIsNotFound},
 	{"claim-context-descends", nil, claimContextDescends},
+	{"claim-says-its-mode", nil, claimSaysItsMode},
 	{"claim-outlives-its-begin", nil, claimOutlivesItsBegin},
 
 	{"replay-is-exact", nil, replayIsExact},
@@ -421,7 +422,16 @@ func claimContextDescends(t testing.TB, h Harness, ctx context.Context) {
 	complete(t, ctx, c, result("done"))
 }
 
-// DESIGN rule 5: what was claimed does not depend on the request that claimed it.
+// A guard keeps answers back by this until the commit.
+func claimSaysItsMode(t testing.TB, h Harness, ctx context.Context) {
+	c := begin(t, ctx, h.Store, attempt("k"))
+	if got := c.Transactional(); got != h.Transactional {
+		t.Fatalf("Transactional is %t; the harness says %t", got, h.Transactional)
+	}
+	complete(t, ctx, c, result("done"))
+}
+
+// What was claimed does not depend on the request that claimed it.
 func claimOutlivesItsBegin(t testing.TB, h Harness, ctx context.Context) {
 	for _, settle := range []func(c semel.Claim) error{
 		func(c semel.Claim) error { _, err := c.Complete(ctx, result("done")); return err },
@@ -1396,11 +1406,11 @@ func trailNotes(t testing.TB, h Harness, ctx context.Context) {
 	tr := h.Store.(semel.Trail)
 	const n = 50
 	for i := range n {
-		tr.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "k", Origin: semel.Origin{RequestID: fmt.Sprint("r", i)}})
+		tr.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "k", Origin: semel.Origin{RequestID: fmt.Sprint("r", i)}, Count: uint64(i)})
 	}
 	entries := awaitTrail(t, ctx, h.Store, semel.TrailFilter{Key: "k"}, n)
 	for i, e := range entries {
-		if e.RequestID != fmt.Sprint("r", i) || e.Instance != entries[0].Instance || e.At.IsZero() ||
+		if e.RequestID != fmt.Sprint("r", i) || e.Count != uint64(i) || e.Instance != entries[0].Instance || e.At.IsZero() ||
 			i > 0 && (e.Seq != entries[i-1].Seq+1 || e.Position <= entries[i-1].Position) {
 			t.Fatalf("note %d reads %+v after %+v", i, e, entries[max(i-1, 0)])
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,8 +44,9 @@ With --json the output is one document:
 
   {"entries": [{"position": ..., "kind": ..., "record_id": ..., ...}], "next": 123}
 
-"next" is there if there may be more; it is the value for --after. An entry of kind
-lost says how many entries could not be written before it.`,
+"next" is there if there may be more; it is the value for --after. "count" is how
+many answers an entry stands for, if more than one; in an entry of kind lost, how
+many entries could not be written before it.`,
 		Example: `  semel audit search --store sqlite:semel.db --key order-17
   semel audit search --store sqlite:semel.db --since 1h --kind mismatch
   semel audit search --store sqlite:semel.db --trace-id 4bf92f3577b34da6a3ce929d0e0e4736 --json`,
@@ -66,8 +68,11 @@ lost says how many entries could not be written before it.`,
 			header: "POSITION\tAT\tKIND\tRECORD\tOPERATION\tKEY\tLABEL\tREQUEST\tCAUSE",
 			row: func(e semel.TrailEntry) []string {
 				cause := e.Cause
-				if e.Lost > 0 {
-					cause = fmt.Sprintf("%d entries lost", e.Lost)
+				switch {
+				case e.Kind == semel.TrailLost:
+					cause = fmt.Sprintf("%d entries lost", e.Count)
+				case e.Count > 1:
+					cause = strings.TrimPrefix(fmt.Sprintf("%s; %d times", cause, e.Count), "; ")
 				}
 				return []string{
 					fmt.Sprint(e.Position), stamp(e.At), string(e.Kind), dash(e.RecordID), dash(e.Operation), dash(e.Key),

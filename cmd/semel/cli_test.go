@@ -168,7 +168,7 @@ func newRecords(t *testing.T) *records {
 	begin("lapsed", time.Microsecond, semelhttp.SchemeHTTP)
 	noError(t, begin("unknown", time.Hour, semelhttp.SchemeHTTP).Hold(ctx, "cut \x1b[31moff"))
 	noError(t, begin("foreign", time.Hour, semel.SchemeParts).Hold(ctx, "cut off"))
-	s.Note(semel.TrailEntry{Kind: semel.TrailMismatch, RecordID: r.ids["live"], Key: "live"})
+	s.Note(semel.TrailEntry{Kind: semel.TrailMismatch, RecordID: r.ids["live"], Key: "live", Count: 7})
 	noError(t, s.Close())
 	return r
 }
@@ -393,6 +393,10 @@ func TestAudit(t *testing.T) {
 	out := r.run("audit", "search", "--kind", "held")
 	if strings.Count(out.stdout, "\n") != 3 || strings.Contains(out.stdout, "\x1b") {
 		t.Errorf("the table is:\n%q", out.stdout)
+	}
+	out = r.run("audit", "search", "--kind", "mismatch")
+	if !strings.Contains(out.stdout, "7 times") {
+		t.Errorf("seven answers in one entry read:\n%s", out.stdout)
 	}
 	out = r.run("audit", "search", "--kind", "lost")
 	want(t, "output of nothing", out.stdout, "")

@@ -469,6 +469,14 @@ var recording = []Broken{
 		},
 	},
 	{
+		Name:   "claims-to-be-a-transaction",
+		What:   "says that its claims commit and roll back, and they do not",
+		Breaks: []string{"claim-says-its-mode"},
+		change: func(s *seams) {
+			s.claim = func(c *claim) semel.Claim { return claimsToBeATransaction{c} }
+		},
+	},
+	{
 		Name:   "release-does-nothing",
 		What:   "leaves the record of an execution that had no effect, so the key is spent",
 		Breaks: []string{"release-frees", "held-claim-may-settle"},
@@ -1394,6 +1402,17 @@ var telling = []Broken{
 		},
 	},
 	{
+		Name:   "notes-without-count",
+		What:   "keeps no count with a note: a hundred replays read as one",
+		Breaks: []string{"trail-notes-are-kept-in-order"},
+		change: func(s *seams) {
+			s.note = func(s *store, e semel.TrailEntry) {
+				e.Count = 0
+				s.enter(s, e)
+			}
+		},
+	},
+	{
 		Name:   "notes-out-of-order",
 		What:   "writes each batch of notes in the order in which its writers wake up",
 		Breaks: []string{"trail-notes-are-kept-in-order"},
@@ -1453,3 +1472,7 @@ func (s listByKey) List(ctx context.Context, f semel.Filter) ([]semel.Record, er
 	slices.SortFunc(out, func(a, b semel.Record) int { return strings.Compare(a.Identity.Key, b.Identity.Key) })
 	return out, err
 }
+
+type claimsToBeATransaction struct{ *claim }
+
+func (claimsToBeATransaction) Transactional() bool { return true }

@@ -520,6 +520,7 @@ type claim struct {
 func (c *claim) Context(ctx context.Context) context.Context { return c.store.context(ctx) }
 func (c *claim) RecordID() string                            { return c.record }
 func (c *claim) Fence() uint64                               { return c.fence }
+func (c *claim) Transactional() bool                         { return false }
 
 // own applies change to the claim's row if the claim still holds it.
 func (c *claim) own(ctx context.Context, call, label, cause string, change func(r *row, now time.Time) (semel.TrailKind, error)) (r row, err error) {

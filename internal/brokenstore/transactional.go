@@ -162,8 +162,9 @@ func (s *txStore) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, erro
 func (c *txClaim) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, txKey{}, c)
 }
-func (c *txClaim) RecordID() string { return c.attempt.ID }
-func (c *txClaim) Fence() uint64    { return c.fence }
+func (c *txClaim) RecordID() string    { return c.attempt.ID }
+func (c *txClaim) Fence() uint64       { return c.fence }
+func (c *txClaim) Transactional() bool { return true }
 
 type txKey struct{}
 

@@ -314,6 +314,9 @@ func (s *Store) append(now time.Time, e semel.TrailEntry) {
 
 // Note implements semel.Trail. It writes at once and loses nothing.
 func (s *Store) Note(e semel.TrailEntry) {
+	if e.Kind == semel.TrailLost {
+		e.Count = 0
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.append(time.Now(), e)
@@ -364,6 +367,7 @@ type claim struct {
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
 func (c *claim) RecordID() string                            { return c.record }
 func (c *claim) Fence() uint64                               { return c.fence }
+func (c *claim) Transactional() bool                         { return false }
 
 // own runs change on the claim's record if the claim still holds it.
 func (c *claim) own(ctx context.Context, change func(r *record, now time.Time) error) error {

@@ -90,6 +90,7 @@ func (c *claim) settle(ctx context.Context, sql string, args ...any) error {
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
 func (c *claim) RecordID() string                            { return c.record }
 func (c *claim) Fence() uint64                               { return c.fence }
+func (c *claim) Transactional() bool                         { return false }
 
 // Complete implements semel.Claim.
 func (c *claim) Complete(ctx context.Context, r semel.Result) (time.Time, error) {

@@ -286,8 +286,8 @@ func TestNotesBeyondTheLimitAreCounted(t *testing.T) {
 	}
 	var seq, lost uint64
 	for _, e := range entries {
-		seq += 1 + e.Lost
-		lost += e.Lost
+		seq += 1 + e.Count
+		lost += e.Count
 		if e.Seq != seq && e.Kind != semel.TrailLost {
 			t.Fatalf("entry %+v; want seq %d", e, seq)
 		}

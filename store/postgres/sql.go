@@ -19,7 +19,7 @@ const (
 	unsettled = `(record.state = 3 OR record.state = 1 AND record.lease_until <= clock_timestamp())`
 
 	trailColumns = `position, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-		request_id, event_id, trace_id, label, cause, lost`
+		request_id, event_id, trace_id, label, cause, count`
 )
 
 // enter is the part of a statement that adds an entry to the trail for each
@@ -28,7 +28,7 @@ const (
 func enter(kind, instance, label, cause string) string {
 	return `
 		INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, lost)
+			request_id, event_id, trace_id, label, cause, count)
 		SELECT ` + instance + ` || '/' || fence || '/` + kind + `', 1, clock_timestamp(), '` + kind + `', id, tenant, actor, operation, key, fence,
 			request_id, event_id, trace_id, ` + label + `, ` + cause + `, 0
 		FROM done`
@@ -137,7 +137,7 @@ var (
 		return `
 		entry AS (
 			INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-				request_id, event_id, trace_id, label, cause, lost)
+				request_id, event_id, trace_id, label, cause, count)
 			SELECT $6 || '/' || fence || '/` + kind + `', 1, clock_timestamp(), '` + kind + `', id, tenant, actor, operation, key, fence,
 				$7, $8, $9, $10, $11, 0
 			FROM done
@@ -215,7 +215,7 @@ var (
 			RETURNING settled_at
 		)
 		INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, lost)
+			request_id, event_id, trace_id, label, cause, count)
 		SELECT $24 || '/' || $5 || '/' || entry.kind, 1 / (done.settled_at IS NOT NULL)::int, done.settled_at, entry.kind, $7, $4, $3, $2, $1, $5,
 			$12, $13, $14, entry.label, '', 0
 		FROM (VALUES ` + entries + `) AS entry (kind, label) LEFT JOIN done ON true
@@ -272,13 +272,13 @@ var (
 	sqlNotes = `
 		WITH done AS (
 			INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-				request_id, event_id, trace_id, label, cause, lost)
+				request_id, event_id, trace_id, label, cause, count)
 			SELECT $1, e.seq, clock_timestamp() - e.age * interval '1 microsecond', e.kind, e.record_id, e.tenant, e.actor, e.operation,
-				e.key, e.fence, e.request_id, e.event_id, e.trace_id, e.label, e.cause, e.lost
+				e.key, e.fence, e.request_id, e.event_id, e.trace_id, e.label, e.cause, e.count
 			FROM unnest($3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[],
 				$11::bigint[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bigint[])
 				WITH ORDINALITY AS e (seq, age, kind, record_id, tenant, actor, operation, key, fence,
-					request_id, event_id, trace_id, label, cause, lost, n)
+					request_id, event_id, trace_id, label, cause, count, n)
 			WHERE e.seq > $2 ORDER BY e.n
 			RETURNING position
 		)

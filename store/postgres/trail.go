@@ -67,10 +67,10 @@ func (q *notes) add(n note) {
 		// What is dropped is counted in the place where it would have been.
 		last := &q.entries[len(q.entries)-1]
 		if last.entry.Kind == semel.TrailLost {
-			last.entry.Lost++
+			last.entry.Count++
 			return
 		}
-		n.entry = semel.TrailEntry{Kind: semel.TrailLost, Lost: 1}
+		n.entry = semel.TrailEntry{Kind: semel.TrailLost, Count: 1}
 	}
 	if q.entries = append(q.entries, n); len(q.entries) == 1 {
 		select {
@@ -135,7 +135,7 @@ func (q *notes) flush(ctx context.Context) error {
 func (q *notes) write(ctx context.Context) error {
 	s := q.store
 	var (
-		seqs, ages, fences, lost                          []int64
+		seqs, ages, fences, counts                        []int64
 		kinds, records, tenants, actors, operations, keys []string
 		requests, events, traces, labels, causes          []string
 		now                                               = time.Now()
@@ -143,18 +143,20 @@ func (q *notes) write(ctx context.Context) error {
 	)
 	for _, n := range q.pending {
 		e := n.entry
-		seq += 1 + e.Lost // the lost ones had numbers too
+		if seq++; e.Kind == semel.TrailLost {
+			seq += e.Count // the lost ones had numbers too
+		}
 		seqs, ages = append(seqs, int64(seq)), append(ages, now.Sub(n.at).Microseconds())
 		kinds, records, tenants = append(kinds, string(e.Kind)), append(records, e.RecordID), append(tenants, e.Tenant)
 		actors, operations, keys = append(actors, e.Actor), append(operations, e.Operation), append(keys, e.Key)
 		fences, requests, events = append(fences, int64(e.Fence)), append(requests, e.RequestID), append(events, e.EventID)
 		traces, labels, causes = append(traces, e.TraceID), append(labels, e.Label), append(causes, e.Cause)
-		lost = append(lost, int64(e.Lost))
+		counts = append(counts, int64(e.Count))
 	}
 	insert := func(written uint64) (string, []any) {
 		return s.sql.writeNotes, []any{
 			s.instance, int64(written), seqs, ages, kinds, records, tenants, actors, operations, keys,
-			fences, requests, events, traces, labels, causes, lost,
+			fences, requests, events, traces, labels, causes, counts,
 		}
 	}
 	const lock = "SELECT pg_advisory_xact_lock($1)"
@@ -220,8 +222,9 @@ func (q *notes) close(ctx context.Context) error {
 // Note implements semel.Trail. The entry's time is that of the call, by the
 // server's clock. Texts are cut at 1,024 bytes. After Close, Note does nothing.
 func (s *Store) Note(e semel.TrailEntry) {
-	e.Lost = 0
-	e.Kind = semel.TrailKind(text(string(e.Kind)))
+	if e.Kind = semel.TrailKind(text(string(e.Kind))); e.Kind == semel.TrailLost {
+		e.Count = 0
+	}
 	e.Origin, e.Label, e.Cause = textOrigin(e.Origin), text(e.Label), text(e.Cause)
 	e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key = text(e.RecordID), text(e.Tenant), text(e.Actor), text(e.Operation), text(e.Key)
 	s.notes.add(note{at: time.Now(), entry: e})
@@ -268,10 +271,10 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 			return nil, err
 		}
 		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e semel.TrailEntry, err error) {
-			var position, seq, fence, lost int64
+			var position, seq, fence, count int64
 			err = row.Scan(&position, &e.Instance, &seq, &e.At, (*string)(&e.Kind), &e.RecordID, &e.Tenant, &e.Actor, &e.Operation,
-				&e.Key, &fence, &e.RequestID, &e.EventID, &e.TraceID, &e.Label, &e.Cause, &lost)
-			e.Position, e.Seq, e.Fence, e.Lost = uint64(position), uint64(seq), uint64(fence), uint64(lost)
+				&e.Key, &fence, &e.RequestID, &e.EventID, &e.TraceID, &e.Label, &e.Cause, &count)
+			e.Position, e.Seq, e.Fence, e.Count = uint64(position), uint64(seq), uint64(fence), uint64(count)
 			return e, err
 		})
 	})

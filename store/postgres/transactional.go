@@ -314,8 +314,9 @@ func (c *txClaim) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, gate: &c.gate, sql: &c.sqlTxs})
 }
 
-func (c *txClaim) RecordID() string { return c.record }
-func (c *txClaim) Fence() uint64    { return c.fence }
+func (c *txClaim) RecordID() string    { return c.record }
+func (c *txClaim) Fence() uint64       { return c.fence }
+func (c *txClaim) Transactional() bool { return true }
 
 func (c *txClaim) lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

@@ -575,12 +575,12 @@ func TestLostNotesAreCounted(t *testing.T) {
 	for _, e := range entries {
 		seq++
 		if e.Kind == semel.TrailLost {
-			seq += e.Lost
+			seq += e.Count
 		}
 		if e.Seq != seq {
 			t.Errorf("entry %+v has number %d; want %d", e, e.Seq, seq)
 		}
-		read = append(read, fmt.Sprint(e.Kind, e.Key, e.Lost))
+		read = append(read, fmt.Sprint(e.Kind, e.Key, e.Count))
 	}
 	want := []string{"lost15", "replayedmore 00", "replayedmore 10", "replayedmore 20"}
 	if !slices.Equal(read[10:], want) {

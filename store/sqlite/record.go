@@ -316,6 +316,7 @@ type claim struct {
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
 func (c *claim) RecordID() string                            { return c.record }
 func (c *claim) Fence() uint64                               { return c.fence }
+func (c *claim) Transactional() bool                         { return false }
 
 // state returns the state of the claim's record, or 0 if the claim is lost.
 func (c *claim) state(t *tx) (s semel.State, expires int64, err error) {

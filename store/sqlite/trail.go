@@ -54,10 +54,10 @@ func (q *notes) add(n note) {
 		// What is dropped is counted in the place where it would have been.
 		last := &q.entries[len(q.entries)-1]
 		if last.entry.Kind == semel.TrailLost {
-			last.entry.Lost++
+			last.entry.Count++
 			return
 		}
-		n.entry = semel.TrailEntry{Kind: semel.TrailLost, Lost: 1}
+		n.entry = semel.TrailEntry{Kind: semel.TrailLost, Count: 1}
 	}
 	if q.entries = append(q.entries, n); len(q.entries) == 1 {
 		select {
@@ -97,7 +97,9 @@ func (q *notes) close() {
 // Note implements semel.Trail. The entry's time is that of the call. Texts are
 // cut at 1,024 bytes. After Close, Note does nothing.
 func (s *Store) Note(e semel.TrailEntry) {
-	e.Lost = 0
+	if e.Kind == semel.TrailLost {
+		e.Count = 0
+	}
 	e.Origin, e.Label, e.Cause = cutOrigin(e.Origin), cut(e.Label), cut(e.Cause)
 	e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key = cut(e.RecordID), cut(e.Tenant), cut(e.Actor), cut(e.Operation), cut(e.Key)
 	s.notes.add(note{at: time.Now(), entry: e})
@@ -153,7 +155,7 @@ func (w *writer) lastNotes() error {
 }
 
 const trailColumns = `position, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-	request_id, event_id, trace_id, label, cause, lost`
+	request_id, event_id, trace_id, label, cause, count`
 
 // enter adds an entry about the record with fence to the trail.
 func (t *tx) enter(kind semel.TrailKind, fence uint64, label, cause string) error {
@@ -174,15 +176,17 @@ func (t *tx) enter(kind semel.TrailKind, fence uint64, label, cause string) erro
 // append adds e to the trail.
 func (t *tx) append(at time.Time, e semel.TrailEntry) error {
 	t.position++
-	t.seq += 1 + e.Lost // the lost ones had numbers too
-	var lost driver.Value
-	if e.Lost > 0 {
-		lost = int64(e.Lost)
+	if t.seq++; e.Kind == semel.TrailLost {
+		t.seq += e.Count // the lost ones had numbers too
+	}
+	var count driver.Value
+	if e.Count > 0 {
+		count = int64(e.Count)
 	}
 	_, err := t.exec(`INSERT INTO trail (`+trailColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		int64(t.position), t.instance, int64(t.seq), at.UnixMicro(), string(e.Kind),
 		e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key, int64(e.Fence),
-		orNull(e.RequestID), orNull(e.EventID), orNull(e.TraceID), orNull(e.Label), orNull(e.Cause), lost)
+		orNull(e.RequestID), orNull(e.EventID), orNull(e.TraceID), orNull(e.Label), orNull(e.Cause), count)
 	return err
 }
 
@@ -232,7 +236,7 @@ func (r *row) trailEntry() (e semel.TrailEntry) {
 	e.Tenant, e.Actor, e.Operation, e.Key = r.text(), r.text(), r.text(), r.text()
 	e.Fence = uint64(r.int())
 	e.RequestID, e.EventID, e.TraceID = r.text(), r.text(), r.text()
-	e.Label, e.Cause, e.Lost = r.text(), r.text(), uint64(r.int())
+	e.Label, e.Cause, e.Count = r.text(), r.text(), uint64(r.int())
 	return e
 }
 

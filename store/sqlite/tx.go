@@ -488,8 +488,9 @@ func (c *txClaim) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, claimKey{}, c)
 }
 
-func (c *txClaim) RecordID() string { return c.record.record }
-func (c *txClaim) Fence() uint64    { return c.record.fence }
+func (c *txClaim) RecordID() string    { return c.record.record }
+func (c *txClaim) Fence() uint64       { return c.record.fence }
+func (c *txClaim) Transactional() bool { return true }
 
 func (c *txClaim) lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

@@ -68,7 +68,8 @@ CREATE TABLE {s}.trail (
   trace_id   text        COLLATE "C" NOT NULL,
   label      text        COLLATE "C" NOT NULL,
   cause      text        COLLATE "C" NOT NULL,
-  lost       bigint      NOT NULL
+  -- How many answers an entry stands for, or how many entries one of kind lost.
+  count      bigint      NOT NULL
 );
 
 -- Entries come in the order of their times, nearly: a few bytes for each block

@@ -64,7 +64,8 @@ CREATE TABLE trail (
   trace_id   TEXT,
   label      TEXT,
   cause      TEXT,
-  lost       INTEGER
+  -- How many answers an entry stands for, or how many entries one of kind lost.
+  count      INTEGER
 ) STRICT;
 
 CREATE INDEX trail_at ON trail (at);
