@@ -26,8 +26,10 @@ const (
 	Unknown
 	// Rejected: the submit is malformed; nothing was looked up.
 	Rejected
-	// Unavailable: the store could not be asked, or the guard is draining.
-	// This submit executed nothing; an earlier one of the identity may have.
+	// Unavailable: the store could not be asked, a bound is reached, or the
+	// guard is draining. This submit executed nothing, but an earlier one of
+	// the identity may have. Where Error.Claimed is set it did execute, and the
+	// store could not be told what became of it.
 	Unavailable
 )
 
@@ -138,6 +140,9 @@ type Error struct {
 	RetryAfter time.Duration
 	// Record is the record in the way, without its result; nil if none was seen.
 	Record *Record
+	// Claimed says that the identity was granted to this submit, as in Outcome:
+	// the failure is its own, and not that of an earlier one.
+	Claimed bool
 	// Err is the cause: the handler's error, the store's, or the context's.
 	Err error
 
@@ -171,6 +176,9 @@ func (e *Error) Error() string {
 		what = "the submit was rejected; nothing was executed"
 	case Unavailable:
 		what = "the record could not be consulted, so this submit executed nothing; retry with the same key"
+		if e.Claimed {
+			what = "the operation was executed, but what came of it could not be recorded; ask again with the same key, and with no other"
+		}
 	default:
 		what = e.Answer.String()
 	}
@@ -271,6 +279,20 @@ func (e *RecordedError) Unwrap() error { return e.Err }
 
 // Is matches ErrRecorded.
 func (e *RecordedError) Is(target error) bool { return target == ErrRecorded }
+
+// ErrDraining: the guard takes no new work because the process is stopping.
+var ErrDraining = errors.New("semel: draining")
+
+// BusyError is the cause of an Unavailable answer where a bound of the guard's
+// Config is reached. Nothing was looked up and nothing was stored.
+type BusyError struct {
+	Bound string // the name of the Config's field
+	Limit int
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("semel: %d executions at the same time are as many as %s allows", e.Limit, e.Bound)
+}
 
 // PanicError is the cause of an unknown outcome when the handler panicked or
 // called runtime.Goexit.

@@ -31,23 +31,21 @@ type Execution struct {
 	cancel   context.CancelCauseFunc
 	deadline time.Time
 
-	// settling is held while the store is told how the execution ended, so
-	// that the deadline's Hold and the handler's result come one after the other.
-	settling sync.Mutex
-	ended    bool // under settling: completed or released, or the claim was lost
-
 	mu       sync.Mutex
 	leaseEnd time.Time // by this process's monotonic clock, never later than the store's
+	settling bool      // fn has ended: what renewals learn means nothing to it any more
 	stopped  bool      // no more ticks
 	timer    *time.Timer
-	ticks    sync.WaitGroup
 
 	steps takenSteps // that ChildKey has named
 
-	once     sync.Once
-	answered chan struct{}
-	outcome  Outcome
-	err      error
+	// settled is held while the store is told how the execution ended, so that
+	// an overdue handler's Hold and its result come one after the other. It
+	// guards what follows.
+	settled sync.Mutex
+	ended   bool // completed or released, or the claim was lost
+	outcome Outcome
+	err     error
 }
 
 type executionKey struct{}
@@ -70,6 +68,10 @@ func (x *Execution) RecordID() string { return x.claim.RecordID() }
 // refuse a claim that was taken over.
 func (x *Execution) Fence() uint64 { return x.claim.Fence() }
 
+// Transactional reports whether the claim lives in a database transaction: then
+// nothing has happened before the handler has returned and Do has committed.
+func (x *Execution) Transactional() bool { return x.claim.Transactional() }
+
 // newExecution starts the lease's clock at asked, before the claim was asked
 // for, so that it never runs behind the store's.
 func newExecution(g *Guard, s Submit, claim Claim, asked time.Time) *Execution {
@@ -77,42 +79,68 @@ func newExecution(g *Guard, s Submit, claim Claim, asked time.Time) *Execution {
 		guard: g, submit: s, claim: claim,
 		deadline: time.Now().Add(g.policy.Deadline),
 		leaseEnd: asked.Add(g.policy.Lease),
-		answered: make(chan struct{}),
 	}
 }
 
-// run executes fn and settles its claim.
+// run executes fn in the calling goroutine and settles the claim, also when fn
+// panics or ends the goroutine. Then it lets that go on.
 func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, error)) {
 	detached := context.WithoutCancel(ctx)
 	work, cancel := context.WithCancelCause(detached)
 	x.ctx, x.cancel = detached, cancel
+	defer cancel(nil)
 	work, stopDeadline := context.WithDeadlineCause(work, x.deadline, ErrDeadline)
+	defer stopDeadline()
 
 	x.mu.Lock()
 	x.timer = time.AfterFunc(x.guard.policy.Heartbeat, x.tick)
 	x.mu.Unlock()
+	defer x.stop()
 
-	var (
-		res Result
-		err error = &PanicError{} // what stands if fn ends the goroutine
-	)
-	// Deferred, because runtime.Goexit in fn runs nothing else.
+	returned := false
 	defer func() {
-		x.finish(res, err)
-		x.stop()
-		stopDeadline()
-		cancel(nil)
-	}()
-	res, err = call(x.claim.Context(context.WithValue(work, executionKey{}, x)), fn)
-}
-
-func call(ctx context.Context, fn func(context.Context) (Result, error)) (res Result, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
+		if returned {
+			return
+		}
+		v := recover() // nil if it is runtime.Goexit
+		x.finish(Result{}, &PanicError{Value: v, Stack: debug.Stack()})
+		if v != nil {
+			panic(v)
 		}
 	}()
-	return fn(ctx)
+	res, err := fn(x.claim.Context(context.WithValue(work, executionKey{}, x)))
+	returned = true
+	x.finish(res, err)
+}
+
+// detach runs fn in a goroutine of the guard, which leaves the work that the
+// caller has entered, and answers when ctx ends, if not before.
+func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result, error)) (Outcome, error) {
+	ended := make(chan struct{})
+	go func() {
+		defer x.guard.work.leave(x.submit)
+		defer func() {
+			_ = recover() // it is on record, and nobody above would take it
+			close(ended)
+			if x.submit.Settled != nil {
+				x.submit.Settled(x.outcome, x.err)
+			}
+		}()
+		x.run(ctx, fn)
+	}()
+	select {
+	case <-ended:
+		return x.outcome, x.err
+	case <-ctx.Done():
+	}
+	select {
+	case <-ended: // both were ready
+		return x.outcome, x.err
+	default:
+	}
+	rec := x.record(StateInProgress)
+	return Outcome{Answer: InProgress, Record: rec, Claimed: true},
+		&Error{Answer: InProgress, Record: &rec, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
 }
 
 // tick renews the claim, and gives the handler up once it is overdue.
@@ -122,23 +150,20 @@ func (x *Execution) tick() {
 		x.mu.Unlock()
 		return
 	}
-	x.ticks.Add(1)
-	leaseEnd := x.leaseEnd
+	x.guard.work.enterBackground()
+	defer x.guard.work.leaveBackground()
+	leaseEnd, settling := x.leaseEnd, x.settling
 	x.mu.Unlock()
-	defer x.ticks.Done()
 
 	p := x.guard.policy
 	overdue := x.deadline.Add(p.Heartbeat)
 	now := time.Now()
-	if !now.Before(overdue) {
+	if !settling && !now.Before(overdue) {
 		x.giveUp()
 		return
 	}
 	if !now.Before(leaseEnd) {
-		x.cancel(ErrLeaseLapsed)
-		if x.guard.observe.LeaseLost != nil {
-			x.guard.observe.LeaseLost(x.ctx, x.lost(ErrLeaseLapsed))
-		}
+		x.lose(ErrLeaseLapsed)
 		leaseEnd = now.Add(p.Lease) // keep trying: until a takeover the claim can still be settled
 	}
 
@@ -146,80 +171,94 @@ func (x *Execution) tick() {
 	ctx, cancel := context.WithTimeout(x.ctx, min(p.StoreTimeout, leaseEnd.Sub(now)))
 	err := x.claim.Renew(ctx)
 	cancel()
+	if errors.Is(err, ErrLostClaim) {
+		x.lose(ErrLostClaim)
+		x.stop()
+		return
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.stopped {
 		return
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		leaseEnd = now.Add(p.Lease)
-	case errors.Is(err, ErrLostClaim):
-		x.cancel(ErrLostClaim)
-		if x.guard.observe.LeaseLost != nil {
-			x.guard.observe.LeaseLost(x.ctx, x.lost(ErrLostClaim))
-		}
-		x.stopped = true
-		return
-	default:
+	} else {
 		if x.guard.observe.StoreFailed != nil {
 			x.guard.observe.StoreFailed(x.ctx, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: "renew", Err: err})
 		}
 		next = min(next, max(p.Heartbeat/4, time.Millisecond), max(time.Until(leaseEnd), time.Millisecond))
 	}
 	x.leaseEnd = leaseEnd
-	x.timer.Reset(min(next, max(time.Until(overdue), time.Millisecond)))
+	if !x.settling {
+		next = min(next, max(time.Until(overdue), time.Millisecond))
+	}
+	x.timer.Reset(next)
 }
 
-func (x *Execution) lost(cause error) LeaseLost {
-	return LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause}
+// lose cancels the work because its claim is lost. Once fn has ended a renewal
+// cannot tell that from a record that was settled just now, and nothing is left
+// to cancel.
+func (x *Execution) lose(cause error) {
+	x.mu.Lock()
+	settling := x.settling || x.stopped
+	x.mu.Unlock()
+	if settling {
+		return
+	}
+	x.cancel(cause)
+	if x.guard.observe.LeaseLost != nil {
+		x.guard.observe.LeaseLost(x.ctx, LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause})
+	}
 }
 
-// stop ends the ticks and waits for one under way.
+// stop ends the ticks. One that is under way may go on to its end.
 func (x *Execution) stop() {
 	x.mu.Lock()
+	defer x.mu.Unlock()
 	x.stopped = true
 	x.timer.Stop()
-	x.mu.Unlock()
-	x.ticks.Wait()
 }
 
-// giveUp holds the record of a handler that outran its deadline and answers
-// its caller. The handler's result, should it come, still settles the record.
+// giveUp holds the record of a handler that has outrun its deadline. Its result,
+// should it come, still settles the record.
 func (x *Execution) giveUp() {
-	x.mu.Lock()
-	x.stopped = true
-	x.mu.Unlock()
-	x.settling.Lock()
-	defer x.settling.Unlock()
+	x.stop()
+	x.settled.Lock()
+	defer x.settled.Unlock()
 	if x.ended {
 		return
 	}
 	err := x.tell("hold", func(ctx context.Context) error {
 		return x.claim.Hold(ctx, "the operation outran its deadline")
 	})
-	switch {
-	case errors.Is(err, ErrLostClaim):
-		x.answerFromRecord()
-	case errors.Is(err, ErrRolledBack):
-		x.answerRolledBack(errors.Join(ErrDeadline, err))
-	default:
-		x.answerUnknown(ErrDeadline)
+	if errors.Is(err, ErrRolledBack) {
+		x.rolledBack(errors.Join(ErrDeadline, err))
 	}
+	x.guard.waiters.wake(x.submit.Identity)
 }
 
 // finish settles the claim by what the handler returned.
 func (x *Execution) finish(res Result, err error) {
-	x.settling.Lock()
-	defer x.settling.Unlock()
+	x.mu.Lock()
+	x.settling = true
+	x.mu.Unlock()
+	x.settled.Lock()
+	defer x.settled.Unlock()
 	if panicked, ok := err.(*PanicError); ok && x.guard.observe.Panicked != nil {
 		x.guard.observe.Panicked(x.ctx, Panicked{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Err: panicked})
 	}
-	if x.ended {
-		return
+	if !x.ended {
+		x.settle(res, err)
+		x.ended = true
 	}
+	x.guard.waiters.wake(x.submit.Identity)
+}
+
+// settle is called with settled held.
+func (x *Execution) settle(res Result, err error) {
 	if err == nil {
-		_ = x.complete(res, nil)
+		x.complete(res, nil)
 		return
 	}
 	class, cause := classify(err)
@@ -232,11 +271,10 @@ func (x *Execution) finish(res Result, err error) {
 	}
 	switch class {
 	case classFinal:
-		_ = x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error", Failed: true},
+		x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error", Failed: true},
 			&RecordedError{Message: err.Error(), Err: err})
 	case classNoEffect:
 		told := x.tell("release", x.claim.Release)
-		x.ended = true
 		if errors.Is(told, ErrLostClaim) && !x.gone() {
 			x.answerFromRecord() // someone else's: what it says, goes
 			return
@@ -244,39 +282,25 @@ func (x *Execution) finish(res Result, err error) {
 		if told != nil && !errors.Is(told, ErrLostClaim) {
 			err = errors.Join(err, told)
 		}
-		x.deliver(Outcome{Answer: Released, Record: x.record(StateInProgress)}, &Error{Answer: Released, Err: err})
+		x.fail(StateInProgress, &Error{Answer: Released, Err: err})
 	default:
 		told := x.tell("hold", func(ctx context.Context) error { return x.claim.Hold(ctx, cause) })
 		switch {
+		case told == nil:
+			x.fail(StateUnknown, x.guard.unknown(err))
 		case errors.Is(told, ErrLostClaim):
-			x.ended = true
 			x.answerFromRecord()
-			return
 		case errors.Is(told, ErrRolledBack):
-			x.answerRolledBack(errors.Join(err, told))
-			return
+			x.rolledBack(errors.Join(err, told))
+		default:
+			x.untold(errors.Join(err, told))
 		}
-		// If the store could not be told, the lease will lapse and say it.
-		x.answerUnknown(errors.Join(err, told))
 	}
-}
-
-// Complete records the result before the handler returns: for a handler that
-// must be on record before the first byte of its answer leaves. Do answers
-// its caller now; what the handler returns afterwards is not recorded. An error
-// means that the caller was told the outcome is unknown.
-func (x *Execution) Complete(r Result) error {
-	x.settling.Lock()
-	defer x.settling.Unlock()
-	if x.ended {
-		return ErrLostClaim
-	}
-	return x.complete(r, nil)
 }
 
 // complete records res and answers with it, and with failure if that is what
-// res records. Called with settling held.
-func (x *Execution) complete(res Result, failure error) error {
+// res records.
+func (x *Execution) complete(res Result, failure error) {
 	var expires time.Time
 	tell := func() error {
 		// A large result takes its time on its way to a store over a slow link.
@@ -292,35 +316,48 @@ func (x *Execution) complete(res Result, failure error) error {
 		res = Result{Codec: res.Codec, Label: res.Label, Reference: res.Reference, Failed: res.Failed, Tombstone: true}
 		err = tell()
 	}
-	x.ended = true
 	switch {
 	case err == nil:
-		x.mu.Lock()
-		x.stopped = true // a completed record has no lease
-		x.mu.Unlock()
 		rec := x.record(StateCompleted)
 		rec.ExpiresAt, rec.Retention, rec.Result = expires, x.guard.policy.Retention, res
-		x.deliver(Outcome{Answer: Executed, Result: res, Record: rec}, failure)
+		x.answer(Outcome{Answer: Executed, Result: res, Record: rec}, failure)
 	case errors.Is(err, ErrLostClaim):
 		x.answerFromRecord()
 	case errors.Is(err, ErrRolledBack):
-		x.answerRolledBack(errors.Join(failure, err))
+		x.rolledBack(errors.Join(failure, err))
 	default:
-		x.answerUnknown(err)
+		x.untold(err)
 	}
-	return err
 }
 
-// answerRolledBack answers for a transaction that is certainly gone, whatever
-// the handler said.
-func (x *Execution) answerRolledBack(cause error) {
-	x.ended = true
+// answer says what the execution came to.
+func (x *Execution) answer(out Outcome, err error) {
+	out.Claimed = true
+	x.ended, x.outcome, x.err = true, out, err
+}
+
+// fail answers with e, about the record in state s.
+func (x *Execution) fail(s State, e *Error) {
+	rec := x.record(s)
+	e.Record, e.Claimed = &rec, true
+	x.answer(failed(e))
+}
+
+// rolledBack answers for a transaction that is certainly gone, whatever the
+// handler said.
+func (x *Execution) rolledBack(cause error) {
 	if x.doubt { // that of an attempt before is not
-		x.answerUnknown(cause)
+		x.fail(StateUnknown, x.guard.unknown(cause))
 		return
 	}
-	rec := x.record(StateInProgress)
-	x.deliver(Outcome{Answer: Released, Record: rec}, &Error{Answer: Released, RetryAfter: time.Second, Err: cause})
+	x.fail(StateInProgress, &Error{Answer: Released, RetryAfter: time.Second, Err: cause})
+}
+
+// untold answers where the store could not be told what became of the operation.
+// The record is still this claim's: it can turn out completed, and becomes
+// unknown when its lease has lapsed.
+func (x *Execution) untold(cause error) {
+	x.fail(StateInProgress, &Error{Answer: Unavailable, RetryAfter: x.guard.policy.Heartbeat, Err: cause})
 }
 
 // tell calls the store until it says yes or that the claim is over. While the
@@ -376,37 +413,27 @@ func (x *Execution) answerFromRecord() {
 	ctx, cancel := x.guard.storeContext(x.ctx)
 	r, err := x.guard.store.Find(ctx, x.submit.Identity)
 	cancel()
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		x.untold(errors.Join(ErrLostClaim, err))
+		return
+	}
 	if err != nil || r.Fingerprint.Differs(x.submit.Fingerprint) {
-		x.answerUnknown(errors.Join(ErrLostClaim, err))
+		// The record of this execution is gone, and it is another's now.
+		x.fail(StateUnknown, x.guard.unknown(errors.Join(ErrLostClaim, err)))
 		return
 	}
 	bare := r
 	bare.Result = Result{}
+	var out Outcome
 	switch {
 	case r.State == StateCompleted:
-		x.deliver(replay(r))
+		out, err = replay(r)
 	case r.State == StateInProgress && !r.Lapsed():
-		x.deliver(failed(&Error{Answer: InProgress, Record: &bare, RetryAfter: r.Lease, Err: ErrLostClaim}))
+		out, err = failed(&Error{Answer: InProgress, Record: &bare, Claimed: true, RetryAfter: r.Lease, Err: ErrLostClaim})
 	default:
 		e := x.guard.unknown(ErrLostClaim)
-		e.Record = &bare
-		x.deliver(failed(e))
+		e.Record, e.Claimed = &bare, true
+		out, err = failed(e)
 	}
-}
-
-func (x *Execution) answerUnknown(cause error) {
-	rec := x.record(StateUnknown)
-	e := x.guard.unknown(cause)
-	e.Record = &rec
-	x.deliver(failed(e))
-}
-
-// deliver answers Do, once.
-func (x *Execution) deliver(out Outcome, err error) {
-	x.once.Do(func() {
-		out.Claimed = true
-		x.outcome, x.err = out, err
-		close(x.answered)
-		x.guard.waiters.wake(x.submit.Identity)
-	})
+	x.answer(out, err)
 }

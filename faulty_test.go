@@ -207,6 +207,158 @@ func TestNoEffectAfterExecuteAgainIsUnknown(t *testing.T) {
 	}
 }
 
+// Nor does one who does so where others would be settled by a look-up.
+func TestNoEffectAfterExecuteAgainUnderReconcileIsUnknown(t *testing.T) {
+	s := newStore(t)
+	c := stranded(t, s, submit("k"), time.Minute)
+	if err := c.Hold(t.Context(), "lost contact"); err != nil {
+		t.Fatal(err)
+	}
+	g := newGuard(t, s, semel.Policy{
+		OnCrash: semel.Reconcile, SettleAfter: time.Hour,
+		Reconcile: func(context.Context, semel.Record) (semel.Finding, error) { return semel.Undecided(), nil },
+	})
+	if _, err := g.Resolve(t.Context(), semel.Resolution{
+		Identity: submit("k").Identity, Fence: c.Fence(), Decision: semel.DecideExecuteAgain,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+		return semel.Result{}, semel.NoEffect(errors.New("busy"))
+	})
+	wantAnswer(t, out, err, semel.Unknown)
+}
+
+func TestReconcileIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		stranded(t, s, submit("k"), time.Second)
+		time.Sleep(time.Hour)
+		g := newGuard(t, s, semel.Policy{
+			Lease: 20 * time.Second, OnCrash: semel.Reconcile, SettleAfter: time.Minute,
+			Reconcile: func(ctx context.Context, _ semel.Record) (semel.Finding, error) {
+				<-ctx.Done()
+				return semel.Absent(), ctx.Err()
+			},
+		})
+		start := time.Now()
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unknown)
+		if took := time.Since(start); took != 20*time.Second {
+			t.Fatalf("a look-up that hangs took %v", took)
+		}
+		e.want(t, 0)
+	})
+}
+
+// A record that cannot be marked unknown is still its owner's, who may complete
+// it: nobody has to resolve it.
+func TestLapsedRecordThatCannotBeMarkedIsUnavailable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		mem := newStore(t)
+		owner := stranded(t, mem, submit("k"), time.Second)
+		time.Sleep(time.Minute)
+		s := &faulty{Store: mem, before: failFor(time.Minute, "resolve")}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unavailable)
+		if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || out.Claimed {
+			t.Fatalf("told %v", err)
+		}
+		if _, err := owner.Complete(t.Context(), semel.Result{Codec: "test/1"}); err != nil {
+			t.Fatal(err)
+		}
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Replayed)
+	})
+}
+
+// The store's lease began when it granted or renewed the claim, which was before
+// its answer came.
+func TestLeaseIsCountedFromTheCall(t *testing.T) {
+	for _, slow := range []string{"begin", "renew"} {
+		bubble(t, func(t *testing.T) {
+			const lease, takes = 15 * time.Second, 4 * time.Second
+			var granted time.Time
+			s := &faulty{Store: newStore(t)}
+			s.after = func(call string) error {
+				if call == slow {
+					granted = time.Now()
+					time.Sleep(takes)
+				}
+				return nil
+			}
+			renewals := 0
+			s.before = func(call string) error {
+				if call == "renew" {
+					if renewals++; slow == "begin" || renewals > 1 {
+						return errDown
+					}
+				}
+				return nil
+			}
+			g := newGuard(t, s, semel.Policy{Lease: lease})
+			_, _ = g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+				<-ctx.Done()
+				if at := time.Since(granted); at > lease {
+					t.Errorf("slow %s: cancelled %v after the store had granted %v", slow, at, lease)
+				}
+				return semel.Result{}, ctx.Err()
+			})
+			if err := g.Drain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// A drain does not wait a whole lease for a grant whose answer was lost.
+func TestDrainGivesUpLostGrants(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), after: failFor(time.Hour, "begin")}
+		g := newGuard(t, s, semel.Policy{Lease: time.Hour, StoreTimeout: time.Second})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.Unavailable)
+		start := time.Now()
+		if err := g.Drain(t.Context()); err != nil || time.Since(start) > 2*time.Second {
+			t.Fatalf("drained after %v: %v", time.Since(start), err)
+		}
+	})
+}
+
+// The claim is settled while its renewal is on the way: what that finds is not a
+// lost lease.
+func TestSettledClaimIsNotALostLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		lost := 0
+		s := &faulty{Store: newStore(t)}
+		s.before = func(call string) error {
+			if call == "renew" {
+				time.Sleep(3 * time.Second) // until the record is completed
+			}
+			return nil
+		}
+		g, err := semel.New(semel.Config{Store: s, Observer: &semel.Observer{
+			LeaseLost: func(context.Context, semel.LeaseLost) { lost++ },
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			time.Sleep(6 * time.Second)
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.Executed)
+		if err := g.Drain(t.Context()); err != nil || lost != 0 {
+			t.Fatalf("%d leases lost, %v", lost, err)
+		}
+	})
+}
+
 // A look-up that found nothing, after the settling time, does.
 func TestNoEffectAfterReconcileIsReleased(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -354,16 +506,21 @@ func TestRecordWrittenWhenTheStoreReturns(t *testing.T) {
 	})
 }
 
-func TestRecordThatCannotBeWrittenIsUnknown(t *testing.T) {
+// Unknown is only told when it is on record: here the record may still turn out
+// completed, with nobody's help.
+func TestRecordThatCannotBeWrittenIsNotToldAsUnknown(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &faulty{Store: newStore(t), before: failFor(time.Minute, "complete", "hold", "renew", "find")}
 		g := newGuard(t, s, semel.Policy{})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
-		if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetryAfterResolution || !errors.Is(err, errDown) {
+		wantAnswer(t, out, err, semel.Unavailable)
+		if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || !ee.Claimed || !out.Claimed ||
+			!errors.Is(err, errDown) || !errors.Is(err, semel.ErrMaybeEffect) {
 			t.Fatalf("told %v", err)
 		}
+		out, err = g.Do(t.Context(), submit("h"), func(context.Context) (semel.Result, error) { return semel.Result{}, errors.New("cut off") })
+		wantAnswer(t, out, err, semel.Unavailable)
 		time.Sleep(time.Minute)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
 		wantAnswer(t, out, err, semel.Unknown)
@@ -455,7 +612,7 @@ func TestRolledBackIsNoEffect(t *testing.T) {
 				return semel.ErrRolledBack
 			}
 			g := newGuard(t, s, semel.Policy{})
-			out, err := g.Do(t.Context(), submit("k"), c.fn)
+			out, err := g.Do(t.Context(), detached("k"), c.fn)
 			wantAnswer(t, out, err, semel.Released)
 			if !errors.Is(err, semel.ErrRolledBack) || !errors.Is(err, semel.ErrNoEffect) {
 				t.Fatalf("told %v", err)
@@ -547,23 +704,56 @@ func TestZombieIsToldWhatIsOnRecord(t *testing.T) {
 	})
 }
 
+// A zombie whose record was resolved as "no effect" must not be answered from
+// what another request has put in its place.
+func TestZombieIsNotAnsweredFromAnotherRequest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		mem := newStore(t)
+		s := &faulty{Store: mem, before: failFor(time.Hour, "renew")}
+		g := newGuard(t, s, semel.Policy{})
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			x, _ := semel.CurrentExecution(ctx)
+			time.Sleep(time.Minute)
+			for _, d := range []semel.Decision{semel.DecideUnknown, semel.DecideNoEffect} {
+				if _, err := mem.Resolve(t.Context(), semel.Resolution{Identity: x.Identity(), Fence: x.Fence(), Decision: d}); err != nil {
+					t.Error(err)
+				}
+			}
+			other := submit("k")
+			other.Fingerprint = semel.FingerprintOf([]byte("another"))
+			if _, err := newGuard(t, mem, semel.Policy{}).Do(t.Context(), other, func(context.Context) (semel.Result, error) {
+				return semel.Result{Body: []byte("another's")}, nil
+			}); err != nil {
+				t.Error(err)
+			}
+			return semel.Result{Body: []byte("zombie")}, nil
+		})
+		wantAnswer(t, out, err, semel.Unknown)
+		if len(out.Result.Body) != 0 || !errors.Is(err, semel.ErrLostClaim) {
+			t.Fatalf("told %q, %v", out.Result.Body, err)
+		}
+	})
+}
+
 // Each call of the store in turn fails, before or after it took effect, until
 // a run has none left to fail. Whatever fails: never two effects, an answer
 // that says "executed" is on record, and one that says "no effect" had none.
 func TestEveryFaultPoint(t *testing.T) {
-	for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
-		for _, applied := range []bool{false, true} {
-			for _, long := range []bool{false, true} {
-				for n := 1; ; n++ {
-					hit := false
-					bubble(t, func(t *testing.T) {
-						hit = faultAt(t, n, policy, applied, long)
-					})
-					if !hit {
-						if n < 3 {
-							t.Fatalf("only %d fault points", n-1)
+	for _, work := range []string{"effect", "no effect", "final"} {
+		for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+			for _, applied := range []bool{false, true} {
+				for _, long := range []bool{false, true} {
+					for n := 1; ; n++ {
+						hit := false
+						bubble(t, func(t *testing.T) {
+							hit = faultAt(t, n, work, policy, applied, long)
+						})
+						if !hit {
+							if n < 3 {
+								t.Fatalf("only %d fault points", n-1)
+							}
+							break
 						}
-						break
 					}
 				}
 			}
@@ -571,7 +761,8 @@ func TestEveryFaultPoint(t *testing.T) {
 	}
 }
 
-func faultAt(t *testing.T, n int, policy semel.CrashPolicy, applied, long bool) (hit bool) {
+func faultAt(t *testing.T, n int, work string, policy semel.CrashPolicy, applied, long bool) (hit bool) {
+	name := fmt.Sprintf("fault %d (%s, applied %v, long %v, %v)", n, work, applied, long, policy)
 	calls := 0
 	var end time.Time
 	var mu sync.Mutex
@@ -603,42 +794,79 @@ func faultAt(t *testing.T, n int, policy semel.CrashPolicy, applied, long bool) 
 	}
 	g := newGuard(t, s, semel.Policy{OnCrash: policy})
 	var e effects
-	work := func(ctx context.Context) (semel.Result, error) {
+	fn := func(ctx context.Context) (semel.Result, error) {
 		time.Sleep(12 * time.Second)
-		if ctx.Err() != nil {
-			return semel.Result{}, ctx.Err()
-		}
-		return e.do(ctx)
-	}
-	var executed bool
-	for range 60 {
-		out, err := g.Do(t.Context(), submit("k"), work)
 		switch {
-		case err == nil && out.Answer == semel.Executed:
-			executed = true
+		case ctx.Err() != nil:
+			return semel.Result{}, ctx.Err()
+		case work == "no effect":
+			return semel.Result{}, semel.NoEffect(errors.New("busy"))
+		}
+		r, _ := e.do(ctx)
+		if work == "final" {
+			return semel.Result{}, semel.Final(errors.New("declined"))
+		}
+		return r, nil
+	}
+	var acknowledged bool
+	released := int64(-1) // effects when a submit was last told that there was none
+	rounds := 60
+	if work == "no effect" {
+		rounds = 8 // each of which claims anew
+	}
+	for range rounds {
+		out, err := g.Do(t.Context(), submit("k"), fn)
+		now := e.n.Load()
+		switch {
+		case out.Answer == semel.Executed:
+			acknowledged = true
 			if r, err := mem.Find(t.Context(), submit("k").Identity); err != nil || r.State != semel.StateCompleted {
-				t.Fatalf("fault %d: executed, but the record reads %+v, %v", n, r, err)
+				t.Fatalf("%s: executed, but the record reads %+v, %v", name, r, err)
 			}
-		case errors.Is(err, semel.ErrNoEffect) && e.n.Load() != 0:
-			t.Fatalf("fault %d: told %v after an effect", n, err)
+		case errors.Is(err, semel.ErrNoEffect):
+			if now != 0 {
+				t.Fatalf("%s: told %v after an effect", name, err)
+			}
+			released = now
+		}
+		if work == "no effect" && out.Answer == semel.Released {
+			// The key is free: the same request may have its effect now, once.
+			if r, err := mem.Find(t.Context(), submit("k").Identity); err == nil && r.State == semel.StateCompleted {
+				t.Fatalf("%s: released, but the record reads %+v", name, r)
+			}
 		}
 		time.Sleep(3 * time.Second)
 	}
+	if work == "no effect" {
+		mu.Lock()
+		calls = n // no more faults
+		mu.Unlock()
+		time.Sleep(time.Minute) // the last may have been the one that failed
+		_, _ = g.Do(t.Context(), submit("k"), fn)
+	}
+	// Whatever a submit that was told "no effect" set in motion has had the time
+	// to come true.
+	if now := e.n.Load(); released >= 0 && work == "no effect" && now != released {
+		t.Fatalf("%s: %d effects after the answer that there was none", name, now-released)
+	}
 	if got := e.n.Load(); got > 1 && policy == semel.Hold {
-		t.Fatalf("fault %d (applied %v, long %v): %d effects under hold", n, applied, long, got)
+		t.Fatalf("%s: %d effects under hold", name, got)
 	}
 	if err := g.Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	r, err := mem.Find(t.Context(), submit("k").Identity)
+	if work == "no effect" && errors.Is(err, semel.ErrNotFound) {
+		return hit
+	}
 	if err != nil || r.Lapsed() || r.State == semel.StateInProgress {
-		t.Fatalf("fault %d (applied %v, long %v, %v): stuck with %+v, %v", n, applied, long, policy, r, err)
+		t.Fatalf("%s: stuck with %+v, %v", name, r, err)
 	}
-	if policy == semel.Retry && r.State != semel.StateCompleted {
-		t.Fatalf("fault %d (applied %v, long %v): under retry the record ends as %v", n, applied, long, r.State)
+	if policy == semel.Retry && work != "no effect" && r.State != semel.StateCompleted {
+		t.Fatalf("%s: under retry the record ends as %v", name, r.State)
 	}
-	if executed && r.State != semel.StateCompleted {
-		t.Fatalf("fault %d: an acknowledged effect is gone", n)
+	if acknowledged && r.State != semel.StateCompleted {
+		t.Fatalf("%s: an acknowledged effect is gone", name)
 	}
 	return hit
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 )
 
@@ -16,10 +15,70 @@ type Config struct {
 	Policy Policy
 	// Observer is told what happens; nil for nobody.
 	Observer *Observer
+	// MaxExecutions is how many submits may be claiming or executing at the
+	// same time. Beyond it a submit is answered Unavailable with a *BusyError,
+	// before any look in the store. Default 4,096.
+	MaxExecutions int
+	// MaxTenantExecutions is the same for those of one tenant. It does not bound
+	// submits whose scope names no tenant. Default a quarter of MaxExecutions.
+	MaxTenantExecutions int
+	// MaxDetached is the same for Submit.Detached, which has no caller's
+	// goroutine to bound it. Default a quarter of MaxExecutions.
+	MaxDetached int
+
 	// MaxWaiters is how many submits may wait at the same time, of all
 	// identities, for executions that are not theirs. Beyond it they are
 	// answered at once. Default 1,000.
 	MaxWaiters int
+	// MaxTenantWaiters is the same for one tenant, where the scope names one.
+	// Default a quarter of MaxWaiters.
+	MaxTenantWaiters int
+
+	// TrailInterval is how long answers that met the same record and were told
+	// the same share an entry of the audit trail: the first has an entry at
+	// once, and those that follow within the interval have one together, with
+	// their number, at its end. A process that dies forgets those. Negative: each
+	// has its own. Default 10 s.
+	TrailInterval time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	or := func(p *int, def int) {
+		if *p == 0 {
+			*p = def
+		}
+	}
+	or(&c.MaxExecutions, 4096)
+	or(&c.MaxTenantExecutions, max(c.MaxExecutions/4, 1))
+	or(&c.MaxDetached, max(c.MaxExecutions/4, 1))
+	or(&c.MaxWaiters, 1000)
+	or(&c.MaxTenantWaiters, max(c.MaxWaiters/4, 1))
+	if c.TrailInterval == 0 {
+		c.TrailInterval = 10 * time.Second
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if c.Store == nil {
+		errs = append(errs, errors.New("field Store is nil"))
+	}
+	for _, f := range []struct {
+		name  string
+		value int
+	}{
+		{"MaxExecutions", c.MaxExecutions},
+		{"MaxTenantExecutions", c.MaxTenantExecutions},
+		{"MaxDetached", c.MaxDetached},
+		{"MaxWaiters", c.MaxWaiters},
+		{"MaxTenantWaiters", c.MaxTenantWaiters},
+	} {
+		if f.value < 0 {
+			errs = append(errs, fmt.Errorf("field %s is %d; it must not be negative", f.name, f.value))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Guard is the one entry for operations that must take effect once. It owns
@@ -28,7 +87,7 @@ type Config struct {
 type Guard struct {
 	store    Store
 	resolver Resolver // nil if the store is none
-	trail    Trail    // nil if the store is none
+	notes    *notes   // nil if the store has no trail
 	policy   Policy
 	observe  Observer
 	work     *work
@@ -37,25 +96,15 @@ type Guard struct {
 
 // New returns a guard, or one error that names everything wrong with c.
 func New(c Config) (*Guard, error) {
-	var errs []error
-	if c.Store == nil {
-		errs = append(errs, errors.New("semel: guard: Store is nil"))
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("semel: guard: %w", errors.Join(err, c.Policy.withDefaults().validate()))
 	}
-	if c.MaxWaiters < 0 {
-		errs = append(errs, fmt.Errorf("semel: guard: MaxWaiters is %d; it must not be negative", c.MaxWaiters))
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(append(errs, c.Policy.withDefaults().validate())...)
-	}
-	if c.MaxWaiters == 0 {
-		c.MaxWaiters = 1000
-	}
-	g := &Guard{
-		store: c.Store, work: newWork(),
-		waiters: &waiters{limit: c.MaxWaiters, of: map[Identity]*waiting{}},
-	}
+	g := &Guard{store: c.Store, work: newWork(c), waiters: newWaiters(c)}
 	g.resolver, _ = c.Store.(Resolver)
-	g.trail, _ = c.Store.(Trail)
+	if trail, ok := c.Store.(Trail); ok {
+		g.notes = newNotes(trail, c.TrailInterval)
+	}
 	if c.Observer != nil {
 		g.observe = *c.Observer
 	}
@@ -95,6 +144,14 @@ type Submit struct {
 	// dies, it is answered soon after the lease has lapsed. Executions of its
 	// own are not bounded by it.
 	Wait time.Duration
+	// Detached has fn run in a goroutine of the guard instead of the caller's,
+	// so that Do can answer before fn has ended: for a caller that tells
+	// somebody else to come back for the result.
+	Detached bool
+	// Settled, if not nil, is called in the guard's goroutine with what a
+	// detached execution came to, whether or not Do has answered before. It is
+	// not called for a submit that was not claimed.
+	Settled func(Outcome, error)
 }
 
 // Outcome is what came of a submit that was executed or replayed, and what is
@@ -105,7 +162,8 @@ type Outcome struct {
 	// Record is the record as last seen; its ID is empty if there was none.
 	Record Record
 	// Claimed says that the identity was granted to this submit, whatever became
-	// of it: fn has run, is running or is about to. Otherwise fn never runs.
+	// of it: fn has run or, if the submit was detached, is running or about to.
+	// Otherwise fn never runs.
 	Claimed bool
 }
 
@@ -114,55 +172,59 @@ type Outcome struct {
 // result is returned and fn does not run; otherwise the *Error says what is in
 // the way.
 //
-// fn runs in a goroutine of its own, with a context that keeps ctx's values but
-// not its cancellation: once claimed, the work goes on to the policy's
-// Deadline, whatever the caller does. Its context is cancelled at the
-// deadline, and when the claim is lost. CurrentExecution(ctx) tells fn the
-// identity and the fence. fn's error decides what is recorded: nil and Final
-// complete the record, NoEffect releases it, anything else (and a panic)
-// leaves it unknown.
+// fn runs in the calling goroutine, with a context that keeps ctx's values but
+// not its cancellation: once claimed, the work goes on whether or not anybody
+// waits for it. Its context is cancelled at the policy's Deadline, and when the
+// claim is lost. CurrentExecution(ctx) tells fn the identity and the fence. fn's
+// error decides what is recorded: nil and Final complete the record, NoEffect
+// releases it, anything else leaves it unknown. So do a panic and
+// runtime.Goexit, which then go on up through Do.
 //
-// When ctx ends first, Do returns an InProgress error and fn goes on; a ctx that
-// is over before the claim is an Unavailable error, and fn does not run. A nil error means that the record is
-// durable. A recorded failure is returned as a *RecordedError beside an
-// Executed or Replayed outcome; every other error is an *Error.
-func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (Outcome, error) {
-	start := time.Now()
-	out, err := g.do(ctx, s, fn)
+// A submit that is Detached runs in a goroutine of the guard. When ctx ends
+// first, Do returns an InProgress error and fn goes on; a panic of fn is an
+// Unknown answer and goes no further.
+//
+// A ctx that is over before the claim is an Unavailable error, and fn does not
+// run. A nil error means that the record is durable. A recorded failure is
+// returned as a *RecordedError beside an Executed or Replayed outcome; every
+// other error is an *Error.
+func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (out Outcome, err error) {
 	if g.observe.Answered != nil {
-		g.observe.Answered(ctx, Answered{Scope: s.Identity.Scope, Outcome: out, Err: err, Took: time.Since(start)})
+		start := time.Now()
+		defer func() { g.observe.Answered(ctx, answered(s, out, err, time.Since(start))) }()
 	}
-	return out, err
-}
-
-func (g *Guard) do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (Outcome, error) {
 	if err := s.Identity.Validate(); err != nil {
 		return failed(&Error{Answer: Rejected, Err: err})
 	}
-	if err := ctx.Err(); err != nil {
+	if ctx.Err() != nil {
 		return failed(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
 	}
 	x, out, err := g.beginOrWait(ctx, s)
 	if x == nil {
 		return out, err
 	}
-	go func() {
-		defer g.work.leave()
-		x.run(ctx, fn)
-	}()
-	select {
-	case <-x.answered:
-		return x.outcome, x.err
-	case <-ctx.Done():
-		select {
-		case <-x.answered: // both were ready
-			return x.outcome, x.err
-		default:
-		}
-		rec := x.record(StateInProgress)
-		return Outcome{Answer: InProgress, Record: rec, Claimed: true},
-			&Error{Answer: InProgress, Record: &rec, RetryAfter: g.policy.Heartbeat, Err: context.Cause(ctx)}
+	if s.Detached {
+		return x.detach(ctx, fn)
 	}
+	defer func() {
+		g.work.leave(s)
+		out, err = x.outcome, x.err // also for the observer of a panic
+	}()
+	x.run(ctx, fn)
+	return x.outcome, x.err
+}
+
+func answered(s Submit, out Outcome, err error, took time.Duration) Answered {
+	a := Answered{
+		Scope: s.Identity.Scope, Answer: out.Answer, Claimed: out.Claimed, RecordID: out.Record.ID,
+		Label: out.Result.Label, Err: err, Took: took,
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		a.Err = e.Err
+	} else if err != nil {
+		a.Err = ErrRecorded
+	}
+	return a
 }
 
 func failed(e *Error) (Outcome, error) {
@@ -183,15 +245,15 @@ func (g *Guard) beginOrWait(ctx context.Context, s Submit) (*Execution, Outcome,
 		defer w.leave()
 	}
 	for {
-		if !g.work.enter() {
-			out, err := failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: ErrDraining})
+		if err := g.work.enter(s); err != nil {
+			out, err := failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
 			return nil, out, err
 		}
 		x, out, err := g.begin(ctx, s)
 		if x != nil {
 			return x, Outcome{}, nil
 		}
-		g.work.leave()
+		g.work.leave(s)
 		if out.Answer == InProgress && w != nil && w.next(ctx, out.Record) {
 			continue
 		}
@@ -284,7 +346,7 @@ func isConflict(err error) bool {
 func (g *Guard) abandon(ctx context.Context, a Attempt) {
 	defer g.work.leaveAbandon()
 	end := time.Now().Add(g.policy.Lease)
-	for wait := 50 * time.Millisecond; time.Now().Before(end) && !g.work.isDraining(); wait = min(wait*2, time.Second) {
+	for wait := 50 * time.Millisecond; time.Now().Before(end) && g.work.stopping.Err() == nil; wait = min(wait*2, time.Second) {
 		claim, err := g.beginOnce(ctx, a)
 		if isConflict(err) {
 			return
@@ -340,7 +402,9 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		case errors.Is(err, ErrStaleFence), errors.Is(err, ErrNotFound):
 			return true, Outcome{}, nil
 		default:
-			return answer(g.unknown(err))
+			// It is not on record that the outcome is unknown, so it need not
+			// stay so: the owner may still be there.
+			return answer(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
 		}
 	}
 	if g.policy.OnCrash == Reconcile {
@@ -414,8 +478,11 @@ func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
 	return rec, err
 }
 
-// Find returns the record of id, or ErrNotFound.
+// Find returns the record of id, or ErrNotFound. Like every look-up of the guard
+// it takes the policy's StoreTimeout at most.
 func (g *Guard) Find(ctx context.Context, id Identity) (Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
+	defer cancel()
 	return g.store.Find(ctx, id)
 }
 
@@ -430,7 +497,9 @@ func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, e
 	if recordID == "" { // would select any
 		return Record{}, ErrNotFound
 	}
-	found, err := lister.List(ctx, Filter{ID: recordID, Tenant: s.Tenant, Actor: s.Actor, Limit: 2})
+	lctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
+	defer cancel()
+	found, err := lister.List(lctx, Filter{ID: recordID, Tenant: s.Tenant, Actor: s.Actor, Limit: 2})
 	if err != nil {
 		return Record{}, err
 	}
@@ -438,7 +507,7 @@ func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, e
 		// An empty field of a filter selects all, but an empty part of a
 		// scope is one like any other.
 		if r.ID == recordID && r.Identity.Tenant == s.Tenant && r.Identity.Actor == s.Actor {
-			whole, err := g.store.Find(ctx, r.Identity)
+			whole, err := g.Find(ctx, r.Identity)
 			if err == nil && whole.ID != recordID {
 				err = ErrNotFound // replaced meanwhile
 			}
@@ -450,15 +519,19 @@ func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, e
 
 // Await returns the record of id as soon as nobody is executing it any more, or
 // as it is when the wait or ctx ends. The error is ErrNotFound where there is
-// none, and after a release.
+// none, after a release, and if another record has replaced it meanwhile.
 func (g *Guard) Await(ctx context.Context, id Identity, wait time.Duration) (Record, error) {
 	w := g.newWaiter(id, wait)
 	defer w.leave()
-	for {
-		r, err := g.store.Find(ctx, id)
+	for first := ""; ; {
+		r, err := g.Find(ctx, id)
+		if err == nil && first != "" && r.ID != first {
+			return Record{}, ErrNotFound
+		}
 		if err != nil || r.State != StateInProgress || r.Lapsed() || !w.next(ctx, r) {
 			return r, err
 		}
+		first = r.ID
 	}
 }
 
@@ -467,37 +540,39 @@ func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	if g.resolver == nil {
 		return Record{}, fmt.Errorf("semel: resolve: %T is no Resolver", g.store)
 	}
+	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
+	defer cancel()
 	return g.resolver.Resolve(ctx, r)
 }
 
-// note writes an audit entry for an answer that met a record and changed none.
+// note has an audit entry written for an answer that met a record and changed
+// none.
 func (g *Guard) note(s Submit, out Outcome) {
-	if g.trail == nil || out.Record.State == 0 {
+	if g.notes == nil || out.Record.State == 0 {
 		return
 	}
-	g.trail.Note(TrailEntry{
-		Kind: TrailKind(out.Answer.String()), RecordID: out.Record.ID, Fence: out.Record.Fence,
-		Tenant: s.Identity.Tenant, Actor: s.Identity.Actor, Operation: s.Identity.Operation, Key: s.Identity.Key,
-		Origin: s.Origin, Label: out.Result.Label,
-	})
+	g.notes.add(entry(s, TrailEntry{
+		Kind: TrailKind(out.Answer.String()), RecordID: out.Record.ID, Fence: out.Record.Fence, Label: out.Result.Label,
+	}))
+}
+
+// entry fills in whose entry it is.
+func entry(s Submit, e TrailEntry) TrailEntry {
+	e.Tenant, e.Actor, e.Operation, e.Key = s.Identity.Tenant, s.Identity.Actor, s.Identity.Operation, s.Identity.Key
+	e.Origin = s.Origin
+	return e
 }
 
 // NoteFailedOpen puts on the audit trail that a submit was let through without
 // protection. For entry points that are configured to fail open.
 func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
-	if g.trail != nil {
-		g.trail.Note(TrailEntry{
-			Kind: TrailFailedOpen, Tenant: s.Identity.Tenant, Actor: s.Identity.Actor,
-			Operation: s.Identity.Operation, Key: s.Identity.Key, Origin: s.Origin, Cause: "store unavailable",
-		})
+	if g.notes != nil {
+		g.notes.trail.Note(entry(s, TrailEntry{Kind: TrailFailedOpen, Cause: "store unavailable"}))
 	}
 	if g.observe.FailedOpen != nil {
 		g.observe.FailedOpen(ctx, s.Identity.Scope, cause)
 	}
 }
-
-// ErrDraining: the guard takes no new work because the process is stopping.
-var ErrDraining = errors.New("semel: draining")
 
 // Drain stops g, and every guard that shares its work, from taking new submits
 // and waits until running executions have been settled. If ctx ends first it
@@ -505,6 +580,14 @@ var ErrDraining = errors.New("semel: draining")
 // unknown records if the process ended now.
 func (g *Guard) Drain(ctx context.Context) error {
 	idle := g.work.drain()
+	if g.notes != nil {
+		g.notes.end()
+	}
+	select {
+	case <-idle:
+		return nil
+	default:
+	}
 	select {
 	case <-idle:
 		return nil
@@ -513,86 +596,10 @@ func (g *Guard) Drain(ctx context.Context) error {
 	}
 }
 
-// work counts the goroutines that guards own.
-type work struct {
-	mu        sync.Mutex
-	running   int
-	abandoned int // of those running
-	draining  bool
-	idle      chan struct{}
-	stopping  chan struct{} // closed by drain
-}
-
-func newWork() *work { return &work{stopping: make(chan struct{})} }
-
-// maxAbandoned bounds how many lost grants are pursued at once, so that an
-// outage under load piles up neither goroutines nor calls of a store that is
-// struggling back. Beyond it a lost grant is left to lapse.
-const maxAbandoned = 256
-
-func (w *work) enter() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.draining {
-		return false
-	}
-	w.running++
-	return true
-}
-
-// enterAbandon is called from work that has entered, so it may follow a drain.
-func (w *work) enterAbandon() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.abandoned == maxAbandoned {
-		return false
-	}
-	w.abandoned++
-	w.running++
-	return true
-}
-
-func (w *work) leaveAbandon() {
-	w.mu.Lock()
-	w.abandoned--
-	w.mu.Unlock()
-	w.leave()
-}
-
-func (w *work) leave() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.running--
-	if w.draining && w.running == 0 {
-		close(w.idle)
-	}
-}
-
-func (w *work) drain() <-chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.draining {
-		w.draining = true
-		close(w.stopping)
-		w.idle = make(chan struct{})
-		if w.running == 0 {
-			close(w.idle)
-		}
-	}
-	return w.idle
-}
-
-func (w *work) isDraining() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.draining
-}
-
-func (w *work) count() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.running
-}
+// OnDrain has f called, in a goroutine of its own, once Drain is called: for an
+// entry point that holds requests before it submits them. stop takes that back
+// and reports whether it came in time, like that of context.AfterFunc.
+func (g *Guard) OnDrain(f func()) (stop func() bool) { return context.AfterFunc(g.work.stopping, f) }
 
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)

@@ -23,6 +23,13 @@ func submit(key string) semel.Submit {
 	return semel.Submit{Identity: semel.Identity{Scope: scope, Key: key}, Fingerprint: semel.FingerprintOf([]byte("request"))}
 }
 
+// detached is a submit whose panics are answers.
+func detached(key string) semel.Submit {
+	s := submit(key)
+	s.Detached = true
+	return s
+}
+
 func newStore(t testing.TB) *memory.Store {
 	t.Helper()
 	s, err := memory.New(memory.Config{})
@@ -124,30 +131,184 @@ func TestRacedSubmitsExecuteOnce(t *testing.T) {
 	e.want(t, 1)
 }
 
-// Bug 15: a client that disconnects must not cancel the work or its record.
+// A client that disconnects must not cancel the work or its record.
 func TestCallerGoneWorkGoesOn(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), semel.Policy{})
-		type valueKey struct{}
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), valueKey{}, "kept"))
-		var e effects
-		out, err := g.Do(ctx, submit("k"), func(ctx context.Context) (semel.Result, error) {
-			cancel()
-			time.Sleep(time.Minute)
-			if ctx.Err() != nil || ctx.Value(valueKey{}) != "kept" {
-				t.Errorf("the work's context: %v, value %v", ctx.Err(), ctx.Value(valueKey{}))
+	for _, detached := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			g := newGuard(t, newStore(t), semel.Policy{})
+			type valueKey struct{}
+			ctx, cancel := context.WithCancel(context.WithValue(t.Context(), valueKey{}, "kept"))
+			var e effects
+			sub := submit("k")
+			sub.Detached = detached
+			var settled semel.Outcome
+			sub.Settled = func(out semel.Outcome, _ error) { settled = out }
+			out, err := g.Do(ctx, sub, func(ctx context.Context) (semel.Result, error) {
+				cancel()
+				time.Sleep(time.Minute)
+				if ctx.Err() != nil || ctx.Value(valueKey{}) != "kept" {
+					t.Errorf("the work's context: %v, value %v", ctx.Err(), ctx.Value(valueKey{}))
+				}
+				return e.do(ctx)
+			})
+			if detached {
+				wantAnswer(t, out, err, semel.InProgress)
+				if !errors.Is(err, context.Canceled) || !errors.Is(err, semel.ErrMaybeEffect) || !out.Claimed {
+					t.Fatalf("the caller that left was told %v", err)
+				}
+				if err := g.Drain(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if settled.Answer != semel.Executed || settled.Record.State != semel.StateCompleted {
+					t.Fatalf("settled as %+v", settled)
+				}
+			} else {
+				wantAnswer(t, out, err, semel.Executed)
 			}
-			return e.do(ctx)
+			e.want(t, 1)
 		})
-		wantAnswer(t, out, err, semel.InProgress)
-		if !errors.Is(err, context.Canceled) || !errors.Is(err, semel.ErrMaybeEffect) || errors.Is(err, semel.ErrNoEffect) {
-			t.Fatalf("the caller that left was told %v", err)
+	}
+}
+
+// What a handler does to its goroutine it does to the caller's, once the record
+// tells of it; a detached one has nobody above.
+func TestPanicAndGoexitGoOnUp(t *testing.T) {
+	for _, detached := range []bool{false, true} {
+		for _, goexit := range []bool{false, true} {
+			bubble(t, func(t *testing.T) {
+				s := newStore(t)
+				var panicked atomic.Int64
+				var answered []semel.Answer
+				g, err := semel.New(semel.Config{Store: s, Observer: &semel.Observer{
+					Panicked: func(context.Context, semel.Panicked) { panicked.Add(1) },
+					Answered: func(_ context.Context, a semel.Answered) { answered = append(answered, a.Answer) },
+				}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				sub := submit("k")
+				sub.Detached = detached
+				var out semel.Outcome
+				var value any
+				returned := false
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					defer func() { value = recover() }()
+					out, err = g.Do(t.Context(), sub, func(context.Context) (semel.Result, error) {
+						if goexit {
+							runtime.Goexit()
+						}
+						panic("boom")
+					})
+					returned = true
+				}()
+				<-done
+				if returned != detached {
+					t.Fatalf("detached %v, goexit %v: Do returned: %v", detached, goexit, returned)
+				}
+				if detached {
+					wantAnswer(t, out, err, semel.Unknown)
+					if _, ok := errors.AsType[*semel.PanicError](err); !ok {
+						t.Fatalf("told %v", err)
+					}
+				} else if !goexit && value != "boom" || goexit && value != nil {
+					t.Fatalf("the caller recovered %v", value)
+				}
+				r, err := s.Find(t.Context(), sub.Identity)
+				if err != nil || r.State != semel.StateUnknown || panicked.Load() != 1 || len(answered) != 1 || answered[0] != semel.Unknown {
+					t.Fatalf("the record reads %v, %v; %d panics and answers %v observed", r.State, err, panicked.Load(), answered)
+				}
+				if err := g.Drain(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			})
 		}
-		if err := g.Drain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		e.want(t, 1)
+	}
+}
+
+// The handler runs where the server's own limits hold.
+func TestRunsOnTheCallersGoroutine(t *testing.T) {
+	id := func() string {
+		b := make([]byte, 64)
+		return strings.Fields(string(b[:runtime.Stack(b, false)]))[1]
+	}
+	g := newGuard(t, newStore(t), semel.Policy{})
+	var in string
+	_, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+		in = id()
+		return semel.Result{}, nil
 	})
+	if err != nil || in != id() {
+		t.Fatalf("called from goroutine %s, ran in %s, %v", id(), in, err)
+	}
+}
+
+// Each bound is answered before any look in the store, and is free again when
+// an execution has ended.
+func TestExecutionsAreBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		config   semel.Config
+		detached bool
+	}{
+		"MaxExecutions":       {config: semel.Config{MaxExecutions: 3, MaxTenantExecutions: 9}},
+		"MaxTenantExecutions": {config: semel.Config{MaxTenantExecutions: 3}},
+		"MaxDetached":         {config: semel.Config{MaxDetached: 3}, detached: true},
+	} {
+		bubble(t, func(t *testing.T) {
+			var calls atomic.Int64
+			c.config.Store = &faulty{Store: newStore(t), before: func(string) error { calls.Add(1); return nil }}
+			g, err := semel.New(c.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var e effects
+			goOn := make(chan struct{})
+			var wg sync.WaitGroup
+			do := func(s semel.Submit) {
+				s.Detached = c.detached
+				out, err := g.Do(t.Context(), s, func(ctx context.Context) (semel.Result, error) {
+					<-goOn
+					return e.do(ctx)
+				})
+				wantAnswer(t, out, err, semel.Executed)
+			}
+			for i := range 3 {
+				wg.Go(func() { do(submit(fmt.Sprint("k", i))) })
+			}
+			synctest.Wait()
+			before := calls.Load()
+			over := submit("over")
+			over.Detached = c.detached
+			out, err := g.Do(t.Context(), over, e.do)
+			wantAnswer(t, out, err, semel.Unavailable)
+			busy, ok := errors.AsType[*semel.BusyError](err)
+			if !ok || busy.Bound != name || busy.Limit != 3 || out.Claimed {
+				t.Fatalf("%s: told %v", name, err)
+			}
+			if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || ee.RetryAfter <= 0 {
+				t.Fatalf("%s: advice %v after %v", name, ee.Retry(), ee.RetryAfter)
+			}
+			if calls.Load() != before {
+				t.Fatalf("%s: the store was asked", name)
+			}
+			if name == "MaxTenantExecutions" {
+				// One tenant's bound is not another's, nor that of who has none.
+				for _, tenant := range []string{"other", ""} {
+					s := submit("other")
+					s.Identity.Tenant = tenant
+					wg.Go(func() { do(s) })
+				}
+			}
+			close(goOn)
+			wg.Wait()
+			out, err = g.Do(t.Context(), over, e.do)
+			wantAnswer(t, out, err, semel.Executed)
+			if err := g.Drain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
 }
 
 func TestCallerGoneBeforeTheClaim(t *testing.T) {
@@ -246,31 +407,29 @@ func TestDeadlineCancelsTheWork(t *testing.T) {
 	})
 }
 
-// A handler that ignores its deadline is not waited for, and its late result
-// still settles the record.
+// The record of a handler that ignores its deadline does not: it is held, and
+// a late result still settles it.
 func TestOverdueWorkIsHeldAndMaySettle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)
 		g := newGuard(t, s, semel.Policy{Deadline: time.Minute})
 		var e effects
-		start := time.Now()
+		go func() {
+			time.Sleep(time.Minute + 6*time.Second)
+			out, err := g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, semel.Unknown)
+			if out.Record.State != semel.StateUnknown || !strings.Contains(out.Record.Cause, "deadline") {
+				t.Errorf("the record reads %+v", out.Record)
+			}
+		}()
 		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
 			time.Sleep(5 * time.Minute)
+			if context.Cause(ctx) != semel.ErrDeadline {
+				t.Errorf("cancelled by %v", context.Cause(ctx))
+			}
 			return e.do(ctx)
 		})
-		wantAnswer(t, out, err, semel.Unknown)
-		if d := time.Since(start); d != time.Minute+5*time.Second || !errors.Is(err, semel.ErrDeadline) {
-			t.Fatalf("answered after %v with %v", d, err)
-		}
-		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
-		if out.Record.State != semel.StateUnknown || out.Record.Cause == "" {
-			t.Fatalf("the record reads %+v", out.Record)
-		}
-		if err := g.Drain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		g = newGuard(t, s, semel.Policy{})
+		wantAnswer(t, out, err, semel.Executed)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
 		wantAnswer(t, out, err, semel.Replayed)
 		e.want(t, 1)
@@ -525,7 +684,7 @@ func TestWhatTheHandlerSays(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuard(t, newStore(t), semel.Policy{})
-			out, err := g.Do(t.Context(), submit("k"), c.fn)
+			out, err := g.Do(t.Context(), detached("k"), c.fn)
 			wantAnswer(t, out, err, c.first)
 			if strings.Contains(err.Error(), "secret") {
 				t.Fatalf("the error shows the panic's value: %v", err)
@@ -567,38 +726,6 @@ func TestFinalFailureIsReplayed(t *testing.T) {
 	e.want(t, 0)
 }
 
-func TestEarlyComplete(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{})
-		goOn := make(chan struct{})
-		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
-			x, _ := semel.CurrentExecution(ctx)
-			if err := x.Complete(semel.Result{Tombstone: true, Reference: "/orders/1"}); err != nil {
-				t.Error(err)
-			}
-			if err := x.Complete(semel.Result{}); !errors.Is(err, semel.ErrLostClaim) {
-				t.Errorf("completed twice: %v", err)
-			}
-			<-goOn
-			if ctx.Err() != nil {
-				t.Errorf("the work was cancelled: %v", context.Cause(ctx))
-			}
-			return semel.Result{}, errors.New("too late to matter")
-		})
-		wantAnswer(t, out, err, semel.Executed)
-		time.Sleep(time.Minute)
-		close(goOn)
-		if err := g.Drain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		r, err := s.Find(t.Context(), submit("k").Identity)
-		if err != nil || r.State != semel.StateCompleted || !r.Result.Tombstone || r.Result.Reference != "/orders/1" {
-			t.Fatalf("the record reads %+v, %v", r, err)
-		}
-	})
-}
-
 func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)
@@ -636,7 +763,55 @@ func TestDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 		e.want(t, 1)
+		ended, end := context.WithCancel(t.Context())
+		end()
+		for range 100 {
+			if err := g.Drain(ended); err != nil {
+				t.Fatalf("an idle guard: %v", err)
+			}
+		}
 	})
+}
+
+func TestOnDrain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), semel.Policy{})
+		called := make(chan struct{})
+		g.OnDrain(func() { close(called) })
+		stop := g.OnDrain(func() { t.Error("called although it was taken back") })
+		if !stop() {
+			t.Error("taking it back came too late")
+		}
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-called
+	})
+}
+
+// What each answer says about the effect and about trying again is what clients
+// act on.
+func TestAnswersAdvise(t *testing.T) {
+	for answer, want := range map[semel.Answer]struct {
+		retry  semel.RetryAdvice
+		effect semel.Effect
+	}{
+		semel.Executed:    {semel.RetryNo, semel.EffectDone},
+		semel.Replayed:    {semel.RetryNo, semel.EffectDone},
+		semel.Released:    {semel.RetrySameKey, semel.EffectNone},
+		semel.InProgress:  {semel.RetrySameKey, semel.EffectMaybe},
+		semel.Mismatch:    {semel.RetryNo, semel.EffectNone},
+		semel.Unknown:     {semel.RetryAfterResolution, semel.EffectMaybe},
+		semel.Rejected:    {semel.RetryNewKey, semel.EffectNone},
+		semel.Unavailable: {semel.RetrySameKey, semel.EffectMaybe},
+	} {
+		if got := answer.Retry(); got != want.retry {
+			t.Errorf("%v advises %s; want %s", answer, got, want.retry)
+		}
+		if got := answer.Effect(); got != want.effect {
+			t.Errorf("%v says effect %v; want %v", answer, got, want.effect)
+		}
+	}
 }
 
 func TestRejectsBadIdentities(t *testing.T) {
@@ -663,12 +838,71 @@ func TestRejectsBadIdentities(t *testing.T) {
 func TestConfigErrorsComeTogether(t *testing.T) {
 	_, err := semel.New(semel.Config{Policy: semel.Policy{
 		Lease: time.Second, Heartbeat: time.Second, Deadline: -1, OnCrash: semel.Reconcile, SettleAfter: -1,
-	}})
-	for _, want := range []string{"Store", "Heartbeat", "Deadline", "Reconcile", "SettleAfter"} {
+	}, MaxExecutions: -1, MaxTenantWaiters: -1})
+	for _, want := range []string{"Store", "MaxExecutions", "MaxTenantWaiters", "Heartbeat", "Deadline", "Reconcile", "SettleAfter"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}
 	}
+}
+
+// A request that waited for an execution must find its record.
+func TestRetentionOutlastsTheDeadline(t *testing.T) {
+	_, err := semel.New(semel.Config{Store: newStore(t), Policy: semel.Policy{Retention: time.Minute, Deadline: 2 * time.Minute}})
+	if err == nil || !strings.Contains(err.Error(), "Retention 1m0s is shorter than the Deadline 2m0s") {
+		t.Errorf("told %v", err)
+	}
+	g := newGuard(t, newStore(t), semel.Policy{Retention: time.Minute})
+	if d := g.Policy().Deadline; d != time.Minute {
+		t.Errorf("the deadline is %v", d)
+	}
+}
+
+// A client that repeats a request in a loop must not fill the trail.
+func TestRepeatedAnswersShareAnEntry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		entries := func(kind semel.TrailKind) (counts []uint64) {
+			t.Helper()
+			found, err := s.Trail(t.Context(), semel.TrailFilter{Kind: kind})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, entry := range found {
+				counts = append(counts, entry.Count)
+			}
+			return counts
+		}
+		want := func(kind semel.TrailKind, counts ...uint64) {
+			t.Helper()
+			if got := entries(kind); fmt.Sprint(got) != fmt.Sprint(counts) {
+				t.Fatalf("entries of %s count %v; want %v", kind, got, counts)
+			}
+		}
+		other := submit("k")
+		other.Fingerprint = semel.FingerprintOf([]byte("another"))
+		for range 1001 { // one executes
+			_, _ = g.Do(t.Context(), submit("k"), e.do)
+		}
+		_, _ = g.Do(t.Context(), other, e.do)
+		want(semel.TrailReplayed, 0)
+		want(semel.TrailMismatch, 0)
+		time.Sleep(10*time.Second + time.Millisecond)
+		want(semel.TrailReplayed, 0, 999)
+		want(semel.TrailMismatch, 0)
+		last := submit("k")
+		last.Origin.RequestID = "last"
+		_, _ = g.Do(t.Context(), last, e.do)
+		if err := g.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want(semel.TrailReplayed, 0, 999, 0)
+		if found, _ := s.Trail(t.Context(), semel.TrailFilter{RequestID: "last"}); len(found) != 1 {
+			t.Fatalf("%d entries name the last request", len(found))
+		}
+	})
 }
 
 func TestTrailTellsReplaysAndRefusals(t *testing.T) {
@@ -703,7 +937,7 @@ func TestObserver(t *testing.T) {
 		var failed, lost, panicked atomic.Int64
 		s := &faulty{Store: newStore(t)}
 		g, err := semel.New(semel.Config{Store: s, Observer: &semel.Observer{
-			Answered:    func(_ context.Context, a semel.Answered) { answered = append(answered, a.Outcome.Answer) },
+			Answered:    func(_ context.Context, a semel.Answered) { answered = append(answered, a.Answer) },
 			StoreFailed: func(context.Context, semel.StoreFailed) { failed.Add(1) },
 			LeaseLost:   func(context.Context, semel.LeaseLost) { lost.Add(1) },
 			Panicked:    func(context.Context, semel.Panicked) { panicked.Add(1) },
@@ -714,7 +948,10 @@ func TestObserver(t *testing.T) {
 		var e effects
 		_, _ = g.Do(t.Context(), submit("k"), e.do)
 		_, _ = g.Do(t.Context(), submit("k"), e.do)
-		_, _ = g.Do(t.Context(), submit("p"), func(context.Context) (semel.Result, error) { panic(1) })
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = g.Do(t.Context(), submit("p"), func(context.Context) (semel.Result, error) { panic(1) })
+		}()
 		s.before = func(call string) error {
 			if call == "renew" {
 				return errors.New("store down")

@@ -8,7 +8,7 @@ import (
 // Observer is told what a guard does, for metrics, logs and traces. Every
 // field may be nil. Functions are called in the goroutine at work and must not
 // block; they may be called at the same time from many. What they are given
-// holds neither keys nor payload.
+// holds neither keys nor payload, unless the handler puts them into its errors.
 type Observer struct {
 	// Answered: a submit was answered. Called once for each Do, in its goroutine.
 	Answered func(context.Context, Answered)
@@ -17,7 +17,8 @@ type Observer struct {
 	// LeaseLost: an execution was cancelled because its claim was lost or
 	// could not be renewed.
 	LeaseLost func(context.Context, LeaseLost)
-	// Panicked: a handler panicked. Its outcome is unknown.
+	// Panicked: a handler panicked or ended its goroutine. Its outcome is
+	// unknown, or it was rolled back. The panic goes on up.
 	Panicked func(context.Context, Panicked)
 	// FailedOpen: a submit was let through without protection.
 	FailedOpen func(ctx context.Context, s Scope, cause error)
@@ -25,10 +26,16 @@ type Observer struct {
 
 // Answered is an answer to a submit.
 type Answered struct {
-	Scope   Scope
-	Outcome Outcome // its Result is shared: do not change or keep it
-	Err     error
-	Took    time.Duration
+	Scope    Scope
+	Answer   Answer
+	Claimed  bool   // as in Outcome
+	RecordID string // "" if none was seen
+	Label    string // of the result
+	// Err is why the answer is neither Executed nor Replayed: the cause in the
+	// *Error, as the store, the context or the handler put it. Of a recorded
+	// failure it is ErrRecorded.
+	Err  error
+	Took time.Duration
 }
 
 // StoreFailed is a call of the store that failed.

@@ -66,11 +66,15 @@ type Policy struct {
 	// Default a third of the lease.
 	Heartbeat time.Duration
 	// Deadline bounds one execution. At the deadline its context is
-	// cancelled and renewal ends; if the handler does not return within one
-	// heartbeat the outcome is unknown. Default 10 min.
+	// cancelled; if the handler does not return within one heartbeat renewal
+	// ends and the record becomes unknown, which a result that comes later
+	// still settles. At most the Retention. Default 10 min, or the Retention
+	// where that is shorter.
 	Deadline time.Duration
 	// Retention is how long a result answers replays after completion.
-	// RetryPlan.Retention computes one. Default 24 h.
+	// RetryPlan.Retention computes one. It is not shorter than the Deadline:
+	// else a request that waited for an execution could find its record gone
+	// already. Default 24 h.
 	Retention time.Duration
 	// OnCrash says what to do about lapsed claims and unknown outcomes.
 	// Default Hold.
@@ -98,11 +102,14 @@ func (p Policy) withDefaults() Policy {
 	if p.Heartbeat == 0 {
 		p.Heartbeat = p.Lease / 3
 	}
-	if p.Deadline == 0 {
-		p.Deadline = 10 * time.Minute
-	}
 	if p.Retention == 0 {
 		p.Retention = 24 * time.Hour
+	}
+	if p.Deadline == 0 {
+		p.Deadline = 10 * time.Minute
+		if p.Retention > 0 {
+			p.Deadline = min(p.Deadline, p.Retention)
+		}
 	}
 	if p.StoreTimeout == 0 {
 		p.StoreTimeout = min(5*time.Second, p.Lease)
@@ -127,6 +134,9 @@ func (p Policy) validate() error {
 	positive("StoreTimeout", p.StoreTimeout)
 	if p.Heartbeat > p.Lease/2 {
 		errs = append(errs, fmt.Errorf("field Heartbeat %v is more than half the Lease %v: one lost renewal would lose the claim", p.Heartbeat, p.Lease))
+	}
+	if p.Retention < p.Deadline {
+		errs = append(errs, fmt.Errorf("field Retention %v is shorter than the Deadline %v of one execution", p.Retention, p.Deadline))
 	}
 	if p.StoreTimeout > p.Lease {
 		errs = append(errs, fmt.Errorf("field StoreTimeout %v is longer than the Lease %v", p.StoreTimeout, p.Lease))

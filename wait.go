@@ -30,11 +30,19 @@ const (
 // waiters are the submits and look-ups that wait for an execution of somebody
 // else, in all guards that share them.
 type waiters struct {
-	limit int
+	limit, tenantLimit int
 
-	mu    sync.Mutex
-	total int
-	of    map[Identity]*waiting
+	mu      sync.Mutex
+	total   int
+	tenants map[string]int
+	of      map[Identity]*waiting
+}
+
+func newWaiters(c Config) *waiters {
+	return &waiters{
+		limit: c.MaxWaiters, tenantLimit: c.MaxTenantWaiters,
+		tenants: map[string]int{}, of: map[Identity]*waiting{},
+	}
 }
 
 // waiting are those that wait for one identity.
@@ -48,8 +56,11 @@ func (w *waiters) take(id Identity, limit int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	on := w.of[id]
-	if w.total >= w.limit || on != nil && on.count >= limit {
+	if w.total >= w.limit || on != nil && on.count >= limit || id.Tenant != "" && w.tenants[id.Tenant] >= w.tenantLimit {
 		return false
+	}
+	if id.Tenant != "" {
+		w.tenants[id.Tenant]++
 	}
 	if on == nil {
 		on = &waiting{changed: make(chan struct{})}
@@ -64,6 +75,11 @@ func (w *waiters) leave(id Identity) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.total--
+	if id.Tenant != "" {
+		if w.tenants[id.Tenant]--; w.tenants[id.Tenant] == 0 {
+			delete(w.tenants, id.Tenant)
+		}
+	}
 	on := w.of[id]
 	if on.count--; on.count == 0 {
 		delete(w.of, id)
@@ -177,7 +193,7 @@ func (w *waiter) sleep(ctx context.Context, changed <-chan struct{}, seen Record
 	case <-changed:
 	case <-w.hint:
 	case <-timer.C:
-	case <-w.guard.work.stopping:
+	case <-w.guard.work.stopping.Done():
 		return false
 	case <-ctx.Done():
 	}

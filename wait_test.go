@@ -174,7 +174,7 @@ func TestOwnerDiesWhileOthersWait(t *testing.T) {
 
 func TestWaitersAreBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		g, err := semel.New(semel.Config{Store: newStore(t), Policy: semel.Policy{MaxWaiters: 3}, MaxWaiters: 5})
+		g, err := semel.New(semel.Config{Store: newStore(t), Policy: semel.Policy{MaxWaiters: 3}, MaxWaiters: 5, MaxTenantWaiters: 5})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -446,4 +446,90 @@ func TestFindIDKeepsScopesApart(t *testing.T) {
 			t.Errorf("no id: %v", err)
 		}
 	}
+}
+
+// replacing is a store in which, between two calls, a record gives way to
+// another of the same identity.
+type replacing struct {
+	*memory.Store
+	replace func()
+}
+
+func (r *replacing) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
+	found, err := r.Store.List(ctx, f)
+	r.replace()
+	return found, err
+}
+
+// Who asks for a record by its id must not be shown one that came after it.
+func TestReplacedRecordIsNotFound(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &replacing{Store: newStore(t), replace: func() {}}
+		g := newGuard(t, s, semel.Policy{})
+		var e effects
+		replace := func(c semel.Claim) {
+			if err := c.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			out, err := g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, semel.Executed)
+		}
+		c := stranded(t, s, submit("k"), time.Hour)
+		s.replace = func() { replace(c) }
+		if r, err := g.FindID(t.Context(), scope, c.RecordID()); !errors.Is(err, semel.ErrNotFound) {
+			t.Errorf("asked for %s and found %s, %v", c.RecordID(), r.ID, err)
+		}
+		other := submit("other")
+		c = stranded(t, s, other, time.Hour)
+		go func() {
+			time.Sleep(time.Second)
+			if err := c.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			_, _ = g.Do(t.Context(), other, e.do)
+		}()
+		if r, err := g.Await(t.Context(), other.Identity, time.Minute); !errors.Is(err, semel.ErrNotFound) {
+			t.Errorf("waited for %s and was given %s, %v", c.RecordID(), r.ID, err)
+		}
+	})
+}
+
+func TestWaitersOfATenantAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g, err := semel.New(semel.Config{Store: s, MaxTenantWaiters: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wait := func(tenant string) time.Duration {
+			sub := submit("k")
+			sub.Identity.Tenant, sub.Wait = tenant, 10*time.Second
+			start := time.Now()
+			var e effects
+			out, err := g.Do(t.Context(), sub, e.do)
+			wantAnswer(t, out, err, semel.InProgress)
+			return time.Since(start)
+		}
+		for _, tenant := range []string{"t", "other", ""} {
+			sub := submit("k")
+			sub.Identity.Tenant = tenant
+			stranded(t, s, sub, time.Hour)
+			for range 2 {
+				wg.Go(func() {
+					if took := wait(tenant); took < 9*time.Second {
+						t.Errorf("a waiter of tenant %q was turned away after %v", tenant, took)
+					}
+				})
+			}
+			synctest.Wait()
+		}
+		if took := wait("t"); took != 0 {
+			t.Errorf("one waiter too many of a tenant waited %v", took)
+		}
+		if took := wait(""); took < 9*time.Second {
+			t.Errorf("without tenants a waiter was turned away after %v", took)
+		}
+		wg.Wait()
+	})
 }

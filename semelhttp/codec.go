@@ -46,16 +46,17 @@ var ErrIncompleteBody = errors.New("semelhttp: the body is not as long as its Co
 // Label is the status code. Reference is the Location where that names what
 // came of the request: with a 2xx and with 303.
 func EncodeResult(method string, status int, header, trailer http.Header, body []byte) (semel.Result, error) {
-	r, hasBody, err := encodeResult(method, status, header, trailer, int64(len(body)))
+	r, hasBody, err := encodeResult(method, status, nil, header, trailer, int64(len(body)))
 	if hasBody {
 		r.Body = body
 	}
 	return r, err
 }
 
-// encodeResult is EncodeResult for a body of the given size, which is left out.
-// hasBody says that it belongs to the result.
-func encodeResult(method string, status int, header, trailer http.Header, size int64) (r semel.Result, hasBody bool, err error) {
+// encodeResult is EncodeResult for a body of the given size, which is left out,
+// and of a header of which outer is not the handler's. hasBody says that the body
+// belongs to the result.
+func encodeResult(method string, status int, outer, header, trailer http.Header, size int64) (r semel.Result, hasBody bool, err error) {
 	if !isFinal(status) {
 		return semel.Result{}, false, fmt.Errorf("semelhttp: status %d is not that of a final response", status)
 	}
@@ -75,7 +76,10 @@ func encodeResult(method string, status int, header, trailer http.Header, size i
 			delete(stored, name)
 		}
 	}
-	r = semel.Result{Codec: CodecHTTP, Head: EncodeHead(status, stored, trailer), Label: strconv.Itoa(status)}
+	h := head{status: status, set: stored, trailer: trailer}
+	h.leaveOut(outer)
+	h.removed(outer, header)
+	r = semel.Result{Codec: CodecHTTP, Head: h.encode(), Label: strconv.Itoa(status)}
 	if status/100 == 2 || status == http.StatusSeeOther {
 		r.Reference = header.Get("Location")
 	}
@@ -175,22 +179,100 @@ func StoredTrailer(sent, final http.Header) http.Header {
 }
 
 // headVersion is the first byte of an encoded head.
-const headVersion = 1
+const headVersion = 2
+
+// head is the head of a response, as far as it is the handler's.
+type head struct {
+	status  int
+	set     http.Header // a name without values is one that the handler removed
+	add     http.Header // values behind those that are there
+	trailer http.Header
+}
+
+// accumulates says of a field that whoever has something to say with it adds a
+// value, so that what the handler said stands beside what others have said.
+func accumulates(name string) bool {
+	switch textproto.CanonicalMIMEHeaderKey(name) {
+	case "Set-Cookie", "Vary", "Link", "Server-Timing", "Warning":
+		return true
+	}
+	return false
+}
+
+// leaveOut removes from h.set what was there before the handler ran, and has
+// not been changed by it.
+func (h *head) leaveOut(outer http.Header) {
+	for name, values := range h.set {
+		before := outer[name]
+		if len(before) > len(values) || !slices.Equal(before, values[:len(before)]) {
+			continue // replaced
+		}
+		if len(before) == 0 && !accumulates(name) {
+			continue
+		}
+		delete(h.set, name)
+		if added := values[len(before):]; len(added) > 0 {
+			if h.add == nil {
+				h.add = http.Header{}
+			}
+			h.add[name] = added
+		}
+	}
+}
+
+// removed notes the names that were there before the handler, and which it took
+// out of the header.
+func (h *head) removed(outer, sent http.Header) {
+	for name := range outer {
+		if _, ok := sent[name]; !ok {
+			h.set[name] = nil
+		}
+	}
+}
+
+// merge puts the head into a header in which there is what others have to say
+// about the answer at hand.
+func (h *head) merge(into http.Header) {
+	for name, values := range h.set {
+		into[name] = values
+	}
+	for name, values := range h.add {
+		into[name] = append(into[name][:len(into[name]):len(into[name])], values...)
+	}
+}
+
+// drop removes a field, however it is written.
+func (h *head) drop(name string) {
+	for _, fields := range []http.Header{h.set, h.add, h.trailer} {
+		for n := range fields {
+			if textproto.CanonicalMIMEHeaderKey(n) == name {
+				delete(fields, n)
+			}
+		}
+	}
+}
 
 // EncodeHead encodes the head of a response: the status, and every name of
 // header and trailer with all its values in order. Equal heads have equal
 // encodings. It leaves nothing out; see StoredHeader.
 //
-// The encoding is a version byte, the status, the header and the trailer. Each
-// of the two is its number of names and, in the order of the names, the name,
-// the number of values and the values. Numbers are unsigned varints; strings
-// have their length before them.
+// The encoding is a version byte, the status, the header, the values that go
+// behind those that others have set, and the trailer. Each of the three is its
+// number of names and, in the order of the names, the name, the number of values
+// and the values. Numbers are unsigned varints; strings have their length before
+// them.
 func EncodeHead(status int, header, trailer http.Header) []byte {
-	b := make([]byte, 0, 16+headerBytes(header)+headerBytes(trailer))
+	h := head{status: status, set: header, trailer: trailer}
+	return h.encode()
+}
+
+func (h *head) encode() []byte {
+	b := make([]byte, 0, 16+headerBytes(h.set)+headerBytes(h.add)+headerBytes(h.trailer))
 	b = append(b, headVersion)
-	b = binary.AppendUvarint(b, uint64(status))
-	b = appendHeader(b, header)
-	return appendHeader(b, trailer)
+	b = binary.AppendUvarint(b, uint64(h.status))
+	b = appendHeader(b, h.set)
+	b = appendHeader(b, h.add)
+	return appendHeader(b, h.trailer)
 }
 
 // headerBytes is about the length of an encoded header.
@@ -228,20 +310,29 @@ var ErrBadHead = errors.New("semelhttp: the recorded head of a response cannot b
 // if there is none. The error is ErrBadHead, also for a status that a final
 // response cannot have; it takes memory in proportion to b at most.
 func DecodeHead(b []byte) (status int, header, trailer http.Header, err error) {
+	h, err := decodeHead(b)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	header = h.set
+	h.merge(header)
+	return h.status, header, h.trailer, nil
+}
+
+func decodeHead(b []byte) (h head, err error) {
 	if len(b) == 0 || b[0] != headVersion {
-		return 0, nil, nil, ErrBadHead
+		return head{}, ErrBadHead
 	}
 	d := headDecoder{s: string(b[1:])}
-	status = d.int(999)
-	header = d.header()
-	trailer = d.header()
-	if d.bad || d.s != "" || !isFinal(status) {
-		return 0, nil, nil, ErrBadHead
+	h.status = d.int(999)
+	h.set, h.add, h.trailer = d.header(), d.header(), d.header()
+	if d.bad || d.s != "" || !isFinal(h.status) {
+		return head{}, ErrBadHead
 	}
-	if len(trailer) == 0 {
-		trailer = nil
+	if len(h.trailer) == 0 {
+		h.trailer = nil
 	}
-	return status, header, trailer, nil
+	return h, nil
 }
 
 // headDecoder consumes s. After anything bad it yields nothing more.

@@ -1,13 +1,11 @@
 package semelhttp
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -67,14 +65,17 @@ type Config struct {
 
 	// Scope says whose key the request's key is. Required. It is called in the
 	// server's goroutine, for requests with a well-formed key, before the body
-	// is read. An empty Operation means the method and the path. If it returns
+	// is read. An empty Operation means the method and the path as they were
+	// sent, whatever a router has made of them since. If it returns
 	// an error nothing is executed, and the answer is that of the *ScopeError
 	// in it, or 401.
 	Scope func(*http.Request) (semel.Scope, error)
 
 	// Protects says which requests are protected; the others pass, with or
-	// without a key. Default: POST and PATCH. It is not asked about GET, HEAD,
-	// OPTIONS and TRACE, which are safe (RFC 9110 9.2.1) and always pass.
+	// without a key. Default: POST and PATCH, in whatever case, also as what
+	// X-HTTP-Method-Override or one of its like asks for. It is not asked about
+	// GET, HEAD, OPTIONS and TRACE without such a header, which are safe (RFC
+	// 9110 9.2.1) and always pass.
 	Protects func(*http.Request) bool
 
 	// RequireKey refuses requests without a key with 400. By default they pass
@@ -115,31 +116,31 @@ type Config struct {
 	Fingerprint FingerprintConfig
 
 	// MaxRequestBody is the largest request body in bytes. It is held while the
-	// request executes: 256 KiB in memory, more in a file in SpoolDir. A larger
+	// request executes: 256 KiB in memory, more in Spools. A larger
 	// one is answered with 413 before any look in the store. Default
 	// DefaultMaxRequestBody.
 	MaxRequestBody int64
 	// MaxInline is the largest response body that is held in memory and
-	// recorded in one piece, in bytes. A larger one goes to a file in SpoolDir
-	// until it is recorded, in pieces of semel.PieceBytes. Default
+	// recorded in one piece, in bytes. A larger one goes to Spools until it is
+	// recorded, in pieces of semel.PieceBytes. Default
 	// DefaultMaxInline, or MaxResult if that is smaller.
 	MaxInline int64
 	// MaxResult is the largest response body that is recorded, in bytes. A
-	// larger one leaves a tombstone and then passes as it comes; so does every
-	// answer over MaxInline on a store that keeps no pieces. Default
-	// DefaultMaxResult, or MaxInline if that is larger.
+	// larger one leaves a tombstone: it passes as it comes, or where the claim
+	// lives in a transaction once that has committed. So does every answer over
+	// MaxInline on a store that keeps no pieces. Default DefaultMaxResult, or
+	// MaxInline if that is larger.
 	MaxResult int64
-	// SpoolDir is the directory for the files of large request and response
-	// bodies. Each has the mode 0600, is removed from the directory as soon as
-	// it is open, where the system allows it, and when it is not needed any
-	// more elsewhere. A temporary file system in memory makes spooling
-	// pointless. Default: os.TempDir, as it is at the time.
-	SpoolDir string
-	// SpoolFailed is told when a file in SpoolDir could not be written or read;
-	// nil for nobody. A request body that cannot be spooled is answered with
-	// 503 and not executed. An answer that cannot be spooled is treated like one
-	// over MaxResult.
-	SpoolFailed func(ctx context.Context, err error)
+	// Spools hold large request and response bodies. A request body that cannot
+	// be spooled is answered with 503 and not executed. An answer that cannot
+	// be spooled is treated like one over MaxResult; where the claim lives in a
+	// transaction it is dropped, and told as completed but not retained.
+	// Default: Spools of its own, with their defaults.
+	Spools *Spools
+	// Pace is how slow clients may be. Who sends more slowly is answered with
+	// 408 and nothing is executed; who reads more slowly is cut off, which is
+	// nothing to the execution.
+	Pace Pace
 
 	// NoEffectStatus says of an answer that it means by definition that nothing
 	// was processed: it is passed on and the key is free again. h must not be
@@ -155,6 +156,15 @@ type Config struct {
 	// answer is recorded. It matters to transactional stores alone. Default:
 	// status below 400.
 	CommitStatus func(status int) bool
+	// ReleaseStatus says of an answer whose changes are rolled back that it is
+	// not recorded either: there was no effect, and the key is free again. It
+	// matters to transactional stores alone. Default: status 500 and above.
+	ReleaseStatus func(status int) bool
+
+	// Forwards says that the handler forwards requests to another server, as a
+	// gateway does. A request whose own execution was cut off is answered with
+	// 502, or with 504 at the policy's Deadline, instead of 500.
+	Forwards bool
 
 	// Origin names the request for the audit trail. Default: DefaultOrigin.
 	Origin func(*http.Request) semel.Origin
@@ -168,9 +178,7 @@ type Config struct {
 // withDefaults returns c with its defaults filled in.
 func (c Config) withDefaults() Config {
 	if c.Protects == nil {
-		c.Protects = func(r *http.Request) bool {
-			return r.Method == http.MethodPost || r.Method == http.MethodPatch
-		}
+		c.Protects = defaultProtects
 	}
 	if c.MaxRequestBody == 0 {
 		c.MaxRequestBody = DefaultMaxRequestBody
@@ -181,9 +189,7 @@ func (c Config) withDefaults() Config {
 	if c.MaxInline == 0 {
 		c.MaxInline = min(DefaultMaxInline, c.MaxResult)
 	}
-	if c.SpoolFailed == nil {
-		c.SpoolFailed = func(context.Context, error) {}
-	}
+	c.Pace = c.Pace.withDefaults()
 	if c.NoEffectStatus == nil {
 		c.NoEffectStatus = DefaultNoEffectStatus
 	}
@@ -192,6 +198,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.CommitStatus == nil {
 		c.CommitStatus = func(status int) bool { return status < 400 }
+	}
+	if c.ReleaseStatus == nil {
+		c.ReleaseStatus = func(status int) bool { return status >= 500 }
 	}
 	if c.Origin == nil {
 		c.Origin = DefaultOrigin
@@ -232,11 +241,12 @@ func (c Config) validate() error {
 	if c.MaxInline < 0 || c.MaxInline > c.MaxResult && c.MaxResult >= 0 {
 		errs = append(errs, fmt.Errorf("field MaxInline is %d; it must not be negative or larger than MaxResult, which is %d", c.MaxInline, c.MaxResult))
 	}
-	if c.SpoolDir != "" {
-		if info, err := os.Stat(c.SpoolDir); err != nil {
-			errs = append(errs, fmt.Errorf("field SpoolDir cannot be used: %w", err))
-		} else if !info.IsDir() {
-			errs = append(errs, fmt.Errorf("field SpoolDir is %q, which is no directory", c.SpoolDir))
+	if c.Pace.Grace < 0 || c.Pace.Idle < 0 {
+		errs = append(errs, errors.New("field Pace has a negative time"))
+	}
+	if c.Guard != nil && c.Contract.FirstSentHeader != "" {
+		if keep, need := c.Guard.Policy().Retention, MaxAhead+c.Contract.Skew; keep <= need {
+			errs = append(errs, fmt.Errorf("field Guard keeps records for %v; with a FirstSentHeader it must be longer than the %v by which clocks may be apart", keep, need))
 		}
 	}
 	if c.InFlight > InFlightAccept {
@@ -317,11 +327,12 @@ func scopeProblem(err error) (Problem, http.Header) {
 // Identity: a path with bytes that do not is taken escaped, and of one that is
 // too long the end is replaced by a digest of the whole.
 func defaultOperation(r *http.Request) string {
-	path := r.URL.Path
+	u := asSent(r)
+	path := u.Path
 	if !isText(path) {
-		path = r.URL.EscapedPath()
+		path = u.EscapedPath()
 	}
-	op := r.Method + " " + path
+	op := strings.ToUpper(r.Method) + " " + path
 	if len(op) <= semel.MaxScopePartBytes {
 		return op
 	}

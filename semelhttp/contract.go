@@ -31,10 +31,13 @@ type Contract struct {
 	// FirstSentHeader, unless empty, is a request header that must go with the
 	// key and say, as an HTTP date, when the request was first sent. It takes
 	// part in the fingerprint. Requests first sent longer ago than the policy's
-	// retention are refused, because their record may be gone; so are those
-	// that claim to come from the future, by more than MaxAhead. The clock is
-	// this process's.
+	// retention, less MaxAhead and Skew, are refused, because their record may be
+	// gone; so are those that claim to come from the future, by more than
+	// MaxAhead. The clock is this process's.
 	FirstSentHeader string
+	// Skew is the largest difference between this process's clock and that of
+	// the store. It counts where there is a FirstSentHeader. Default 5 min.
+	Skew time.Duration
 	// ClientIDHeader, unless empty, is a request header whose value, where
 	// there is one, takes part in the identity.
 	ClientIDHeader string
@@ -52,7 +55,8 @@ type Contract struct {
 	// were not. Empty: not told.
 	ResultHeader string
 
-	// Status replaces the status of the problem cases it names.
+	// Status replaces the status of the problem cases it names, but not that of
+	// a request whose own execution was cut off: see Config.Forwards.
 	Status map[ProblemCase]int
 	// Render encodes a refusal: a media type and a body. It may add to h. Nil
 	// means problem details (RFC 9457).
@@ -129,6 +133,9 @@ func (c Contract) withDefaults() Contract {
 	for _, name := range []*string{&c.KeyHeader, &c.FirstSentHeader, &c.ClientIDHeader, &c.ReplayedHeader, &c.ExpiresHeader, &c.ResultHeader} {
 		*name = textproto.CanonicalMIMEHeaderKey(*name)
 	}
+	if c.Skew == 0 {
+		c.Skew = 5 * time.Minute
+	}
 	c.Status = maps.Clone(c.Status)
 	return c
 }
@@ -137,6 +144,9 @@ func (c Contract) validate() error {
 	var errs []error
 	if c.KeyHeader == "" {
 		errs = append(errs, errors.New("field Contract.KeyHeader is empty"))
+	}
+	if c.Skew < 0 {
+		errs = append(errs, fmt.Errorf("field Contract.Skew is %v; it must not be negative", c.Skew))
 	}
 	seen := map[string]string{}
 	for _, f := range []struct{ field, name string }{
@@ -211,7 +221,7 @@ func (c Contract) WriteProblem(w http.ResponseWriter, p Problem) {
 		c = IETF()
 	}
 	if kind, ok := p.Case(); ok {
-		if status, ok := c.Status[kind]; ok {
+		if status, ok := c.Status[kind]; ok && p.Status == problemCases[kind].status {
 			p.Status = status
 		}
 		if c.ResultHeader != "" {

@@ -243,8 +243,9 @@ const (
 // Fingerprint returns the fingerprint of a request. body is the whole body as
 // received, before any decoding; nil and empty are the same. It is read only.
 //
-// Method, path and query take part as written: %7E is not ~, /a%2Fb is not
-// /a/b, and ?a=1&b=2 is not ?b=2&a=1, for what they mean is up to the server
+// The method takes part without regard to case, together with an
+// X-HTTP-Method-Override or one of its like. Path and query take part as written:
+// %7E is not ~, /a%2Fb is not /a/b, and ?a=1&b=2 is not ?b=2&a=1, for what they mean is up to the server
 // behind, and a retry repeats them to the letter. The host does not take part:
 // servers that answer for several hosts have it in the scope.
 //
@@ -344,7 +345,7 @@ func (f *Fingerprinter) begin(method string, u *url.URL, header http.Header) *di
 	if path == "" {
 		path = "/"
 	}
-	d.string(method)
+	d.string(methodAsked(method, header))
 	d.string(path)
 	d.string(u.RawQuery)
 	for _, name := range f.headers {
@@ -355,6 +356,18 @@ func (f *Fingerprinter) begin(method string, u *url.URL, header http.Header) *di
 		}
 	}
 	return d
+}
+
+// methodAsked is the method without regard to case, with those that the request
+// asks to be taken for.
+func methodAsked(method string, header http.Header) string {
+	method = strings.ToUpper(method)
+	for _, name := range overrides {
+		for _, v := range header[name] {
+			method += " " + name + ":" + strings.ToUpper(strings.Trim(v, " \t"))
+		}
+	}
+	return method
 }
 
 // canonical writes the body if it is of a kind that has a canonical form. If it

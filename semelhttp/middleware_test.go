@@ -23,13 +23,13 @@ import (
 
 func TestNewNamesEverythingWrong(t *testing.T) {
 	_, err := semelhttp.New(semelhttp.Config{
-		MaxRequestBody: -1, MaxResult: -1, MaxInline: -1, SpoolDir: "not/there", KeyRules: semel.KeyRules{MinLength: -1},
+		MaxRequestBody: -1, MaxResult: -1, MaxInline: -1, KeyRules: semel.KeyRules{MinLength: -1},
 		Fingerprint: semelhttp.FingerprintConfig{Exclude: []string{"no pointer"}},
 	})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"Guard", "Scope", "MaxRequestBody", "MaxResult", "MaxInline", "SpoolDir", "key rules", "no pointer"} {
+	for _, want := range []string{"Guard", "Scope", "MaxRequestBody", "MaxResult", "MaxInline", "key rules", "no pointer"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}

@@ -25,7 +25,7 @@ const problemBase = "https://github.com/semelhq/semel/blob/main/docs/http.md#"
 // result. Its names are stable.
 type ProblemCase string
 
-// The cases of DESIGN's HTTP contract.
+// The cases of the HTTP contract.
 const (
 	ProblemKeyMissing        ProblemCase = "key-missing"
 	ProblemKeyMalformed      ProblemCase = "key-malformed"
@@ -37,7 +37,9 @@ const (
 	ProblemRolledBack        ProblemCase = "rolled-back"
 	ProblemBodyTooLarge      ProblemCase = "body-too-large"
 	ProblemBodyUnreadable    ProblemCase = "body-unreadable"
+	ProblemBodyTooSlow       ProblemCase = "body-too-slow"
 	ProblemSpoolUnavailable  ProblemCase = "spool-unavailable"
+	ProblemBusy              ProblemCase = "busy"
 
 	// Of keys that the service issues itself.
 	ProblemKeyNotIssued ProblemCase = "key-not-issued"
@@ -100,6 +102,14 @@ var problemCases = map[ProblemCase]struct {
 	ProblemSpoolUnavailable: {
 		http.StatusServiceUnavailable, semel.RetrySameKey, "The request body could not be held",
 		"The server has no room to hold the request body now, so it was not executed.",
+	},
+	ProblemBodyTooSlow: {
+		http.StatusRequestTimeout, semel.RetrySameKey, "The request body came too slowly",
+		"The request body did not arrive within the time that the server allows. Nothing was executed.",
+	},
+	ProblemBusy: {
+		http.StatusServiceUnavailable, semel.RetrySameKey, "The server is busy",
+		"The server executes as many operations at the same time as it may. Nothing was executed.",
 	},
 	ProblemKeyNotIssued: {
 		http.StatusBadRequest, semel.RetryNewKey, "The key was not issued for this operation",

@@ -1,11 +1,12 @@
 package semelhttp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
+	"net/textproto"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,45 +14,46 @@ import (
 	"github.com/semelhq/semel"
 )
 
-var (
-	errFinished   = errors.New("semelhttp: write after the handler has returned")
-	errClientGone = errors.New("semelhttp: the client of the event stream is gone")
-)
+var errFinished = errors.New("semelhttp: write after the handler has returned")
 
 // recorderMode says what becomes of what the handler writes.
 type recorderMode uint8
 
 const (
-	keeping    recorderMode = iota // kept, to be recorded
-	passing                        // on record as a tombstone; handed over as it comes
+	keeping    recorderMode = iota // kept, to be recorded or to be sent afterwards
+	passing                        // sent to the client as it comes
 	discarding                     // nobody is to see it
 )
 
-// recorder is the ResponseWriter of a detached execution. It behaves like that
-// of net/http but sends nothing by itself, and is on purpose neither a Hijacker
-// nor something to unwrap.
+// recorder is the ResponseWriter of an execution. It behaves like that of
+// net/http but sends nothing before the record is durable, apart from answers that
+// cannot be recorded whole. It is on purpose neither a Hijacker nor something to
+// unwrap.
 type recorder struct {
-	exchange *exchange
-	x        *semel.Execution
-	cancel   context.CancelCauseFunc // of the handler's context
+	exchange      *exchange
+	direct        bool // the answer may pass while the handler runs
+	transactional bool // what the handler does is undone if it is not recorded
 
+	outer  http.Header // what was in the header before the handler; nil if nothing was
 	header http.Header // the handler's, as long as it runs
 
-	mu          sync.Mutex
+	mu          sync.Mutex // for what the handler may have left running
 	mode        recorderMode
+	begun       bool // it has begun to pass
 	finished    bool
 	wroteHeader bool
 	typed       bool // the Content-Type of sent is final
 	events      bool // sent is the head of an event stream
 	full        bool // the body would have outgrown its Content-Length
-	lost        bool // the body was discarded, and nothing else stands for it
+	lost        bool // not all of the body was kept
 	status      int
 	sent        http.Header // header as of WriteHeader
 	length      int64       // the Content-Length of sent, or -1
 	written     int64
 	kept        spool
 	trailer     http.Header
-	relay       *relay
+	client      *pacedWriter // once the answer passes
+	last        []byte       // the end of a passing body whose length the client knows
 
 	noEffect      error // of DeclareNoEffect
 	indeterminate string
@@ -80,7 +82,7 @@ func (w *recorder) writeHeader(status int) {
 	w.status = status
 	w.sent = w.header.Clone()
 	for name := range w.sent {
-		if w.exchange.Contract.own(name) {
+		if w.exchange.Contract.own(textproto.CanonicalMIMEHeaderKey(name)) {
 			delete(w.sent, name) // ours to say
 		}
 	}
@@ -151,22 +153,18 @@ func (w *recorder) Write(p []byte) (int, error) {
 
 	kept := 0
 	if w.mode == keeping {
-		if kept = w.keep(p); kept == len(p) {
-			return kept, nil
-		}
+		kept = w.keep(p)
 	}
 	if w.mode == passing {
-		n, err := w.pass(chunk{data: p[kept:]})
-		return kept + n, err
+		w.pass(p[kept:])
 	}
 	return len(p), nil
 }
 
-// keep keeps p, or as much of it as can be kept; then the mode has changed.
+// keep keeps p, or as much of it as is kept; if that is not all, the mode has
+// changed.
 func (w *recorder) keep(p []byte) (n int) {
-	// What was announced is believed, so that nothing is spooled in vain.
-	fits := max(w.kept.size()+int64(len(p)), w.length) <= w.exchange.MaxResult
-	if fits && (!w.events || w.verdict() != nil) {
+	if !w.direct || w.recordable(len(p)) {
 		if w.kept.overflows(len(p)) {
 			w.sniff(p)
 		}
@@ -174,16 +172,21 @@ func (w *recorder) keep(p []byte) (n int) {
 		if n, err = w.kept.write(p); err == nil {
 			return n
 		}
-		w.exchange.SpoolFailed(w.exchange.ctx.Context, err)
+		w.exchange.Spools.config.Failed(w.exchange.ctx.Context, err)
 	}
-	if w.verdict() == nil {
-		w.stream(p[n:])
+	if _, doubt := w.verdict(); w.direct && !doubt {
+		w.sniff(p[n:])
+		w.begin()
 	} else {
-		// The answer will not be recorded, and without a record it cannot
-		// leave before the handler has ended.
 		w.mode, w.lost = discarding, true
 	}
 	return n
+}
+
+// recordable reports whether the body can be recorded whole, with n more bytes.
+// What was announced is believed, so that nothing is spooled in vain.
+func (w *recorder) recordable(n int) bool {
+	return !w.events && max(w.kept.size()+int64(n), w.length) <= w.exchange.MaxResult
 }
 
 // Flush implements http.Flusher.
@@ -200,54 +203,73 @@ func (w *recorder) FlushError() error {
 		w.writeHeader(http.StatusOK)
 	}
 	if w.mode == keeping {
-		if w.events && w.verdict() == nil {
-			w.stream(nil)
-		} else {
-			w.sniff(nil)
+		w.sniff(nil)
+		if _, doubt := w.verdict(); w.events && w.direct && !doubt {
+			w.begin()
 		}
 	}
 	if w.mode == passing {
-		_, err := w.pass(chunk{flush: true})
-		return err
+		w.gone(w.client.flush())
 	}
 	return nil
 }
 
-// stream puts a tombstone on record and lets the answer pass, next being the
-// first bytes that have not been kept. If there can be no tombstone the client is
-// told so by others, and the answer is discarded.
-func (w *recorder) stream(next []byte) {
-	w.sniff(next)
-	// Before the tombstone: the server's goroutine comes right after it.
-	w.relay = w.exchange.openRelay()
-	if err := w.x.Complete(w.tombstone()); err != nil {
-		w.mode = discarding
-		return
+// begin has the answer pass from now on.
+func (w *recorder) begin() {
+	e := w.exchange
+	h := e.w.Header()
+	w.prepare(h)
+	if e.Contract.ResultHeader != "" {
+		h[e.Contract.ResultHeader] = []string{"accepted"}
 	}
-	w.mode = passing
+	if announced, ok := w.sent["Trailer"]; ok {
+		h["Trailer"] = announced
+	}
+	w.mode, w.begun = passing, true
+	e.w.WriteHeader(w.status)
+	w.client = newPacedWriter(e.w, e.Pace)
+	body := w.kept.content()
+	w.gone(body.write(w.client))
+	w.kept.close() // the rest may take its time
 }
 
-// pass hands c over to the goroutine that writes to the client and waits until
-// it has been written.
-func (w *recorder) pass(c chunk) (int, error) {
-	select {
-	case w.relay.chunks <- c:
-		select {
-		case err := <-w.relay.taken:
-			if err != nil {
-				return 0, err
-			}
-			return len(c.data), nil
-		case <-w.relay.gone:
-		}
-	case <-w.relay.gone:
+// pass sends p. The last byte of a body whose length the client knows waits for
+// the record: until then the client must not take the answer for complete.
+func (w *recorder) pass(p []byte) {
+	if w.length >= 0 && w.written == w.length && len(p) > 0 {
+		w.last = bytes.Clone(p[len(p)-1:])
+		p = p[:len(p)-1]
 	}
-	if w.events {
-		w.cancel(errClientGone)
-		return 0, errClientGone
+	if len(p) > 0 {
+		_, err := w.client.Write(p)
+		w.gone(err)
 	}
-	w.mode = discarding
-	return len(c.data), nil
+}
+
+// gone notes that the client cannot be written to any more. That is nothing to
+// the handler: what it is at goes on.
+func (w *recorder) gone(err error) {
+	if err != nil && !errors.Is(err, http.ErrNotSupported) {
+		w.mode = discarding
+	}
+}
+
+// passing reports whether the answer has begun to pass.
+func (w *recorder) passing() bool { return w.begun }
+
+// end brings an answer that has passed to its end, once it is on record.
+func (w *recorder) end() {
+	if w.mode == passing && len(w.last) > 0 {
+		_, err := w.client.Write(w.last)
+		w.gone(err)
+	}
+	if w.mode == discarding {
+		panic(http.ErrAbortHandler)
+	}
+	h := w.exchange.w.Header()
+	for name, values := range w.header { // what counts now is the trailers
+		h[name] = values
+	}
 }
 
 // finish is called when the handler has returned, and says what to record.
@@ -259,25 +281,19 @@ func (w *recorder) finish() (semel.Result, error) {
 	}
 	w.finished = true
 	w.trailer = StoredTrailer(w.sent, w.header)
-	if w.relay != nil {
-		return semel.Result{}, nil // on record already, or beyond recording
-	}
 	if w.kept.size() > 0 {
 		w.sniff(nil)
 	}
-	if err := w.verdict(); err != nil {
+	if err, _ := w.verdict(); err != nil {
 		return semel.Result{}, err
-	}
-	if w.lost { // by a verdict that has changed since
-		return semel.Result{}, semel.Indeterminate("the answer was not kept", nil)
 	}
 	if w.short() {
 		return semel.Result{}, errShort
 	}
-	if w.status == http.StatusSwitchingProtocols {
+	if w.begun || w.lost || w.status == http.StatusSwitchingProtocols || !w.recordable(0) {
 		return w.tombstone(), nil
 	}
-	res, hasBody, err := encodeResult(w.exchange.method, w.status, w.replayable(), w.trailer, w.kept.size())
+	res, hasBody, err := encodeResult(w.exchange.r.Method, w.status, w.outer, w.sent, w.trailer, w.kept.size())
 	if err != nil {
 		return semel.Result{}, semel.Indeterminate("the answer cannot be recorded", err)
 	}
@@ -297,20 +313,22 @@ func (w *recorder) finish() (semel.Result, error) {
 var errShort = semel.Indeterminate("the answer broke off before its Content-Length", nil)
 
 // verdict returns the classified error that the answer stands for, or nil if it
-// is a final one. What the handler declared goes before what the status means,
-// and doubt before certainty.
-func (w *recorder) verdict() error {
+// is a final one, and whether it leaves the outcome in doubt. What the handler
+// declared goes before what the status means, and doubt before certainty.
+func (w *recorder) verdict() (err error, doubt bool) {
+	e := w.exchange
 	switch {
 	case w.indeterminate != "":
-		return semel.Indeterminate(w.indeterminate, nil)
+		return semel.Indeterminate(w.indeterminate, nil), true
 	case w.noEffect != nil:
-		return semel.NoEffect(w.noEffect)
-	case w.exchange.IndeterminateStatus(w.status, w.sent):
-		return semel.Indeterminate("the handler answered "+strconv.Itoa(w.status), nil)
-	case w.exchange.NoEffectStatus(w.status, w.sent):
-		return semel.NoEffect(fmt.Errorf("the handler answered %d", w.status))
+		return semel.NoEffect(w.noEffect), false
+	case e.IndeterminateStatus(w.status, w.sent):
+		return semel.Indeterminate("the handler answered "+strconv.Itoa(w.status), nil), true
+	case e.NoEffectStatus(w.status, w.sent),
+		w.transactional && !e.CommitStatus(w.status) && e.ReleaseStatus(w.status):
+		return semel.NoEffect(fmt.Errorf("the handler answered %d", w.status)), false
 	}
-	return nil
+	return nil, false
 }
 
 // short reports whether the body is shorter than the handler said.
@@ -331,26 +349,22 @@ func (w *recorder) tombstone() semel.Result {
 	return res
 }
 
-// replayable is the part of the header that is the handler's: it leaves out what
-// was there before it and has not been changed. A field that the handler removed
-// has no values.
-func (w *recorder) replayable() http.Header {
-	outer := w.exchange.outer
-	if len(outer) == 0 {
-		return w.sent
+// prepare makes h, in which there is what was there before the handler, what the
+// handler sent.
+func (w *recorder) prepare(h http.Header) {
+	for name := range w.outer {
+		if _, ok := w.sent[name]; !ok {
+			delete(h, name)
+		}
 	}
-	h := make(http.Header, len(w.sent))
 	for name, values := range w.sent {
-		if before, ok := outer[name]; !ok || !slices.Equal(before, values) {
+		if name == "Transfer-Encoding" || name == "Trailer" {
+			continue // ours to say
+		}
+		if !strings.HasPrefix(name, http.TrailerPrefix) {
 			h[name] = values
 		}
 	}
-	for name := range outer {
-		if _, ok := w.sent[name]; !ok {
-			h[name] = nil
-		}
-	}
-	return h
 }
 
 // close makes the recorder refuse all further writes, however the handler ended.
@@ -365,7 +379,7 @@ func (w *recorder) close() {
 func (w *recorder) declare(f func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.finished || w.relay != nil {
+	if w.finished {
 		return false
 	}
 	f()
@@ -381,9 +395,8 @@ type recorderKey struct{}
 // reported as the error of Guard.Do's answer; it is not stored.
 //
 // It goes before what the status of the answer means, but not before
-// DeclareIndeterminate. It changes nothing once the handler has returned or its
-// answer has begun to pass as a stream, or where ctx is not that of a protected
-// request.
+// DeclareIndeterminate. It changes nothing once the handler has returned, or
+// where ctx is not that of a protected request.
 func DeclareNoEffect(ctx context.Context, cause error) {
 	if w, ok := ctx.Value(recorderKey{}).(*recorder); ok {
 		if cause == nil {
@@ -399,8 +412,8 @@ func DeclareNoEffect(ctx context.Context, cause error) {
 // the record for whoever resolves it: a few words without payload or secrets.
 //
 // It cannot be taken back. It reports false where it changes nothing, which is as
-// for DeclareNoEffect: then only an answer that is cut off, as by a panic with
-// http.ErrAbortHandler, can still tell the client.
+// for DeclareNoEffect. An answer that has begun to pass as a stream is cut off
+// when the handler returns, such that the client sees it.
 func DeclareIndeterminate(ctx context.Context, cause string) bool {
 	w, ok := ctx.Value(recorderKey{}).(*recorder)
 	if !ok {
@@ -420,18 +433,4 @@ func bodyAllowed(status int) bool {
 func isEventStream(h http.Header) bool {
 	mediaType, _, _ := strings.Cut(h.Get("Content-Type"), ";")
 	return strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream")
-}
-
-// relay is the way from a recorder to the goroutine that writes to the client.
-// Every chunk waits until the one before has been written, so no more than one
-// is in memory and the client's pace is the handler's.
-type relay struct {
-	chunks chan chunk    // closed when the handler has ended
-	taken  chan error    // what became of the chunk; has room for one
-	gone   chan struct{} // closed when the server's goroutine has left
-}
-
-type chunk struct {
-	data  []byte // valid until taken
-	flush bool
 }

@@ -41,6 +41,8 @@ type ResourcesConfig struct {
 	// MaxWait bounds how long a status request with Prefer: wait is held.
 	// Default DefaultMaxWait.
 	MaxWait time.Duration
+	// Pace is how slowly clients may read a recorded answer.
+	Pace Pace
 }
 
 // Resources are what clients can ask about protected operations, besides the
@@ -73,6 +75,7 @@ func NewResources(c ResourcesConfig) (*Resources, error) {
 		c.MaxWait = DefaultMaxWait
 	}
 	c.Contract = c.Contract.withDefaults()
+	c.Pace = c.Pace.withDefaults()
 	var errs []error
 	if c.Guard == nil {
 		errs = append(errs, errors.New("field Guard is nil"))
@@ -147,11 +150,7 @@ func (r *Resources) find(w http.ResponseWriter, req *http.Request) (semel.Record
 		if p := parsePrefer(req.Header[headerPrefer]); p.hasWait && r.MaxWait > 0 {
 			wait := min(p.wait, r.MaxWait)
 			w.Header().Set(headerPreferenceApplied, waitApplied(wait))
-			id := rec.ID
 			rec, err = r.Guard.Await(ctx, rec.Identity, wait)
-			if err == nil && rec.ID != id {
-				err = semel.ErrNotFound
-			}
 		}
 	}
 	switch {
@@ -238,7 +237,7 @@ func (r *Resources) result(w http.ResponseWriter, req *http.Request) {
 	case rec.State == semel.StateCompleted:
 		a := replay{
 			contract: &r.Contract, status: r.StatusURL(rec.ID), shared: rec.Identity.Actor == "",
-			head: req.Method == http.MethodHead, timeout: r.Guard.Policy().StoreTimeout,
+			head: req.Method == http.MethodHead, timeout: r.Guard.Policy().StoreTimeout, pace: r.Pace,
 		}
 		a.write(req.Context(), w, semel.Outcome{Answer: semel.Replayed, Result: rec.Result, Record: rec}, nil)
 		return

@@ -11,6 +11,81 @@ import (
 	"github.com/semelhq/semel"
 )
 
+// DefaultMaxSpool is the default of SpoolsConfig.MaxBytes, where the disk has
+// four times as much free.
+const DefaultMaxSpool = 4 << 30
+
+// SpoolsConfig makes Spools.
+type SpoolsConfig struct {
+	// Dir is the directory for the files. Each has the mode 0600, is removed
+	// from the directory as soon as it is open, where the system allows it, and
+	// when it is not needed any more elsewhere. A temporary file system in memory
+	// makes spooling pointless. Default: os.TempDir, as it is at the time.
+	Dir string
+	// MaxBytes is how much all files together may hold, and a quarter of it how
+	// much one may. Default DefaultMaxSpool, or a quarter of what was free on
+	// the disk of Dir when the Spools were made if that is less.
+	MaxBytes int64
+	// Failed is told when a file could not be written or read, or a bound is
+	// reached; nil for nobody.
+	Failed func(ctx context.Context, err error)
+}
+
+// Spools are where bodies are held that are too large for memory: in temporary
+// files, within a bound. Give the same to all middlewares that share a disk.
+// Safe for concurrent use.
+type Spools struct {
+	config SpoolsConfig
+	used   atomic.Int64
+}
+
+// NewSpools returns spools, or one error that names everything wrong with c.
+func NewSpools(c SpoolsConfig) (*Spools, error) {
+	var errs []error
+	dir := c.Dir
+	if dir == "" {
+		dir = os.TempDir()
+	} else if info, err := os.Stat(dir); err != nil {
+		errs = append(errs, fmt.Errorf("field Dir cannot be used: %w", err))
+	} else if !info.IsDir() {
+		errs = append(errs, fmt.Errorf("field Dir is %q, which is no directory", dir))
+	}
+	if c.MaxBytes < 0 {
+		errs = append(errs, fmt.Errorf("field MaxBytes is %d; it must not be negative", c.MaxBytes))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("semelhttp: spools: %w", err)
+	}
+	if c.MaxBytes == 0 {
+		c.MaxBytes = DefaultMaxSpool
+		if free, ok := freeBytes(dir); ok {
+			c.MaxBytes = max(min(c.MaxBytes, free/4), 1)
+		}
+	}
+	if c.Failed == nil {
+		c.Failed = func(context.Context, error) {}
+	}
+	return &Spools{config: c}, nil
+}
+
+// Used is how many bytes the files hold now.
+func (s *Spools) Used() int64 { return s.used.Load() }
+
+// errSpoolsFull is why a body is not held although the disk could.
+var errSpoolsFull = errors.New("semelhttp: the bound on spooled bytes is reached")
+
+// take accounts for n more bytes of a spool that has had some already.
+func (s *Spools) take(had, n int64) error {
+	if had+n > max(s.config.MaxBytes/4, 1) {
+		return errSpoolsFull
+	}
+	if s.used.Add(n) > s.config.MaxBytes {
+		s.used.Add(-n)
+		return errSpoolsFull
+	}
+	return nil
+}
+
 // spoolBuffer is how much of a spool with a file is in memory.
 const spoolBuffer = 64 << 10
 
@@ -21,12 +96,13 @@ var errSpoolClosed = errors.New("semelhttp: the request or answer is over")
 // as long as it is short, in a temporary file beyond that. Writing it is for one
 // goroutine; reading, once it has been handed over, and close are for any.
 type spool struct {
-	dir string // of the file; "" for os.TempDir
-	max int64  // of what is kept without a file
+	spools *Spools
+	max    int64 // of what is kept without a file
 
 	file   spoolFile
 	name   string // of a file that could not be removed while open
 	filed  int64  // how much of the spool the file has
+	taken  int64  // how much of the spools' bound it has
 	mem    []byte // what comes behind that: without a file, everything
 	closed atomic.Bool
 }
@@ -50,6 +126,9 @@ func (s *spool) write(p []byte) (int, error) {
 			return 0, err
 		}
 		if len(p) >= cap(s.mem) {
+			if err := s.take(len(p)); err != nil {
+				return 0, err
+			}
 			n, err := s.file.Write(p)
 			s.filed += int64(n)
 			return n, err
@@ -84,10 +163,22 @@ func (s *spool) fill(r io.Reader, tee io.Writer) (of, own error) {
 	}
 }
 
+// take accounts for n bytes that are about to go into the file.
+func (s *spool) take(n int) error {
+	err := s.spools.take(s.taken, int64(n))
+	if err == nil {
+		s.taken += int64(n)
+	}
+	return err
+}
+
 // flush puts what is in memory into the file. An error loses nothing.
 func (s *spool) flush() error {
+	if err := s.take(len(s.mem)); err != nil {
+		return err
+	}
 	if s.file == nil {
-		file, err := os.CreateTemp(s.dir, "semel-*.spool") // mode 0600
+		file, err := os.CreateTemp(s.spools.config.Dir, "semel-*.spool") // mode 0600
 		if err != nil {
 			return err
 		}
@@ -159,7 +250,13 @@ func (s *spool) pieces() *semel.Pieces {
 
 // close gives up the file, once.
 func (s *spool) close() {
-	if s.closed.Swap(true) || s.file == nil {
+	if s.closed.Swap(true) {
+		return
+	}
+	if s.taken > 0 {
+		s.spools.used.Add(-s.taken)
+	}
+	if s.file == nil {
 		return
 	}
 	_ = s.file.Close()

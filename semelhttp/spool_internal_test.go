@@ -25,6 +25,17 @@ func noise(n int) []byte {
 	return b
 }
 
+func mustSpools(t testing.TB, c SpoolsConfig) *Spools {
+	t.Helper()
+	s, err := NewSpools(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func spoolsIn(t testing.TB, dir string) *Spools { return mustSpools(t, SpoolsConfig{Dir: dir}) }
+
 func wantEmpty(t *testing.T, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
@@ -39,7 +50,7 @@ func TestSpool(t *testing.T) {
 	for _, limit := range []int64{0, 1, 1000, spoolBuffer - 1, spoolBuffer, 5 * spoolBuffer} {
 		for _, size := range []int{1, 999, 1000, 1001, spoolBuffer, 5*spoolBuffer + 1, 2 * semel.PieceBytes, 3*semel.PieceBytes + 7} {
 			dir, all := t.TempDir(), noise(size)
-			s := &spool{dir: dir, max: limit}
+			s := &spool{spools: spoolsIn(t, dir), max: limit}
 			for rest := all; len(rest) > 0; {
 				n := min(len(rest), 1+rand.IntN(3*spoolBuffer))
 				if size < 2000 {
@@ -108,7 +119,7 @@ func TestSpoolRemovesItsFileAtClose(t *testing.T) {
 func TestSpoolFill(t *testing.T) {
 	for _, size := range []int{0, 1, spoolBuffer - 10, spoolBuffer, 10 * spoolBuffer} {
 		all, tee := noise(10+size), &bytes.Buffer{}
-		s := &spool{dir: t.TempDir(), mem: append(make([]byte, 0, spoolBuffer), all[:10]...)}
+		s := &spool{spools: spoolsIn(t, t.TempDir()), mem: append(make([]byte, 0, spoolBuffer), all[:10]...)}
 		if of, own := s.fill(bytes.NewReader(all[10:]), tee); of != nil || own != nil {
 			t.Fatal(of, own)
 		}
@@ -118,13 +129,17 @@ func TestSpoolFill(t *testing.T) {
 		}
 		s.close()
 	}
-	s := &spool{dir: t.TempDir(), mem: make([]byte, 0, 10)}
+	s := &spool{spools: spoolsIn(t, t.TempDir()), mem: make([]byte, 0, 10)}
 	defer s.close()
 	broken := errors.New("broken")
 	if of, own := s.fill(io.MultiReader(strings.NewReader("0123456789abcdef"), failingReader{broken}), io.Discard); of != broken || own != nil {
 		t.Errorf("a reader that breaks gives %v and %v", of, own)
 	}
-	s = &spool{dir: t.TempDir() + "/not there", mem: make([]byte, 0, 10)}
+	gone := t.TempDir()
+	s = &spool{spools: spoolsIn(t, gone), mem: make([]byte, 0, 10)}
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
 	if of, own := s.fill(strings.NewReader("0123456789abcdef"), io.Discard); of != nil || !errors.Is(own, os.ErrNotExist) {
 		t.Errorf("a directory that is not there gives %v and %v", of, own)
 	}
@@ -165,9 +180,9 @@ func TestFingerprintOfSpooledBodies(t *testing.T) {
 				if coding != "" {
 					h.Set("Content-Encoding", coding)
 				}
-				dir := t.TempDir()
+				spools := spoolsIn(t, t.TempDir())
 				spooled := func(body string) semel.Fingerprint {
-					s := &spool{dir: dir, mem: make([]byte, 0, 1000)}
+					s := &spool{spools: spools, mem: make([]byte, 0, 1000)}
 					defer s.close()
 					d := f.stream("POST", u, h)
 					if of, own := s.fill(strings.NewReader(body), d); of != nil || own != nil {
@@ -272,8 +287,7 @@ func TestDiskFullWhileAnswering(t *testing.T) {
 			t.Run(fmt.Sprintf("room %d, writes of %d", room, size), func(t *testing.T) {
 				executed, failures, dir := 0, 0, t.TempDir()
 				h, store, _ := protectAlone(t, Config{
-					MaxInline: 1000, SpoolDir: dir,
-					SpoolFailed: func(context.Context, error) { failures++ },
+					MaxInline: 1000, Spools: mustSpools(t, SpoolsConfig{Dir: dir, Failed: func(context.Context, error) { failures++ }}),
 				}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					executed++
 					rec := r.Context().Value(recorderKey{}).(*recorder)
@@ -322,7 +336,7 @@ func TestBrokenDisk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			executed, dir := 0, t.TempDir()
-			config.SpoolDir = dir
+			config.Spools = spoolsIn(t, dir)
 			h, _, guard := protectAlone(t, config, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				executed++
 				rec := r.Context().Value(recorderKey{}).(*recorder)

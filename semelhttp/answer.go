@@ -1,0 +1,164 @@
+package semelhttp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// replay answers from records.
+type replay struct {
+	contract *Contract
+	status   string        // where the operation is shown, or ""
+	shared   bool          // callers are not told apart
+	head     bool          // the request was a HEAD
+	timeout  time.Duration // of reading one piece
+	pace     Pace
+}
+
+// write answers from a record. Like send, it panics with http.ErrAbortHandler
+// where the answer cannot be brought to its end.
+func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
+	h, bad := decodeHead(out.Result.Head)
+	if out.Result.Tombstone || out.Result.Codec != CodecHTTP || err != nil || bad != nil {
+		// It completed, but there is nothing here that could be replayed.
+		r.notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
+		return
+	}
+	body := content{bytes: out.Result.Body, head: r.head}
+	if p := out.Result.Pieces; p != nil {
+		body.size = p.Size
+		// The first before the header, as long as there is another answer.
+		read := func(n int) ([]byte, error) {
+			ctx, cancel := context.WithTimeout(ctx, r.timeout)
+			defer cancel()
+			return p.ReadPiece(ctx, n)
+		}
+		first, err := read(0)
+		if errors.Is(err, semel.ErrNotFound) {
+			r.notRetained(w, out.Result.Reference, time.Time{})
+			return
+		}
+		if err != nil {
+			problem := ProblemStoreUnavailable.Problem()
+			problem.Detail = "The operation completed, but its recorded answer could not be read now. Nothing was executed again."
+			problem.RetryAfter, problem.StatusURL = time.Second, r.status
+			r.contract.WriteProblem(w, problem)
+			return
+		}
+		body.rest = func(w io.Writer) error { return writePieces(w, p.Count(), first, read) }
+	}
+	if out.Answer == semel.Replayed && r.shared { // it could be another's
+		h.drop("Set-Cookie")
+	}
+	h.merge(w.Header())
+	if out.Answer == semel.Replayed && r.contract.ReplayedHeader != "" {
+		w.Header()[r.contract.ReplayedHeader] = []string{"true"}
+	}
+	send(w, r.contract, r.pace, h.status, h.trailer, body, out.Record.ExpiresAt)
+}
+
+// writePieces writes a body piece by piece, the first of which has been read.
+func writePieces(w io.Writer, count int, piece []byte, read func(n int) ([]byte, error)) error {
+	for n := 0; ; {
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+		if n++; n == count {
+			return nil
+		}
+		var err error
+		if piece, err = read(n); err != nil {
+			return err
+		}
+	}
+}
+
+func (r replay) notRetained(w http.ResponseWriter, reference string, expires time.Time) {
+	r.contract.setExpires(w.Header(), expires)
+	p := ProblemResultNotRetained.Problem()
+	p.Reference, p.StatusURL = reference, r.status
+	r.contract.WriteProblem(w, p)
+}
+
+// content is the body of an answer.
+type content struct {
+	bytes []byte
+	// rest writes a body that is not in memory, of the given size.
+	rest func(w io.Writer) error
+	size int64
+	head bool // it is not to be sent
+}
+
+// content returns the whole.
+func (s *spool) content() content {
+	if s.file == nil {
+		return content{bytes: s.mem}
+	}
+	return content{size: s.size(), rest: func(w io.Writer) error {
+		_, err := io.Copy(w, s.reader())
+		return err
+	}}
+}
+
+// write writes it.
+func (c *content) write(w io.Writer) (err error) {
+	switch {
+	case c.head:
+	case c.rest != nil:
+		err = c.rest(w)
+	case len(c.bytes) > 0:
+		_, err = w.Write(c.bytes)
+	}
+	return err
+}
+
+// send writes a whole answer whose header is in place. If the body cannot be
+// written to its end, it panics with http.ErrAbortHandler, so that the client
+// sees that there is more.
+func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer http.Header, body content, expires time.Time) {
+	h := w.Header()
+	c.setExpires(h, expires)
+	if c.ResultHeader != "" {
+		h[c.ResultHeader] = []string{"accepted"}
+		if expires.IsZero() { // released: there was no effect
+			h[c.ResultHeader] = []string{"rejected"}
+		}
+	}
+	switch {
+	case !bodyAllowed(status):
+		body = content{}
+	case len(trailer) > 0:
+		h.Del("Content-Length") // over HTTP/1.1, trailers need the chunked coding
+		h["Trailer"] = []string{strings.Join(sortedNames(trailer), ", ")}
+	default:
+		if _, ok := h["Content-Length"]; !ok {
+			h["Content-Length"] = []string{strconv.FormatInt(max(body.size, int64(len(body.bytes))), 10)}
+		}
+	}
+	w.WriteHeader(status)
+	if body.rest == nil && len(body.bytes) <= sendsAtOnce {
+		_ = body.write(w) // waits for nobody
+	} else if body.write(newPacedWriter(w, pace)) != nil {
+		panic(http.ErrAbortHandler)
+	}
+	for name, values := range trailer {
+		h[name] = values
+	}
+}
+
+// sendsAtOnce is as much as a server of net/http takes without waiting for the
+// client.
+const sendsAtOnce = 2 << 10
+
+func (c *Contract) setExpires(h http.Header, expires time.Time) {
+	if !expires.IsZero() && c.ExpiresHeader != "" {
+		h[c.ExpiresHeader] = []string{expires.UTC().Format(http.TimeFormat)}
+	}
+}

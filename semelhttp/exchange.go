@@ -1,0 +1,338 @@
+package semelhttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// exchange is one protected request. The server's goroutine runs all of it,
+// unless the client prefers not to wait: then a goroutine of the guard runs
+// execute, and whichever of the two is the last to leave gives up the spools.
+type exchange struct {
+	*protector
+	w      http.ResponseWriter
+	r      *http.Request
+	body   spool
+	submit semel.Submit
+	rec    recorder
+
+	expired bool // the key is one that must not execute any more
+	async   bool // the client wants to be answered before the end
+	patient time.Duration
+	respond context.CancelCauseFunc // has an async request answered, from within execute
+
+	reader bodyReader // of the handler's request, if the body is in memory
+	ctx    handlerContext
+	cause  error // why the handler's context had ended when it returned
+
+	users atomic.Int32 // goroutines that need body and rec
+}
+
+// bodyReader is a request body in memory. It cannot be rewound, or a transport
+// might send it again by itself.
+type bodyReader struct{ r bytes.Reader }
+
+func (b *bodyReader) Read(p []byte) (int, error)         { return b.r.Read(p) }
+func (b *bodyReader) WriteTo(w io.Writer) (int64, error) { return b.r.WriteTo(w) }
+func (*bodyReader) Close() error                         { return nil }
+
+// spoolReader is a request body in a spool. It cannot be rewound either.
+type spoolReader struct{ r *io.SectionReader }
+
+func (s *spoolReader) Read(p []byte) (int, error) { return s.r.Read(p) }
+func (*spoolReader) Close() error                 { return nil }
+
+// handlerContext is a context that knows its recorder.
+type handlerContext struct {
+	context.Context
+	rec *recorder
+}
+
+func (c *handlerContext) Value(key any) any {
+	if key == (recorderKey{}) {
+		return c.rec
+	}
+	return c.Context.Value(key)
+}
+
+type attachedKey struct{}
+
+// Attached returns a context for a request whose handler must not outlive it,
+// because a framework uses what belongs to the request again. Such a request is
+// not answered before its handler has returned, even if the client would rather
+// not wait, which is no more than a preference (RFC 7240).
+func Attached(ctx context.Context) context.Context {
+	return context.WithValue(ctx, attachedKey{}, true)
+}
+
+// prefer reads what the client wants to happen if it has to wait.
+func (e *exchange) prefer() {
+	if e.InFlight == InFlightWait {
+		e.submit.Wait = e.Wait
+	}
+	prefs := parsePrefer(e.r.Header[headerPrefer])
+	if prefs.hasWait && e.MaxWait > 0 {
+		e.patient = min(prefs.wait, e.MaxWait)
+		e.submit.Wait = e.patient
+		e.w.Header().Set(headerPreferenceApplied, waitApplied(e.patient))
+	}
+	e.async = prefs.async && e.Resources != nil && e.r.Context().Value(attachedKey{}) == nil
+	if e.async && !prefs.hasWait {
+		e.submit.Wait = 0
+	}
+}
+
+// errRespondAsync is why an async request is answered while it executes.
+var errRespondAsync = errors.New("semelhttp: the client prefers not to wait")
+
+// serve has the request take effect once and answers the client.
+func (e *exchange) serve() {
+	e.users.Store(1)
+	defer e.leave()
+	ctx := e.r.Context()
+	waits := ctx // ends earlier for a client that would rather not wait
+	if e.async {
+		// The handler may go on when the server has taken its request back.
+		e.r = e.r.Clone(context.WithoutCancel(ctx))
+		var cancel context.CancelCauseFunc
+		waits, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		e.respond = cancel
+		e.submit.Detached = true
+		e.submit.Settled = func(semel.Outcome, error) { e.leave() }
+		e.users.Store(2)
+	}
+	out, err := e.Guard.Do(waits, e.submit, e.execute)
+	if e.async && !out.Claimed {
+		e.users.Store(1) // nobody has been called
+	}
+	e.answer(ctx, out, err)
+}
+
+// leave gives up what is held for the request when nobody needs it any more.
+func (e *exchange) leave() {
+	if e.users.Add(-1) == 0 {
+		e.body.close()
+		e.rec.kept.close()
+	}
+}
+
+// request returns the handler's request, with ctx. It is the handler's to
+// change.
+func (e *exchange) request(ctx context.Context) *http.Request {
+	r := e.r.WithContext(ctx)
+	r.Body = http.NoBody
+	switch {
+	case e.body.file != nil:
+		r.Body = &spoolReader{e.body.reader()}
+	case len(e.body.mem) > 0:
+		e.reader.r.Reset(e.body.mem)
+		r.Body = &e.reader
+	}
+	r.GetBody = nil
+	r.TransferEncoding = nil
+	r.ContentLength = e.body.size()
+	if len(r.Trailer) > 0 {
+		r.ContentLength = -1 // trailers come behind a body of unknown length
+	}
+	waiting := (e.MaxWait > 0 || e.async) && len(r.Header[headerPrefer]) > 0
+	if waiting || len(r.Header["Expect"]) > 0 {
+		r.Header = r.Header.Clone()
+		r.Header.Del("Expect") // has been met
+		if waiting {
+			withoutWaiting(r.Header)
+		}
+	}
+	return r
+}
+
+// handle calls the handler.
+func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
+	r := e.request(ctx)
+	if r.MultipartForm == nil {
+		defer func() {
+			// The server does this for the original only.
+			if r.MultipartForm != nil {
+				_ = r.MultipartForm.RemoveAll()
+			}
+		}()
+	}
+	e.next.ServeHTTP(w, r)
+}
+
+// execute runs the handler under the claim.
+func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
+	if e.expired {
+		// There is no record of an earlier use.
+		return semel.Result{}, semel.NoEffect(ErrKeyExpired)
+	}
+	if e.async {
+		timer := time.AfterFunc(e.patient, func() { e.respond(errRespondAsync) })
+		defer timer.Stop()
+	}
+	x, _ := semel.CurrentExecution(ctx)
+	rec := &e.rec
+	rec.exchange = e
+	rec.transactional = x.Transactional()
+	// The answer may pass while the handler runs only if its effect cannot be
+	// undone afterwards, and if it is the server's goroutine that runs it.
+	rec.direct = !rec.transactional && !e.async
+	if rec.outer != nil {
+		rec.header = rec.outer.Clone()
+	} else {
+		rec.header = make(http.Header)
+	}
+	defer rec.close()
+	e.ctx = handlerContext{ctx, rec}
+	e.handle(&e.ctx, rec)
+	e.cause = context.Cause(ctx)
+	return rec.finish()
+}
+
+func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
+	failure, ok := errors.AsType[*semel.Error](err)
+	if !ok {
+		failure = &semel.Error{}
+	}
+	if e.rec.passing() {
+		if out.Answer != semel.Executed && out.Answer != semel.Released {
+			// Nobody knows whether that was all, and the client must not take it
+			// for the end.
+			panic(http.ErrAbortHandler)
+		}
+		e.rec.end()
+		return
+	}
+	switch out.Answer {
+	case semel.Executed:
+		e.own(out.Record.ExpiresAt)
+	case semel.Replayed:
+		r := replay{
+			contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == "",
+			timeout: e.Guard.Policy().StoreTimeout, pace: e.Pace,
+		}
+		r.write(ctx, e.w, out, err)
+	case semel.Released:
+		switch {
+		case errors.Is(err, semel.ErrRolledBack):
+			// Whatever the handler answered, it did not come true.
+			p := ProblemRolledBack.Problem()
+			p.RetryAfter = max(failure.RetryAfter, time.Second)
+			e.refuse(e.w, p)
+		case e.expired:
+			e.refuse(e.w, ProblemKeyExpired.Problem())
+		default:
+			e.own(time.Time{})
+		}
+	case semel.InProgress:
+		e.inProgress(ctx, out.Record, failure)
+	case semel.Mismatch:
+		e.refuse(e.w, ProblemKeyMismatch.Problem())
+	case semel.Unknown:
+		p := ProblemOutcomeUnknown.Problem()
+		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
+		p.Retry, p.RetryAfter = failure.Retry(), failure.RetryAfter
+		if out.Claimed {
+			p.Status = e.ownFailure()
+			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
+		}
+		e.refuse(e.w, p)
+	case semel.Unavailable:
+		e.unavailable(ctx, out, failure)
+	default:
+		// The key is well-formed, so it is the scope that makes no identity.
+		e.refuse(e.w, Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
+			Detail: "The server could not name the operation. Nothing was executed.",
+		})
+	}
+}
+
+// ownFailure is the status for the request whose own execution was cut off: a
+// failure of the server, where those who find the record meet a conflict.
+func (e *exchange) ownFailure() int {
+	switch {
+	case !e.Forwards:
+		return http.StatusInternalServerError
+	case errors.Is(e.cause, semel.ErrDeadline):
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway
+}
+
+// inProgress answers while the identity is being executed, be it for this
+// request or for another.
+func (e *exchange) inProgress(ctx context.Context, rec semel.Record, failure *semel.Error) {
+	ctx = context.WithoutCancel(ctx)
+	if e.async || e.InFlight == InFlightAccept {
+		if found, ok := e.Resources.visible(ctx, rec); ok {
+			h := e.w.Header()
+			if e.async {
+				h.Set(headerPreferenceApplied, strings.TrimPrefix(h.Get(headerPreferenceApplied)+", respond-async", ", "))
+			}
+			if e.Contract.ResultHeader != "" {
+				h.Set(e.Contract.ResultHeader, "accepted")
+			}
+			h.Set("Location", e.Resources.StatusURL(rec.ID))
+			e.Resources.writeStatus(e.w, http.StatusAccepted, found)
+			return
+		}
+	}
+	p := ProblemInProgress.Problem()
+	p.RetryAfter = max(failure.RetryAfter, time.Second)
+	p.StatusURL = e.Resources.StatusURL(rec.ID)
+	e.refuse(e.w, p)
+}
+
+func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *semel.Error) {
+	busy, isBusy := errors.AsType[*semel.BusyError](failure)
+	p := ProblemStoreUnavailable.Problem()
+	switch {
+	case errors.Is(failure, semel.ErrDraining):
+		p = stopping()
+	case isBusy:
+		p = ProblemBusy.Problem()
+		p.Detail = fmt.Sprintf("The server executes as many operations at the same time as it may: %d, by its %s. Nothing was executed.", busy.Limit, busy.Bound)
+	case out.Claimed:
+		p.Detail = "This request was executed, but what came of it could not be recorded, so whether it took effect is not known yet. Keep the key: another key could cause the effect twice."
+		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
+	case e.FailOpen && ctx.Err() == nil && out.Record.ID == "":
+		if e.expired {
+			// It may have been used, and there is no record to say so.
+			e.refuse(e.w, ProblemKeyExpired.Problem())
+			return
+		}
+		e.Guard.NoteFailedOpen(ctx, e.submit, failure)
+		e.handle(ctx, e.w)
+		return
+	}
+	p.RetryAfter = max(failure.RetryAfter, time.Second)
+	e.refuse(e.w, p)
+}
+
+// own answers with what the handler wrote.
+func (e *exchange) own(expires time.Time) {
+	rec := &e.rec
+	switch {
+	case rec.status == http.StatusSwitchingProtocols, rec.lost && !expires.IsZero():
+		replay{contract: &e.Contract}.notRetained(e.w, rec.tombstone().Reference, expires)
+		return
+	case rec.lost:
+		e.refuse(e.w, Problem{
+			Status: rec.status, Title: http.StatusText(rec.status), Retry: semel.RetrySameKey,
+			Detail: "The operation had no effect. Its answer was too large to be passed on.",
+		})
+		return
+	}
+	rec.prepare(e.w.Header())
+	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, rec.kept.content(), expires)
+}

@@ -1,0 +1,141 @@
+package semelhttp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+const (
+	// inlineBody is the largest request body that is held in memory.
+	inlineBody = 256 << 10
+	// readAhead is how much memory a Content-Length is trusted with before as
+	// much has arrived.
+	readAhead = 64 << 10
+)
+
+// read reads the whole request body and makes the fingerprint. It returns a
+// problem with a status if it cannot; then nothing has been executed.
+func (e *exchange) read() Problem {
+	r := e.r
+	if r.ContentLength > e.MaxRequestBody {
+		return e.tooLarge()
+	}
+	if r.Body != nil && r.Body != http.NoBody {
+		if problem := e.readBody(); problem.Status != 0 {
+			return problem
+		}
+	}
+	if e.body.size() == 0 && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
+		// Somebody has read it before. Without it any two requests look the
+		// same, so going on would answer one with the result of another.
+		return Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
+			Detail: "The server read the request body before it could be protected. Nothing was executed.",
+		}
+	}
+	if e.body.file == nil {
+		e.submit.Fingerprint = e.fingerprinter.Fingerprint(r.Method, asSent(r), r.Header, e.body.mem)
+	}
+	return Problem{}
+}
+
+func (e *exchange) readBody() Problem {
+	r := e.r
+	size := int64(512)
+	if r.ContentLength >= 0 {
+		size = min(r.ContentLength+1, readAhead) // one more, to see the end without growing
+	}
+	// A body that does not come holds nothing up: it is cut off when it is too
+	// slow, and when the server stops.
+	from := &pacedReader{ReadCloser: r.Body}
+	from.pace = e.Pace
+	from.cut = func() { _ = http.NewResponseController(e.w).SetReadDeadline(past) }
+	// It also tells the server not to wait for the rest.
+	limited := http.MaxBytesReader(e.w, from, e.MaxRequestBody)
+	body := make([]byte, 0, size)
+	for first := true; ; first = false {
+		n, err := limited.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		e.body.mem = body
+		if err == io.EOF {
+			return Problem{}
+		}
+		if err != nil {
+			return e.unreadable(err, from)
+		}
+		if first {
+			stop := e.Guard.OnDrain(func() {
+				from.stopped.Store(true)
+				from.cut()
+			})
+			defer stop()
+		}
+		if len(body) == cap(body) {
+			if max(int64(len(body)), r.ContentLength) > inlineBody {
+				return e.readLarge(limited, from)
+			}
+			more := int64(cap(body))
+			if rest := r.ContentLength + 1 - more; rest > 0 {
+				more = min(more, rest)
+			}
+			body = slices.Grow(body, int(more))
+		}
+	}
+}
+
+// readLarge goes on with a body whose beginning has been read.
+func (e *exchange) readLarge(rest io.Reader, from *pacedReader) Problem {
+	r, target := e.r, asSent(e.r)
+	d := e.fingerprinter.stream(r.Method, target, r.Header)
+	_, _ = d.Write(e.body.mem)
+	err, failed := e.body.fill(rest, d)
+	if err != nil {
+		e.fingerprinter.put(d)
+		return e.unreadable(err, from)
+	}
+	if failed == nil {
+		e.submit.Fingerprint, failed = e.fingerprinter.endStream(d, r.Method, target, r.Header, &e.body)
+	} else {
+		e.fingerprinter.put(d)
+	}
+	if failed != nil {
+		e.Spools.config.Failed(r.Context(), failed)
+		p := ProblemSpoolUnavailable.Problem()
+		p.RetryAfter = time.Second
+		return p
+	}
+	return Problem{}
+}
+
+func (e *exchange) unreadable(err error, from *pacedReader) Problem {
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return e.tooLarge()
+	}
+	switch {
+	case from.stopped.Load():
+		return stopping()
+	case from.wasSlow():
+		return ProblemBodyTooSlow.Problem()
+	}
+	return ProblemBodyUnreadable.Problem()
+}
+
+func (e *exchange) tooLarge() Problem {
+	p := ProblemBodyTooLarge.Problem()
+	p.Detail = fmt.Sprintf("The request body is larger than the %d bytes that this operation accepts. Nothing was executed.", e.MaxRequestBody)
+	return p
+}
+
+// stopping is the answer while the guard drains.
+func stopping() Problem {
+	return Problem{
+		Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable), Retry: semel.RetrySameKey,
+		Detail: "The server is stopping and takes no new work. Nothing was executed.", RetryAfter: time.Second,
+	}
+}

@@ -1,0 +1,132 @@
+package semel
+
+import (
+	"context"
+	"sync"
+)
+
+// work counts what guards that share it are at, and keeps it within bounds.
+type work struct {
+	config Config
+
+	mu        sync.Mutex
+	running   int // submits that claim or execute
+	detached  int // of those
+	tenants   map[string]int
+	behind    int // what goes on besides: renewals, and lost grants that are pursued
+	abandoned int // of those
+	draining  bool
+	idle      chan struct{}
+
+	stopping context.Context // ends with drain
+	stop     context.CancelFunc
+}
+
+func newWork(c Config) *work {
+	w := &work{config: c, tenants: map[string]int{}, idle: make(chan struct{})}
+	w.stopping, w.stop = context.WithCancel(context.Background())
+	return w
+}
+
+// maxAbandoned bounds how many lost grants are pursued at once, so that an
+// outage under load piles up neither goroutines nor calls of a store that is
+// struggling back. Beyond it a lost grant is left to lapse.
+const maxAbandoned = 256
+
+// enter counts a submit. It fails with ErrDraining or a *BusyError.
+func (w *work) enter(s Submit) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c, tenant := &w.config, s.Identity.Tenant
+	switch {
+	case w.draining:
+		return ErrDraining
+	case w.running >= c.MaxExecutions:
+		return &BusyError{"MaxExecutions", c.MaxExecutions}
+	case tenant != "" && w.tenants[tenant] >= c.MaxTenantExecutions:
+		return &BusyError{"MaxTenantExecutions", c.MaxTenantExecutions}
+	case s.Detached && w.detached >= c.MaxDetached:
+		return &BusyError{"MaxDetached", c.MaxDetached}
+	}
+	w.running++
+	if s.Detached {
+		w.detached++
+	}
+	if tenant != "" {
+		w.tenants[tenant]++
+	}
+	return nil
+}
+
+func (w *work) leave(s Submit) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running--
+	if s.Detached {
+		w.detached--
+	}
+	if tenant := s.Identity.Tenant; tenant != "" {
+		if w.tenants[tenant]--; w.tenants[tenant] == 0 {
+			delete(w.tenants, tenant)
+		}
+	}
+	w.ended()
+}
+
+// enterBackground is called from work that has entered, so it may follow a drain.
+func (w *work) enterBackground() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.behind++
+}
+
+func (w *work) leaveBackground() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.behind--
+	w.ended()
+}
+
+// enterAbandon is enterBackground for the pursuit of a lost grant.
+func (w *work) enterAbandon() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.abandoned == maxAbandoned {
+		return false
+	}
+	w.abandoned++
+	w.behind++
+	return true
+}
+
+func (w *work) leaveAbandon() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.abandoned--
+	w.behind--
+	w.ended()
+}
+
+// ended is called with mu held when something has ended.
+func (w *work) ended() {
+	if w.draining && w.running+w.behind == 0 {
+		close(w.idle)
+	}
+}
+
+func (w *work) drain() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.draining {
+		w.draining = true
+		w.stop()
+		w.ended()
+	}
+	return w.idle
+}
+
+func (w *work) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.running + w.behind
+}
