@@ -21,7 +21,7 @@ import (
 func TestHeadEncoding(t *testing.T) {
 	got := EncodeHead(201, http.Header{"B": {"1", ""}, "A": nil}, http.Header{"T": {"x"}})
 	// The encoding of records already stored: a change needs another version.
-	want := "\x01\xc9\x01" + "\x02" + "\x01A\x00" + "\x01B\x02\x011\x00" + "\x01" + "\x01T\x01\x01x"
+	want := "\x02\xc9\x01" + "\x02" + "\x01A\x00" + "\x01B\x02\x011\x00" + "\x00" + "\x01" + "\x01T\x01\x01x"
 	if string(got) != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -198,10 +199,12 @@ func TestRespondAsyncButDone(t *testing.T) {
 	o.want(t, 1)
 }
 
-// An event stream that has begun is not cut off by the preference.
+// A client that is answered before the end sees nothing of a stream, but it goes
+// on to its end.
 func TestRespondAsyncStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(t)
+		var o orders
 		h := b.withResources(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			for i := range 10 {
@@ -209,11 +212,28 @@ func TestRespondAsyncStream(t *testing.T) {
 					t.Errorf("event %d: %v", i, err)
 					return
 				}
+				w.(http.Flusher).Flush()
 				time.Sleep(time.Second)
 			}
+			o.add()
 		}), semelhttp.ResourcesConfig{})
 		a := directRequest(h, preferring(t, "k", "{}", "respond-async, wait=3"))
-		if a.status != 200 || !strings.HasSuffix(a.body, "data: 9\n\n") {
+		if a.status != 202 || strings.Contains(a.body, "data") {
+			t.Fatalf("%d %q", a.status, a.body)
+		}
+		if err := b.guard.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if s := directRequest(h, get(t, a.header.Get("Location"), "alice")); !strings.Contains(s.body, `"retained":false`) {
+			t.Fatalf("its status: %s", s.body)
+		}
+		o.want(t, 1)
+		// One that is done in time is whole.
+		h2 := newFixture(t).withResources(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: all\n\n")
+		}), semelhttp.ResourcesConfig{})
+		if a := directRequest(h2, preferring(t, "k", "{}", "respond-async, wait=3")); a.status != 200 || a.body != "data: all\n\n" {
 			t.Fatalf("%d %q", a.status, a.body)
 		}
 	})
@@ -256,7 +276,7 @@ func TestStatusOfUnknownAndTombstone(t *testing.T) {
 		semelhttp.DeclareIndeterminate(r.Context(), "cut off")
 	}), semelhttp.ResourcesConfig{}, func(c *semelhttp.Config) { c.MaxResult = 10 })
 
-	p := directRequest(h, preferring(t, "k", "{}", "")).want(t, semelhttp.ProblemOutcomeUnknown)
+	p := directRequest(h, preferring(t, "k", "{}", "")).wantOwnFailure(t)
 	if s := directRequest(h, get(t, p.StatusURL, "alice")); !strings.Contains(s.body, `"state":"unknown","retry":"after-resolution"`) {
 		t.Fatalf("%d %s", s.status, s.body)
 	}

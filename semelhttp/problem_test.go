@@ -34,7 +34,9 @@ func TestProblemCases(t *testing.T) {
 		"rolled-back":         {503, "same-key"},
 		"body-too-large":      {413, "no"},
 		"body-unreadable":     {400, "same-key"},
+		"body-too-slow":       {408, "same-key"},
 		"spool-unavailable":   {503, "same-key"},
+		"busy":                {503, "same-key"},
 
 		"key-not-issued":          {400, "new-key"},
 		"key-expired":             {400, "no"},

@@ -191,6 +191,17 @@ func (a answer) want(t testing.TB, c semelhttp.ProblemCase) semelhttp.Problem {
 	return p
 }
 
+// wantOwnFailure fails the test unless the answer says of its own request that
+// the outcome is unknown.
+func (a answer) wantOwnFailure(t testing.TB) semelhttp.Problem {
+	t.Helper()
+	p := a.problem(t)
+	if p.Type != semelhttp.ProblemOutcomeUnknown.Type() || a.status != 500 || p.Status != 500 || p.Retry != semel.RetryAfterResolution {
+		t.Fatalf("got problem %q with status %d (member %d) and retry %q", p.Type, a.status, p.Status, p.Retry)
+	}
+	return p
+}
+
 func newRequest(t testing.TB, method, url, key, body string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequest(method, url, strings.NewReader(body))
