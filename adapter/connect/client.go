@@ -5,15 +5,24 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/adapter/internal/rpc"
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// ClientKeys is an interceptor for clients that gives each unary call without an
-// Idempotency-Key a fresh one, except to methods without side effects.
-// Interceptors that retry must come behind it, or each of their tries is another
-// operation; a caller that calls again, be it after a restart, sets the header
-// itself (semelhttp.FormatKey).
+// ClientKeys is an interceptor for clients that gives a key to each unary call
+// without an Idempotency-Key: that of the operation in its context, which
+// semelhttp.WithKey and semelhttp.WithStep put there, else a fresh one.
+// Interceptors that retry must come behind it, or use semelhttp.NewOperation; a
+// caller that calls again, be it after a restart, keeps the key itself.
+//
+// In an execution (semel.CurrentExecution) a fresh key would be another one if
+// the operation is executed again, and the call would take effect twice. So it
+// must be named: the key of semelhttp.WithStep is derived from the operation and
+// the step. A call that is not named is not sent, and its error, of code
+// internal, matches semelhttp.ErrNoStep and semel.ErrNoEffect. The request's own
+// header counts wherever it comes from.
+//
+// Calls to methods without side effects get no key and need no step.
 func ClientKeys() connect.Interceptor {
 	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
@@ -21,9 +30,9 @@ func ClientKeys() connect.Interceptor {
 			if !spec.IsClient || spec.IdempotencyLevel == connect.IdempotencyNoSideEffects || len(req.Header()[semelhttp.HeaderKey]) > 0 {
 				return next(ctx, req)
 			}
-			key, err := semelhttp.FormatKey(semel.NewKey())
+			key, err := rpc.ClientKey(ctx, spec.Procedure)
 			if err != nil {
-				return nil, err
+				return nil, connect.NewError(connect.CodeInternal, err)
 			}
 			req.Header().Set(semelhttp.HeaderKey, key)
 			// The request may be used for another call.

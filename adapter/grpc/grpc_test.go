@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,7 @@ import (
 
 	"github.com/semelhq/semel"
 	semelgrpc "github.com/semelhq/semel/adapter/grpc"
+	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 )
 
@@ -614,17 +616,68 @@ func TestClientKeepsKey(t *testing.T) {
 	if len(keys) != 4 || keys[0] != keys[1] || keys[2] != keys[3] || keys[0] == keys[2] {
 		t.Errorf("the keys on the wire are %q", keys)
 	}
-	ctx, err := semelgrpc.WithKey(as(t.Context(), "ann"), `my "own" key`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.call(ctx, pay, ten)
+	r.call(semelhttp.WithKey(as(t.Context(), "ann"), `my "own" key`), pay, ten)
 	if want := `"my \"own\" key"`; keys[4] != want || keys[5] != want {
 		t.Errorf("the keys on the wire are %q, want %s", keys[4:], want)
 	}
-	if _, err := semelgrpc.WithKey(t.Context(), "ä"); err == nil {
-		t.Error("WithKey takes a key that cannot be sent")
+	if a := r.call(semelhttp.WithKey(as(t.Context(), "ann"), "ä"), pay, ten); status.Code(a.err) != codes.Internal || !errors.Is(a.err, semel.ErrNoEffect) || len(keys) != 6 {
+		t.Errorf("a key that cannot be sent: %v", a.err)
 	}
+}
+
+// TestFreshKeyInsideAnExecution: an operation that is executed again makes its
+// calls under the same keys, and one that is not named is not made.
+func TestFreshKeyInsideAnExecution(t *testing.T) {
+	var keys []string
+	r := newRig(t, paid, options{
+		dial: []grpc.DialOption{grpc.WithUnaryInterceptor(semelgrpc.UnaryClient)},
+		front: []grpc.UnaryServerInterceptor{func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			keys = append(keys, first(metadata.ValueFromIncomingContext(ctx, semelgrpc.MetadataKey)))
+			return next(ctx, req)
+		}},
+	})
+	guard, err := r.guard.With(semel.Policy{OnCrash: semel.Retry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	submit := semel.Submit{Identity: semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: "k"}}
+	for range 2 {
+		_, err := guard.Do(semelhttp.WithKey(t.Context(), "outer"), submit, func(ctx context.Context) (semel.Result, error) {
+			// The key of the whole is not that of its parts.
+			a := r.call(as(ctx, "ann"), pay, ten)
+			if !errors.Is(a.err, semelhttp.ErrNoStep) || !errors.Is(a.err, semel.ErrNoEffect) || status.Code(a.err) != codes.Internal {
+				t.Errorf("a call without a step: %v", a.err)
+			}
+			r.call(as(ctx, "ann"), get, ten)
+			for _, step := range []string{"charge", "mail"} {
+				step, err := semelhttp.WithStep(as(ctx, "ann"), step)
+				if err != nil {
+					return semel.Result{}, err
+				}
+				for range 2 {
+					if a := r.call(step, pay, ten); a.err != nil {
+						t.Error(a.err)
+					}
+				}
+			}
+			r.call(as(ctx, "ann", "mine"), pay, ten)
+			return semel.Result{}, errors.New("cannot tell")
+		})
+		if !errors.Is(err, semel.ErrUnknown) {
+			t.Fatal(err)
+		}
+	}
+	charge, err1 := submit.Identity.ChildKey("charge")
+	mail, err2 := submit.Identity.ChildKey("mail")
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	charge, mail = strconv.Quote(charge), strconv.Quote(mail)
+	want := []string{"", charge, charge, mail, mail, "mine"}
+	if !slices.Equal(keys, slices.Concat(want, want)) {
+		t.Errorf("the keys on the wire are %q, want %q twice", keys, want)
+	}
+	r.wantEffects(5) // charge, mail and mine once, a read in each execution
 }
 
 func TestConfig(t *testing.T) {
