@@ -65,6 +65,17 @@
 // What is compared is the method and the request message, field by field, not
 // its bytes: JSON and binary are the same request. If the message type has
 // changed between two versions of the program it is not compared: then the key
-// alone decides. Messages that a google.protobuf.Any holds, and unknown fields,
-// are compared by their bytes.
+// alone decides. Changes that leave fields and enums as they are, such as the
+// presence of a field, do not count.
+//
+// A scalar that was set to its default is like one that was not set, in proto2
+// and with optional too: which of the two is sent depends on the version of the
+// schema that a client was built with, and its retry may come from the next. So
+// where a method tells "set it to zero" from "leave it alone", and a client uses
+// one key for both, the second is answered with the result of the first. Say it
+// with a google.protobuf.FieldMask, a oneof or a wrapper message: these are
+// compared as they are set.
+//
+// Messages that a google.protobuf.Any holds, and unknown fields, are compared by
+// their bytes.
 package semelconnect

@@ -1,9 +1,11 @@
 package rpc
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -21,14 +23,26 @@ import (
 // have it.
 func order(t testing.TB, fields ...*descriptorpb.FieldDescriptorProto) protoreflect.MessageDescriptor {
 	t.Helper()
-	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
-		Name: new("order.proto"), Package: new("semel.test"), Syntax: new("proto3"),
-		MessageType: []*descriptorpb.DescriptorProto{{Name: new("Order"), Field: fields}},
-	}, protoregistry.GlobalFiles)
+	return orderOf(t, &descriptorpb.FileDescriptorProto{Syntax: new("proto3")}, fields...)
+}
+
+// orderOf is order in a file of another kind.
+func orderOf(t testing.TB, file *descriptorpb.FileDescriptorProto, fields ...*descriptorpb.FieldDescriptorProto) protoreflect.MessageDescriptor {
+	t.Helper()
+	file = proto.CloneOf(file)
+	file.Name, file.Package = new("order.proto"), new("semel.test")
+	order := &descriptorpb.DescriptorProto{Name: new("Order"), Field: fields}
+	for _, f := range fields {
+		if f.OneofIndex != nil && f.GetOneofIndex() == int32(len(order.OneofDecl)) {
+			order.OneofDecl = append(order.OneofDecl, &descriptorpb.OneofDescriptorProto{Name: new(fmt.Sprintf("_%d", f.GetOneofIndex()))})
+		}
+	}
+	file.MessageType = append(file.MessageType, order)
+	made, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return file.Messages().Get(0)
+	return made.Messages().ByName("Order")
 }
 
 func field(name string, number int32, typ descriptorpb.FieldDescriptorProto_Type, label descriptorpb.FieldDescriptorProto_Label) *descriptorpb.FieldDescriptorProto {
@@ -117,6 +131,175 @@ func TestFingerprintAcrossVersions(t *testing.T) {
 	}
 }
 
+// TestExplicitZeroIsNoMismatch: whether a zero is sent depends on the schema that
+// the client was built with, and whether it is seen on the server's. It is one
+// request all the same.
+func TestExplicitZeroIsNoMismatch(t *testing.T) {
+	for _, tt := range []struct {
+		typ         descriptorpb.FieldDescriptorProto_Type
+		zero, other string
+	}{
+		{descriptorpb.FieldDescriptorProto_TYPE_INT64, "\x08\x00", "\x08\x01"},
+		{descriptorpb.FieldDescriptorProto_TYPE_DOUBLE, "\x09\x00\x00\x00\x00\x00\x00\x00\x00", "\x09\x00\x00\x00\x00\x00\x00\x00\x80"}, // -0
+		{descriptorpb.FieldDescriptorProto_TYPE_BOOL, "\x08\x00", "\x08\x01"},
+		{descriptorpb.FieldDescriptorProto_TYPE_STRING, "\x0a\x00", "\x0a\x01x"},
+		{descriptorpb.FieldDescriptorProto_TYPE_BYTES, "\x0a\x00", "\x0a\x01\x00"},
+		{descriptorpb.FieldDescriptorProto_TYPE_ENUM, "\x08\x00", "\x08\x01"},
+	} {
+		t.Run(tt.typ.String(), func(t *testing.T) {
+			plain := field("v", 1, tt.typ, one)
+			if tt.typ == descriptorpb.FieldDescriptorProto_TYPE_ENUM {
+				plain.TypeName = new(".google.protobuf.NullValue")
+			}
+			optional := proto.CloneOf(plain)
+			optional.Proto3Optional, optional.OneofIndex = new(true), new(int32(0))
+			presence := func(p descriptorpb.FeatureSet_FieldPresence) *descriptorpb.FileDescriptorProto {
+				return &descriptorpb.FileDescriptorProto{
+					Syntax: new("editions"), Edition: descriptorpb.Edition_EDITION_2023.Enum(), Dependency: []string{"google/protobuf/struct.proto"},
+					Options: &descriptorpb.FileOptions{Features: &descriptorpb.FeatureSet{FieldPresence: p.Enum()}},
+				}
+			}
+			proto3 := &descriptorpb.FileDescriptorProto{Syntax: new("proto3"), Dependency: []string{"google/protobuf/struct.proto"}}
+			proto2 := &descriptorpb.FileDescriptorProto{Syntax: new("proto2"), Dependency: []string{"google/protobuf/struct.proto"}}
+			versions := map[string]protoreflect.MessageDescriptor{
+				"proto3":          orderOf(t, proto3, plain),
+				"proto3 optional": orderOf(t, proto3, optional),
+				"proto2":          orderOf(t, proto2, plain),
+				"implicit":        orderOf(t, presence(descriptorpb.FeatureSet_IMPLICIT), plain),
+				"explicit":        orderOf(t, presence(descriptorpb.FeatureSet_EXPLICIT), plain),
+			}
+			want := print1(parse(t, versions["proto3"], ""))
+			for name, md := range versions {
+				if set := parse(t, md, tt.zero).ProtoReflect().Has(md.Fields().Get(0)); set == (name == "proto3" || name == "implicit") {
+					t.Fatalf("%s: a zero is set: %v, so the test says nothing", name, set)
+				}
+				for _, wire := range []string{"", tt.zero} {
+					if got := print1(parse(t, md, wire)); got != want {
+						t.Errorf("%s: %q has another fingerprint than the same request", name, wire)
+					}
+				}
+				if !print1(parse(t, md, tt.other)).Differs(want) {
+					t.Errorf("%s: %q and none have one fingerprint", name, tt.other)
+				}
+			}
+		})
+	}
+}
+
+// TestPresenceThatIsCompared: where every version of a schema tells set from not
+// set, so does the fingerprint.
+func TestPresenceThatIsCompared(t *testing.T) {
+	inOneof := func(f *descriptorpb.FieldDescriptorProto) *descriptorpb.FieldDescriptorProto {
+		f.OneofIndex = new(int32(0))
+		return f
+	}
+	money := field("money", 3, descriptorpb.FieldDescriptorProto_TYPE_MESSAGE, one)
+	money.TypeName = new(".google.protobuf.Int64Value")
+	md := orderOf(t, &descriptorpb.FileDescriptorProto{Syntax: new("proto3"), Dependency: []string{"google/protobuf/wrappers.proto"}},
+		inOneof(field("amount", 1, descriptorpb.FieldDescriptorProto_TYPE_INT64, one)),
+		inOneof(field("share", 2, descriptorpb.FieldDescriptorProto_TYPE_INT64, one)), money)
+	with5 := field("v", 1, descriptorpb.FieldDescriptorProto_TYPE_INT64, one)
+	with5.DefaultValue = new("5")
+	five := orderOf(t, &descriptorpb.FileDescriptorProto{Syntax: new("proto2")}, with5)
+	for _, tt := range []struct {
+		md        protoreflect.MessageDescriptor
+		a, b      string
+		different bool
+	}{
+		{md, "", "\x08\x00", true},
+		{md, "", "\x10\x00", true},
+		{md, "\x08\x00", "\x10\x00", true},
+		{md, "", "\x1a\x00", true},
+		{md, "\x1a\x00", "\x1a\x02\x08\x00", false},
+		{five, "", "\x08\x05", false},
+		{five, "", "\x08\x00", true},
+	} {
+		if got := print1(parse(t, tt.md, tt.a)).Differs(print1(parse(t, tt.md, tt.b))); got != tt.different {
+			t.Errorf("%v: %q and %q differ: %v, want %v", tt.md.Fields().Get(0), tt.a, tt.b, got, tt.different)
+		}
+	}
+}
+
+// TestSchemasThatReadDifferently: where a change of the schema makes another
+// message of the same bytes, requests are not compared across it.
+func TestSchemasThatReadDifferently(t *testing.T) {
+	enum := func(values ...string) *descriptorpb.FileDescriptorProto {
+		e := &descriptorpb.EnumDescriptorProto{Name: new("Color")}
+		for i, v := range values {
+			e.Value = append(e.Value, &descriptorpb.EnumValueDescriptorProto{Name: &v, Number: new(int32(i))})
+		}
+		return &descriptorpb.FileDescriptorProto{Syntax: new("proto2"), EnumType: []*descriptorpb.EnumDescriptorProto{e}}
+	}
+	color := field("color", 1, descriptorpb.FieldDescriptorProto_TYPE_ENUM, one)
+	color.TypeName = new(".semel.test.Color")
+	json := func(t testing.TB, md protoreflect.MessageDescriptor, text string) proto.Message {
+		m := dynamicpb.NewMessage(md)
+		// As connect reads it.
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(text), m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	check := func(name string, parse func(testing.TB, protoreflect.MessageDescriptor, string) proto.Message, text string, before, after protoreflect.MessageDescriptor) {
+		t.Helper()
+		x, y := print1(parse(t, before, text)), print1(parse(t, after, text))
+		if x.Sum == y.Sum {
+			t.Errorf("%s: the digests agree, so the test says nothing", name)
+		}
+		if x.Differs(y) {
+			t.Errorf("%s: a retry across the change is a mismatch", name)
+		}
+	}
+	kind := func(typ descriptorpb.FieldDescriptorProto_Type) protoreflect.MessageDescriptor {
+		return order(t, field("v", 1, typ, one))
+	}
+	check("a new value of an enum", json, `{"color": "BLUE"}`, orderOf(t, enum("RED", "GREEN"), color), orderOf(t, enum("RED", "GREEN", "BLUE"), color))
+	check("another name of a field", json, `{"id": 7}`, order(t, id), order(t, field("number", 1, descriptorpb.FieldDescriptorProto_TYPE_INT64, one)))
+	check("another kind of integer", parse, "\x08\x02", kind(descriptorpb.FieldDescriptorProto_TYPE_INT64), kind(descriptorpb.FieldDescriptorProto_TYPE_SINT64))
+	moved := field("id", 1, descriptorpb.FieldDescriptorProto_TYPE_INT64, one)
+	moved.OneofIndex = new(int32(0))
+	check("a field that moves into a oneof", parse, "\x08\x00", order(t, id), order(t, moved))
+	five := field("id", 1, descriptorpb.FieldDescriptorProto_TYPE_INT64, one)
+	five.DefaultValue = new("5")
+	proto2 := &descriptorpb.FileDescriptorProto{Syntax: new("proto2")}
+	check("another default", parse, "\x08\x05", orderOf(t, proto2, id), orderOf(t, proto2, five))
+}
+
+// TestExtensionOfAnotherVersion: an extension that the program did not know
+// before is no mismatch.
+func TestExtensionOfAnotherVersion(t *testing.T) {
+	const wire = "\xa0\x06\x07" // field 100
+	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
+		Name: new("extended.proto"), Package: new("semel.test.extended"), Syntax: new("proto2"),
+		MessageType: []*descriptorpb.DescriptorProto{{Name: new("Order"), ExtensionRange: []*descriptorpb.DescriptorProto_ExtensionRange{{Start: new(int32(100)), End: new(int32(101))}}}},
+		Extension: []*descriptorpb.FieldDescriptorProto{{
+			Name: new("note"), Number: new(int32(100)), Extendee: new(".semel.test.extended.Order"),
+			Type: descriptorpb.FieldDescriptorProto_TYPE_INT32.Enum(), Label: one.Enum(),
+		}},
+	}, protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	md := file.Messages().Get(0)
+	before := print1(parse(t, md, wire))
+	if err := protoregistry.GlobalTypes.RegisterExtension(dynamicpb.NewExtensionType(file.Extensions().Get(0))); err != nil {
+		t.Fatal(err)
+	}
+	after := print1(parse(t, md, wire))
+	if before.Sum == after.Sum {
+		t.Error("the digests agree, so the test says nothing")
+	}
+	if before.Differs(after) {
+		t.Error("a retry across the change is a mismatch")
+	}
+	if !print1(parse(t, md, "\xa0\x06\x08")).Differs(after) {
+		t.Error("another value of the extension has the same fingerprint")
+	}
+	if print1(parse(t, md, "\xa0\x06\x00")) != print1(parse(t, md, "")) {
+		t.Error("an extension that is zero is another request")
+	}
+}
+
 func TestFingerprintOfValues(t *testing.T) {
 	object := func(fields map[string]any) proto.Message {
 		m, err := structpb.NewStruct(fields)
@@ -163,24 +346,33 @@ func TestFingerprintOfValues(t *testing.T) {
 	}
 }
 
-// FuzzFingerprint: what parses as equal messages has one fingerprint, all else
-// has two.
+// FuzzFingerprint: what reads alike has one fingerprint, all else has two.
 func FuzzFingerprint(f *testing.F) {
-	md := order(f, id, lines, note)
+	optional := field("optional", 4, descriptorpb.FieldDescriptorProto_TYPE_BOOL, one)
+	optional.Proto3Optional, optional.OneofIndex = new(true), new(int32(0))
+	md := order(f, id, lines, note, optional)
 	f.Add("\x08\x07\x12\x02\x01\x02\x1a\x01x", "\x1a\x01x\x10\x01\x10\x02\x08\x07")
 	f.Add("\x08\x00", "")
-	f.Add("\x20\x01", "\x28\x01")
+	f.Add("\x20\x00", "")
+	f.Add("\x20\x01", "\x20\x00")
+	f.Add("\x28\x01", "\x30\x01")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		x, y := dynamicpb.NewMessage(md), dynamicpb.NewMessage(md)
 		if proto.Unmarshal([]byte(a), x) != nil || proto.Unmarshal([]byte(b), y) != nil {
 			return
+		}
+		differ := print1(x).Differs(print1(y))
+		for _, m := range []*dynamicpb.Message{x, y} {
+			if set := md.Fields().ByName("optional"); !m.Get(set).Bool() {
+				m.Clear(set)
+			}
 		}
 		equal := proto.Equal(x, y)
 		if len(x.GetUnknown())+len(y.GetUnknown()) > 0 {
 			// proto.Equal does not mind the order of unknown fields.
 			equal = string(x.GetUnknown()) == string(y.GetUnknown()) && equal
 		}
-		if print1(x).Differs(print1(y)) == equal {
+		if differ == equal {
 			t.Errorf("%v and %v: equal %v, but their fingerprints say otherwise", x, y, equal)
 		}
 	})
