@@ -53,7 +53,10 @@ type Config struct {
 
 	// MaxResult is the largest reply that is recorded, message or error and
 	// metadata together, in bytes. A larger one is given to the call that
-	// executed and leaves a tombstone. Default semelhttp.DefaultMaxInline.
+	// executed and leaves a tombstone. So does one over
+	// semelhttp.DefaultMaxInline, 256 KiB, on a store that keeps no pieces, or
+	// whose metadata alone is over that. A reply is in memory as a whole, at a
+	// replay too. Default semelhttp.DefaultMaxResult, 32 MiB.
 	MaxResult int
 
 	// NoEffect says of a code that it means by definition that nothing was

@@ -285,19 +285,19 @@ func TestErrors(t *testing.T) {
 		name string
 		err  error
 		what int
-		want *connect.Error // of the executing call, unless held
+		want *connect.Error // of the executing call; its code if held
 	}{
 		{"with details", detailed, recorded, detailed},
 		{"internal", plain(connect.CodeInternal, "broke"), recorded, plain(connect.CodeInternal, "broke")},
 		{"no code", errors.New("plain"), recorded, plain(connect.CodeUnknown, "plain")},
 		{"unauthenticated", plain(connect.CodeUnauthenticated, "who"), freed, plain(connect.CodeUnauthenticated, "who")},
 		{"resource_exhausted", plain(connect.CodeResourceExhausted, "slow"), freed, plain(connect.CodeResourceExhausted, "slow")},
-		{"unavailable", plain(connect.CodeUnavailable, "upstream"), held, nil},
-		{"deadline_exceeded", context.DeadlineExceeded, held, nil},
-		{"canceled", fmt.Errorf("upstream: %w", context.Canceled), held, nil},
+		{"unavailable", plain(connect.CodeUnavailable, "upstream"), held, plain(connect.CodeUnknown, "")},
+		{"deadline_exceeded", context.DeadlineExceeded, held, plain(connect.CodeDeadlineExceeded, "")},
+		{"canceled", fmt.Errorf("upstream: %w", context.Canceled), held, plain(connect.CodeUnknown, "")},
 		{"declared no effect", semel.NoEffect(plain(connect.CodeNotFound, "none")), freed, plain(connect.CodeNotFound, "none")},
 		{"declared final", semel.Final(plain(connect.CodeUnavailable, "shut")), recorded, plain(connect.CodeUnavailable, "shut")},
-		{"declared indeterminate", semel.Indeterminate("cut off", plain(connect.CodeInternal, "x")), held, nil},
+		{"declared indeterminate", semel.Indeterminate("cut off", plain(connect.CodeInternal, "x")), held, plain(connect.CodeUnknown, "")},
 	}
 	for _, tt := range tests {
 		for protocol, with := range protocols {
@@ -324,9 +324,9 @@ func TestErrors(t *testing.T) {
 				one := r.call(c, newRequest(t, "ann", ten, "k"))
 				two := r.call(c, newRequest(t, "ann", ten, "k"))
 				if tt.what == held {
-					for _, a := range []answer{one, two} {
-						wantRefusal(t, a, connect.CodeFailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
-					}
+					// Its own failure, and what others find.
+					wantRefusal(t, one, tt.want.Code(), "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
+					wantRefusal(t, two, connect.CodeFailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 					r.wantEffects(1)
 					return
 				}
@@ -377,7 +377,7 @@ func TestConfiguredCodes(t *testing.T) {
 
 	r = newRig(t, func(context.Context, *request) (*response, error) { return nil, errors.New("who knows") },
 		options{config: semelconnect.Config{Indeterminate: func(c connect.Code) bool { return c == connect.CodeUnknown }}})
-	wantRefusal(t, r.pay("ann", ten, "k"), connect.CodeFailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
+	wantRefusal(t, r.pay("ann", ten, "k"), connect.CodeUnknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 }
 
 // TestRace: of many calls at once one executes, the others are told to come
@@ -437,27 +437,32 @@ func TestUnsynchronizedRace(t *testing.T) {
 // TestClientGone: the handler does not depend on the client nor on its deadline,
 // and what it sets late is recorded, not written to a call that is over.
 func TestClientGone(t *testing.T) {
-	entered, answered, proceed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	type valueKey struct{}
+	calls := make(chan context.Context, 1)
+	entered := make(chan struct{})
 	r := newRig(t, func(ctx context.Context, _ *request) (*response, error) {
 		info, _ := connect.CallInfoForHandlerContext(ctx)
 		info.ResponseHeader().Set("X-Early", "1")
 		close(entered)
-		<-proceed
+		<-(<-calls).Done() // the server knows that the client has gone
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		if d, ok := ctx.Deadline(); !ok || time.Until(d) < 5*time.Minute {
 			return nil, fmt.Errorf("the handler's deadline is %v, that of the client", d)
 		}
+		if ctx.Value(valueKey{}) != "kept" {
+			return nil, errors.New("the handler's context has lost the values of the call's")
+		}
 		info.ResponseHeader().Set("X-Late", "1")
 		return connect.NewResponse(wrapperspb.String("paid")), nil
 	}, options{front: []connect.Interceptor{connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-			resp, err := next(ctx, req)
-			if req.Header().Get(semelhttp.HeaderKey) == "k" {
-				close(answered)
+			select {
+			case calls <- ctx:
+			default:
 			}
-			return resp, err
+			return next(context.WithValue(ctx, valueKey{}, "kept"), req)
 		}
 	})}})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -472,8 +477,6 @@ func TestClientGone(t *testing.T) {
 	if err := <-gone; connect.CodeOf(err) != connect.CodeCanceled {
 		t.Errorf("the client's answer is %v", err)
 	}
-	<-answered // the server has let go of the call
-	close(proceed)
 	if err := r.guard.Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -488,11 +491,24 @@ func TestClientGone(t *testing.T) {
 	wantRefusal(t, r.pay("ann", ten, "k2"), connect.CodeUnavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true)
 }
 
+// TestPanic: whoever recovers from a panic, the outcome is unknown.
 func TestPanic(t *testing.T) {
-	r := newRig(t, func(context.Context, *request) (*response, error) { panic("half way") }, options{})
-	for range 2 {
-		wantRefusal(t, r.pay("ann", ten, "k"), connect.CodeFailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
+	r := newRig(t, func(context.Context, *request) (*response, error) { panic("half way") }, options{front: []connect.Interceptor{
+		connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+			return func(ctx context.Context, req connect.AnyRequest) (_ connect.AnyResponse, err error) {
+				defer func() {
+					if recover() != nil {
+						err = connect.NewError(connect.CodeInternal, errors.New("recovered"))
+					}
+				}()
+				return next(ctx, req)
+			}
+		}),
+	}})
+	if a := r.pay("ann", ten, "k"); a.err.Code() != connect.CodeUnknown && a.err.Code() != connect.CodeInternal {
+		t.Errorf("the error is %v, not a server's failure", a.err)
 	}
+	wantRefusal(t, r.pay("ann", ten, "k"), connect.CodeFailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 	r.wantEffects(1)
 }
 
@@ -539,16 +555,84 @@ func TestTooLarge(t *testing.T) {
 	r.wantEffects(1)
 }
 
-type brokenStore struct{ semel.Store }
-
-func (brokenStore) Begin(context.Context, semel.Attempt) (semel.Claim, error) {
-	return nil, errors.New("down")
+// scripted is a store that says of a claim what the test wants.
+type scripted struct {
+	*memory.Store
+	begin func(semel.Attempt) error     // nil grants
+	claim func(semel.Claim) semel.Claim // of a claim that was granted
 }
 
-func TestStoreUnavailable(t *testing.T) {
-	r := newRig(t, paid, options{store: brokenStore{}, policy: semel.Policy{Lease: 10 * time.Millisecond}})
-	wantRefusal(t, r.pay("ann", ten, "k"), connect.CodeUnavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true)
-	r.wantEffects(0)
+func (s scripted) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	if s.begin != nil {
+		return nil, s.begin(a)
+	}
+	c, err := s.Store.Begin(ctx, a)
+	if err == nil && s.claim != nil {
+		c = s.claim(c)
+	}
+	return c, err
+}
+
+type rolledBack struct{ semel.Claim }
+
+func (rolledBack) Complete(context.Context, semel.Result) (time.Time, error) {
+	return time.Time{}, semel.ErrRolledBack
+}
+
+// found is a Begin that meets a record.
+func found(change func(*semel.Record)) func(semel.Attempt) error {
+	return func(a semel.Attempt) error {
+		r := semel.Record{ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress, Lease: time.Minute}
+		change(&r)
+		return &semel.ConflictError{Record: r}
+	}
+}
+
+// TestAdvice: what each answer of the guard is on the wire, and what the client
+// is advised to do.
+func TestAdvice(t *testing.T) {
+	down := func(semel.Attempt) error { return errors.New("down") }
+	fails := func(context.Context, *request) (*response, error) {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("upstream"))
+	}
+	base, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		handler handler
+		store   scripted
+		key     []string
+		code    connect.Code
+		reason  string
+		retry   semel.RetryAdvice
+		after   bool
+		effects int64
+	}{
+		{"executed", paid, scripted{}, []string{"k1"}, 0, "", "", false, 1},
+		{"released", paid, scripted{claim: func(c semel.Claim) semel.Claim { return rolledBack{c} }}, []string{"k2"}, connect.CodeUnavailable, "ROLLED_BACK", semel.RetrySameKey, true, 1},
+		{"in progress", paid, scripted{begin: found(func(*semel.Record) {})}, []string{"k3"}, connect.CodeAborted, "IN_PROGRESS", semel.RetrySameKey, true, 0},
+		{"mismatch", paid, scripted{begin: found(func(r *semel.Record) { r.Fingerprint.Sum[0]++ })}, []string{"k4"}, connect.CodeInvalidArgument, "KEY_MISMATCH", semel.RetryNo, false, 0},
+		{"unknown, found", paid, scripted{begin: found(func(r *semel.Record) { r.State = semel.StateUnknown })}, []string{"k5"}, connect.CodeFailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false, 0},
+		{"unknown, its own", fails, scripted{}, []string{"k6"}, connect.CodeUnknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false, 1},
+		{"replayed, but not retained", paid, scripted{begin: found(func(r *semel.Record) { r.State, r.Result.Tombstone = semel.StateCompleted, true })}, []string{"k7"}, connect.CodeFailedPrecondition, "RESULT_NOT_RETAINED", semel.RetryNo, false, 0},
+		{"rejected, no key", paid, scripted{}, nil, connect.CodeInvalidArgument, "KEY_MISSING", semel.RetryNewKey, false, 0},
+		{"rejected, malformed", paid, scripted{}, []string{"a,b"}, connect.CodeInvalidArgument, "KEY_MALFORMED", semel.RetryNewKey, false, 0},
+		{"unavailable", paid, scripted{begin: down}, []string{"k8"}, connect.CodeUnavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.store.Store = base
+			r := newRig(t, tt.handler, options{store: tt.store, policy: semel.Policy{Lease: time.Second}, config: semelconnect.Config{RequireKey: true}})
+			a := r.pay("ann", ten, tt.key...)
+			if tt.code != 0 {
+				wantRefusal(t, a, tt.code, tt.reason, tt.retry, tt.after)
+			} else if a.err != nil {
+				t.Error(a.err)
+			}
+			r.wantEffects(tt.effects)
+		})
+	}
 }
 
 func TestScopeErrors(t *testing.T) {

@@ -38,6 +38,9 @@
 // Where the claim lives in a transaction, only a success commits what the handler
 // changed in it.
 //
+// Replies of up to 32 MiB (Config.MaxResult) are recorded; larger ones leave a
+// tombstone.
+//
 // A replay has the header "Idempotency-Replayed: true"; all recorded replies have
 // "Idempotency-Expires", an HTTP date. Replays need the response type in the
 // program (protoregistry).
@@ -51,9 +54,11 @@
 //	KEY_MISSING, KEY_MALFORMED  invalid_argument
 //	KEY_MISMATCH                invalid_argument     the key is that of another request
 //	IN_PROGRESS                 aborted              the same key again, later
-//	OUTCOME_UNKNOWN             failed_precondition  not to be re-sent before it is resolved
+//	OUTCOME_UNKNOWN             failed_precondition  found on record: not to be re-sent before it is resolved
+//	                            deadline_exceeded    this call's own execution ran out of time: likewise
+//	                            unknown              or was cut off: likewise
 //	RESULT_NOT_RETAINED         failed_precondition  completed, but there is nothing to replay
-//	STORE_UNAVAILABLE           unavailable          nothing was executed; safe to re-send
+//	STORE_UNAVAILABLE           unavailable          safe to re-send under the same key, and only that
 //	ROLLED_BACK                 unavailable          certainly no effect; safe to re-send
 //	STREAM_NOT_PROTECTED        unimplemented        before any handler code
 //	NOT_PROTOBUF                unimplemented

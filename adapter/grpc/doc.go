@@ -38,6 +38,11 @@
 // Where the claim lives in a transaction, only a success commits what the handler
 // changed in it.
 //
+// Replies of up to 32 MiB (Config.MaxResult) are recorded; larger ones leave a
+// tombstone. A client takes messages of up to 4 MiB unless it says otherwise
+// (grpc.MaxCallRecvMsgSize): beyond that it fails alike at the first reply and at
+// each replay.
+//
 // A replay has the metadata "idempotency-replayed: true"; all recorded replies
 // have "idempotency-expires", an HTTP date. Replays need the response type in the
 // program (protoregistry).
@@ -51,9 +56,11 @@
 //	KEY_MISSING, KEY_MALFORMED  INVALID_ARGUMENT
 //	KEY_MISMATCH                INVALID_ARGUMENT     the key is that of another request
 //	IN_PROGRESS                 ABORTED              the same key again, later
-//	OUTCOME_UNKNOWN             FAILED_PRECONDITION  not to be re-sent before it is resolved
+//	OUTCOME_UNKNOWN             FAILED_PRECONDITION  found on record: not to be re-sent before it is resolved
+//	                            DEADLINE_EXCEEDED    this call's own execution ran out of time: likewise
+//	                            UNKNOWN              or was cut off: likewise
 //	RESULT_NOT_RETAINED         FAILED_PRECONDITION  completed, but there is nothing to replay
-//	STORE_UNAVAILABLE           UNAVAILABLE          nothing was executed; safe to re-send
+//	STORE_UNAVAILABLE           UNAVAILABLE          safe to re-send under the same key, and only that
 //	ROLLED_BACK                 UNAVAILABLE          certainly no effect; safe to re-send
 //	STREAM_NOT_PROTECTED        UNIMPLEMENTED        before any handler code
 //	NOT_PROTOBUF                UNIMPLEMENTED

@@ -322,19 +322,19 @@ func TestStatuses(t *testing.T) {
 		name string
 		err  error
 		what int
-		want *status.Status // of the executing call, unless held
+		want *status.Status // of the executing call; its code if held
 	}{
 		{"with details", detailed.Err(), recorded, detailed},
 		{"INTERNAL", status.Error(codes.Internal, "broke"), recorded, status.New(codes.Internal, "broke")},
 		{"no status", errors.New("plain"), recorded, status.New(codes.Unknown, "plain")},
 		{"UNAUTHENTICATED", status.Error(codes.Unauthenticated, "who"), freed, status.New(codes.Unauthenticated, "who")},
 		{"RESOURCE_EXHAUSTED", status.Error(codes.ResourceExhausted, "slow"), freed, status.New(codes.ResourceExhausted, "slow")},
-		{"UNAVAILABLE", status.Error(codes.Unavailable, "upstream"), held, nil},
-		{"DEADLINE_EXCEEDED", context.DeadlineExceeded, held, nil},
-		{"CANCELLED", fmt.Errorf("upstream: %w", context.Canceled), held, nil},
+		{"UNAVAILABLE", status.Error(codes.Unavailable, "upstream"), held, status.New(codes.Unknown, "")},
+		{"DEADLINE_EXCEEDED", context.DeadlineExceeded, held, status.New(codes.DeadlineExceeded, "")},
+		{"CANCELLED", fmt.Errorf("upstream: %w", context.Canceled), held, status.New(codes.Unknown, "")},
 		{"declared no effect", semel.NoEffect(status.Error(codes.NotFound, "none")), freed, status.New(codes.NotFound, "none")},
 		{"declared final", semel.Final(status.Error(codes.Unavailable, "shut")), recorded, status.New(codes.Unavailable, "shut")},
-		{"declared indeterminate", semel.Indeterminate("cut off", status.Error(codes.Internal, "x")), held, nil},
+		{"declared indeterminate", semel.Indeterminate("cut off", status.Error(codes.Internal, "x")), held, status.New(codes.Unknown, "")},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -347,9 +347,9 @@ func TestStatuses(t *testing.T) {
 			one := r.call(as(t.Context(), "ann", "k"), pay, ten)
 			two := r.call(as(t.Context(), "ann", "k"), pay, ten)
 			if tt.what == held {
-				for _, a := range []answer{one, two} {
-					wantRefusal(t, a, codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
-				}
+				// Its own failure, and what others find.
+				wantRefusal(t, one, tt.want.Code(), "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
+				wantRefusal(t, two, codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 				r.wantEffects(1)
 				return
 			}
@@ -387,7 +387,7 @@ func TestConfiguredCodes(t *testing.T) {
 	r = newRig(t, func(context.Context, *structpb.Struct) (*wrapperspb.StringValue, error) {
 		return nil, errors.New("who knows")
 	}, options{config: semelgrpc.Config{Indeterminate: func(c codes.Code) bool { return c == codes.Unknown }}})
-	wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
+	wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 }
 
 // TestRace: of many calls at once one executes, the others are told to come
@@ -447,15 +447,20 @@ func TestUnsynchronizedRace(t *testing.T) {
 
 // TestClientGone: the handler does not depend on the client nor on its deadline.
 func TestClientGone(t *testing.T) {
-	entered, answered, proceed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	type valueKey struct{}
+	calls := make(chan context.Context, 1)
+	entered := make(chan struct{})
 	r := newRig(t, func(ctx context.Context, _ *structpb.Struct) (*wrapperspb.StringValue, error) {
 		close(entered)
-		<-proceed
+		<-(<-calls).Done() // the server knows that the client has gone
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		if d, ok := ctx.Deadline(); !ok || time.Until(d) < 5*time.Minute {
 			return nil, fmt.Errorf("the handler's deadline is %v, that of the client", d)
+		}
+		if ctx.Value(valueKey{}) != "kept" || first(metadata.ValueFromIncomingContext(ctx, "user")) != "ann" {
+			return nil, errors.New("the handler's context has lost the values of the call's")
 		}
 		if err := grpc.SetHeader(ctx, metadata.Pairs("x-late", "1")); err != nil {
 			return nil, err
@@ -463,13 +468,11 @@ func TestClientGone(t *testing.T) {
 		return wrapperspb.String("paid"), nil
 	}, options{front: []grpc.UnaryServerInterceptor{
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			resp, err := next(ctx, req)
 			select {
-			case <-answered:
+			case calls <- ctx:
 			default:
-				close(answered)
 			}
-			return resp, err
+			return next(context.WithValue(ctx, valueKey{}, "kept"), req)
 		},
 	}})
 	ctx, cancel := context.WithTimeout(as(t.Context(), "ann", "k"), time.Minute)
@@ -481,8 +484,6 @@ func TestClientGone(t *testing.T) {
 	if a := <-gone; status.Code(a.err) != codes.Canceled {
 		t.Errorf("the client's answer is %+v", a)
 	}
-	<-answered // the server has let go of the call
-	close(proceed)
 
 	if err := r.guard.Drain(t.Context()); err != nil {
 		t.Fatal(err)
@@ -498,11 +499,22 @@ func TestClientGone(t *testing.T) {
 	wantRefusal(t, r.call(as(t.Context(), "ann", "k2"), pay, ten), codes.Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true)
 }
 
+// TestPanic: whoever recovers from a panic, the outcome is unknown.
 func TestPanic(t *testing.T) {
-	r := newRig(t, func(context.Context, *structpb.Struct) (*wrapperspb.StringValue, error) { panic("half way") }, options{})
-	for range 2 {
-		wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
+	r := newRig(t, func(context.Context, *structpb.Struct) (*wrapperspb.StringValue, error) { panic("half way") }, options{front: []grpc.UnaryServerInterceptor{
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
+			defer func() {
+				if recover() != nil {
+					err = status.Error(codes.Internal, "recovered")
+				}
+			}()
+			return next(ctx, req)
+		},
+	}})
+	if code := status.Code(r.call(as(t.Context(), "ann", "k"), pay, ten).err); code != codes.Unknown && code != codes.Internal {
+		t.Errorf("the code is %v, not that of a server's failure", code)
 	}
+	wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 	r.wantEffects(1)
 }
 
@@ -558,16 +570,84 @@ func TestCompletedByHandler(t *testing.T) {
 	r.wantEffects(1)
 }
 
-type brokenStore struct{ semel.Store }
-
-func (brokenStore) Begin(context.Context, semel.Attempt) (semel.Claim, error) {
-	return nil, errors.New("down")
+// scripted is a store that says of a claim what the test wants.
+type scripted struct {
+	*memory.Store
+	begin func(semel.Attempt) error     // nil grants
+	claim func(semel.Claim) semel.Claim // of a claim that was granted
 }
 
-func TestStoreUnavailable(t *testing.T) {
-	r := newRig(t, paid, options{store: brokenStore{}, policy: semel.Policy{Lease: 10 * time.Millisecond}})
-	wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true)
-	r.wantEffects(0)
+func (s scripted) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	if s.begin != nil {
+		return nil, s.begin(a)
+	}
+	c, err := s.Store.Begin(ctx, a)
+	if err == nil && s.claim != nil {
+		c = s.claim(c)
+	}
+	return c, err
+}
+
+type rolledBack struct{ semel.Claim }
+
+func (rolledBack) Complete(context.Context, semel.Result) (time.Time, error) {
+	return time.Time{}, semel.ErrRolledBack
+}
+
+// found is a Begin that meets a record.
+func found(change func(*semel.Record)) func(semel.Attempt) error {
+	return func(a semel.Attempt) error {
+		r := semel.Record{ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress, Lease: time.Minute}
+		change(&r)
+		return &semel.ConflictError{Record: r}
+	}
+}
+
+// TestAdvice: what each answer of the guard is on the wire, and what the client
+// is advised to do.
+func TestAdvice(t *testing.T) {
+	down := func(semel.Attempt) error { return errors.New("down") }
+	fails := func(context.Context, *structpb.Struct) (*wrapperspb.StringValue, error) {
+		return nil, status.Error(codes.Unavailable, "upstream")
+	}
+	base, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		handler handler
+		store   scripted
+		key     []string
+		code    codes.Code
+		reason  string
+		retry   semel.RetryAdvice
+		after   bool
+		effects int64
+	}{
+		{"executed", paid, scripted{}, []string{"k1"}, codes.OK, "", "", false, 1},
+		{"released", paid, scripted{claim: func(c semel.Claim) semel.Claim { return rolledBack{c} }}, []string{"k2"}, codes.Unavailable, "ROLLED_BACK", semel.RetrySameKey, true, 1},
+		{"in progress", paid, scripted{begin: found(func(*semel.Record) {})}, []string{"k3"}, codes.Aborted, "IN_PROGRESS", semel.RetrySameKey, true, 0},
+		{"mismatch", paid, scripted{begin: found(func(r *semel.Record) { r.Fingerprint.Sum[0]++ })}, []string{"k4"}, codes.InvalidArgument, "KEY_MISMATCH", semel.RetryNo, false, 0},
+		{"unknown, found", paid, scripted{begin: found(func(r *semel.Record) { r.State = semel.StateUnknown })}, []string{"k5"}, codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false, 0},
+		{"unknown, its own", fails, scripted{}, []string{"k6"}, codes.Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false, 1},
+		{"replayed, but not retained", paid, scripted{begin: found(func(r *semel.Record) { r.State, r.Result.Tombstone = semel.StateCompleted, true })}, []string{"k7"}, codes.FailedPrecondition, "RESULT_NOT_RETAINED", semel.RetryNo, false, 0},
+		{"rejected, no key", paid, scripted{}, nil, codes.InvalidArgument, "KEY_MISSING", semel.RetryNewKey, false, 0},
+		{"rejected, malformed", paid, scripted{}, []string{"a,b"}, codes.InvalidArgument, "KEY_MALFORMED", semel.RetryNewKey, false, 0},
+		{"unavailable", paid, scripted{begin: down}, []string{"k8"}, codes.Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.store.Store = base
+			r := newRig(t, tt.handler, options{store: tt.store, policy: semel.Policy{Lease: time.Second}, config: semelgrpc.Config{RequireKey: true}})
+			a := r.call(as(t.Context(), "ann", tt.key...), pay, ten)
+			if tt.code != codes.OK {
+				wantRefusal(t, a, tt.code, tt.reason, tt.retry, tt.after)
+			} else if a.err != nil {
+				t.Error(a.err)
+			}
+			r.wantEffects(tt.effects)
+		})
+	}
 }
 
 func TestScopeErrors(t *testing.T) {

@@ -1,9 +1,11 @@
 package rpc
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // codec names the encoding of results: the head is JSON, the body is the
@@ -27,8 +30,12 @@ type head struct {
 	Trailer map[string][][]byte `json:"trailer,omitempty"`
 }
 
-// encode returns the result of a final reply: a tombstone if it is larger than
-// limit. What cannot be encoded has nonetheless happened.
+// inline is the largest reply that is recorded in one part.
+const inline = semelhttp.DefaultMaxInline
+
+// encode returns the result of a final reply: in pieces if it is larger than
+// inline, a tombstone if it is larger than limit. What cannot be encoded has
+// nonetheless happened.
 func encode(r Reply, limit int) (semel.Result, error) {
 	code := Code(r.Status.GetCode())
 	res := semel.Result{Codec: codec, Label: code.String(), Failed: code != OK}
@@ -49,17 +56,51 @@ func encode(r Reply, limit int) (semel.Result, error) {
 	if err != nil {
 		return semel.Result{}, semel.Indeterminate("the metadata cannot be encoded", err)
 	}
-	if len(text)+len(body) > limit {
+	switch size := len(text) + len(body); {
+	case size > limit, len(text) > inline:
 		res.Tombstone = true
-		return res, nil
+	case size > inline:
+		res.Head, res.Pieces = text, pieces(body)
+	default:
+		res.Head, res.Body = text, body
 	}
-	res.Head, res.Body = text, body
 	return res, nil
+}
+
+func pieces(body []byte) *semel.Pieces {
+	p := &semel.Pieces{Size: int64(len(body))}
+	p.Read = func(_ context.Context, n int) ([]byte, error) {
+		if n < 0 || n >= p.Count() {
+			return nil, fmt.Errorf("rpc: there is no piece %d", n)
+		}
+		return body[n*semel.PieceBytes:][:p.Length(n)], nil
+	}
+	return p
+}
+
+// wholeBody reads the body of a recorded reply. A message must be in memory as a
+// whole to be sent. Each piece may take timeout.
+func wholeBody(ctx context.Context, r semel.Result, timeout time.Duration) ([]byte, error) {
+	if r.Pieces == nil {
+		return r.Body, nil
+	}
+	body := make([]byte, 0, r.Pieces.Size)
+	for n := range r.Pieces.Count() {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		piece, err := r.Pieces.ReadPiece(ctx, n)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		body = append(body, piece...)
+	}
+	return body, nil
 }
 
 var errNotRetained = errors.New("rpc: the record holds no reply")
 
-func decode(r semel.Result) (Reply, error) {
+// decode returns the reply that r was made of, whose body is at hand.
+func decode(r semel.Result, body []byte) (Reply, error) {
 	if r.Tombstone || r.Codec != codec {
 		return Reply{}, errNotRetained
 	}
@@ -70,14 +111,14 @@ func decode(r semel.Result) (Reply, error) {
 	reply := Reply{Header: toStrings(h.Header), Trailer: toStrings(h.Trailer)}
 	if h.Type == "" {
 		reply.Status = new(spb.Status)
-		return reply, proto.Unmarshal(r.Body, reply.Status)
+		return reply, proto.Unmarshal(body, reply.Status)
 	}
 	m, err := newMessage(protoreflect.FullName(h.Type))
 	if err != nil {
 		return Reply{}, err
 	}
 	reply.Message = m
-	return reply, proto.Unmarshal(r.Body, m)
+	return reply, proto.Unmarshal(body, m)
 }
 
 // newMessage makes a message of a type that the program knows.

@@ -396,7 +396,7 @@ func TestDecodeRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reply, err := decode(good)
+	reply, err := decode(good, good.Body)
 	if err != nil || !proto.Equal(reply.Message, wrapperspb.String("x")) || reply.Header["a-bin"][0] != "\xff" {
 		t.Fatalf("decoded %v, %v", reply, err)
 	}
@@ -410,7 +410,7 @@ func TestDecodeRefuses(t *testing.T) {
 	} {
 		bad := good
 		change(&bad)
-		if _, err := decode(bad); err == nil {
+		if _, err := decode(bad, bad.Body); err == nil {
 			t.Errorf("%s: decoded", name)
 		}
 	}

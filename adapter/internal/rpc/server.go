@@ -29,6 +29,7 @@ type Code uint32
 const (
 	OK                 Code = 0
 	Canceled           Code = 1
+	Unknown            Code = 2
 	InvalidArgument    Code = 3
 	DeadlineExceeded   Code = 4
 	ResourceExhausted  Code = 8
@@ -89,7 +90,7 @@ func (s *Server) Validate() error {
 		errs = append(errs, fmt.Errorf("field MaxResult is %d; it must not be negative", s.MaxResult))
 	}
 	if s.MaxResult == 0 {
-		s.MaxResult = semelhttp.DefaultMaxInline
+		s.MaxResult = semelhttp.DefaultMaxResult
 	}
 	if s.NoEffect == nil {
 		s.NoEffect = DefaultNoEffect
@@ -124,7 +125,7 @@ func (s *Server) Key(lines []string) (string, *spb.Status) {
 	key, err := semelhttp.ParseKey(lines, s.StrictKey)
 	if errors.Is(err, semelhttp.ErrKeyMissing) {
 		if s.RequireKey {
-			return "", problem(semelhttp.ProblemKeyMissing, 0)
+			return "", problem(semelhttp.ProblemKeyMissing, semel.RetryNewKey, 0)
 		}
 		return "", nil
 	}
@@ -152,9 +153,8 @@ type ran struct {
 	result semel.Result
 }
 
-// Do has the call take effect once. run is called at most once, in a goroutine
-// that does not depend on ctx. It must not panic in ways that it wants to see
-// again: a panic leaves the outcome unknown.
+// Do has the call take effect once. run is called at most once, with a context
+// that does not end with ctx. A panic in it leaves the outcome unknown.
 func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply) Reply {
 	if c.Scope.Operation == "" {
 		c.Scope.Operation = c.Procedure
@@ -172,32 +172,45 @@ func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply
 		own.Store(&ran{reply, res})
 		return res, err
 	})
-	mine := own.Load()
+	return s.answer(ctx, out, err, own.Load())
+}
+
+// answer is the reply to a call that came to out and err. mine is what its own
+// handler left behind; nil if that has not run or not returned.
+func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine *ran) Reply {
 	failure, ok := errors.AsType[*semel.Error](err)
 	if !ok {
-		failure = &semel.Error{}
+		failure = &semel.Error{Answer: out.Answer}
 	}
+	soon := max(failure.RetryAfter, time.Second)
 	switch out.Answer {
 	case semel.Executed:
 		if mine != nil && mine.became(out.Result) {
 			return mine.reply.with(out.Record.ExpiresAt, false)
 		}
-		return fromRecord(out, false) // the handler called Execution.Complete
+		return s.fromRecord(ctx, out, false) // the handler called Execution.Complete
 	case semel.Replayed:
-		return fromRecord(out, true)
+		return s.fromRecord(ctx, out, true)
 	case semel.Released:
 		if mine == nil || errors.Is(err, semel.ErrRolledBack) {
-			return failed(problem(semelhttp.ProblemRolledBack, max(failure.RetryAfter, time.Second)))
+			return failed(problem(semelhttp.ProblemRolledBack, failure.Retry(), soon))
 		}
 		return mine.reply
 	case semel.InProgress:
-		return failed(problem(semelhttp.ProblemInProgress, max(failure.RetryAfter, time.Second)))
+		return failed(problem(semelhttp.ProblemInProgress, failure.Retry(), soon))
 	case semel.Mismatch:
-		return failed(problem(semelhttp.ProblemKeyMismatch, 0))
+		return failed(problem(semelhttp.ProblemKeyMismatch, failure.Retry(), 0))
 	case semel.Unknown:
-		return failed(unknown(failure))
+		if !out.Claimed {
+			return failed(unknown(failure))
+		}
+		timedOut := errors.Is(err, semel.ErrDeadline) || mine != nil && Code(mine.reply.Status.GetCode()) == DeadlineExceeded
+		return failed(cutOff(failure, timedOut))
 	case semel.Unavailable:
-		return failed(problem(semelhttp.ProblemStoreUnavailable, max(failure.RetryAfter, time.Second)))
+		if out.Claimed {
+			return failed(notRecorded(failure.Retry(), soon))
+		}
+		return failed(problem(semelhttp.ProblemStoreUnavailable, failure.Retry(), soon))
 	}
 	// The key is well-formed, so it is the scope that makes no identity.
 	return failed(status(Internal, "SCOPE_INVALID", semel.RetryNo, 0, "The server could not name the operation. Nothing was executed."))
@@ -226,7 +239,7 @@ func (m *ran) became(r semel.Result) bool {
 	if r.Codec != codec || r.Label != m.result.Label {
 		return false
 	}
-	return r.Tombstone || bytes.Equal(r.Head, m.result.Head) && bytes.Equal(r.Body, m.result.Body)
+	return r.Tombstone || r.Pieces == m.result.Pieces && bytes.Equal(r.Head, m.result.Head) && bytes.Equal(r.Body, m.result.Body)
 }
 
 func (r Reply) with(expires time.Time, replayed bool) Reply {
@@ -248,8 +261,12 @@ func (r Reply) with(expires time.Time, replayed bool) Reply {
 
 func failed(s *spb.Status) Reply { return Reply{Status: s} }
 
-func fromRecord(out semel.Outcome, replayed bool) Reply {
-	reply, err := decode(out.Result)
+func (s *Server) fromRecord(ctx context.Context, out semel.Outcome, replayed bool) Reply {
+	body, err := wholeBody(ctx, out.Result, s.Guard.Policy().StoreTimeout)
+	if err != nil {
+		return failed(unreadable())
+	}
+	reply, err := decode(out.Result, body)
 	if err != nil {
 		// It completed, but there is nothing here that could be replayed.
 		return failed(notRetained(out.Result.Reference))

@@ -36,9 +36,9 @@ var codes = map[semelhttp.ProblemCase]Code{
 	semelhttp.ProblemRolledBack:        Unavailable,
 }
 
-func problem(c semelhttp.ProblemCase, after time.Duration) *spb.Status {
+func problem(c semelhttp.ProblemCase, retry semel.RetryAdvice, after time.Duration) *spb.Status {
 	p := c.Problem()
-	return status(codes[c], reason(c), p.Retry, after, p.Title+". "+p.Detail)
+	return status(codes[c], reason(c), retry, after, p.Title+". "+p.Detail)
 }
 
 func reason(c semelhttp.ProblemCase) string {
@@ -51,15 +51,49 @@ func keyMalformed(err error) *spb.Status {
 		strings.ToUpper(reasons[:1])+reasons[1:]+". Nothing was executed.")
 }
 
-// unknown knows best from the failure how the outcome can become known.
+// unknown answers a call that found an unknown outcome on record.
 func unknown(failure *semel.Error) *spb.Status {
-	p := semelhttp.ProblemOutcomeUnknown.Problem()
-	return status(FailedPrecondition, reason(semelhttp.ProblemOutcomeUnknown), failure.Retry(), failure.RetryAfter,
-		p.Title+". It is not executed again until that is settled. Keep the key: another key could cause the effect twice.")
+	return open(FailedPrecondition, semelhttp.ProblemOutcomeUnknown.Problem().Title, failure)
+}
+
+// cutOff answers the call whose own execution came to an unknown outcome. The
+// failure is the server's, and no state that the client could mend: whoever
+// counts errors must see it as one. Of the codes of servers it is not
+// UNAVAILABLE, which clients re-send by themselves, nor INTERNAL, which says that
+// something is broken: DEADLINE_EXCEEDED is by definition open as to the effect,
+// and so, by its name, is UNKNOWN.
+func cutOff(failure *semel.Error, timedOut bool) *spb.Status {
+	if timedOut {
+		return open(DeadlineExceeded, "The operation ran out of time, and it is not known whether it took effect", failure)
+	}
+	return open(Unknown, "The operation was cut off, and it is not known whether it took effect", failure)
+}
+
+// open is the status of an unknown outcome. The failure knows best how that can
+// become known.
+func open(code Code, what string, failure *semel.Error) *spb.Status {
+	next := "It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
+	if failure.Retry() == semel.RetrySameKey {
+		next = "Send the same request with the same key again to have that settled: another key could cause the effect twice."
+	}
+	return status(code, reason(semelhttp.ProblemOutcomeUnknown), failure.Retry(), failure.RetryAfter, what+". "+next)
+}
+
+// notRecorded answers the call whose own execution could not be put on record.
+func notRecorded(retry semel.RetryAdvice, after time.Duration) *spb.Status {
+	return status(Unavailable, reason(semelhttp.ProblemStoreUnavailable), retry, after,
+		"The idempotency store is unavailable. The operation was begun and may have taken effect, but that could not be recorded. "+
+			"Send the same request with the same key again to learn what became of it: another key could cause the effect twice.")
+}
+
+// unreadable answers a call whose recorded reply is there but could not be read.
+func unreadable() *spb.Status {
+	return status(Unavailable, reason(semelhttp.ProblemStoreUnavailable), semel.RetrySameKey, time.Second,
+		"The operation completed, but its recorded answer could not be read from the idempotency store. Send the same request with the same key again.")
 }
 
 func notRetained(reference string) *spb.Status {
-	s := problem(semelhttp.ProblemResultNotRetained, 0)
+	s := problem(semelhttp.ProblemResultNotRetained, semel.RetryNo, 0)
 	if reference != "" {
 		s.Details = append(s.Details, pack(&errdetails.ResourceInfo{ResourceName: reference})...)
 	}

@@ -1,0 +1,265 @@
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/memory"
+)
+
+// store is a store/memory whose claims can be watched and changed.
+type store struct {
+	*memory.Store
+	claim func(semel.Claim) semel.Claim
+}
+
+func (s store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	c, err := s.Store.Begin(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return s.claim(c), nil
+}
+
+func newServer(t *testing.T, s *Server, claim func(semel.Claim) semel.Claim) *Server {
+	t.Helper()
+	base, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Guard, err = semel.New(semel.Config{Store: store{base, claim}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// call has the handler of one key return r.
+func (s *Server) call(t *testing.T, r Reply) Reply {
+	t.Helper()
+	return s.Do(t.Context(), Call{Procedure: "/p/M", Key: "k", Request: wrapperspb.String("x")}, func(context.Context) Reply { return r })
+}
+
+func failure(code Code) Reply {
+	s := &spb.Status{Code: int32(code), Message: "failed"}
+	return Reply{Status: s, Err: errors.New("failed")}
+}
+
+type refusal struct {
+	code    Code
+	reason  string
+	retry   semel.RetryAdvice
+	after   time.Duration
+	message string
+}
+
+func refusalOf(t *testing.T, r Reply) refusal {
+	t.Helper()
+	got := refusal{code: Code(r.Status.GetCode()), message: r.Status.GetMessage()}
+	for _, d := range r.Status.GetDetails() {
+		m, err := d.UnmarshalNew()
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch m := m.(type) {
+		case *errdetails.ErrorInfo:
+			got.reason, got.retry = m.GetReason(), semel.RetryAdvice(m.GetMetadata()["retry"])
+		case *errdetails.RetryInfo:
+			got.after = m.GetRetryDelay().AsDuration()
+		}
+	}
+	return got
+}
+
+// TestAnswers: what a call is told for each answer of the guard, in its own
+// execution and in that of another.
+func TestAnswers(t *testing.T) {
+	s := newServer(t, &Server{}, nil)
+	late := &ran{reply: failure(DeadlineExceeded)}
+	broke := &ran{reply: failure(Unavailable)}
+	tests := []struct {
+		name    string
+		answer  semel.Answer
+		claimed bool
+		mine    *ran
+		cause   error
+		want    refusal // the message is a part of it
+	}{
+		{"released", semel.Released, true, nil, semel.ErrRolledBack, refusal{Unavailable, "ROLLED_BACK", semel.RetrySameKey, time.Second, "certainly had no effect"}},
+		{"in progress", semel.InProgress, false, nil, nil, refusal{Aborted, "IN_PROGRESS", semel.RetrySameKey, time.Second, "still running"}},
+		{"taken over", semel.InProgress, true, nil, semel.ErrLostClaim, refusal{Aborted, "IN_PROGRESS", semel.RetrySameKey, time.Second, "still running"}},
+		{"mismatch", semel.Mismatch, false, nil, nil, refusal{InvalidArgument, "KEY_MISMATCH", semel.RetryNo, 0, "This request was not executed"}},
+		{"found unknown", semel.Unknown, false, nil, nil, refusal{FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "Keep the key"}},
+		{"own panic", semel.Unknown, true, nil, &semel.PanicError{}, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
+		{"own broken connection", semel.Unknown, true, broke, nil, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
+		{"own time-out", semel.Unknown, true, late, nil, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
+		{"own deadline", semel.Unknown, true, nil, semel.ErrDeadline, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
+		{"rejected", semel.Rejected, false, nil, nil, refusal{Internal, "SCOPE_INVALID", semel.RetryNo, 0, "Nothing was executed"}},
+		{"unavailable", semel.Unavailable, false, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "so it was not executed"}},
+		{"could not write its own hold", semel.Unavailable, true, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "may have taken effect"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			out := semel.Outcome{Answer: tt.answer, Claimed: tt.claimed}
+			got := refusalOf(t, s.answer(t.Context(), out, &semel.Error{Answer: tt.answer, Err: tt.cause}, tt.mine))
+			if !strings.Contains(got.message, tt.want.message) {
+				t.Errorf("the message is %q, which does not say %q", got.message, tt.want.message)
+			}
+			if tt.claimed && tt.answer != semel.Released && (strings.Contains(got.message, "not executed.") || strings.Contains(got.message, "Nothing was")) {
+				t.Errorf("%q says of an execution that there was none", got.message)
+			}
+			got.message, tt.want.message = "", ""
+			if got != tt.want {
+				t.Errorf("told %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestNextSubmitSettles: where the policy has the next submit settle an unknown
+// outcome, the advice is not to wait for somebody.
+func TestNextSubmitSettles(t *testing.T) {
+	s := newServer(t, &Server{}, func(c semel.Claim) semel.Claim { return c })
+	var err error
+	if s.Guard, err = s.Guard.With(semel.Policy{OnCrash: semel.Retry}); err != nil {
+		t.Fatal(err)
+	}
+	got := refusalOf(t, s.call(t, failure(Unavailable)))
+	if got.code != Unknown || got.retry != semel.RetrySameKey || got.after != s.Guard.Policy().Heartbeat || !strings.Contains(got.message, "same key again") {
+		t.Errorf("told %+v", got)
+	}
+}
+
+// pieced hands a record's body over in pieces, and breaks them if told to.
+type pieced struct {
+	*memory.Store
+	broken *bool
+}
+
+func (s pieced) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	c, err := s.Store.Begin(ctx, a)
+	if conflict, ok := errors.AsType[*semel.ConflictError](err); ok {
+		if r := &conflict.Record.Result; len(r.Body) > semel.PieceBytes {
+			whole := pieces(r.Body)
+			r.Body, r.Pieces = nil, &semel.Pieces{Size: whole.Size, Read: func(ctx context.Context, n int) ([]byte, error) {
+				if *s.broken && n == 2 {
+					return nil, errors.New("broken")
+				}
+				return whole.Read(ctx, n)
+			}}
+		}
+	}
+	return c, err
+}
+
+// TestLargeReplies: a reply over the size of a piece is recorded in pieces, up to
+// the bound and no further.
+func TestLargeReplies(t *testing.T) {
+	var broken bool
+	base, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, err := semel.New(semel.Config{Store: pieced{base, &broken}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 2 << 20
+	s := &Server{Guard: guard, MaxResult: limit}
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	exact := func(size int) Reply { // that is recorded in size bytes
+		for n := 0; ; {
+			r := Reply{Message: wrapperspb.String(strings.Repeat("x", n)), Header: map[string][]string{"a": {"b"}}}
+			res, err := encode(r, 1<<30)
+			if err != nil || n < 0 || n > size {
+				t.Fatalf("no reply of %d bytes: %v", size, err)
+			}
+			missing := size - len(res.Head) - int(res.Size())
+			if missing == 0 {
+				return r
+			}
+			n += missing
+		}
+	}
+	for _, tt := range []struct {
+		size             int
+		pieces, retained bool
+	}{
+		{100, false, true}, {inline, false, true}, {inline + 1, true, true}, {limit, true, true}, {limit + 1, false, false},
+	} {
+		t.Run(fmt.Sprint(tt.size), func(t *testing.T) {
+			r := exact(tt.size)
+			res, err := encode(r, limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (res.Pieces != nil) != tt.pieces || res.Tombstone == tt.retained {
+				t.Errorf("in pieces: %v, tombstone: %v", res.Pieces != nil, res.Tombstone)
+			}
+			call := Call{Procedure: "/p/M", Key: fmt.Sprint(tt.size), Request: wrapperspb.String("x")}
+			do := func() Reply {
+				return s.Do(t.Context(), call, func(context.Context) Reply { return r })
+			}
+			if got := do(); got.Message != r.Message {
+				t.Errorf("the call that executed got %v", got.Status)
+			}
+			again := do()
+			if !tt.retained {
+				if got := refusalOf(t, again); got.reason != "RESULT_NOT_RETAINED" || got.retry != semel.RetryNo {
+					t.Errorf("told %+v", got)
+				}
+				return
+			}
+			if !proto.Equal(again.Message, r.Message) || again.Header[MetadataReplayed] == nil || again.Header["a"] == nil {
+				t.Errorf("the replay is %v, %v", again.Header, again.Status)
+			}
+		})
+	}
+
+	// What is there but cannot be read is neither gone nor to be executed again.
+	broken = true
+	got := refusalOf(t, s.Do(t.Context(), Call{Procedure: "/p/M", Key: fmt.Sprint(limit), Request: wrapperspb.String("x")}, func(context.Context) Reply {
+		t.Error("executed again")
+		return Reply{}
+	}))
+	if got.code != Unavailable || got.retry != semel.RetrySameKey || got.after != time.Second {
+		t.Errorf("told %+v", got)
+	}
+}
+
+// TestLargeMetadata: metadata cannot be recorded in pieces.
+func TestLargeMetadata(t *testing.T) {
+	r := Reply{Message: wrapperspb.String("x"), Header: map[string][]string{"a": {strings.Repeat("x", inline)}}}
+	if res, err := encode(r, 32<<20); err != nil || !res.Tombstone || res.Head != nil {
+		t.Errorf("%v, tombstone %v with %d bytes", err, res.Tombstone, len(res.Head))
+	}
+}
+
+func TestPieces(t *testing.T) {
+	body := bytes.Repeat([]byte("ab"), semel.PieceBytes)[:semel.PieceBytes*3/2]
+	p := pieces(body)
+	whole, err := wholeBody(t.Context(), semel.Result{Pieces: p}, time.Minute)
+	if err != nil || !bytes.Equal(whole, body) {
+		t.Errorf("%d of %d bytes, %v", len(whole), len(body), err)
+	}
+	for _, n := range []int{-1, 2} {
+		if _, err := p.Read(t.Context(), n); err == nil {
+			t.Errorf("there is a piece %d", n)
+		}
+	}
+}
