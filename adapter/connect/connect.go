@@ -66,6 +66,13 @@ type Config struct {
 	// happened. It wins over NoEffect. Default: canceled, deadline_exceeded and
 	// unavailable.
 	Indeterminate func(connect.Code) bool
+	// Release says of a code, where the claim lives in a transaction and what
+	// the handler changed is therefore rolled back, that it is not recorded
+	// either: there was no effect, and the key is free again. It matters to
+	// transactional stores alone. Default: all but invalid_argument,
+	// not_found, already_exists, permission_denied, failed_precondition,
+	// aborted and out_of_range, which a retry would be told again.
+	Release func(connect.Code) bool
 
 	// Origin names the call for the audit trail. Default: as
 	// semelhttp.DefaultOrigin.
@@ -92,6 +99,9 @@ func New(c Config) (*Interceptor, error) {
 	}
 	if f := c.Indeterminate; f != nil {
 		i.server.Indeterminate = func(code rpc.Code) bool { return f(connect.Code(code)) }
+	}
+	if f := c.Release; f != nil {
+		i.server.Release = func(code rpc.Code) bool { return f(connect.Code(code)) }
 	}
 	if c.Origin == nil {
 		i.config.Origin = func(req connect.AnyRequest) semel.Origin {

@@ -36,7 +36,10 @@
 //   - A panic leaves the outcome unknown. It ends here; semel.Observer is told.
 //
 // Where the claim lives in a transaction, only a success commits what the handler
-// changed in it.
+// changed in it. Of errors that blame the request or the state it met, as
+// not_found does, the error alone is recorded. All others, such as internal and
+// unknown, have had no effect then: they are passed on and the key is free again
+// (Config.Release). One that is indeterminate is answered as ROLLED_BACK.
 //
 // Replies of up to 32 MiB (Config.MaxResult) are recorded; larger ones leave a
 // tombstone.

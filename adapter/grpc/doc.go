@@ -36,7 +36,10 @@
 //   - A panic leaves the outcome unknown. It ends here; semel.Observer is told.
 //
 // Where the claim lives in a transaction, only a success commits what the handler
-// changed in it.
+// changed in it. Of statuses that blame the request or the state it met, as
+// NOT_FOUND does, the status alone is recorded. All others, such as INTERNAL and
+// UNKNOWN, have had no effect then: they are passed on and the key is free again
+// (Config.Release). One that is indeterminate is answered as ROLLED_BACK.
 //
 // Replies of up to 32 MiB (Config.MaxResult) are recorded; larger ones leave a
 // tombstone. A client takes messages of up to 4 MiB unless it says otherwise

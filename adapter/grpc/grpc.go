@@ -77,6 +77,13 @@ type Config struct {
 	// happened. It wins over NoEffect. Default: CANCELLED, DEADLINE_EXCEEDED
 	// and UNAVAILABLE.
 	Indeterminate func(codes.Code) bool
+	// Release says of a code, where the claim lives in a transaction and what
+	// the handler changed is therefore rolled back, that it is not recorded
+	// either: there was no effect, and the key is free again. It matters to
+	// transactional stores alone. Default: all but INVALID_ARGUMENT,
+	// NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED, FAILED_PRECONDITION,
+	// ABORTED and OUT_OF_RANGE, which a retry would be told again.
+	Release func(codes.Code) bool
 
 	// Origin names the call for the audit trail. Default: the metadata
 	// x-request-id and traceparent, read like semelhttp.DefaultOrigin does.
@@ -100,6 +107,9 @@ func New(c Config) (*Interceptor, error) {
 	}
 	if f := c.Indeterminate; f != nil {
 		i.server.Indeterminate = func(code rpc.Code) bool { return f(codes.Code(code)) }
+	}
+	if f := c.Release; f != nil {
+		i.server.Release = func(code rpc.Code) bool { return f(codes.Code(code)) }
 	}
 	if c.Protects == nil {
 		i.config.Protects = func(method string) bool { return !rpc.NoSideEffects(method) }

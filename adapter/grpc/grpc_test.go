@@ -2,9 +2,11 @@ package semelgrpc_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +34,7 @@ import (
 	semelgrpc "github.com/semelhq/semel/adapter/grpc"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/store/sqlite"
 )
 
 const (
@@ -758,6 +761,79 @@ func TestFreshKeyInsideAnExecution(t *testing.T) {
 		t.Errorf("the keys on the wire are %q, want %q twice", keys, want)
 	}
 	r.wantEffects(5) // charge, mail and mine once, a read in each execution
+}
+
+// TestHalfAnEffectCommitted: over a store whose claims are transactions, a
+// handler that fails after it has changed something has changed nothing.
+func TestHalfAnEffectCommitted(t *testing.T) {
+	detailed, err := status.New(codes.NotFound, "no such account").WithDetails(protoadapt.MessageV1Of(wrapperspb.String(strings.Repeat("x", 2000))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep := semelgrpc.Config{Release: func(codes.Code) bool { return false }}
+	for _, tt := range []struct {
+		name   string
+		err    error
+		config semelgrpc.Config
+		// rows is how many payments two calls leave, effects how often they executed.
+		rows, effects int64
+		second        string // message
+	}{
+		{"OK", nil, semelgrpc.Config{}, 1, 1, ""},
+		{"NOT_FOUND", status.Error(codes.NotFound, "none"), semelgrpc.Config{}, 0, 1, "none"},
+		{"a tombstone of NOT_FOUND", detailed.Err(), semelgrpc.Config{MaxResult: 1000}, 0, 1, "not retained"},
+		{"INTERNAL", status.Error(codes.Internal, "broke"), semelgrpc.Config{}, 0, 2, "broke"},
+		{"INTERNAL, recorded", status.Error(codes.Internal, "broke"), keep, 0, 1, "broke"},
+		{"UNAVAILABLE", status.Error(codes.Unavailable, "upstream"), semelgrpc.Config{}, 0, 2, "rolled back"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "payments.db")
+			base, err := sqlite.Open(t.Context(), sqlite.Config{Path: path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			store := base.Transactional()
+			t.Cleanup(func() {
+				if err := store.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			db, err := sql.Open("sqlite", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = db.Close() })
+			if _, err := db.ExecContext(t.Context(), "CREATE TABLE payment (id INTEGER)"); err != nil {
+				t.Fatal(err)
+			}
+			r := newRig(t, func(ctx context.Context, _ *structpb.Struct) (*wrapperspb.StringValue, error) {
+				tx, ok := sqlite.Tx(ctx)
+				if !ok {
+					return nil, errors.New("no transaction")
+				}
+				if _, err := tx.ExecContext(ctx, "INSERT INTO payment VALUES (1)"); err != nil {
+					return nil, err
+				}
+				return wrapperspb.String("paid"), tt.err
+			}, options{store: store, config: tt.config})
+			r.call(as(t.Context(), "ann", "k"), pay, ten)
+			a := r.call(as(t.Context(), "ann", "k"), pay, ten)
+			if !strings.Contains(status.Convert(a.err).Message(), tt.second) {
+				t.Errorf("the second call is told %v, want %q", a.err, tt.second)
+			}
+			if a.replayed() != (tt.effects == 1 && tt.second != "not retained") {
+				t.Errorf("the second is marked as a replay: %v", a.replayed())
+			}
+			var rows int64
+			if err := db.QueryRowContext(t.Context(), "SELECT count(*) FROM payment").Scan(&rows); err != nil {
+				t.Fatal(err)
+			}
+			if rows != tt.rows {
+				t.Errorf("%d payments, want %d", rows, tt.rows)
+			}
+			r.wantEffects(tt.effects)
+		})
+	}
 }
 
 func TestConfig(t *testing.T) {

@@ -32,9 +32,13 @@ const (
 	Unknown            Code = 2
 	InvalidArgument    Code = 3
 	DeadlineExceeded   Code = 4
+	NotFound           Code = 5
+	AlreadyExists      Code = 6
+	PermissionDenied   Code = 7
 	ResourceExhausted  Code = 8
 	FailedPrecondition Code = 9
 	Aborted            Code = 10
+	OutOfRange         Code = 11
 	Unimplemented      Code = 12
 	Internal           Code = 13
 	Unavailable        Code = 14
@@ -63,6 +67,16 @@ func DefaultIndeterminate(c Code) bool {
 	return c == Canceled || c == DeadlineExceeded || c == Unavailable
 }
 
+// DefaultRelease: codes that tell of a failure of the server, and not that the
+// request, or the state it met, stands in the way.
+func DefaultRelease(c Code) bool {
+	switch c {
+	case InvalidArgument, NotFound, AlreadyExists, PermissionDenied, FailedPrecondition, Aborted, OutOfRange:
+		return false
+	}
+	return true
+}
+
 // Server protects calls. All fields are set by the adapter.
 type Server struct {
 	Guard         *semel.Guard
@@ -73,6 +87,7 @@ type Server struct {
 	MaxResult     int
 	NoEffect      func(Code) bool
 	Indeterminate func(Code) bool
+	Release       func(Code) bool
 
 	schemas schemas
 }
@@ -97,6 +112,9 @@ func (s *Server) Validate() error {
 	}
 	if s.Indeterminate == nil {
 		s.Indeterminate = DefaultIndeterminate
+	}
+	if s.Release == nil {
+		s.Release = DefaultRelease
 	}
 	return errors.Join(append(errs, s.KeyRules.Validate())...)
 }
@@ -168,7 +186,8 @@ func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply
 	var own atomic.Pointer[ran]
 	out, err := s.Guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) {
 		reply := run(ctx)
-		res, err := s.judge(reply)
+		x, _ := semel.CurrentExecution(ctx)
+		res, err := s.judge(reply, x.Transactional())
 		own.Store(&ran{reply, res})
 		return res, err
 	})
@@ -217,8 +236,9 @@ func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine 
 }
 
 // judge says what to record of a reply. What the handler declared goes before
-// what the code means, and doubt before certainty.
-func (s *Server) judge(r Reply) (semel.Result, error) {
+// what the code means, and doubt before certainty. If undone is set, what the
+// handler of a failure changed is rolled back.
+func (s *Server) judge(r Reply, undone bool) (semel.Result, error) {
 	declared, said := semel.Declared(r.Err)
 	code := Code(r.Status.GetCode())
 	switch {
@@ -227,7 +247,7 @@ func (s *Server) judge(r Reply) (semel.Result, error) {
 	case said, code == OK:
 	case s.Indeterminate(code):
 		return semel.Result{}, semel.Indeterminate("the handler answered "+code.String(), r.Err)
-	case s.NoEffect(code):
+	case s.NoEffect(code), undone && s.Release(code):
 		return semel.Result{}, semel.NoEffect(r.Err)
 	}
 	return encode(r, s.MaxResult)

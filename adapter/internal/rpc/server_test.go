@@ -143,6 +143,128 @@ func TestNextSubmitSettles(t *testing.T) {
 	}
 }
 
+// watched is a claim that tells how it was settled. Where it is to be a
+// transaction it rolls back, like one, what is held.
+type watched struct {
+	semel.Claim
+	transactional bool
+	small         bool // takes no body
+	settled       *string
+}
+
+func (c watched) Transactional() bool { return c.transactional }
+
+func (c watched) Complete(ctx context.Context, r semel.Result) (time.Time, error) {
+	if c.small && !r.Tombstone {
+		return time.Time{}, semel.ErrTooLarge
+	}
+	*c.settled = "committed"
+	if r.Failed {
+		*c.settled = "failed"
+	}
+	if r.Tombstone {
+		*c.settled += ", tombstone"
+	}
+	return c.Claim.Complete(ctx, r)
+}
+
+func (c watched) Release(ctx context.Context) error {
+	*c.settled = "released"
+	return c.Claim.Release(ctx)
+}
+
+func (c watched) Hold(ctx context.Context, cause string) error {
+	if *c.settled = "held"; c.transactional {
+		return errors.Join(c.Claim.Release(ctx), semel.ErrRolledBack)
+	}
+	return c.Claim.Hold(ctx, cause)
+}
+
+// TestHalfAnEffectCommitted: a store that is not told of a failure commits what
+// its handler did before it. And of one that was rolled back nothing is left, so
+// its key must not be either, unless the configuration says so.
+func TestHalfAnEffectCommitted(t *testing.T) {
+	type settled struct{ leased, transactional string }
+	both := func(s string) settled { return settled{s, s} }
+	final := func(code Code) Reply {
+		r := failure(code)
+		r.Err = semel.Final(r.Err)
+		return r
+	}
+	long := failure(NotFound)
+	long.Status.Message = strings.Repeat("x", 2000)
+	tests := []struct {
+		name  string
+		reply Reply
+		small bool
+		want  settled
+	}{
+		{"OK", Reply{Message: wrapperspb.String("x")}, false, both("committed")},
+		{"OK, too large", Reply{Message: wrapperspb.String(long.Status.Message)}, false, both("committed, tombstone")},
+		{"OK, too large for the store", Reply{Message: wrapperspb.String("x")}, true, both("committed, tombstone")},
+		{"too large", long, false, both("failed, tombstone")},
+		{"too large for the store", failure(NotFound), true, both("failed, tombstone")},
+		{"declared final", final(Internal), false, both("failed")},
+		{"CANCELLED", failure(Canceled), false, both("held")},
+		{"UNKNOWN", failure(Unknown), false, settled{"failed", "released"}},
+		{"INVALID_ARGUMENT", failure(InvalidArgument), false, both("failed")},
+		{"DEADLINE_EXCEEDED", failure(DeadlineExceeded), false, both("held")},
+		{"NOT_FOUND", failure(NotFound), false, both("failed")},
+		{"ALREADY_EXISTS", failure(AlreadyExists), false, both("failed")},
+		{"PERMISSION_DENIED", failure(PermissionDenied), false, both("failed")},
+		{"RESOURCE_EXHAUSTED", failure(ResourceExhausted), false, both("released")},
+		{"FAILED_PRECONDITION", failure(FailedPrecondition), false, both("failed")},
+		{"ABORTED", failure(Aborted), false, both("failed")},
+		{"OUT_OF_RANGE", failure(OutOfRange), false, both("failed")},
+		{"UNIMPLEMENTED", failure(Unimplemented), false, settled{"failed", "released"}},
+		{"INTERNAL", failure(Internal), false, settled{"failed", "released"}},
+		{"UNAVAILABLE", failure(Unavailable), false, both("held")},
+		{"DATA_LOSS", failure(15), false, settled{"failed", "released"}},
+		{"UNAUTHENTICATED", failure(Unauthenticated), false, both("released")},
+		{"a code that there is not", failure(99), false, settled{"failed", "released"}},
+	}
+	for _, tt := range tests {
+		for _, transactional := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s transactional=%v", tt.name, transactional), func(t *testing.T) {
+				want, got := tt.want.leased, ""
+				if transactional {
+					want = tt.want.transactional
+				}
+				s := newServer(t, &Server{MaxResult: 1000}, func(c semel.Claim) semel.Claim {
+					return watched{c, transactional, tt.small, &got}
+				})
+				reply := s.call(t, tt.reply)
+				if got != want {
+					t.Errorf("the claim was %s, want %s", got, want)
+				}
+				switch {
+				case want == "held" && transactional:
+					if got := refusalOf(t, reply); got.reason != "ROLLED_BACK" {
+						t.Errorf("told %+v", got)
+					}
+				case want == "held":
+					if got := refusalOf(t, reply); got.reason != "OUTCOME_UNKNOWN" {
+						t.Errorf("told %+v", got)
+					}
+				default:
+					if reply.Status != tt.reply.Status || reply.Message != tt.reply.Message {
+						t.Errorf("the call that executed got %v %v", reply.Status, reply.Message)
+					}
+				}
+			})
+		}
+	}
+
+	got := ""
+	s := newServer(t, &Server{Release: func(c Code) bool { return c != Internal }}, func(c semel.Claim) semel.Claim {
+		return watched{c, true, false, &got}
+	})
+	s.call(t, failure(Internal))
+	if got != "failed" {
+		t.Errorf("the claim was %s, though the configuration says that INTERNAL is recorded", got)
+	}
+}
+
 // pieced hands a record's body over in pieces, and breaks them if told to.
 type pieced struct {
 	*memory.Store
