@@ -557,22 +557,6 @@ func TestTooLarge(t *testing.T) {
 	r.wantEffects(1)
 }
 
-// TestCompletedByHandler: what the handler put on record itself is no reply that
-// could be sent.
-func TestCompletedByHandler(t *testing.T) {
-	r := newRig(t, func(ctx context.Context, _ *structpb.Struct) (*wrapperspb.StringValue, error) {
-		x, _ := semel.CurrentExecution(ctx)
-		if err := x.Complete(semel.Result{Codec: "mine", Body: []byte("x")}); err != nil {
-			t.Error(err)
-		}
-		return wrapperspb.String("paid"), nil
-	}, options{})
-	for range 2 {
-		wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.FailedPrecondition, "RESULT_NOT_RETAINED", semel.RetryNo, false)
-	}
-	r.wantEffects(1)
-}
-
 // scripted is a store that says of a claim what the test wants.
 type scripted struct {
 	*memory.Store

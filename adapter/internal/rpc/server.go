@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -165,12 +164,6 @@ func (s *Server) Stream(lines []string) *spb.Status {
 		"A streaming call cannot be protected from double execution. Nothing was executed.")
 }
 
-// ran is what the handler of a call left behind.
-type ran struct {
-	reply  Reply
-	result semel.Result
-}
-
 // Do has the call take effect once. run is called at most once, with a context
 // that does not end with ctx. A panic in it leaves the outcome unknown.
 func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply) Reply {
@@ -183,20 +176,19 @@ func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply
 		Origin:      c.Origin,
 		Wait:        s.Wait,
 	}
-	var own atomic.Pointer[ran]
+	var own atomic.Pointer[Reply]
 	out, err := s.Guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) {
 		reply := run(ctx)
+		own.Store(&reply)
 		x, _ := semel.CurrentExecution(ctx)
-		res, err := s.judge(reply, x.Transactional())
-		own.Store(&ran{reply, res})
-		return res, err
+		return s.judge(reply, x.Transactional())
 	})
 	return s.answer(ctx, out, err, own.Load())
 }
 
-// answer is the reply to a call that came to out and err. mine is what its own
-// handler left behind; nil if that has not run or not returned.
-func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine *ran) Reply {
+// answer is the reply to a call that came to out and err. mine is that of its own
+// handler; nil if that has not run or not returned.
+func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine *Reply) Reply {
 	failure, ok := errors.AsType[*semel.Error](err)
 	if !ok {
 		failure = &semel.Error{Answer: out.Answer}
@@ -204,17 +196,14 @@ func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine 
 	soon := max(failure.RetryAfter, time.Second)
 	switch out.Answer {
 	case semel.Executed:
-		if mine != nil && mine.became(out.Result) {
-			return mine.reply.with(out.Record.ExpiresAt, false)
-		}
-		return s.fromRecord(ctx, out, false) // the handler called Execution.Complete
+		return mine.with(out.Record.ExpiresAt, false)
 	case semel.Replayed:
-		return s.fromRecord(ctx, out, true)
+		return s.fromRecord(ctx, out)
 	case semel.Released:
 		if mine == nil || errors.Is(err, semel.ErrRolledBack) {
 			return failed(problem(semelhttp.ProblemRolledBack, failure.Retry(), soon))
 		}
-		return mine.reply
+		return *mine
 	case semel.InProgress:
 		return failed(problem(semelhttp.ProblemInProgress, failure.Retry(), soon))
 	case semel.Mismatch:
@@ -223,7 +212,7 @@ func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine 
 		if !out.Claimed {
 			return failed(unknown(failure))
 		}
-		timedOut := errors.Is(err, semel.ErrDeadline) || mine != nil && Code(mine.reply.Status.GetCode()) == DeadlineExceeded
+		timedOut := errors.Is(err, semel.ErrDeadline) || mine != nil && Code(mine.Status.GetCode()) == DeadlineExceeded
 		return failed(cutOff(failure, timedOut))
 	case semel.Unavailable:
 		if out.Claimed {
@@ -253,15 +242,6 @@ func (s *Server) judge(r Reply, undone bool) (semel.Result, error) {
 	return encode(r, s.MaxResult)
 }
 
-// became reports whether r is what the reply was recorded as, be it by its
-// tombstone.
-func (m *ran) became(r semel.Result) bool {
-	if r.Codec != codec || r.Label != m.result.Label {
-		return false
-	}
-	return r.Tombstone || r.Pieces == m.result.Pieces && bytes.Equal(r.Head, m.result.Head) && bytes.Equal(r.Body, m.result.Body)
-}
-
 func (r Reply) with(expires time.Time, replayed bool) Reply {
 	header := make(map[string][]string, len(r.Header)+2)
 	for name, values := range r.Header {
@@ -281,7 +261,7 @@ func (r Reply) with(expires time.Time, replayed bool) Reply {
 
 func failed(s *spb.Status) Reply { return Reply{Status: s} }
 
-func (s *Server) fromRecord(ctx context.Context, out semel.Outcome, replayed bool) Reply {
+func (s *Server) fromRecord(ctx context.Context, out semel.Outcome) Reply {
 	body, err := wholeBody(ctx, out.Result, s.Guard.Policy().StoreTimeout)
 	if err != nil {
 		return failed(unreadable())
@@ -291,5 +271,5 @@ func (s *Server) fromRecord(ctx context.Context, out semel.Outcome, replayed boo
 		// It completed, but there is nothing here that could be replayed.
 		return failed(notRetained(out.Result.Reference))
 	}
-	return reply.with(out.Record.ExpiresAt, replayed)
+	return reply.with(out.Record.ExpiresAt, true)
 }

@@ -88,13 +88,12 @@ func refusalOf(t *testing.T, r Reply) refusal {
 // execution and in that of another.
 func TestAnswers(t *testing.T) {
 	s := newServer(t, &Server{}, nil)
-	late := &ran{reply: failure(DeadlineExceeded)}
-	broke := &ran{reply: failure(Unavailable)}
+	late, broke := failure(DeadlineExceeded), failure(Unavailable)
 	tests := []struct {
 		name    string
 		answer  semel.Answer
 		claimed bool
-		mine    *ran
+		mine    *Reply
 		cause   error
 		want    refusal // the message is a part of it
 	}{
@@ -104,8 +103,8 @@ func TestAnswers(t *testing.T) {
 		{"mismatch", semel.Mismatch, false, nil, nil, refusal{InvalidArgument, "KEY_MISMATCH", semel.RetryNo, 0, "This request was not executed"}},
 		{"found unknown", semel.Unknown, false, nil, nil, refusal{FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "Keep the key"}},
 		{"own panic", semel.Unknown, true, nil, &semel.PanicError{}, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
-		{"own broken connection", semel.Unknown, true, broke, nil, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
-		{"own time-out", semel.Unknown, true, late, nil, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
+		{"own broken connection", semel.Unknown, true, &broke, nil, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
+		{"own time-out", semel.Unknown, true, &late, nil, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
 		{"own deadline", semel.Unknown, true, nil, semel.ErrDeadline, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
 		{"rejected", semel.Rejected, false, nil, nil, refusal{Internal, "SCOPE_INVALID", semel.RetryNo, 0, "Nothing was executed"}},
 		{"unavailable", semel.Unavailable, false, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "so it was not executed"}},
