@@ -269,11 +269,13 @@ func TestSchemasThatReadDifferently(t *testing.T) {
 // before is no mismatch.
 func TestExtensionOfAnotherVersion(t *testing.T) {
 	const wire = "\xa0\x06\x07" // field 100
+	// What is registered stays so: another run needs another name.
+	pkg := "semel.test.x" + semel.NewRecordID()
 	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
-		Name: new("extended.proto"), Package: new("semel.test.extended"), Syntax: new("proto2"),
+		Name: new("extended.proto"), Package: &pkg, Syntax: new("proto2"),
 		MessageType: []*descriptorpb.DescriptorProto{{Name: new("Order"), ExtensionRange: []*descriptorpb.DescriptorProto_ExtensionRange{{Start: new(int32(100)), End: new(int32(101))}}}},
 		Extension: []*descriptorpb.FieldDescriptorProto{{
-			Name: new("note"), Number: new(int32(100)), Extendee: new(".semel.test.extended.Order"),
+			Name: new("note"), Number: new(int32(100)), Extendee: new("." + pkg + ".Order"),
 			Type: descriptorpb.FieldDescriptorProto_TYPE_INT32.Enum(), Label: one.Enum(),
 		}},
 	}, protoregistry.GlobalFiles)
