@@ -201,8 +201,8 @@ type response struct {
 
 func (r *response) Any() any { return r.message }
 
-// handlerContext is an execution's context. The call's own CallInfo must not be
-// written to by a handler that may outlive the call.
+// handlerContext is an execution's context. What a handler sets by it is recorded
+// before it is sent.
 type handlerContext struct {
 	context.Context
 	info *callInfo

@@ -13,7 +13,7 @@
 //
 // # What a handler sees
 //
-// It runs in a goroutine of its own, under a claim, and does not depend on the
+// It runs in the goroutine of its call, under a claim, and does not depend on the
 // client: its context keeps the values of the call's, but ends neither with the
 // client nor at the client's deadline, only at the policy's or when the claim is
 // lost. Headers and trailers that it sets, on its response, its error or through
@@ -33,7 +33,9 @@
 //     (Config.Indeterminate).
 //   - semel.NoEffect, semel.Final and semel.Indeterminate around the error go
 //     before what its code means.
-//   - A panic leaves the outcome unknown. It ends here; semel.Observer is told.
+//   - A panic leaves the outcome unknown and goes on up. Recovery (connect.WithRecover)
+//     belongs in front: behind this interceptor it makes the panic an error like
+//     any other, which is recorded.
 //
 // Where the claim lives in a transaction, only a success commits what the handler
 // changed in it. Of errors that blame the request or the state it met, as
@@ -63,6 +65,7 @@
 //	RESULT_NOT_RETAINED         failed_precondition  completed, but there is nothing to replay
 //	STORE_UNAVAILABLE           unavailable          safe to re-send under the same key, and only that
 //	ROLLED_BACK                 unavailable          certainly no effect; safe to re-send
+//	BUSY                        unavailable          a bound of the guard is reached; safe to re-send
 //	STREAM_NOT_PROTECTED        unimplemented        before any handler code
 //	NOT_PROTOBUF                unimplemented
 //	SCOPE_REFUSED               unauthenticated      Config.Scope's error, if it is no *connect.Error

@@ -14,7 +14,7 @@
 //
 // # What a handler sees
 //
-// It runs in a goroutine of its own, under a claim, and does not depend on the
+// It runs in the goroutine of its call, under a claim, and does not depend on the
 // client: its context keeps the values of the call's, but ends neither with the
 // client nor at the client's deadline, only at the policy's or when the claim is
 // lost. Header and trailer metadata that it sets are collected, sent when the
@@ -33,7 +33,9 @@
 //     (Config.Indeterminate).
 //   - semel.NoEffect, semel.Final and semel.Indeterminate around the error go
 //     before what its code means.
-//   - A panic leaves the outcome unknown. It ends here; semel.Observer is told.
+//   - A panic leaves the outcome unknown and goes on up. gRPC has the process
+//     end with it, unless an interceptor in front recovers. One behind this one
+//     makes it a status like any other, which is recorded.
 //
 // Where the claim lives in a transaction, only a success commits what the handler
 // changed in it. Of statuses that blame the request or the state it met, as
@@ -65,6 +67,7 @@
 //	RESULT_NOT_RETAINED         FAILED_PRECONDITION  completed, but there is nothing to replay
 //	STORE_UNAVAILABLE           UNAVAILABLE          safe to re-send under the same key, and only that
 //	ROLLED_BACK                 UNAVAILABLE          certainly no effect; safe to re-send
+//	BUSY                        UNAVAILABLE          a bound of the guard is reached; safe to re-send
 //	STREAM_NOT_PROTECTED        UNIMPLEMENTED        before any handler code
 //	NOT_PROTOBUF                UNIMPLEMENTED
 //	SCOPE_REFUSED               UNAUTHENTICATED      Config.Scope's error, if it is no status

@@ -198,8 +198,8 @@ func defaultOrigin(ctx context.Context) semel.Origin {
 	}})
 }
 
-// collector is the transport stream that an execution sees. The real one may be
-// gone before the handler has ended.
+// collector is the transport stream that an execution sees: what it sets is
+// recorded before it is sent.
 type collector struct {
 	method string
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
@@ -164,8 +163,9 @@ func (s *Server) Stream(lines []string) *spb.Status {
 		"A streaming call cannot be protected from double execution. Nothing was executed.")
 }
 
-// Do has the call take effect once. run is called at most once, with a context
-// that does not end with ctx. A panic in it leaves the outcome unknown.
+// Do has the call take effect once. run is called at most once, in the calling
+// goroutine, with a context that does not end with ctx. A panic in it leaves the
+// outcome unknown and goes on up through Do.
 func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply) Reply {
 	if c.Scope.Operation == "" {
 		c.Scope.Operation = c.Procedure
@@ -176,14 +176,14 @@ func (s *Server) Do(ctx context.Context, c Call, run func(context.Context) Reply
 		Origin:      c.Origin,
 		Wait:        s.Wait,
 	}
-	var own atomic.Pointer[Reply]
+	var mine *Reply
 	out, err := s.Guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) {
 		reply := run(ctx)
-		own.Store(&reply)
+		mine = &reply
 		x, _ := semel.CurrentExecution(ctx)
 		return s.judge(reply, x.Transactional())
 	})
-	return s.answer(ctx, out, err, own.Load())
+	return s.answer(ctx, out, err, mine)
 }
 
 // answer is the reply to a call that came to out and err. mine is that of its own
@@ -217,6 +217,9 @@ func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine 
 	case semel.Unavailable:
 		if out.Claimed {
 			return failed(notRecorded(failure.Retry(), soon))
+		}
+		if _, busy := errors.AsType[*semel.BusyError](err); busy {
+			return failed(problem(semelhttp.ProblemBusy, failure.Retry(), soon))
 		}
 		return failed(problem(semelhttp.ProblemStoreUnavailable, failure.Retry(), soon))
 	}

@@ -108,6 +108,7 @@ func TestAnswers(t *testing.T) {
 		{"own deadline", semel.Unknown, true, nil, semel.ErrDeadline, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
 		{"rejected", semel.Rejected, false, nil, nil, refusal{Internal, "SCOPE_INVALID", semel.RetryNo, 0, "Nothing was executed"}},
 		{"unavailable", semel.Unavailable, false, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "so it was not executed"}},
+		{"busy", semel.Unavailable, false, nil, &semel.BusyError{}, refusal{Unavailable, "BUSY", semel.RetrySameKey, time.Second, "Nothing was executed"}},
 		{"could not write its own hold", semel.Unavailable, true, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "may have taken effect"}},
 	}
 	for _, tt := range tests {

@@ -34,6 +34,7 @@ var codes = map[semelhttp.ProblemCase]Code{
 	semelhttp.ProblemResultNotRetained: FailedPrecondition,
 	semelhttp.ProblemStoreUnavailable:  Unavailable,
 	semelhttp.ProblemRolledBack:        Unavailable,
+	semelhttp.ProblemBusy:              Unavailable,
 }
 
 func problem(c semelhttp.ProblemCase, retry semel.RetryAdvice, after time.Duration) *spb.Status {
