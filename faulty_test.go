@@ -491,7 +491,7 @@ func TestLostGrantsAreBounded(t *testing.T) {
 	})
 }
 
-// DESIGN rule 5: while the record cannot be written, the owner keeps renewing
+// While the record cannot be written, the owner keeps renewing
 // and retrying.
 func TestRecordWrittenWhenTheStoreReturns(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -648,7 +648,7 @@ func TestMismatchInEveryState(t *testing.T) {
 	}
 }
 
-// DESIGN rule 4: a record that cannot be seen is in progress, never a mismatch.
+// A record that cannot be seen is in progress, never a mismatch.
 func TestInvisibleRecordIsInProgress(t *testing.T) {
 	s := &faulty{Store: newStore(t), before: func(call string) error {
 		if call == "begin" {

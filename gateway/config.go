@@ -78,13 +78,16 @@ type Config struct {
 	// request came with: for gateways that only trusted proxies can reach.
 	TrustForwarded bool
 
-	// MaxRequestBody, MaxInline and MaxResult are limits in bytes, and SpoolDir
-	// is where bodies are held that are too large for memory, as in
-	// semelhttp.Config.
+	// MaxRequestBody, MaxInline and MaxResult are limits in bytes, and Pace is
+	// how slow clients may be, as in semelhttp.Config.
 	MaxRequestBody int64
 	MaxInline      int64
 	MaxResult      int64
-	SpoolDir       string
+	Pace           semelhttp.Pace
+	// SpoolDir is where bodies are held that are too large for memory, and
+	// MaxSpool how much in all, as in semelhttp.SpoolsConfig.
+	SpoolDir string
+	MaxSpool int64
 	// FailOpen lets requests through unprotected while the store is
 	// unavailable. By default they are answered with 503.
 	FailOpen bool

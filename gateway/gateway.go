@@ -53,22 +53,23 @@ func New(c Config) (*Gateway, error) {
 	if !c.NoResources && c.Guard != nil {
 		var err error
 		g.resources, err = semelhttp.NewResources(semelhttp.ResourcesConfig{
-			Guard: c.Guard, Scope: scope, Prefix: c.Prefix, Keys: c.Keys, Contract: c.Contract, MaxWait: max(c.MaxWait, 0),
+			Guard: c.Guard, Scope: scope, Prefix: c.Prefix, Keys: c.Keys, Contract: c.Contract, MaxWait: max(c.MaxWait, 0), Pace: c.Pace,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("gateway: config: %w", errors.Join(c.validate(), err))
 		}
 	}
+	spools, spoolErr := semelhttp.NewSpools(semelhttp.SpoolsConfig{Dir: c.SpoolDir, MaxBytes: c.MaxSpool, Failed: c.Observer.SpoolFailed})
 	middleware, err := semelhttp.New(semelhttp.Config{
 		Contract: c.Contract, InFlight: c.InFlight, Wait: c.Wait, MaxWait: c.MaxWait,
 		Resources: g.resources, IssuedOnly: c.IssuedOnly,
 		Guard: c.Guard, Scope: scope, Protects: c.Protects,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
 		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
-		SpoolDir: c.SpoolDir, SpoolFailed: c.Observer.SpoolFailed,
-		IndeterminateStatus: indeterminateStatus,
+		Spools: spools, Pace: c.Pace,
+		IndeterminateStatus: indeterminateStatus, Forwards: true,
 	})
-	if err := errors.Join(c.validate(), err); err != nil {
+	if err := errors.Join(c.validate(), spoolErr, err); err != nil {
 		return nil, fmt.Errorf("gateway: config: %w", err)
 	}
 	g.transport = newTransport(c)
@@ -117,8 +118,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.protected.ServeHTTP(w, r)
 }
 
-// InFlight is the number of requests that are being answered. Executions whose
-// client has gone are not among them.
+// InFlight is the number of requests that are being answered, also those whose
+// client has gone. Executions that a client does not wait for are not among them.
 func (g *Gateway) InFlight() int { return int(g.inFlight.Load()) }
 
 // Drain stops the guard from taking new protected requests, which are then
@@ -136,7 +137,6 @@ type exchange struct {
 	send
 	record  string // the record's id; empty if the request is unprotected
 	fence   uint64
-	events  bool
 	bodyErr error // why the answer's body ended early
 }
 
@@ -157,9 +157,8 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 		}
 		_ = recover() // ReverseProxy panics, but not under every server
 		g.failed(ctx, e, r.Method, true, true, e.bodyErr)
-		if !semelhttp.DeclareIndeterminate(ctx, "the upstream's answer was cut off") {
-			// It is on its way to the client already.
-			panic(http.ErrAbortHandler)
+		if !semelhttp.DeclareIndeterminate(ctx, whyCut(ctx, "the upstream's answer was cut off")) {
+			panic(http.ErrAbortHandler) // it is not protected
 		}
 	}()
 	if h := w.Header(); h["Content-Type"] == nil {
@@ -239,8 +238,6 @@ func watchBody(res *http.Response) error {
 		return nil // the body is the connection
 	}
 	e := res.Request.Context().Value(exchangeKey{}).(*exchange)
-	mediaType, _, _ := strings.Cut(res.Header.Get("Content-Type"), ";")
-	e.events = strings.EqualFold(strings.TrimSpace(mediaType), "text/event-stream")
 	res.Body = &answerBody{res.Body, e}
 	return nil
 }
@@ -266,7 +263,7 @@ func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, err error) {
 	sent := !e.nothingSent()
 	g.failed(ctx, e, r.Method, sent, false, err)
 	if sent {
-		semelhttp.DeclareIndeterminate(ctx, "the connection to the upstream broke before it answered")
+		semelhttp.DeclareIndeterminate(ctx, whyCut(ctx, "the connection to the upstream broke before it answered"))
 		// Of a protected request this is not what the client is told.
 		detail := "The request was sent, but the connection broke before the answer. "
 		if isSafe(r.Method) {
@@ -291,8 +288,20 @@ func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, err error) {
 	g.config.Contract.WriteProblem(w, p)
 }
 
+// whyCut says why the exchange with the upstream ended early: for the gateway's
+// own reasons, or else as broke has it. Operators decide by it.
+func whyCut(ctx context.Context, broke string) string {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, semel.ErrDeadline):
+		return "the gateway gave up waiting for the upstream at the operation's deadline"
+	case errors.Is(cause, semel.ErrLeaseLapsed), errors.Is(cause, semel.ErrLostClaim):
+		return "the gateway gave up waiting for the upstream because it lost the claim"
+	}
+	return broke
+}
+
 func (g *Gateway) failed(ctx context.Context, e *exchange, method string, sent, answered bool, err error) {
-	if ctx.Err() != nil && (e.record == "" || e.events) {
+	if ctx.Err() != nil && e.record == "" {
 		return // it is the client that has gone
 	}
 	if f := g.config.Observer.Failed; f != nil {

@@ -95,7 +95,8 @@ func TestAnswers(t *testing.T) {
 			b := newBundle(t, upstream, semel.Policy{}, nil)
 			first, second := b.post("/x", "k", "{}"), b.post("/x", "k", "{}")
 			if tt.want == "unknown" {
-				want(t, "first status", first.status, 409)
+				want(t, "first status", first.status, 502)
+				want(t, "second status", second.status, 409)
 				want(t, "first problem", first.problem(t), "outcome-unknown")
 				want(t, "second problem", second.problem(t), "outcome-unknown")
 				want(t, "requests", asked.Load(), 1)
@@ -159,16 +160,14 @@ func TestTruncated(t *testing.T) {
 				if a.err == nil {
 					t.Errorf("the client took the answer for whole: %d bytes", len(a.body))
 				}
-				want(t, "state", r.State, semel.StateCompleted)
-				want(t, "tombstone", r.Result.Tombstone, true)
-				want(t, "problem of the retry", again.problem(t), "result-not-retained")
 			} else {
-				want(t, "status", a.status, 409)
+				want(t, "status", a.status, 502)
 				want(t, "problem", a.problem(t), "outcome-unknown")
-				want(t, "state", r.State, semel.StateUnknown)
-				want(t, "cause", r.Cause, "the upstream's answer was cut off")
-				want(t, "problem of the retry", again.problem(t), "outcome-unknown")
 			}
+			want(t, "state", r.State, semel.StateUnknown)
+			want(t, "cause", r.Cause, "the upstream's answer was cut off")
+			want(t, "status of the retry", again.status, 409)
+			want(t, "problem of the retry", again.problem(t), "outcome-unknown")
 			want(t, "requests", upstream.asked.Load(), 2)
 			nothingSpooled(t, b, dir)
 			for _, f := range b.failures() {
@@ -190,7 +189,7 @@ func TestTruncatedWithoutServer(t *testing.T) {
 	r := httptest.NewRequest("POST", "/x", strings.NewReader("{}"))
 	r.Header.Set("Idempotency-Key", "k")
 	b.gateway.ServeHTTP(w, r)
-	want(t, "status", w.Code, 409)
+	want(t, "status", w.Code, 502)
 
 	defer func() {
 		if v := recover(); v != http.ErrAbortHandler {
@@ -201,7 +200,7 @@ func TestTruncatedWithoutServer(t *testing.T) {
 	t.Error("without a key, the answer passed for whole")
 }
 
-// TestEventStream: events pass as they come, and not before the tombstone.
+// TestEventStream: events pass as they come, while the record is in progress.
 func TestEventStream(t *testing.T) {
 	arrived := make(chan struct{})
 	var asked atomic.Int64
@@ -221,13 +220,12 @@ func TestEventStream(t *testing.T) {
 	_, err = io.ReadFull(res.Body, first)
 	noError(t, err)
 	want(t, "first event", string(first), "data: 1\n\n")
-	r := b.record()
-	want(t, "state at the first event", r.State, semel.StateCompleted)
-	want(t, "tombstone", r.Result.Tombstone, true)
+	want(t, "state at the first event", b.record().State, semel.StateInProgress)
 	close(arrived)
 	rest, err := io.ReadAll(res.Body)
 	noError(t, err)
 	want(t, "rest", string(rest), "data: 2\n\n")
+	want(t, "state at the end", b.record().State, semel.StateCompleted)
 
 	a := b.post("/x", "k", "{}")
 	want(t, "status of the retry", a.status, 409)
@@ -235,7 +233,8 @@ func TestEventStream(t *testing.T) {
 	want(t, "requests", asked.Load(), 1)
 }
 
-// TestLargeAnswer: one over the limit passes as it comes, from its tombstone on.
+// TestLargeAnswer: one over the limit passes as it comes, while the record is in
+// progress, and leaves a tombstone.
 func TestLargeAnswer(t *testing.T) {
 	const limit = 1000
 	arrived := make(chan struct{})
@@ -254,14 +253,15 @@ func TestLargeAnswer(t *testing.T) {
 	first := make([]byte, limit)
 	_, err = io.ReadFull(res.Body, first)
 	noError(t, err)
-	r := b.record()
-	want(t, "state at the first bytes", r.State, semel.StateCompleted)
-	want(t, "tombstone", r.Result.Tombstone, true)
-	want(t, "reference", r.Result.Reference, "/things/1")
+	want(t, "state at the first bytes", b.record().State, semel.StateInProgress)
 	close(arrived)
 	rest, err := io.ReadAll(res.Body)
 	noError(t, err)
 	want(t, "rest", string(rest), "aend")
+	r := b.record()
+	want(t, "state at the end", r.State, semel.StateCompleted)
+	want(t, "tombstone", r.Result.Tombstone, true)
+	want(t, "reference", r.Result.Reference, "/things/1")
 	a := b.post("/x", "k", "{}")
 	want(t, "problem of the retry", a.problem(t), "result-not-retained")
 	want(t, "reference in it", strings.Contains(a.body, "/things/1"), true)
@@ -379,7 +379,7 @@ func TestUnwantedUpgrade(t *testing.T) {
 		})
 		b := newBundle(t, upstream.url, semel.Policy{}, nil)
 		a := b.post("/x", "k", "{}")
-		want(t, "status", a.status, 409)
+		want(t, "status", a.status, 502)
 		want(t, "problem", a.problem(t), "outcome-unknown")
 	}
 }
@@ -608,7 +608,7 @@ func TestRetryIsRefused(t *testing.T) {
 	_, err = b.store.Begin(context.Background(), lapsed)
 	noError(t, err)
 	a := b.post("/x", "k", "{}")
-	want(t, "status", a.status, 409)
+	want(t, "status", a.status, 502)
 	want(t, "problem", a.problem(t), "outcome-unknown")
 	want(t, "state", b.record().State, semel.StateUnknown)
 }
@@ -623,7 +623,7 @@ func TestConfig(t *testing.T) {
 	}
 	for _, part := range []string{
 		"Upstream is nil", "Guard is nil", "Credentials is set, but so is Scope", `"Idempotency-Key", which is the key itself`,
-		`"no header", which is not a header name`, `"Connection", which belongs`, `"Host", which`, "DialTimeout", "IdleTimeout", "MaxConns", "MaxResult", "MaxInline", "SpoolDir",
+		`"no header", which is not a header name`, `"Connection", which belongs`, `"Host", which`, "DialTimeout", "IdleTimeout", "MaxConns", "MaxResult", "MaxInline", "spools: field Dir",
 	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error does not name %q:\n%v", part, err)

@@ -104,7 +104,7 @@ func TestOneDecisionOneSend(t *testing.T) {
 				want(t, "problem", a.problem(t), "upstream-failed")
 				return
 			}
-			want(t, "status", a.status, 409)
+			want(t, "status", a.status, 502)
 			want(t, "problem", a.problem(t), "outcome-unknown")
 			r := b.record()
 			want(t, "state", r.State, semel.StateUnknown)
@@ -244,10 +244,12 @@ func TestDeadline(t *testing.T) {
 	})
 	b := newBundle(t, upstream, semel.Policy{Deadline: 50 * time.Millisecond}, nil)
 	a := b.post("/x", "k", "{}")
-	want(t, "status", a.status, 409)
+	want(t, "status", a.status, 504)
 	want(t, "problem", a.problem(t), "outcome-unknown")
 	want(t, "effects", effects.Load(), 1)
 	want(t, "state", b.record().State, semel.StateUnknown)
+	want(t, "cause", b.record().Cause, "the gateway gave up waiting for the upstream at the operation's deadline")
+	want(t, "status of the retry", b.post("/x", "k", "{}").status, 409)
 }
 
 // brokenConn lets a number of writes through and then writes n more bytes.
@@ -277,8 +279,8 @@ func TestDeadConnection(t *testing.T) {
 		{"nothing written", "{}", 0, 503, 0},
 		// The transport may take another connection then: that is no second send.
 		{"nothing written, empty body", "", 0, 201, 1},
-		{"one byte written", "{}", 1, 409, 0},
-		{"one byte written, empty body", "", 1, 409, 0},
+		{"one byte written", "{}", 1, 502, 0},
+		{"one byte written, empty body", "", 1, 502, 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -306,7 +308,7 @@ func TestDeadConnection(t *testing.T) {
 			switch tt.status {
 			case 503:
 				want(t, "records", len(b.records()), 0)
-			case 409:
+			case 502:
 				want(t, "problem", a.problem(t), "outcome-unknown")
 			}
 		})
@@ -398,7 +400,7 @@ func TestTruncatedTLS(t *testing.T) {
 				want(t, "body", a.body, "half or whole")
 				return
 			}
-			want(t, "status", a.status, 409)
+			want(t, "status", a.status, 502)
 			want(t, "problem", a.problem(t), "outcome-unknown")
 		})
 	}

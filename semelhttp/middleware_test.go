@@ -36,7 +36,7 @@ func TestNewNamesEverythingWrong(t *testing.T) {
 	}
 }
 
-// The table of DESIGN section 5: what stands before the store.
+// What stands before the store.
 func TestRequestsThatAreRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

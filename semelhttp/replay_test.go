@@ -534,7 +534,7 @@ func TestMoreThanTheLengthIsCutAsOnTheWire(t *testing.T) {
 	}
 }
 
-// Rule 6: an upgrade leaves a tombstone; and nobody can take the connection.
+// An upgrade leaves a tombstone; and nobody can take the connection.
 func TestUpgradeIsRefused(t *testing.T) {
 	b, effects := newFixture(t), &orders{}
 	s, _ := serve(t, b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -246,7 +246,7 @@ func wantOne(t testing.TB, granted []semel.Claim) semel.Claim {
 	return granted[0]
 }
 
-// DESIGN rule 1: of any number of concurrent claims, at most one is granted.
+// Of any number of concurrent claims, at most one is granted.
 func oneClaimOfMany(t testing.TB, h Harness, ctx context.Context) {
 	for round := range 8 {
 		key := fmt.Sprint("raced", round)
@@ -449,7 +449,7 @@ func claimOutlivesItsBegin(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 7: replay is exact.
+// Replay is exact.
 func replayIsExact(t testing.TB, h Harness, ctx context.Context) {
 	all := make([]byte, 256)
 	for i := range all {
@@ -512,7 +512,7 @@ func completeRepeats(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 3: retention starts at completion.
+// Retention starts at completion.
 func retentionStartsAtCompletion(t testing.TB, h Harness, ctx context.Context) {
 	c := begin(t, ctx, h.Store, attempt("k"))
 	h.advance(retention - time.Minute)
@@ -536,7 +536,7 @@ func retentionIsKept(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 3: expired but unswept is absent.
+// Expired but unswept is absent.
 func expiredIsAbsent(t testing.TB, h Harness, ctx context.Context) {
 	a := attempt("k")
 	a.Origin.RequestID = "first"
@@ -591,7 +591,7 @@ func holdBlocks(t testing.TB, h Harness, ctx context.Context) {
 	blocked(t, ctx, h.Store, attempt("k"), semel.StateUnknown)
 }
 
-// DESIGN rule 2: while unknown and unresolved, the same claim may settle it.
+// While unknown and unresolved, the same claim may settle it.
 func heldClaimMaySettle(t testing.TB, h Harness, ctx context.Context) {
 	c := begin(t, ctx, h.Store, attempt("k"))
 	must(t, "Hold", c.Hold(ctx, "deadline"))
@@ -653,7 +653,7 @@ func lapsedClaimMaySettle(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 3: the store's clock decides, never the caller's.
+// The store's clock decides, never the caller's.
 func storeClockDecides(t testing.TB, h Harness, ctx context.Context) {
 	begin(t, ctx, h.Store, attempt("running"))
 	complete(t, ctx, begin(t, ctx, h.Store, attempt("done")), result("done"))
@@ -804,7 +804,7 @@ func lateWriteOrTakeover(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 2: a zombie can neither overwrite a result nor free a claim.
+// A zombie can neither overwrite a result nor free a claim.
 func staleClaimCannotWrite(t testing.TB, h Harness, ctx context.Context) {
 	first := attempt("k")
 	zombie := begin(t, ctx, h.Store, first)
@@ -1081,7 +1081,7 @@ func oneResolutionOfMany(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 3: a sweep never removes in_progress or unknown.
+// A sweep never removes in_progress or unknown.
 func sweepOnlyExpired(t testing.TB, h Harness, ctx context.Context) {
 	complete(t, ctx, begin(t, ctx, h.Store, attempt("expired")), result("old"))
 	begin(t, ctx, h.Store, attempt("lapsed"))
@@ -1196,7 +1196,7 @@ func cancelledContext(t testing.TB, h Harness, ctx context.Context) {
 	}
 }
 
-// DESIGN rule 8: a store that cannot reach its records grants nothing, and
+// A store that cannot reach its records grants nothing, and
 // does not outstay its caller's context to find that out.
 func outageFailsClosed(t testing.TB, h Harness, ctx context.Context) {
 	complete(t, ctx, begin(t, ctx, h.Store, attempt("done")), result("done"))
