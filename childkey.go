@@ -47,6 +47,11 @@ func (x *Execution) ChildKey(step string) (string, error) {
 	return key, nil
 }
 
+// InDoubt reports whether an execution before this one may have had the effect,
+// or a part of it: its child keys may have been used. An error of this execution
+// that says no effect speaks for this execution alone.
+func (x *Execution) InDoubt() bool { return x.doubt }
+
 // takenSteps are the steps of an execution that have a child key.
 type takenSteps struct {
 	mu    sync.Mutex
