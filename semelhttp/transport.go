@@ -35,10 +35,19 @@ const (
 	// these bounds, so that its connection can be used again.
 	drainBytes = 64 << 10
 	drainTime  = time.Second
+
+	// How long an answer is asked whether it is a problem with advice. Its
+	// status is known then, and will do.
+	problemTime = 5 * time.Second
 )
 
-// ErrTryTimeout is why a try ended that took longer than TransportConfig.TryTimeout.
-var ErrTryTimeout error = timeoutError("semelhttp: the server did not answer within the try's timeout")
+// Why a try ended that a TransportConfig bounds.
+var (
+	// ErrTryTimeout: it took longer than TryTimeout.
+	ErrTryTimeout error = timeoutError("semelhttp: no answer within the try's timeout")
+	// ErrElapsed: with it, the call took longer than MaxElapsed.
+	ErrElapsed error = timeoutError("semelhttp: no answer within the time of the call")
+)
 
 type timeoutError string
 
@@ -69,11 +78,15 @@ type TransportConfig struct {
 	// MaxTries bounds how often a request is sent in one call. Default
 	// DefaultMaxTries; 1 never retries.
 	MaxTries int
-	// MaxElapsed bounds when the last try of a call can begin. If a Retry-After
-	// goes beyond it, the answer is returned at once. Default DefaultMaxElapsed.
+	// MaxElapsed bounds a call: all its tries, and the waits between them, to
+	// the header of the answer that is returned. A try that it ends may have
+	// taken effect. If a Retry-After goes beyond it, the answer is returned at
+	// once. Default DefaultMaxElapsed, so where one answer takes longer than
+	// that, it has to be set.
 	MaxElapsed time.Duration
 	// TryTimeout bounds the time from the begin of a try to the header of its
-	// answer. A try that it ends may have taken effect. Zero: no bound but the
+	// answer. The first try begins with the reading of the request's body. A try
+	// that it ends may have taken effect. Zero: no bound but MaxElapsed and the
 	// request's context. (http.Client.Timeout is for all tries together, and
 	// may put an error of its own, without key and effect, in place of the
 	// TransportError. Prefer this and a context with a deadline.)
@@ -209,31 +222,34 @@ const (
 	ReasonBody Reason = "body"
 	// ReasonTries: MaxTries are over.
 	ReasonTries Reason = "tries"
-	// ReasonElapsed: the next try would be later than MaxElapsed, or than the
-	// deadline of the request's context.
+	// ReasonElapsed: MaxElapsed is over, or the next try would be later than
+	// that, or than the deadline of the request's context.
 	ReasonElapsed Reason = "elapsed"
 	// ReasonContext: the request's context has ended.
 	ReasonContext Reason = "context"
 	// ReasonRefused: the request was not sent because something is wrong with
-	// it, or with the server's certificate.
+	// it, as a body that did not come in time, or with the server's certificate.
 	ReasonRefused Reason = "refused"
 )
 
 // TransportError is every error of a Transport's RoundTrip: the last try got no
 // answer. It matches semel.ErrNoEffect or semel.ErrMaybeEffect, and Err.
 //
-// Certainly no effect is said of the call and, where the operation is in the
-// request's context, of the calls before it with that context. What became of
-// the key before, in another process or under the hands of who set the header,
-// the transport cannot know.
+// Certainly no effect is said of the key: of this call and all before it. So it
+// is said where the transport knows them all: of a key that it made for this
+// call, of NewOperation's with the calls made with its context, and of WithStep's
+// unless the execution is in doubt. What became of a key that somebody
+// else made or kept, it cannot know: a call under such a key never ends with
+// certainly no effect.
 type TransportError struct {
 	Tries  int
 	Reason Reason
 	// Err is what became of the last try, or what is wrong with the request.
 	Err error
 
-	effect semel.Effect
-	op     Operation
+	effect  semel.Effect
+	earlier bool // only calls before this one may have had an effect
+	op      Operation
 }
 
 // Effect is semel.EffectNone or semel.EffectMaybe.
@@ -249,6 +265,8 @@ func (e *TransportError) Error() string {
 	switch {
 	case e.effect == semel.EffectNone:
 		s += "had no effect"
+	case e.earlier:
+		s += "had no effect, but one before it under its key may have had; retry it under the same key only"
 	case e.op.Key != "":
 		s += "may have taken effect, retry it under the same key only"
 	default:
@@ -322,6 +340,10 @@ func (e *TransportError) Is(target error) bool {
 //   - otherwise if RetryStatus says so. Of a request without a key, 409 does not
 //     ask.
 //
+// Whether an answer is a problem is looked for in the first MaxProblemBytes of
+// its body, and for 5 seconds: then what its header says goes. The body that is
+// returned is whole.
+//
 // The answer of the last try is returned whatever its status. An answer that
 // breaks off while its body is read is not tried again: call again with the
 // operation in the context.
@@ -345,6 +367,14 @@ func (e *TransportError) Is(target error) bool {
 // A body is sent again if the request has a GetBody, or if it may be tried
 // again, its ContentLength is not -1 and it is no longer than MaxReplayBody: then it is
 // read whole before the first try. Any other is sent once.
+//
+// A body that is not in memory (bytes.Reader, bytes.Buffer, strings.Reader) is
+// read in a goroutine of its own, because a Read cannot be interrupted: when the
+// try ends, by a bound or by the request's context, nobody waits for it any
+// longer. The body is then closed, while Read is still running, as net/http does
+// over HTTP/2; that ends the Read of a pipe, a file or a connection. The
+// goroutine ends when Read returns, and what Read then returns is dropped. A
+// GetBody that does not return holds RoundTrip up.
 type Transport struct {
 	config TransportConfig
 }
@@ -375,7 +405,7 @@ type call struct {
 	keyed      bool
 	repeatable bool // trying again after it was sent is safe
 	body       payload
-	start      time.Time
+	until      time.Time // the end of MaxElapsed
 	tries      int
 	doubt      bool // a try may have had the effect
 }
@@ -386,21 +416,19 @@ type call struct {
 // context ends, so does RoundTrip.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	x, _ := semel.CurrentExecution(r.Context())
-	c := &call{request: r, start: time.Now(), op: &operation{execution: x}}
-	if err := t.prepare(c); err != nil {
-		return nil, t.giveUp(c, 0, err, ReasonRefused)
-	}
+	c := &call{request: r, until: time.Now().Add(t.config.MaxElapsed), op: &operation{execution: x}}
 	ctx := r.Context()
+	a := t.begin(c)
+	if err := t.prepare(a.ctx, c); err != nil {
+		return nil, t.refuse(c, a, err)
+	}
 	body := c.body.first
 	for {
 		c.tries++
 		began := time.Now()
-		a := t.try(c, body)
+		t.send(c, a, body)
 		took := time.Since(began)
-		again := a.err != nil || wantsRetry(a.resp, c.keyed, t.config.RetryStatus)
-		if a.timedOut() {
-			again = true
-		}
+		again := a.err != nil || wantsRetry(a, c.keyed, t.config.RetryStatus, min(problemTime, time.Until(c.until)))
 		if a.mayHaveEffect() {
 			c.doubt = true
 			c.op.setDoubt()
@@ -428,8 +456,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return a.resp, nil
 		}
 
-		a.discard()
 		timer := time.NewTimer(wait)
+		a.discard(min(drainTime, time.Until(c.until)/2))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -441,22 +469,38 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			}
 			return nil, t.giveUp(c, a.status(), context.Cause(ctx), ReasonContext)
 		}
+		a = t.begin(c)
+		body = interruptible(a.ctx, body)
 	}
 }
 
-// prepare finds the key and takes the body over.
-func (t *Transport) prepare(c *call) error {
+// prepare finds the key and takes the body over, reading it before ctx ends.
+func (t *Transport) prepare(ctx context.Context, c *call) error {
 	r := c.request
 	err := t.setKey(c)
 	if err == nil {
 		c.repeatable = c.repeatable || c.keyed || isIdempotent(r.Method)
-		c.body, err = newPayload(r, c.repeatable, t.config.MaxReplayBody)
+		c.body, err = newPayload(ctx, r, c.repeatable, t.config.MaxReplayBody)
 		return err
 	}
 	if r.Body != nil {
 		_ = r.Body.Close()
 	}
 	return err
+}
+
+// refuse returns the error of a call that sent nothing.
+func (t *Transport) refuse(c *call, a *attempt, err error) error {
+	inTime := a.timer.Stop()
+	a.end()
+	reason := ReasonRefused
+	switch {
+	case c.request.Context().Err() != nil:
+		reason = ReasonContext
+	case !inTime && a.bound == ErrElapsed:
+		reason = ReasonElapsed
+	}
+	return t.giveUp(c, 0, err, reason)
 }
 
 // setKey has c.header carry the key.
@@ -471,6 +515,7 @@ func (t *Transport) setKey(c *call) error {
 			c.repeatable = true
 			return nil
 		}
+		c.op.doubt = true // whoever made it may have used it
 		key, err := ParseKey(values, false)
 		if err != nil {
 			return nil // the server's to refuse
@@ -525,22 +570,36 @@ func (t *Transport) format(key string) (string, error) {
 
 // attempt is a try and what became of it.
 type attempt struct {
+	ctx    context.Context // until its answer was read
+	cancel context.CancelCauseFunc
+	timer  *time.Timer // cancels until the answer's header is there
+	bound  error       // the cause then
+
 	resp   *http.Response
 	err    error
 	unsent bool // certainly nothing was sent
-	cancel context.CancelCauseFunc
-	timer  *time.Timer // nil without a timeout
 }
 
-// try sends the request once.
-func (t *Transport) try(c *call, body io.ReadCloser) *attempt {
+// begin begins a try: its time is running.
+func (t *Transport) begin(c *call) *attempt {
+	a := &attempt{bound: ErrElapsed}
+	left := time.Until(c.until)
+	if d := t.config.TryTimeout; d > 0 && d < left {
+		a.bound, left = ErrTryTimeout, d
+	}
+	ctx, cancel := context.WithCancelCause(c.request.Context())
+	a.ctx, a.cancel = ctx, cancel
+	a.timer = time.AfterFunc(left, func() { cancel(a.bound) })
+	return a
+}
+
+// send sends the request once.
+func (t *Transport) send(c *call, a *attempt, body io.ReadCloser) {
 	r := c.request
-	ctx, cancel := context.WithCancelCause(r.Context())
-	a := &attempt{cancel: cancel}
 	// The transport asks for a connection before it sends. That it did and got
 	// none is certain; an error alone says nothing, it could be another's.
 	var asked, got atomic.Bool
-	out := r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+	out := r.WithContext(httptrace.WithClientTrace(a.ctx, &httptrace.ClientTrace{
 		GetConn: func(string) { asked.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { got.Store(true) },
 	}))
@@ -550,21 +609,36 @@ func (t *Transport) try(c *call, body io.ReadCloser) *attempt {
 		out.Body, out.ContentLength = nil, 0
 	}
 	once(out, c.repeatable)
-	if t.config.TryTimeout > 0 {
-		a.timer = time.AfterFunc(t.config.TryTimeout, func() { cancel(ErrTryTimeout) })
+	if reopen := out.GetBody; reopen != nil {
+		out.GetBody = func() (io.ReadCloser, error) {
+			again, err := reopen()
+			return interruptible(a.ctx, again), err
+		}
 	}
 	a.resp, a.err = t.config.Base.RoundTrip(out)
-	if a.err == nil && a.resp == nil {
+	inTime := a.timer.Stop() // what comes after the header takes its own time
+	switch {
+	case a.err != nil:
+		a.unsent = asked.Load() && !got.Load()
+		why := context.Cause(r.Context()) // HTTP/2 does not tell
+		if why == nil && !inTime {
+			why = a.bound
+		}
+		if why != nil && !errors.Is(a.err, why) {
+			a.err = fmt.Errorf("%w: %w", why, a.err)
+		}
+	case a.resp == nil:
 		a.err = errors.New("the base transport returned neither a response nor an error")
+	case !inTime: // its body is cut off
+		if a.resp.Body != nil {
+			_ = a.resp.Body.Close()
+		}
+		a.err = a.bound
 	}
 	if a.err != nil {
-		a.unsent = asked.Load() && !got.Load()
-		if r.Context().Err() == nil && context.Cause(ctx) == ErrTryTimeout && !errors.Is(a.err, ErrTryTimeout) {
-			a.err = fmt.Errorf("%w: %w", ErrTryTimeout, a.err)
-		}
+		a.resp = nil
 		a.end()
 	}
-	return a
 }
 
 // once has net/http's transport send the request once. It repeats one whose
@@ -609,30 +683,16 @@ func (a *attempt) mayHaveEffect() bool {
 	return !DefaultNoEffectStatus(a.resp.StatusCode, a.resp.Header)
 }
 
-// timedOut ends the try's timeout. It reports whether that was too late for an
-// answer, whose body is then cut off.
-func (a *attempt) timedOut() bool {
-	if a.timer == nil || a.timer.Stop() || a.err != nil {
-		return false
-	}
-	if a.resp.Body != nil {
-		_ = a.resp.Body.Close()
-	}
-	a.resp, a.err = nil, ErrTryTimeout
-	a.end()
-	return true
-}
-
 // end frees what the try holds, once its answer was read.
 func (a *attempt) end() { a.cancel(nil) }
 
-// discard ends a try whose answer nobody will read.
-func (a *attempt) discard() {
+// discard ends a try whose answer nobody will read, within limit.
+func (a *attempt) discard(limit time.Duration) {
 	if a.resp == nil || a.resp.Body == nil {
 		a.end()
 		return
 	}
-	timer := time.AfterFunc(drainTime, a.end)
+	timer := time.AfterFunc(limit, a.end)
 	_, _ = io.CopyN(io.Discard, a.resp.Body, drainBytes)
 	timer.Stop()
 	_ = a.resp.Body.Close()
@@ -642,9 +702,16 @@ func (a *attempt) discard() {
 // next decides about another try, after one that asks for it: how long to wait,
 // and its body, or why there will be none.
 func (t *Transport) next(ctx context.Context, c *call, a *attempt) (wait time.Duration, body io.ReadCloser, reason Reason) {
+	now := time.Now()
+	left := c.until.Sub(now)
+	if deadline, ok := ctx.Deadline(); ok {
+		left = min(left, deadline.Sub(now))
+	}
 	switch {
 	case ctx.Err() != nil:
 		return 0, nil, ReasonContext
+	case left <= 0:
+		return 0, nil, ReasonElapsed
 	case !c.repeatable && !a.unsent:
 		return 0, nil, ReasonUnsafe
 	case a.unsent && isUntrusted(a.err):
@@ -655,14 +722,12 @@ func (t *Transport) next(ctx context.Context, c *call, a *attempt) (wait time.Du
 		return 0, nil, ReasonBody
 	}
 	wait = t.backoff(c.tries)
-	now := time.Now()
 	if a.resp != nil {
 		if asked, ok := retryAfter(a.resp.Header, now); ok {
 			wait = asked + jitter(t.config.MinBackoff)
 		}
 	}
-	deadline, ok := ctx.Deadline()
-	if wait > t.config.MaxElapsed-now.Sub(c.start) || ok && wait > deadline.Sub(now) {
+	if wait >= left {
 		return 0, nil, ReasonElapsed
 	}
 	body, err := c.body.reopen()
@@ -694,7 +759,9 @@ func (c *call) shown() *http.Request {
 // giveUp returns the error of a call.
 func (t *Transport) giveUp(c *call, status int, err error, reason Reason) error {
 	t.gaveUp(c, status, err, reason)
-	return &TransportError{Tries: c.tries, Reason: reason, Err: err, effect: c.effect(), op: c.op.Operation()}
+	return &TransportError{
+		Tries: c.tries, Reason: reason, Err: err, effect: c.effect(), earlier: !c.doubt && c.op.inDoubt(), op: c.op.Operation(),
+	}
 }
 
 func (t *Transport) gaveUp(c *call, status int, err error, reason Reason) {

@@ -2,10 +2,15 @@ package semelhttp
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
 )
 
 // payload is a request body that is sent once or several times.
@@ -19,24 +24,24 @@ type payload struct {
 // newPayload takes r's body over: it is closed when the first try is over, or
 // before newPayload returns. A body that cannot be had again is read into
 // memory, if hold is set, it is at most limit bytes long and not a stream.
-func newPayload(r *http.Request, hold bool, limit int64) (payload, error) {
-	switch {
-	case r.Body == nil || r.Body == http.NoBody:
+// Nothing waits for it beyond the end of ctx, which is the first try's.
+func newPayload(ctx context.Context, r *http.Request, hold bool, limit int64) (payload, error) {
+	if r.Body == nil || r.Body == http.NoBody {
 		return payload{reopen: func() (io.ReadCloser, error) { return nil, nil }}, nil
-	case r.GetBody != nil:
-		return payload{first: r.Body, length: r.ContentLength, reopen: r.GetBody}, nil
-	case !hold, r.ContentLength < 0, r.ContentLength > limit:
-		return payload{first: r.Body, length: r.ContentLength}, nil
 	}
-	held, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	body := interruptible(ctx, r.Body)
+	if r.GetBody != nil || !hold || r.ContentLength < 0 || r.ContentLength > limit {
+		return payload{first: body, length: r.ContentLength, reopen: r.GetBody}, nil
+	}
+	held, err := io.ReadAll(io.LimitReader(body, limit+1))
 	if err != nil {
-		_ = r.Body.Close()
+		_ = body.Close()
 		return payload{}, fmt.Errorf("read the request body: %w", err)
 	}
 	if int64(len(held)) > limit {
-		return payload{first: &prefixed{io.MultiReader(bytes.NewReader(held), r.Body), r.Body}, length: r.ContentLength}, nil
+		return payload{first: &prefixed{io.MultiReader(bytes.NewReader(held), body), body}, length: r.ContentLength}, nil
 	}
-	if err := r.Body.Close(); err != nil {
+	if err := body.Close(); err != nil {
 		return payload{}, fmt.Errorf("close the request body: %w", err)
 	}
 	if r.ContentLength > 0 && r.ContentLength != int64(len(held)) {
@@ -59,6 +64,77 @@ func newPayload(r *http.Request, hold bool, limit int64) (payload, error) {
 type prefixed struct {
 	io.Reader
 	io.Closer
+}
+
+// interruptible returns a body that reads from body until ctx ends: then it fails
+// with ctx's cause, though body's own Read may not return for long.
+func interruptible(ctx context.Context, body io.ReadCloser) io.ReadCloser {
+	if body == nil || body == http.NoBody || inMemory(body) {
+		return body
+	}
+	s := &stream{body: body, closed: sync.OnceValue(body.Close)}
+	s.PipeReader, s.out = io.Pipe()
+	s.release = context.AfterFunc(ctx, func() {
+		_ = s.out.CloseWithError(context.Cause(ctx))
+		_ = s.closed()
+	})
+	return s
+}
+
+// inMemory reports whether body is one that http.NewRequest makes of what cannot
+// keep a reader waiting. net/http sends it in one piece with the header.
+func inMemory(body io.ReadCloser) bool {
+	v := reflect.ValueOf(body)
+	if v.Type() != reflect.TypeOf(io.NopCloser(bytes.NewReader(nil))) {
+		return false
+	}
+	switch v.Field(0).Interface().(type) {
+	case *bytes.Reader, *bytes.Buffer, *strings.Reader:
+		return true
+	}
+	return false
+}
+
+// stream is a body that a goroutine of its own reads, from the first Read on
+// until body has ended, or has returned from the Read that was running when the
+// stream was closed or its context ended.
+type stream struct {
+	*io.PipeReader
+	out     *io.PipeWriter
+	body    io.ReadCloser
+	closed  func() error // body's Close, once
+	begin   sync.Once
+	release func() bool // from the context; reports whether that is news
+}
+
+func (s *stream) Read(p []byte) (int, error) {
+	s.begin.Do(func() { go s.pump() })
+	return s.PipeReader.Read(p)
+}
+
+func (s *stream) pump() {
+	_, err := io.Copy(s.out, s.body)
+	if closed := s.closed(); err == nil {
+		err = closed
+	}
+	s.release()
+	_ = s.out.CloseWithError(err)
+}
+
+// Close does not wait for a Read of the body that is running, nor for a Close
+// that waits for it.
+func (s *stream) Close() error {
+	_ = s.PipeReader.Close()
+	unread := false
+	s.begin.Do(func() { unread = true })
+	running := s.release()
+	if unread {
+		return s.closed()
+	}
+	if running {
+		go func() { _ = s.closed() }()
+	}
+	return nil
 }
 
 // tryBody is a response body whose end is the end of its try.
@@ -102,17 +178,79 @@ func endWith(resp *http.Response, end func()) {
 	resp.Body = &body
 }
 
-// problemOf returns the problem that resp is, if it is one, and leaves resp's
-// body as it was.
-func problemOf(resp *http.Response) (Problem, bool) {
+// problemOf returns the problem that a's answer is, if it is one that can be
+// read within limit. It leaves the answer with the whole body.
+func problemOf(a *attempt, limit time.Duration) Problem {
+	resp := a.resp
+	contentType := resp.Header.Get("Content-Type")
 	if resp.Body == nil || resp.Header.Get("Content-Encoding") != "" {
-		return Problem{}, false
+		return Problem{}
 	}
-	var read bytes.Buffer
-	body := resp.Body
-	p, err := ParseProblem(io.TeeReader(body, &read), resp.Header.Get("Content-Type"))
-	if read.Len() > 0 {
-		resp.Body = &prefixed{io.MultiReader(&read, body), body}
+	if _, err := ParseProblem(http.NoBody, contentType); err == ErrNotProblem {
+		return Problem{} // whose body may take its time
 	}
-	return p, err == nil
+	b := &ahead{body: resp.Body, done: make(chan struct{})}
+	resp.Body = b
+	go b.fill()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-b.done:
+	case <-timer.C:
+		return Problem{}
+	case <-a.ctx.Done():
+		return Problem{}
+	}
+	// Of a body that broke off, or goes on, nothing parses.
+	p, err := ParseProblem(bytes.NewReader(b.read), contentType)
+	if err != nil {
+		return Problem{}
+	}
+	return p
+}
+
+// ahead is a response body whose beginning another goroutine reads. That ends
+// with the beginning, or with the try.
+type ahead struct {
+	body io.ReadCloser
+	done chan struct{}
+	read []byte // once done is closed, as is err
+	err  error  // what came after read; nil if there is more
+	at   int
+}
+
+func (b *ahead) fill() {
+	defer close(b.done)
+	b.read, b.err = io.ReadAll(io.LimitReader(b.body, MaxProblemBytes+1))
+	if b.err == nil && len(b.read) <= MaxProblemBytes {
+		b.err = io.EOF
+	}
+}
+
+func (b *ahead) Read(p []byte) (int, error) {
+	<-b.done
+	if b.at < len(b.read) {
+		n := copy(p, b.read[b.at:])
+		b.at += n
+		return n, nil
+	}
+	if b.err != nil {
+		return 0, b.err
+	}
+	return b.body.Read(p)
+}
+
+// Close does not close the body under its reader. The end of the try, which
+// comes with it, ends the Read that is running.
+func (b *ahead) Close() error {
+	select {
+	case <-b.done:
+		return b.body.Close()
+	default:
+	}
+	go func() {
+		<-b.done
+		_ = b.body.Close()
+	}()
+	return nil
 }

@@ -32,7 +32,7 @@ type operation struct {
 
 	mu        sync.Mutex
 	firstSent time.Time
-	doubt     bool // a try may have had the effect
+	doubt     bool // a try may have had the effect, or the key was used by who knows whom
 }
 
 type operationKey struct{}
@@ -44,9 +44,16 @@ type operationKey struct{}
 //
 // Within an execution (semel.CurrentExecution) a context counts that was made
 // there, and none from outside: the key of the whole is not that of its parts.
+//
+// The key may have been used before, so no error of these requests says
+// certainly no effect (see TransportError).
 func WithOperation(ctx context.Context, op Operation) context.Context {
-	x, _ := semel.CurrentExecution(ctx)
-	return withOperation(ctx, &operation{key: op.Key, firstSent: op.FirstSent, execution: x})
+	return newOperation(ctx, &operation{key: op.Key, firstSent: op.FirstSent, doubt: true})
+}
+
+func newOperation(ctx context.Context, op *operation) context.Context {
+	op.execution, _ = semel.CurrentExecution(ctx)
+	return withOperation(ctx, op)
 }
 
 // WithKey is WithOperation for a key that the caller made or kept: before a
@@ -56,12 +63,13 @@ func WithKey(ctx context.Context, key string) context.Context {
 }
 
 // NewOperation is WithOperation for a fresh key. It makes the calls of whoever
-// retries above the transport, an SDK for one, one operation.
+// retries above the transport, an SDK for one, one operation. CurrentOperation
+// tells the key to whoever wants to store it before the first try.
 //
 // In an execution, use WithStep: a fresh key is another one in the next
 // execution.
 func NewOperation(ctx context.Context) context.Context {
-	return WithKey(ctx, semel.NewKey())
+	return newOperation(ctx, &operation{key: semel.NewKey()})
 }
 
 // WithStep is WithOperation for a call that a protected operation makes to
@@ -80,7 +88,7 @@ func WithStep(ctx context.Context, step string) (context.Context, error) {
 	if err != nil {
 		return nil, fmt.Errorf("semelhttp: %w", err)
 	}
-	return WithKey(ctx, key), nil
+	return newOperation(ctx, &operation{key: key, doubt: x.InDoubt()}), nil
 }
 
 // Errors of requests within and without executions.

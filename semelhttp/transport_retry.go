@@ -24,7 +24,9 @@ func DefaultRetryStatus(status int, _ http.Header) bool {
 // wantsRetry reports whether an answer asks for another try. Signs that were
 // made for the question come first: a server that says no is believed before
 // one that says yes, and a status is only a guess at what they would say.
-func wantsRetry(resp *http.Response, keyed bool, byStatus func(int, http.Header) bool) bool {
+// Its body is read for no longer than limit.
+func wantsRetry(a *attempt, keyed bool, byStatus func(int, http.Header) bool, limit time.Duration) bool {
+	resp := a.resp
 	status := resp.StatusCode
 	switch {
 	case status < 400:
@@ -32,7 +34,7 @@ func wantsRetry(resp *http.Response, keyed bool, byStatus func(int, http.Header)
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
 		return false // the key is still good, the credentials are not
 	}
-	problem, _ := problemOf(resp)
+	problem := problemOf(a, limit)
 	stripe := strings.ToLower(resp.Header.Get("Stripe-Should-Retry"))
 	switch {
 	case problem.Retry != "" && problem.Retry != semel.RetrySameKey, stripe == "false":

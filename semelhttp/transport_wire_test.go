@@ -381,7 +381,10 @@ func TestTransportWaitsForTheFirst(t *testing.T) {
 // inMemory serves h over net.Pipe.
 func inMemory(h http.Handler) (dial func(context.Context, string, string) (net.Conn, error), stop func()) {
 	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-	s := &http.Server{Handler: h}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{Handler: h, Protocols: protocols}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(l) })
 	dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -395,7 +398,10 @@ func inMemory(h http.Handler) (dial func(context.Context, string, string) (net.C
 			return nil, ctx.Err()
 		}
 	}
-	return dial, func() { _ = s.Close(); wg.Wait() }
+	return dial, func() {
+		_ = s.Shutdown(context.Background()) // and so no connection is left
+		wg.Wait()
+	}
 }
 
 type pipeListener struct {
@@ -434,6 +440,9 @@ func TestTransportNeverSent(t *testing.T) {
 		{"POST with key", "POST", true, nil, 2, "answer"},
 		{"never", "POST", false, nil, 9, "none"},
 		{"never with key", "POST", true, nil, 9, "none"},
+		{"body read on the way", "POST", false, func(r *http.Request) {
+			r.Body = io.NopCloser(io.LimitReader(r.Body, 100)) // as any that is not in memory
+		}, 2, "answer"},
 		{"body that is no more", "POST", false, func(r *http.Request) { r.GetBody = nil }, 1, "none"},
 	}
 	for _, tt := range tests {
@@ -504,6 +513,68 @@ func TestTransportSentBefore(t *testing.T) {
 	if _, err := transport(t, base2).RoundTrip(request(t, t.Context(), "POST", "{}")); !errors.Is(err, semel.ErrMaybeEffect) {
 		t.Errorf("an untraced base: %v", err)
 	}
+}
+
+// TestTransportNoEffectOfAKeyUsedBefore: of a key that may have been used by
+// somebody else, a call that sent nothing says nothing. In an execution, those
+// before it count.
+func TestTransportNoEffectOfAKeyUsedBefore(t *testing.T) {
+	refused := errors.New("refused")
+	tr := transport(t, closing(t, &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, refused }}))
+	never := func(t *testing.T, r *http.Request, want error) {
+		t.Helper()
+		_, err := tr.RoundTrip(r)
+		e := failure(t, err)
+		if !errors.Is(err, refused) || !errors.Is(err, want) || errors.Is(err, semel.ErrNoEffect) == errors.Is(err, semel.ErrMaybeEffect) {
+			t.Errorf("effect %v, %v; want %v", e.Effect(), err, want)
+		}
+		if want == semel.ErrMaybeEffect && !strings.Contains(err.Error(), "one before it under its key may have had") {
+			t.Errorf("the error does not say whose effect it may be: %v", err)
+		}
+	}
+	for name, r := range map[string]*http.Request{
+		"made for the call":       request(t, t.Context(), "POST", "{}"),
+		"made for the operation":  request(t, semelhttp.NewOperation(t.Context()), "POST", "{}"),
+		"none":                    request(t, t.Context(), "PUT", "{}"),
+		"none, but the operation": request(t, semelhttp.WithKey(t.Context(), "k"), "GET", ""),
+	} {
+		t.Run(name, func(t *testing.T) { never(t, r, semel.ErrNoEffect) })
+	}
+	for name, r := range map[string]*http.Request{
+		"kept":                     request(t, semelhttp.WithKey(t.Context(), "k"), "POST", "{}"),
+		"of an earlier operation":  request(t, semelhttp.WithOperation(t.Context(), semelhttp.Operation{Key: "k", FirstSent: time.Now()}), "POST", "{}"),
+		"in the header":            request(t, t.Context(), "POST", "{}", "Idempotency-Key: k"),
+		"in the header of another": request(t, semelhttp.NewOperation(t.Context()), "POST", "{}", "Idempotency-Key: k"),
+		"malformed, but a key":     request(t, t.Context(), "POST", "{}", "Idempotency-Key: "+strings.Repeat("k", 300)),
+		"of an idempotent method":  request(t, t.Context(), "PUT", "{}", "Idempotency-Key: k"),
+	} {
+		t.Run(name, func(t *testing.T) { never(t, r, semel.ErrMaybeEffect) })
+	}
+	t.Run("the operation's own, in its header", func(t *testing.T) {
+		ctx := semelhttp.NewOperation(t.Context())
+		op, _ := semelhttp.CurrentOperation(ctx)
+		never(t, request(t, ctx, "POST", "{}", `Idempotency-Key: "`+op.Key+`"`), semel.ErrNoEffect)
+	})
+	t.Run("of a step", func(t *testing.T) {
+		f := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = semel.Retry })
+		submit := semel.Submit{
+			Identity:    semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: "k"},
+			Fingerprint: semel.FingerprintOf([]byte("x")),
+		}
+		for _, want := range []error{semel.ErrNoEffect, semel.ErrMaybeEffect} {
+			_, err := f.guard.Do(t.Context(), submit, func(ctx context.Context) (semel.Result, error) {
+				ctx, err := semelhttp.WithStep(ctx, "charge")
+				if err != nil {
+					return semel.Result{}, err
+				}
+				never(t, request(t, ctx, "POST", "{}"), want)
+				return semel.Result{}, errors.New("cannot tell")
+			})
+			if !errors.Is(err, semel.ErrUnknown) {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 // TestTransportRedirect: http.Client follows 307 with the key of the first
