@@ -20,6 +20,14 @@
 // all its work on that transaction: a connection of its own from the same pool
 // can wait for ever for one that other handlers hold.
 //
+// A handler must leave the transaction to the store. A statement that would end
+// it is refused (ErrNotYours). One that ends it all the same, such as a COMMIT
+// behind another statement, or one on the *pgx.Conn itself, may have committed
+// anything: later statements fail, and the store records that the outcome is
+// unknown, in a transaction of its own. Until that is done, at the handler's end,
+// the identity is free; and if the process dies first, or cannot reach the
+// database for as long as the guard tries, nothing says that the handler ever ran.
+//
 // A leased store is for effects somewhere else. Each change of a record is one
 // statement.
 //

@@ -14,8 +14,9 @@ import (
 // The store commits it with the record, or rolls it back.
 var ErrNotYours = errors.New("postgres: the transaction is the store's to commit or roll back")
 
-// errHandlerEnded is why a claim cannot say what became of its work.
-var errHandlerEnded = errors.New("postgres: the handler ended the transaction itself; what it had done may have been committed without a record")
+// errHandlerEnded is why a claim cannot say what became of its work, and what a
+// handler is told that goes on.
+var errHandlerEnded = errors.New("postgres: the handler ended its claim's transaction itself")
 
 type (
 	claimTxKey  struct{}
@@ -26,6 +27,7 @@ type (
 // that the handler changes. It commits with the record; the handler can neither
 // commit nor roll it back (ErrNotYours), but may nest transactions in it with
 // Begin. It ends with the claim: then its methods fail with pgx.ErrTxClosed.
+// Send no statements to its Conn: there nothing keeps them in the transaction.
 func Tx(ctx context.Context) (pgx.Tx, bool) {
 	tx, ok := ctx.Value(claimTxKey{}).(pgx.Tx)
 	return tx, ok
@@ -62,7 +64,31 @@ type gate struct {
 	shut   bool          // for good: the claim is being settled
 	store  chan struct{} // not nil while the store is inside; closed when it leaves
 	idle   chan struct{} // not nil while the store waits; closed when inside is 0
+
+	ended bool // the handler may have ended the transaction
 }
+
+// hear takes note of the answer to a handler's statement, and of the session's
+// status after it: for when the session cannot be asked any more.
+func (g *gate) hear(tag pgconn.CommandTag, status byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch tag.String() {
+	case "BEGIN", "START TRANSACTION", "COMMIT":
+		g.ended = true
+	default:
+		g.ended = g.ended || status == outside
+	}
+}
+
+func (g *gate) mayHaveEnded() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.ended
+}
+
+// outside is the status of a session that is in no transaction.
+const outside = 'I'
 
 // enter lets a handler's call in.
 func (g *gate) enter(ctx context.Context) error {
@@ -153,8 +179,9 @@ type handlerTx struct {
 }
 
 // endsTransaction reports whether a statement would end the transaction. It
-// keeps accidents out, not malice: what slips through is found out when the
-// claim is settled, because our savepoint is gone.
+// looks at the first of several and knows nothing of functions: it keeps
+// accidents out, not malice. What slips through is found out when the claim is
+// settled, because our savepoint is gone.
 func endsTransaction(sql string) bool {
 	first, rest := word(sql)
 	switch {
@@ -178,8 +205,13 @@ func is(word, lower string) bool { return strings.EqualFold(word, lower) }
 
 // word splits off the first word of a statement.
 func word(sql string) (word, rest string) {
-	sql = strings.TrimLeft(sql, " \t\r\n\f\v")
+	sql = afterComments(sql)
 	end := strings.IndexAny(sql, " \t\r\n\f\v;")
+	for _, comment := range []string{"--", "/*"} {
+		if at := strings.Index(sql, comment); at >= 0 && (end < 0 || at < end) {
+			end = at
+		}
+	}
 	switch {
 	case end < 0:
 		return sql, ""
@@ -189,15 +221,55 @@ func word(sql string) (word, rest string) {
 	return sql[:end], sql[end:]
 }
 
+// afterComments returns sql from its first word on.
+func afterComments(sql string) string {
+	for {
+		sql = strings.TrimLeft(sql, " \t\r\n\f\v")
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			_, sql, _ = strings.Cut(sql, "\n")
+		case strings.HasPrefix(sql, "/*"):
+			depth := 0 // they nest
+			for {
+				begin, end := strings.Index(sql, "/*"), strings.Index(sql, "*/")
+				switch {
+				case end < 0:
+					return ""
+				case begin >= 0 && begin < end:
+					depth++
+					sql = sql[begin+2:]
+				default:
+					depth--
+					sql = sql[end+2:]
+				}
+				if depth == 0 {
+					break
+				}
+			}
+		default:
+			return sql
+		}
+	}
+}
+
+// enter lets a statement in. After one that ended the transaction in spite of
+// it, the next would be committed by itself.
 func (t *handlerTx) enter(ctx context.Context, sql string) error {
 	if endsTransaction(sql) {
 		return ErrNotYours
 	}
-	return t.gate.enter(ctx)
+	if err := t.gate.enter(ctx); err != nil {
+		return err
+	}
+	if pg := t.Conn().PgConn(); !pg.IsClosed() && !pg.IsBusy() && pg.TxStatus() == outside {
+		t.gate.leave()
+		return errHandlerEnded
+	}
+	return nil
 }
 
 func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := t.gate.enter(ctx); err != nil {
+	if err := t.enter(ctx, ""); err != nil {
 		return nil, err
 	}
 	defer t.gate.leave()
@@ -231,7 +303,7 @@ func (t *handlerTx) Rollback(ctx context.Context) error {
 }
 
 func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	if err := t.gate.enter(ctx); err != nil {
+	if err := t.enter(ctx, ""); err != nil {
 		return 0, err
 	}
 	defer t.gate.leave()
@@ -251,7 +323,9 @@ func (t *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		return pgconn.CommandTag{}, err
 	}
 	defer t.gate.leave()
-	return t.Tx.Exec(ctx, sql, args...)
+	tag, err := t.Tx.Exec(ctx, sql, args...)
+	t.gate.hear(tag, t.Conn().PgConn().TxStatus())
+	return tag, err
 }
 
 func (t *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -277,7 +351,7 @@ func (t *handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 			return pgx.FailedBatchResults(b, ErrNotYours)
 		}
 	}
-	if err := t.gate.enter(ctx); err != nil {
+	if err := t.enter(ctx, ""); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
 	defer t.gate.leave()

@@ -231,11 +231,11 @@ var (
 
 // statements are the statements for one schema.
 type statements struct {
-	find, begin, takeover, renew, complete, release, hold, claim                    string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                    string
-	lock, lockJoined                                                                string
-	insertCompleted, takeoverCompleted, insertOpen, completeOpen, sweep, sweepTrail string
-	writeNotes, lastNote, list, trail, piece, insertPiece                           string
+	find, begin, takeover, renew, complete, release, hold, claim             string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain             string
+	lock, lockJoined                                                         string
+	insertCompleted, takeoverCompleted, insertOpen, completeOpen, escape     string
+	sweep, sweepTrail, writeNotes, lastNote, list, trail, piece, insertPiece string
 }
 
 // newStatements returns a store's statements. peer: its sessions are to get a TCP
@@ -255,7 +255,7 @@ func newStatements(c Config, peer bool) statements {
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
 		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
 		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
-		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen),
+		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
 		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
 		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
 		list:  q(`SELECT ` + recordColumns + ` FROM {s}.record WHERE `),

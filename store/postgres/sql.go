@@ -45,7 +45,7 @@ const replace = `
 		settled_at = excluded.settled_at, expires_at = excluded.expires_at,
 		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
 		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
-		cause = '', codec = excluded.codec, label = excluded.label, reference = excluded.reference,
+		cause = excluded.cause, codec = excluded.codec, label = excluded.label, reference = excluded.reference,
 		tombstone = excluded.tombstone, head = excluded.head, body = excluded.body,
 		pieces = excluded.pieces, pieces_size = excluded.pieces_size`
 
@@ -229,6 +229,20 @@ var (
 		VALUES ($5, $6, $7, $1, $2, $3, $4, 1, $8::timestamptz, $8::timestamptz, $9::interval, $10, $11, $12, $13, $14)` + replace + `
 		WHERE ` + expired + ` OR record.fence = $15 AND ` + unsettled + `
 		RETURNING fence`
+
+	// sqlEscape records that the outcome is unknown of a claim whose transaction
+	// the handler has ended: beside no record, in place of the one that was taken
+	// over, or of its own, which was committed in progress.
+	sqlEscape = `
+		WITH done AS (
+			INSERT INTO {s}.record (` + insertColumns + `, settled_at, cause)
+			SELECT $5, $6, $7, $1, $2, $3, $4, 3, $8::timestamptz, n.t, $9::interval, $10, $11, $12, $13, $14, n.t, $17
+			FROM (SELECT clock_timestamp() AS t OFFSET 0) AS n` + replace + `
+			WHERE ` + expired + ` OR record.fence = $15 AND ` + unsettled + ` OR record.fence = $5 AND record.token = $6 AND record.state = 1
+			RETURNING *
+		),
+		entry AS (` + enter("held", "$16", "''", "cause") + `)
+		SELECT fence FROM done`
 
 	sqlCompleteOpen = `
 		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),

@@ -58,7 +58,8 @@ const (
 	txReleased           // rolled back because the claim was released
 	txRolledBack         // rolled back for another reason
 	txDoubtful           // COMMIT was sent, its answer was lost
-	txEscaped            // the handler ended the transaction itself
+	txEscaped            // the handler ended the transaction itself, or may have
+	txHeld               // and that is on record
 )
 
 // txClaim is a claim that lives in a transaction.
@@ -297,7 +298,7 @@ func (c *txClaim) giveBack(ctx context.Context) {
 	if c.conn == nil {
 		return
 	}
-	if conn := c.conn.Conn(); !conn.IsClosed() && !conn.PgConn().IsBusy() && conn.PgConn().TxStatus() != 'I' {
+	if conn := c.conn.Conn(); !conn.IsClosed() && !conn.PgConn().IsBusy() && conn.PgConn().TxStatus() != outside {
 		_, _ = conn.Exec(ctx, "ROLLBACK") // or the pool closes it
 	}
 	c.conn.Release()
@@ -345,10 +346,8 @@ func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, erro
 		err := c.commit(ctx, r)
 		return c.expires, err
 	}
-	if c.state == txDoubtful {
-		if err := c.learn(ctx); err != nil {
-			return time.Time{}, err
-		}
+	if err := c.learn(ctx); err != nil {
+		return time.Time{}, err
 	}
 	switch {
 	case c.state != txCommitted:
@@ -363,12 +362,10 @@ func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, erro
 // over is the answer of a claim that is settled otherwise.
 func (c *txClaim) over() error {
 	switch c.state {
-	case txEscaped:
-		return errHandlerEnded
+	case txHeld:
+		return fmt.Errorf("%w: %w", semel.ErrLostClaim, errHandlerEnded)
 	case txRolledBack:
 		return semel.ErrRolledBack
-	case txDoubtful:
-		return errCommitOpen
 	}
 	return semel.ErrLostClaim
 }
@@ -395,7 +392,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 		return c.fail(ctx, errors.New("the connection is gone"))
 	case pg.IsBusy():
 		return c.fail(ctx, errors.New("the handler left rows or a batch open"))
-	case pg.TxStatus() == 'I':
+	case pg.TxStatus() == outside:
 		return c.fail(ctx, errHandlerEnded)
 	case pg.TxStatus() == 'E' && !r.Failed:
 		return c.fail(ctx, errors.New("a statement of the handler failed, and with it the transaction"))
@@ -533,67 +530,93 @@ func certain(err error, pg *pgconn.PgConn) bool {
 	if pg.IsClosed() || pg.IsBusy() {
 		return false
 	}
-	return pg.TxStatus() != 'I' || ok && e.SeverityUnlocalized == "ERROR"
+	return pg.TxStatus() != outside || ok && e.SeverityUnlocalized == "ERROR"
 }
 
 // fail rolls back because of cause, and returns what Complete answers.
 func (c *txClaim) fail(ctx context.Context, cause error) error {
 	c.undo(ctx, txRolledBack)
 	if c.state == txEscaped {
-		return errHandlerEnded
+		return c.settleEscape(ctx)
 	}
 	c.note(semel.TrailReleased, "rolled back")
 	return rolledBack(cause)
 }
 
 // undo takes back all that the handler did, for certain: what cannot be rolled
-// back loses its connection, and never commits.
+// back loses its connection, and never commits. Whether the transaction is still
+// ours is known by the savepoint; where the session cannot be asked for that, by
+// what it has answered the handler.
 func (c *txClaim) undo(ctx context.Context, as txState) {
 	c.state = as
 	conn := c.tx.Conn()
-	if c.joined {
-		if err := c.undoJoined(ctx); err != nil {
-			if escaped(err) {
-				c.state = txEscaped
-			}
-			_ = c.socket.Close() // the caller's transaction ends with it
-		}
-		return
-	}
+	pg := conn.PgConn()
+	suspect := pg.TxStatus() == outside || c.gate.mayHaveEnded()
 	defer c.giveBack(ctx)
-	if conn.IsClosed() || conn.PgConn().IsBusy() {
-		return
-	}
-	if conn.PgConn().TxStatus() == 'I' {
+	var err error
+	switch {
+	case conn.IsClosed() || pg.IsBusy():
+		err = errors.New("postgres: the session cannot be asked")
+	case c.joined:
+		err = c.undoJoined(ctx)
+	case pg.TxStatus() == outside:
 		c.state = txEscaped
 		return
+	default:
+		// In one message, if the savepoint is there; if it is not, the handler
+		// has ended our transaction and begun another.
+		b := &pgx.Batch{}
+		b.Queue(undoWork)
+		b.Queue("ROLLBACK")
+		if c.store.config.Notify {
+			c.store.queueNotify(b, c.attempt.Identity) // a transaction of its own
+		}
+		err = conn.SendBatch(ctx, b).Close()
 	}
-	// In one message, if the savepoint is there; if it is not, the handler
-	// has ended our transaction and begun another.
-	b := &pgx.Batch{}
-	b.Queue(undoWork)
-	b.Queue("ROLLBACK")
-	if c.store.config.Notify {
-		c.store.queueNotify(b, c.attempt.Identity) // a transaction of its own
-	}
-	if err := conn.SendBatch(ctx, b).Close(); escaped(err) {
+	if err != nil && (suspect || escaped(err)) {
 		c.state = txEscaped
+	}
+	if err != nil && c.joined {
+		_ = c.socket.Close() // the caller's transaction ends with it
 	}
 }
 
 func (c *txClaim) undoJoined(ctx context.Context) error {
-	conn := c.tx.Conn()
-	switch {
-	case conn.IsClosed():
-		return nil // the caller's transaction went with it
-	case conn.PgConn().IsBusy():
-		return errors.New("postgres: the connection is busy")
-	}
 	if _, err := c.tx.Exec(ctx, undoClaim); err != nil {
 		return err
 	}
 	_, err := c.tx.Exec(ctx, releaseClaim)
 	return err
+}
+
+// settleEscape records that nobody knows what became of the handler's work, and
+// returns what the claim answers from then on. The handler has given the lock
+// up, and none is needed: whoever has begun to execute meanwhile finds the record
+// when it writes its own, and is rolled back.
+func (c *txClaim) settleEscape(ctx context.Context) error {
+	const cause = "the handler ended its transaction itself; what it had done may have been committed"
+	s := c.store
+	args := append(c.insertArgs(c.fence), int64(c.takeover), s.instance, cause)
+	write := func() error {
+		return s.told(ctx, s.pool, c.attempt.Identity, s.sql.escape, args, func(row pgx.Row) error { return row.Scan(new(int64)) })
+	}
+	err := write()
+	for isSerialization(err) && ctx.Err() == nil {
+		err = write()
+	}
+	if errors.Is(err, pgx.ErrNoRows) { // it was recorded before, or another is in its place
+		_, _, err = s.claimState(ctx, s.pool, c.fence, c.attempt.Token)
+	}
+	switch {
+	case err == nil:
+		c.state = txHeld
+	case errors.Is(err, semel.ErrLostClaim):
+		c.state = txReleased
+		c.note(semel.TrailUnknown, cause)
+	default:
+		return fmt.Errorf("%w; it could not be recorded yet that the outcome is unknown: %w", errHandlerEnded, err)
+	}
+	return c.over()
 }
 
 // note tells the trail, behind the answer, of a transaction that left nothing.
@@ -605,18 +628,33 @@ func (c *txClaim) note(kind semel.TrailKind, cause string) {
 	})
 }
 
-// learn finds out what became of a commit whose answer was lost: by a look at
-// the primary, under the lock, when nobody can still be committing.
+// learn settles what an earlier call left open.
 func (c *txClaim) learn(ctx context.Context) error {
+	if c.state == txDoubtful {
+		if err := c.learnCommit(ctx); err != nil {
+			return err
+		}
+	}
+	if c.state == txEscaped {
+		return c.settleEscape(ctx)
+	}
+	return nil
+}
+
+// learnCommit finds out what became of a commit whose answer was lost: by a look
+// at the primary, under the lock, when nobody can still be committing.
+func (c *txClaim) learnCommit(ctx context.Context) error {
 	s := c.store
 	verdict := txDoubtful
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 		if err := c.awaitEnd(ctx, tx); err != nil {
 			return err
 		}
-		_, expires, err := s.claimState(ctx, tx, c.fence, c.attempt.Token)
+		state, expires, err := s.claimState(ctx, tx, c.fence, c.attempt.Token)
 		if err == nil {
-			verdict, c.expires = txCommitted, expires
+			if verdict, c.expires = txCommitted, expires; state != semel.StateCompleted {
+				verdict = txEscaped // it was written first, and committed by the handler
+			}
 			return pgx.ErrTxClosed // any error: nothing is to be committed
 		}
 		if !errors.Is(err, semel.ErrLostClaim) {
@@ -624,6 +662,8 @@ func (c *txClaim) learn(ctx context.Context) error {
 		}
 		_, err = s.scanRecord(tx.QueryRow(ctx, s.sql.find, identityArgs(c.attempt.Identity)...))
 		switch {
+		case errors.Is(err, pgx.ErrNoRows) && c.gate.mayHaveEnded():
+			verdict = txEscaped
 		case errors.Is(err, pgx.ErrNoRows):
 			verdict = txRolledBack
 		case err == nil:
@@ -684,12 +724,17 @@ func (c *txClaim) Release(ctx context.Context) error {
 	return err
 }
 
-// Hold implements semel.Claim. It rolls back, so nothing is unknown.
+// Hold implements semel.Claim. It rolls back, so nothing is unknown, unless the
+// handler has ended the transaction itself.
 func (c *txClaim) Hold(ctx context.Context, cause string) error {
-	if err := c.leave(ctx, txRolledBack, cause); err != nil {
-		return err
+	err := c.leave(ctx, txRolledBack, cause)
+	switch {
+	case err == nil:
+		return rolledBack(errors.New(cause))
+	case errors.Is(err, errHandlerEnded) && errors.Is(err, semel.ErrLostClaim):
+		return nil // it is on record as unknown
 	}
-	return rolledBack(errors.New(cause))
+	return err
 }
 
 // leave rolls back a live claim.
@@ -698,10 +743,8 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 		return err
 	}
 	defer c.unlock()
-	if c.state == txDoubtful {
-		if err := c.learn(ctx); err != nil {
-			return err
-		}
+	if err := c.learn(ctx); err != nil {
+		return err
 	}
 	if c.state != txLive {
 		return c.over()
@@ -713,7 +756,7 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 	}
 	c.undo(ctx, as)
 	if c.state == txEscaped {
-		return errHandlerEnded
+		return c.settleEscape(ctx)
 	}
 	c.note(semel.TrailReleased, cause)
 	return nil
@@ -762,6 +805,8 @@ func (c *txClaim) Renew(ctx context.Context) error {
 		return semel.ErrLostClaim
 	case conn.PgConn().IsBusy():
 		return nil
+	case conn.PgConn().TxStatus() == outside:
+		return fmt.Errorf("%w: %w", semel.ErrLostClaim, errHandlerEnded)
 	}
 	if err := conn.Ping(ctx); err != nil {
 		if conn.IsClosed() {
