@@ -29,6 +29,7 @@ type connection interface {
 	driver.ExecerContext
 	driver.QueryerContext
 	IsReadOnly(schema string) (bool, error)
+	RegisterCommitHook(modernc.CommitHookFn)
 }
 
 type statement interface {

@@ -25,8 +25,9 @@ var (
 	errEnded  = errors.New("the handler's transaction is over: a statement failed with it, or ended it")
 )
 
-// Querier is what a handler does in the transaction of its claim. It cannot end
-// the transaction: the store commits it with the record, or rolls it back. Once
+// Querier is what a handler does in the transaction of its claim. It cannot commit
+// it: the store does, with the record. A COMMIT among a handler's statements fails
+// and rolls back, as ROLLBACK does, and the submit is answered so. Once
 // the claim is settled its methods fail with sql.ErrTxDone, and rows left open
 // are closed.
 type Querier interface {
@@ -141,9 +142,13 @@ type session struct {
 	db   *sql.DB
 	sql  *sql.Conn
 	conn *conn
+	// committing is set while the store commits. What is committed otherwise,
+	// the handler's own COMMIT or a statement behind it, becomes a rollback.
+	committing bool
 }
 
 func (s *session) close() error {
+	s.conn.driver.RegisterCommitHook(nil)
 	return errors.Join(s.sql.Close(), s.db.Close())
 }
 
@@ -307,7 +312,14 @@ func (s *TxStore) connect(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, c.close(), db.Close())
 	}
-	s.session = &session{db: db, sql: conn, conn: c}
+	session := &session{db: db, sql: conn, conn: c}
+	c.driver.RegisterCommitHook(func() int32 {
+		if session.committing {
+			return 0
+		}
+		return 1
+	})
+	s.session = session
 	return nil
 }
 
@@ -336,7 +348,10 @@ func (s *TxStore) commit(t *tx) error {
 	if t.err != nil {
 		return t.err
 	}
-	if _, err := t.conn.exec(context.Background(), "COMMIT"); err != nil {
+	s.session.committing = true
+	_, err := t.conn.exec(context.Background(), "COMMIT")
+	s.session.committing = false
+	if err != nil {
 		return &commitError{err}
 	}
 	s.seq, s.position, s.fence = t.seq, t.position, t.fence
@@ -430,7 +445,6 @@ const (
 	txReleased           // rolled back because the claim was released, or never granted
 	txRolledBack         // rolled back for another reason
 	txDoubtful           // it is not known whether the transaction was committed
-	txEscaped            // the handler has committed it: the record is in progress, for all to see
 )
 
 // txClaim is a claim that is a transaction. It has the store's turn while it is
@@ -555,10 +569,7 @@ func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, erro
 	if err := c.learn(ctx); err != nil {
 		return time.Time{}, err
 	}
-	switch c.state {
-	case txEscaped:
-		return c.record.Complete(ctx, r)
-	case txCommitted:
+	if c.state == txCommitted {
 		return c.expiry(ctx)
 	}
 	return time.Time{}, c.over()
@@ -673,10 +684,6 @@ func (c *txClaim) lost(ctx context.Context, cause error) error {
 	if err := c.learn(ctx); err != nil {
 		return err
 	}
-	if c.state == txEscaped {
-		// The next call goes to the record.
-		return errors.New("sqlite: the handler committed the transaction itself")
-	}
 	return errors.Join(c.over(), cause)
 }
 
@@ -708,8 +715,7 @@ func (c *txClaim) learn(ctx context.Context) error {
 		return nil
 	case state != 0:
 		s.rollback()
-		as = txEscaped
-		return nil
+		return errors.New("sqlite: the claim was committed without its result")
 	}
 	if err := c.forget(t, "rolled back"); err != nil {
 		return err
@@ -762,28 +768,19 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 			return err
 		}
 		if err := c.returnTo("semel_claim", true); err != nil {
-			if err := c.lost(ctx, err); c.state != txEscaped {
-				return err
-			}
-		} else {
-			// Only the trail and the fence are at stake now.
-			c.tx.position, c.tx.seq, c.tx.err = c.before.position, c.store.seq, nil
-			_ = c.forget(c.tx, cause)
-			c.end(as)
-			if as == txReleased {
-				return nil
-			}
-			return rolledBack(errors.New(cause))
+			return c.lost(ctx, err)
 		}
+		// Only the trail and the fence are at stake now.
+		c.tx.position, c.tx.seq, c.tx.err = c.before.position, c.store.seq, nil
+		_ = c.forget(c.tx, cause)
+		c.end(as)
+		if as == txReleased {
+			return nil
+		}
+		return rolledBack(errors.New(cause))
 	}
 	if err := c.learn(ctx); err != nil {
 		return err
-	}
-	if c.state == txEscaped {
-		// What it did is committed and not recorded, whatever it says now.
-		if err := c.record.Hold(ctx, "the handler committed the transaction itself"); err != nil || as != txReleased {
-			return err
-		}
 	}
 	return c.over()
 }

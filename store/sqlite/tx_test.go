@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -249,30 +250,25 @@ func TestTxInterruptedWriteEndsTheTransaction(t *testing.T) {
 	}
 }
 
-// A handler that commits by itself has committed the record too, in progress:
-// then the claim is settled as what it is.
-func TestTxHandlerCommits(t *testing.T) {
-	for _, statement := range []string{"COMMIT", "COMMIT; BEGIN"} {
-		for name, c := range map[string]struct {
-			settle func(semel.Claim) error
-			state  semel.State
-		}{
-			"completed": {func(c semel.Claim) error {
-				_, err := c.Complete(t.Context(), semel.Result{})
-				if err == nil {
-					return errors.New("the first try did not tell")
+// A handler that commits by itself commits nothing, whatever it does then, and is
+// told so; nor does what it does outside of the transaction happen.
+func TestTxHandlerCannotCommit(t *testing.T) {
+	for _, statement := range []string{
+		"COMMIT", "/* sly */ END; BEGIN", "ROLLBACK", "ROLLBACK; BEGIN",
+		"ROLLBACK; INSERT INTO payment (note) VALUES ('beside')",
+		"ROLLBACK; BEGIN; INSERT INTO payment (note) VALUES ('beside'); COMMIT",
+		"RELEASE semel_claim", "ROLLBACK TO semel_claim; RELEASE semel_claim",
+	} {
+		for name, settle := range map[string]func(semel.Claim) error{
+			"completed": func(c semel.Claim) error { _, err := c.Complete(t.Context(), semel.Result{}); return err },
+			"failed":    func(c semel.Claim) error { _, err := c.Complete(t.Context(), semel.Result{Failed: true}); return err },
+			"held":      func(c semel.Claim) error { return c.Hold(t.Context(), "lost contact") },
+			"released": func(c semel.Claim) error {
+				if err := c.Release(t.Context()); err != nil {
+					return err
 				}
-				_, err = c.Complete(t.Context(), semel.Result{})
-				return err
-			}, semel.StateCompleted},
-			"held": {func(c semel.Claim) error { return c.Hold(t.Context(), "lost contact") }, semel.StateUnknown},
-			// It says "no effect", but there is one.
-			"released": {func(c semel.Claim) error {
-				if err := c.Release(t.Context()); !errors.Is(err, semel.ErrLostClaim) {
-					return fmt.Errorf("released: %w", err)
-				}
-				return nil
-			}, semel.StateUnknown},
+				return semel.ErrRolledBack
+			},
 		} {
 			b := newBank(t, sqlite.Config{})
 			claim := b.begin("k")
@@ -281,16 +277,25 @@ func TestTxHandlerCommits(t *testing.T) {
 				t.Fatal(err)
 			}
 			tx, _ := sqlite.Tx(ctx)
-			if _, err := tx.ExecContext(ctx, statement); err != nil {
+			_, err := tx.ExecContext(ctx, statement)
+			if err == nil && strings.Contains(statement, "COMMIT") {
+				t.Errorf("%s did not fail", statement)
+			}
+			_ = pay(ctx, "behind")
+			for range 2 {
+				if err := settle(claim); !errors.Is(err, semel.ErrRolledBack) {
+					t.Errorf("%s after %s: %v; want it rolled back", name, statement, err)
+				}
+			}
+			b.want(0, 0, "k")
+			again := b.begin("k")
+			if err := pay(again.Context(t.Context()), "again"); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.settle(claim); err != nil {
-				t.Errorf("%s after %s: %v", name, statement, err)
+			if _, err := again.Complete(t.Context(), semel.Result{}); err != nil {
+				t.Errorf("the retry, after %s: %v", statement, err)
 			}
-			b.want(1, c.state, "k")
-			if _, err := b.begin("next").Complete(t.Context(), semel.Result{}); err != nil {
-				t.Errorf("the next claim, after %s: %v", statement, err)
-			}
+			b.want(1, semel.StateCompleted, "k")
 		}
 	}
 }
