@@ -131,6 +131,12 @@ func notThere(path string) bool {
 }
 
 func storeFault(url string, err error) error {
+	if errors.Is(err, sqlite.ErrBusy) {
+		return &fault{
+			code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", url, err),
+			do: "Another program has locked the file: a backup, a VACUUM, or one that writes and does not end. Let it end, or stop it. Nothing was changed; a retry is safe.",
+		}
+	}
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", url, err),
 		do: "Check the path, its permissions and the space on the disk. Nothing was changed; a retry is safe.",

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/store/postgres"
+	"github.com/semelhq/semel/store/sqlite"
 )
 
 func TestWithoutSecrets(t *testing.T) {
@@ -42,4 +44,12 @@ func TestPostgresStore(t *testing.T) {
 	noError(t, err)
 	noError(t, s.Close())
 	want(t, "exit code", semelWith(nil, "", "keys", "list", "--store", url).code, exitOK)
+}
+
+// TestLockedStoreIsToldAsLocked: it was told as a wrong path or a full disk.
+func TestLockedStoreIsToldAsLocked(t *testing.T) {
+	f := asFault(storeFault("sqlite:semel.db", fmt.Errorf("sqlite: open semel.db: %w", sqlite.ErrBusy)))
+	if !strings.Contains(f.do, "locked") || strings.Contains(f.do, "path") || strings.Contains(f.do, "space") {
+		t.Errorf("the advice is %q", f.do)
+	}
 }

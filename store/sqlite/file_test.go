@@ -329,6 +329,74 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
+// A duplicate used to wait for the write lock, for as long as another process held
+// it, to be told what a look could tell.
+func TestDuplicateDoesNotWaitForTheWriteLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	first := open(t, sqlite.Config{Path: path})
+	states := map[string]semel.State{"done": semel.StateCompleted, "held": semel.StateUnknown, "live": semel.StateInProgress}
+	claims := map[string]semel.Claim{}
+	for key := range states {
+		c, err := first.Begin(t.Context(), attempt(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		claims[key] = c
+	}
+	if _, err := claims["done"].Complete(t.Context(), semel.Result{Body: []byte("answer")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := claims["held"].Hold(t.Context(), "lost contact"); err != nil {
+		t.Fatal(err)
+	}
+
+	db := raw(t, path)
+	mustExec(t, db, "BEGIN IMMEDIATE")
+	// In another process, which has not seen them yet and waits for ever.
+	s := open(t, sqlite.Config{Path: path, BusyTimeout: time.Hour})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for key, state := range states {
+		for _, takeover := range []uint64{0, claims[key].Fence() + 1000} {
+			a := attempt(key)
+			a.Takeover = takeover
+			_, err := s.Begin(ctx, a)
+			if conflict, ok := errors.AsType[*semel.ConflictError](err); !ok || conflict.Record.State != state || state == semel.StateCompleted && string(conflict.Record.Result.Body) != "answer" {
+				t.Errorf("a duplicate of what is %v, with takeover %d: %v", state, takeover, err)
+			}
+		}
+	}
+	// What has to be written waits for its turn, and is granted then.
+	granted := make(chan error, 2)
+	go func() { _, err := s.Begin(ctx, attempt("new")); granted <- err }()
+	taken := attempt("held")
+	taken.Takeover = claims["held"].Fence()
+	go func() { _, err := s.Begin(ctx, taken); granted <- err }()
+	mustExec(t, db, "COMMIT")
+	for range 2 {
+		if err := <-granted; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A file that others had locked was told as a wrong path or a full disk.
+func TestLockedFileAtOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	if err := open(t, sqlite.Config{Path: path}).Close(); err != nil {
+		t.Fatal(err)
+	}
+	db := raw(t, path)
+	mustExec(t, db, "BEGIN IMMEDIATE")
+	if err := open(t, sqlite.Config{Path: path}).Close(); err != nil { // it need not write
+		t.Error(err)
+	}
+	mustExec(t, db, "ROLLBACK; PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; UPDATE counter SET fence = fence; COMMIT")
+	if _, err := sqlite.Open(t.Context(), sqlite.Config{Path: path, BusyTimeout: time.Millisecond}); !errors.Is(err, sqlite.ErrBusy) {
+		t.Errorf("Open of a locked file: %v; want ErrBusy", err)
+	}
+}
+
 // While another process holds the write lock, callers wait no longer than they
 // want to, or BusyTimeout; reads do not wait at all.
 func TestBusyFile(t *testing.T) {
@@ -337,7 +405,7 @@ func TestBusyFile(t *testing.T) {
 	fill(t, s, 1)
 	db := raw(t, path)
 	mustExec(t, db, "BEGIN IMMEDIATE")
-	if _, err := s.Begin(t.Context(), attempt("k")); err == nil || !strings.Contains(err.Error(), "nothing was written: other processes kept the file busy") {
+	if _, err := s.Begin(t.Context(), attempt("k")); err == nil || !strings.Contains(err.Error(), "nothing was written: sqlite: another handler or process kept the file busy") {
 		t.Errorf("Begin in a busy file: %v", err)
 	}
 	patient := open(t, sqlite.Config{Path: path + ".2", BusyTimeout: time.Hour})
@@ -355,7 +423,10 @@ func TestBusyFile(t *testing.T) {
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := sqlite.Open(ctx, sqlite.Config{Path: path}); !errors.Is(err, context.DeadlineExceeded) {
+	empty := filepath.Join(t.TempDir(), "semel.db")
+	locked := raw(t, empty)
+	mustExec(t, locked, "BEGIN IMMEDIATE")
+	if _, err := sqlite.Open(ctx, sqlite.Config{Path: empty}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Open of a busy file: %v", err)
 	}
 	mustExec(t, db, "ROLLBACK")

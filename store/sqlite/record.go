@@ -210,14 +210,21 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	// writer, for which it may have to wait and whose lock it does not need.
 	// For a first one the look would be wasted, and it costs half as much as
 	// claiming; so known tells which it is likely to be. Being wrong costs
-	// time only: the writer is the arbiter.
-	if a.Takeover == 0 && s.known.has(a.Identity) {
+	// time only: the writer is the arbiter, and a look is taken as well if its
+	// turn is long in coming.
+	look := func() error {
 		rec, found, err := s.find(ctx, a.Identity)
-		if err == nil && found && !rec.sameClaim(a.Token) {
-			return nil, &semel.ConflictError{Record: rec.Record}
+		if err == nil && found && !rec.sameClaim(a.Token) && (a.Takeover == 0 || a.Takeover != rec.Fence) {
+			return &semel.ConflictError{Record: rec.Record}
+		}
+		return nil
+	}
+	if a.Takeover == 0 && s.known.has(a.Identity) {
+		if err := look(); err != nil {
+			return nil, err
 		}
 	}
-	c, err := write(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(a) })
+	c, err := writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(a) }, look)
 	if err == nil || isConflict(err) {
 		s.known.add(a.Identity)
 	}

@@ -15,6 +15,13 @@ import (
 // ErrClosed: the store has been closed. A call that was waiting took no effect.
 var ErrClosed = errors.New("sqlite: the store is closed")
 
+// ErrBusy: the file's lock was not to be had within Config.BusyTimeout. Nothing
+// was opened, claimed or written, and trying again later is safe. Somebody else
+// has the lock: a handler in its transaction, perhaps one that executes the same
+// identity in another process, which cannot be seen; or a backup, a VACUUM or
+// another program that has the file open.
+var ErrBusy = errors.New("sqlite: another handler or process kept the file busy")
+
 // Config says which file a store keeps its records in, and how. Only Path is
 // required.
 type Config struct {
@@ -144,7 +151,9 @@ var (
 // or in many on the same host, may have the same file open.
 //
 // Open fails, without changing the file, if it is no database, another
-// application's, or of a newer schema (ErrNewerSchema). ctx bounds Open only.
+// application's, or of a newer schema (ErrNewerSchema), and with ErrBusy if others
+// keep it locked. Who only writes does not: the write lock is needed where the
+// schema has to be brought up to date. ctx bounds Open only.
 func Open(ctx context.Context, c Config) (*Store, error) { return open(ctx, c, connect) }
 
 func open(ctx context.Context, c Config, dial dialer) (*Store, error) {

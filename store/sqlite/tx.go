@@ -16,11 +16,6 @@ import (
 
 // Errors of claims that are transactions.
 var (
-	// ErrBusy: the file's write lock was not to be had in time. Nothing was
-	// claimed. Somebody else's handler has it, perhaps one that executes the
-	// same identity in another process; that cannot be seen.
-	ErrBusy = errors.New("sqlite: another handler or process kept the file busy")
-
 	errNested = errors.New("sqlite: a handler that works under a claim of this store cannot begin another: it would wait for itself")
 	errEnded  = errors.New("the handler's transaction is over: a statement failed with it, or ended it")
 )
@@ -279,7 +274,10 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 		return s.session.conn.begin(context.Background())
 	})
 	if err != nil {
-		if isBusy(err) || ctx.Err() != nil {
+		switch {
+		case errors.Is(err, ErrBusy):
+			return nil, err
+		case isBusy(err) || ctx.Err() != nil:
 			return nil, fmt.Errorf("%w: %w", ErrBusy, err)
 		}
 		s.drop()

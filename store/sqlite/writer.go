@@ -26,20 +26,31 @@ const maxGroupBytes = 8 << 20
 // so it must not use what its caller changes. It must not change anything before
 // it returns an error. size is about how many bytes it writes.
 func write[T any](ctx context.Context, s *Store, size int, fn func(*tx) (T, error)) (T, error) {
+	return writeOrLook(ctx, s, size, fn, nil)
+}
+
+// writeOrLook is write for what may be answered without: if its turn is long in
+// coming it calls look once, whose error, unless it is nil, takes the place of fn.
+func writeOrLook[T any](ctx context.Context, s *Store, size int, fn func(*tx) (T, error), look func() error) (T, error) {
 	var (
 		zero, value T
 		answer      error
 	)
-	o := &op{size: size, done: make(chan struct{}), run: func(t *tx) { value, answer = fn(t) }}
+	o := &op{size: size, done: make(chan struct{}), run: func(t *tx) { value, answer = fn(t) }, look: look}
 	if err := s.submit(ctx, o); err != nil {
 		return zero, err
 	}
 	return value, answer
 }
 
+// lookAfter is when a turn is long in coming: others have the file's lock, or
+// the disk is slow.
+const lookAfter = 5 * time.Millisecond
+
 // op is a write that waits for its group.
 type op struct {
 	run   func(*tx)
+	look  func() error // what to ask meanwhile; may be nil
 	size  int
 	state atomic.Int32
 	err   error         // why there is no answer; read it once done is closed
@@ -68,21 +79,30 @@ func (s *Store) submit(ctx context.Context, o *op) error {
 		return ErrClosed
 	default:
 	}
-	select {
-	case s.queue <- o:
-	case <-s.stop:
-		return ErrClosed
-	case <-ctx.Done():
-		return ctx.Err()
+	var slow <-chan time.Time
+	if o.look != nil {
+		t := time.NewTimer(lookAfter)
+		defer t.Stop()
+		slow = t.C
 	}
+	queue, ended := s.queue, s.stop
 	var err error
-	select {
-	case <-o.done:
-		return o.err
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-s.done: // the writer ended; it may have seen o before
-		err = ErrClosed
+	for err == nil {
+		select {
+		case queue <- o:
+			queue, ended = nil, s.done // the writer may see o before it ends
+		case <-o.done:
+			return o.err
+		case <-slow:
+			slow = nil
+			if seen := o.look(); seen != nil && o.state.CompareAndSwap(opWaiting, opDropped) {
+				return seen
+			}
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-ended:
+			err = ErrClosed
+		}
 	}
 	if o.state.CompareAndSwap(opWaiting, opDropped) {
 		return err
@@ -136,9 +156,9 @@ func (w *writer) open(ctx context.Context) (err error) {
 		return errors.Join(errors.New("the file is not writable"), err)
 	}
 	// First look, then touch: another application's file stays as it is.
+	var k fileKind
 	if err := patiently(func() error {
-		k, err := w.conn.kind(ctx)
-		if err != nil {
+		if k, err = w.conn.kind(ctx); err != nil {
 			return err
 		}
 		return k.check()
@@ -148,13 +168,18 @@ func (w *writer) open(ctx context.Context) (err error) {
 	if err := patiently(func() error { return w.conn.useWAL(ctx) }); err != nil {
 		return err
 	}
-	if err := patiently(func() error { return w.conn.begin(ctx) }); err != nil {
-		return err
+	if k.version < int64(len(migrations)) { // else the lock is not needed, which others may have
+		if err := patiently(func() error { return w.conn.begin(ctx) }); err != nil {
+			return err
+		}
+		if err := w.conn.migrate(ctx); err != nil {
+			return err
+		}
 	}
-	if err := w.conn.migrate(ctx); err != nil {
+	if err := patiently(func() (err error) {
+		w.last, err = w.conn.counters()
 		return err
-	}
-	if w.last, err = w.conn.counters(); err != nil {
+	}); err != nil {
 		return err
 	}
 	w.store.files, err = observeFiles(path)
@@ -190,7 +215,7 @@ func patient(ctx context.Context, timeout time.Duration, try func() error) error
 			return err
 		}
 		if waited := time.Since(start); waited > timeout {
-			return fmt.Errorf("other processes kept the file busy for %v: %w", waited.Round(time.Millisecond), err)
+			return fmt.Errorf("%w for %v: %w", ErrBusy, waited.Round(time.Millisecond), err)
 		}
 		t := time.NewTimer(wait/2 + rand.N(wait))
 		select {
