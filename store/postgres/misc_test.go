@@ -123,14 +123,97 @@ func TestSchemaIsWhatMigrateMakes(t *testing.T) {
 	}
 }
 
+// Of stores that all saw that there are no tables, one makes them, and the others
+// do not even try.
 func TestManyStoresMigrateOnce(t *testing.T) {
 	server := testenv.Postgres(t)
+	direct := connect(t, server, nil)
+	// A sequence counts also what is rolled back.
+	exec(t, direct, "CREATE SEQUENCE made")
+	exec(t, direct, `CREATE FUNCTION made() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN PERFORM nextval('public.made'); END$$`)
+	exec(t, direct, "CREATE EVENT TRIGGER made ON ddl_command_start WHEN TAG IN ('CREATE SCHEMA', 'CREATE TABLE') EXECUTE FUNCTION made()")
+	made := func() (n int) {
+		t.Helper()
+		if err := direct.QueryRow(t.Context(), "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM made").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if err := postgres.Migrate(t.Context(), direct, "alone"); err != nil {
+		t.Fatal(err)
+	}
+	once := made()
+	if once < 2 {
+		t.Fatalf("a migration is seen to make %d things; want the schema and its tables", once)
+	}
+
+	gate, err := direct.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = gate.Rollback(context.Background()) }()
+	if _, err := gate.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", postgres.MigrationLock("together")); err != nil {
+		t.Fatal(err)
+	}
+	const stores = 8
 	var wg sync.WaitGroup
-	for range 8 {
+	for range stores {
 		pool := connect(t, server, nil)
-		wg.Go(func() { open(t, pool, postgres.Config{}) })
+		wg.Go(func() { open(t, pool, postgres.Config{Schema: "together"}) })
+	}
+	await(t, func() bool {
+		var waiting int
+		err := direct.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").Scan(&waiting)
+		return err == nil && waiting == stores
+	})
+	if err := gate.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	wg.Wait()
+	if n := made() - once; n != once {
+		t.Errorf("%d stores made %d things; want the %d of one migration", stores, n, once)
+	}
+}
+
+// A migration waited for locks for as long as others had them, and everybody
+// waited behind it.
+func TestMigrationDoesNotWaitForEver(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	exec(t, pool, postgres.SchemaOf("semel", 1))
+	const short, long = 20 * time.Millisecond, time.Hour
+	for name, c := range map[string]struct {
+		lock          string
+		args          []any
+		others, table time.Duration
+		told          string
+	}{
+		"another migration": {"SELECT pg_advisory_xact_lock($1)", []any{postgres.MigrationLock("semel")}, short, long, "another process migrates it"},
+		"a long report":     {"SELECT count(*) FROM semel.record", nil, long, short, "uses its tables"},
+	} {
+		other, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := other.Exec(t.Context(), c.lock, c.args...); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		err = postgres.MigrateWithin(ctx, pool, "semel", c.others, c.table)
+		cancel()
+		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "55P03" || !strings.Contains(err.Error(), c.told) || !strings.Contains(err.Error(), "a retry is safe") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := other.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := postgres.Migrate(t.Context(), pool, "semel"); err != nil {
+		t.Error(err)
+	}
+	var wait string
+	if err := pool.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&wait); err != nil || wait != "0" {
+		t.Errorf("lock_timeout is %s afterwards, %v", wait, err)
+	}
 }
 
 // What Grants prints suffices for all that a store does, sweeping included, and

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -74,13 +75,39 @@ GRANT UPDATE, DELETE ON {s}.trail TO {r};
 `), "{r}", pgx.Identifier{role}.Sanitize())
 }
 
+const (
+	// othersMigrate is how long Migrate waits for another's that is under way,
+	// which on large tables can take its time; tableLock is how long it waits
+	// for a lock on a table, because all who want to read or write the table
+	// wait behind it.
+	othersMigrate = time.Minute
+	tableLock     = 5 * time.Second
+)
+
 // Migrate brings the tables in the database schema of that name up to date,
 // and makes them where there are none. Of several processes that call it at the
 // same time one does it. It fails with ErrNewerSchema, and changes nothing, if
 // the tables are newer than this package.
+//
+// It waits for a minute until another migration has ended, and for 5 s for each
+// lock on a table that a transaction has used which has not ended yet. Then it
+// fails with SQLSTATE 55P03 and has changed nothing; ctx may end it sooner.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	return migrate(ctx, pool, schema, othersMigrate, tableLock)
+}
+
+func migrate(ctx context.Context, pool *pgxpool.Pool, schema string, othersMigrate, tableLock time.Duration) error {
+	inTheWay, waited := "another process migrates it", othersMigrate
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", hash("schema", schema)); err != nil {
+		const limit = "SELECT set_config('lock_timeout', $1, true)"
+		if _, err := tx.Exec(ctx, limit, milliseconds(othersMigrate)); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", migrationLock(schema)); err != nil {
+			return err
+		}
+		inTheWay, waited = "a transaction of another session uses its tables", tableLock
+		if _, err := tx.Exec(ctx, limit, milliseconds(tableLock)); err != nil {
 			return err
 		}
 		version, err := schemaVersion(ctx, tx, schema)
@@ -113,11 +140,16 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 		_, err = tx.Exec(ctx, in(schema, "UPDATE {s}.version SET version = $1"), len(migrations))
 		return err
 	})
+	if sqlState(err) == codeLockWait {
+		err = fmt.Errorf("%s and did not end within %v: let it end, or end it (pg_stat_activity shows it); nothing was changed, and a retry is safe: %w", inTheWay, waited, err)
+	}
 	if err != nil {
 		return fmt.Errorf("postgres: migrate schema %q: %w", schema, err)
 	}
 	return nil
 }
+
+func migrationLock(schema string) int64 { return hash("schema", schema) }
 
 // schemaVersion returns 0 where there are no tables.
 func schemaVersion(ctx context.Context, q queryRower, schema string) (version int, err error) {
