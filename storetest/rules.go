@@ -542,9 +542,11 @@ func expiredIsAbsent(t testing.TB, h Harness, ctx context.Context) {
 	a.Origin.RequestID = "first"
 	old := begin(t, ctx, h.Store, a)
 	complete(t, ctx, old, semel.Result{Codec: "test/1", Body: []byte("old"), Reference: "/old", Tombstone: true})
-	h.advance(retention + time.Second)
+	h.advance(retention) // and not a moment longer
 	_, err := h.Store.Find(ctx, identity("k"))
 	wantErr(t, "Find of an expired record", err, semel.ErrNotFound)
+	_, err = old.Complete(ctx, result("again"))
+	wantErr(t, "Complete of an expired record", err, semel.ErrLostClaim)
 
 	b := attempt("k")
 	b.Fingerprint = fingerprint("another request")

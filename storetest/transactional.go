@@ -149,8 +149,10 @@ func transactionBlocks(t testing.TB, h Harness, ctx context.Context) {
 func transactionReplacesTheExpired(t testing.TB, h Harness, ctx context.Context) {
 	old := begin(t, ctx, h.Store, attempt("k"))
 	complete(t, ctx, old, semel.Result{Codec: "test/1", Body: []byte("old"), Reference: "/old", Tombstone: true})
-	h.advance(retention + time.Second)
+	h.advance(retention) // and not a moment longer
 	wantAbsent(t, ctx, h, "k", "past its retention")
+	_, err := old.Complete(ctx, result("again"))
+	wantErr(t, "Complete of an expired record", err, semel.ErrLostClaim)
 
 	b := attempt("k")
 	b.Fingerprint = fingerprint("another request")

@@ -216,6 +216,57 @@ func TestMigrationDoesNotWaitForEver(t *testing.T) {
 	}
 }
 
+// A sweep waits for nobody: what another session has locked, as a second sweep or
+// a backup does, is left to the next one, and the rest goes.
+func TestSweepSkipsWhatOthersHaveLocked(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	s := open(t, pool, postgres.Config{TrailRetention: time.Hour})
+	for i := range 5 {
+		if _, err := begin(t, s, fmt.Sprint(i)).Complete(t.Context(), result("done")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	advance(t, pool, "semel", 48*time.Hour)
+	exec(t, pool, "UPDATE semel.trail SET at = at - interval '2 hours'")
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.Background()) }()
+	for _, sql := range []string{
+		"SELECT FROM semel.record WHERE key IN ('0', '3') FOR UPDATE",
+		"SELECT FROM semel.trail WHERE key IN ('0', '3') FOR UPDATE",
+	} {
+		if _, err := other.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(table string) (n int) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM semel."+table).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if n, err := s.Sweep(ctx, 100); n != 3 || err != nil {
+		t.Fatalf("a sweep beside two locked records removed %d, %v; want 3", n, err)
+	}
+	if r, e := left("record"), left("trail"); r != 2 || e != 2 {
+		t.Fatalf("it left %d records and %d audit entries; want 2 of each", r, e)
+	}
+	if err := other.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Sweep(ctx, 100); n != 2 || err != nil {
+		t.Fatalf("the next sweep removed %d, %v; want 2", n, err)
+	}
+	if r, e := left("record"), left("trail"); r != 0 || e != 0 {
+		t.Fatalf("it left %d records and %d audit entries", r, e)
+	}
+}
+
 // What Grants prints suffices for all that a store does, sweeping included, and
 // lets the role do no more.
 func TestGrants(t *testing.T) {

@@ -162,6 +162,21 @@ func TestNoPieceIsLeftBehind(t *testing.T) {
 			}
 			return true
 		},
+		"taken over meanwhile": func(t *testing.T, s *Store, c semel.Claim) bool {
+			_, err := c.Complete(t.Context(), piecesFrom(func(_ context.Context, n int) error {
+				if n == stagePieces {
+					pass(t, s, 2*time.Minute)
+					a := attempt("k")
+					a.Takeover = c.Fence()
+					mustBegin(t, s, a)
+				}
+				return nil
+			}, 'x'))
+			if !errors.Is(err, semel.ErrLostClaim) {
+				t.Fatal(err)
+			}
+			return false
+		},
 		"then held and resolved": func(t *testing.T, s *Store, c semel.Claim) bool {
 			begun(t, c)
 			must(t, c.Hold(t.Context(), "lost contact"))
@@ -207,6 +222,42 @@ func TestNoPieceIsLeftBehind(t *testing.T) {
 			wantNothingLeft(t, s)
 		})
 	}
+}
+
+// A claim that is lost between its last piece and its record takes the pieces
+// away itself: no sweep is needed.
+func TestClaimLostBehindItsPieces(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{})
+	c := mustBegin(t, s, attempt("k"))
+	thief, err := connect(t.Context(), s.files.path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := thief.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	res := inPieces('x')
+	inserted, stolen := 0, false
+	f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+		switch {
+		case query == insertPiece:
+			inserted++
+		case query == "BEGIN IMMEDIATE" && inserted == res.Pieces.Count() && !stolen:
+			stolen = true
+			if _, err := thief.exec(t.Context(), "UPDATE record SET token = NULL"); err != nil {
+				t.Error(err)
+			}
+		}
+		return false, false
+	})
+	if _, err := c.Complete(t.Context(), res); !errors.Is(err, semel.ErrLostClaim) || !stolen {
+		t.Fatalf("Complete: %v; stolen: %t", err, stolen)
+	}
+	f.arm(nil)
+	wantNothingLeft(t, s)
 }
 
 // A source that has nothing to give holds up its own caller and nobody else, and
