@@ -72,6 +72,10 @@ type Options struct {
 	Progress func(Event)
 	// Version of the program, for the evidence.
 	Version string
+
+	// dial opens the connections to targets. Default: those of the system.
+	// Tests have others.
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 // State reads a piece of the target's state, as a Go function.

@@ -54,7 +54,7 @@ func newRunner(p *plan.Plan, o Options) (*runner, error) {
 		return nil, fmt.Errorf("%w: say so explicitly if you mean it", ErrProduction)
 	}
 	allow := append(slices.Clone(r.p.Target.Allow), o.Allow...)
-	c := wire.Config{Allow: allow, MaxSends: r.p.Budget.MaxSends, Timeout: r.p.Timing.Timeout}
+	c := wire.Config{Allow: allow, MaxSends: r.p.Budget.MaxSends, Timeout: r.p.Timing.Timeout, Dial: o.dial}
 	if c.TLS, err = r.tls(); err != nil {
 		return nil, err
 	}

@@ -5,11 +5,11 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
@@ -17,66 +17,54 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// judged runs all experiments of a target.
-func judged(ctx context.Context, target targets.Target) (*probe.Result, error) {
+// judged runs all experiments of a target's plan. The target and the sink for
+// its mails each get a listener; dial connects to them.
+func judged(t *testing.T, target targets.Target, listen func() net.Listener, dial func(ctx context.Context, network, addr string) (net.Conn, error), change func(*plan.Plan)) *evidence.Run {
+	t.Helper()
 	service := target.New()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	service.SendMailsTo("http://" + l.Addr().String())
-	server, err := service.Listen()
-	if err != nil {
-		return nil, err
-	}
+	sink := listen()
+	defer func() { _ = sink.Close() }()
+	mails := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+	service.SendMailsTo("http://"+sink.Addr().String(), &http.Client{Transport: mails})
+	server := service.Serve(listen())
 	defer server.Close()
-	p := target.Plan(server, l.Addr().String())
-	p.Timing.SettleLimit = 5 * time.Second // also where much else is running
-	return probe.Run(ctx, p, probe.Options{
+	p := target.Plan(server, sink.Addr().String())
+	change(p)
+	o := probe.Options{
 		Send:   true,
 		Source: plan.Source{Env: targets.Env},
-		Listen: func(string, string) (net.Listener, error) { return l, nil },
+		Listen: func(string, string) (net.Listener, error) { return sink, nil },
 		FailFirst: func(_ context.Context, fail bool) error {
 			service.Fail(fail)
 			return nil
 		},
-	})
+	}
+	o.DialWith(dial)
+	return mustRun(t, p, o).Run
 }
 
 var only = flag.String("target", "", "run this target only, and say what came of it")
 
 // Every wrong target is found for the right reason, and no right one is
-// accused. The targets run side by side: they mostly wait.
+// accused. Time is virtual, so that a busy machine does not change what a
+// target does.
 func TestTargets(t *testing.T) {
-	list := targets.All()
-	if *only != "" {
-		list = slices.DeleteFunc(list, func(target targets.Target) bool { return target.Name != *only })
-	}
-	results := make([]*probe.Result, len(list))
-	errs := make([]error, len(list))
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 12)
-	for i, target := range list {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			results[i], errs[i] = judged(t.Context(), target)
-		})
-	}
-	wg.Wait()
-	for i, target := range list {
+	for _, target := range targets.All() {
+		if *only != "" && target.Name != *only {
+			continue
+		}
 		t.Run(target.Name, func(t *testing.T) {
-			if errs[i] != nil {
-				t.Fatal(errs[i])
-			}
-			op := results[i].Run.Operations[0]
-			for _, why := range misjudged(target.Expect, results[i].Run) {
-				t.Error(why)
-			}
-			if t.Failed() || *only != "" {
-				t.Log(target.About + "\n" + describe(op))
-			}
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := targets.NewNetwork()
+				run := judged(t, target, n.Listen, n.Dial, func(*plan.Plan) {})
+				for _, why := range misjudged(target.Expect, run) {
+					t.Error(why)
+				}
+				if t.Failed() || *only != "" {
+					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				}
+			})
 		})
 	}
 }

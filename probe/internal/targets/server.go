@@ -40,9 +40,9 @@ func (s *Service) Audit() []string { return s.shop.auditLines() }
 // Fail makes whatever would take effect fail from now on, or work again.
 func (s *Service) Fail(on bool) { s.shop.failing.Store(on) }
 
-// SendMailsTo has the service POST each mail to a URL as well. It is to be
-// called before the first request.
-func (s *Service) SendMailsTo(url string) { s.shop.sink = url }
+// SendMailsTo has the service POST each mail to a URL as well, with the given
+// client. It is to be called before the first request.
+func (s *Service) SendMailsTo(url string, c *http.Client) { s.shop.sink, s.shop.client = url, c }
 
 // Wait returns when no request and nothing in the background is under way.
 func (s *Service) Wait() { s.shop.await(func() bool { return s.shop.busy == 0 }) }
@@ -54,8 +54,8 @@ func (s *Service) WaitForOrder(ref string) {
 	})
 }
 
-// Server is a Service that listens on a port of this machine, for HTTP/1.1 and
-// for HTTP/2 by prior knowledge.
+// Server is a Service that listens, for HTTP/1.1 and for HTTP/2 by prior
+// knowledge.
 type Server struct {
 	*Service
 	// URL has no path and no slash at its end; Addr is its host:port.
@@ -73,12 +73,8 @@ type Server struct {
 	closed bool
 }
 
-// Listen starts a server.
-func (s *Service) Listen() (*Server, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
+// Serve starts a server on a listener, which it closes in the end.
+func (s *Service) Serve(l net.Listener) *Server {
 	addr := l.Addr().String()
 	srv := &Server{
 		Service: s, URL: "http://" + addr, Addr: addr, listener: l,
@@ -91,11 +87,11 @@ func (s *Service) Listen() (*Server, error) {
 	if s.refuse == "" {
 		srv.http.Protocols.SetUnencryptedHTTP2(true)
 		srv.serving.Go(func() { _ = srv.http.Serve(l) })
-		return srv, nil
+		return srv
 	}
 	srv.serving.Go(func() { _ = srv.http.Serve(handed{srv}) })
 	srv.serving.Go(srv.accept)
-	return srv, nil
+	return srv
 }
 
 // Close ends all connections and returns when nothing is under way any more.

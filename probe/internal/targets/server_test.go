@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -30,10 +31,11 @@ func listen(t *testing.T, target Target, protocol wire.Protocol, prepare ...func
 	for _, f := range prepare {
 		f(service)
 	}
-	s, err := service.Listen()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := service.Serve(l)
 	t.Cleanup(s.Close)
 	r, err := plan.NewRenderer(target.Plan(s, ""), plan.Source{Env: Env})
 	if err != nil {
@@ -239,7 +241,7 @@ func TestMailsReachASink(t *testing.T) {
 				got.Add(1)
 			}))
 			defer sink.Close()
-			s := listen(t, named(t, name), wire.HTTP1, func(svc *Service) { svc.SendMailsTo(sink.URL) })
+			s := listen(t, named(t, name), wire.HTTP1, func(svc *Service) { svc.SendMailsTo(sink.URL, sink.Client()) })
 			s.send()
 			s.send()
 			s.server.Wait()

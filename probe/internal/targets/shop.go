@@ -38,7 +38,7 @@ type shop struct {
 	lines  []string // the audit log
 
 	sink   string // URL, empty for none
-	client http.Client
+	client *http.Client
 	silent bool // writes no audit
 
 	failing atomic.Bool // making orders fails

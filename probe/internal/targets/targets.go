@@ -97,7 +97,7 @@ func (t Target) Plan(s *Server, sink string) *plan.Plan {
 		Contract:    &t.Contract,
 		Timing: plan.Timing{
 			Timeout: 10 * time.Second, Settle: 300 * time.Millisecond, StableFor: 2, SettleLimit: 1500 * time.Millisecond,
-			Poll: 20 * time.Millisecond, LateAfter: 300 * time.Millisecond,
+			Poll: 50 * time.Millisecond, LateAfter: 300 * time.Millisecond,
 		},
 		Race:   plan.Race{Width: 5, Trials: 1},
 		Budget: plan.Budget{MaxSends: 500, MaxReads: 20_000, MaxTime: 2 * time.Minute},
