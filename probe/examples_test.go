@@ -2,14 +2,17 @@ package probe_test
 
 import (
 	"bufio"
+	"fmt"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,15 +26,38 @@ import (
 
 var listening = regexp.MustCompile(`listening on (http://[0-9.:]+)`)
 
-// example builds a program of the folder examples, starts it and returns where
-// it listens.
+// programs builds the programs of the folder examples, each once.
+var programs = map[string]func() (string, error){
+	"orders":   sync.OnceValues(func() (string, error) { return build("orders") }),
+	"payments": sync.OnceValues(func() (string, error) { return build("payments") }),
+}
+
+// programsDir is removed by TestMain.
+var programsDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "semel-probe-test-") })
+
+func build(name string) (program string, err error) {
+	dir, err := programsDir()
+	if err != nil {
+		return "", err
+	}
+	program = filepath.Join(dir, name)
+	if runtime.GOOS == "windows" {
+		program += ".exe"
+	}
+	c := exec.Command("go", "build", "-o", program, ".")
+	c.Dir = filepath.Join("..", "examples", name)
+	if out, err := c.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return program, nil
+}
+
+// example starts a program of the folder examples and returns where it listens.
 func example(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
-	build := exec.Command("go", "build", "-o", program, ".")
-	build.Dir = filepath.Join("..", "examples", name)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	program, err := programs[name]()
+	if err != nil {
+		t.Fatal(err)
 	}
 	c := exec.Command(program, append([]string{"--listen", "127.0.0.1:0"}, args...)...)
 	stderr, err := c.StderrPipe()
@@ -109,6 +135,7 @@ func finding(op evidence.Operation, id string) *evidence.Finding {
 // The unprotected example has two orders for one key, and the evidence shows
 // them.
 func TestOrdersBare(t *testing.T) {
+	t.Parallel() // it mostly waits
 	op := mustProbe(t, ordersPlan(t, example(t, "orders", "--delay", "50ms")), probe.Options{})
 	f := finding(op, "double-effect-sequential")
 	if f == nil || f.Priority != evidence.P0 || f.Basis != evidence.Established || len(f.Sends) < 2 {
@@ -128,6 +155,7 @@ func TestOrdersBare(t *testing.T) {
 
 // Behind the gateway the same service is clean.
 func TestOrdersBehindGateway(t *testing.T) {
+	t.Parallel() // it mostly waits
 	upstream, err := url.Parse(example(t, "orders", "--delay", "50ms"))
 	if err != nil {
 		t.Fatal(err)
@@ -172,6 +200,7 @@ func clean(t *testing.T, op evidence.Operation) {
 
 // The example that protects itself in its own transaction is clean.
 func TestPayments(t *testing.T) {
+	t.Parallel() // it mostly waits
 	base := example(t, "payments", "--delay", "50ms", "--db", filepath.Join(t.TempDir(), "payments.db"))
 	p := &plan.Plan{
 		Version: 1, Name: "payments",

@@ -26,10 +26,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/targets"
 	"github.com/semelhq/semel/probe/plan"
 )
 
@@ -72,6 +74,22 @@ func (c *counter) serve(t *testing.T) *httptest.Server {
 	s.Start()
 	t.Cleanup(s.Close)
 	return s
+}
+
+// serveVirtually serves in a bubble of virtual time, where the options then
+// connect to. It returns the URL.
+func (c *counter) serveVirtually(t *testing.T, o *probe.Options) string {
+	n := targets.NewNetwork()
+	l := n.Listen()
+	s := &http.Server{Handler: c}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(l) })
+	t.Cleanup(func() {
+		_ = s.Close()
+		serving.Wait()
+	})
+	o.DialWith(n.Dial)
+	return "http://" + l.Addr().String()
 }
 
 // simple is a plan for a counter.
@@ -525,7 +543,9 @@ func TestSinks(t *testing.T) {
 }
 
 // A mail that stays away is found, once another has been seen to come.
-func TestLostMail(t *testing.T) {
+func TestLostMail(t *testing.T) { synctest.Test(t, testLostMail) }
+
+func testLostMail(t *testing.T) {
 	mails := atomic.Int64{}
 	c := &counter{}
 	c.after = func(*http.Request, []byte) {
@@ -533,12 +553,13 @@ func TestLostMail(t *testing.T) {
 			mails.Add(1)
 		}
 	}
-	s := c.serve(t)
-	p := simple(s.URL, plan.Altered, plan.FreshKey)
+	o := probe.Options{Send: true}
+	p := simple(c.serveVirtually(t, &o), plan.Altered, plan.FreshKey)
 	p.Timing.SettleLimit = 3 * time.Second // the mail is waited for that long
-	res := mustRun(t, p, probe.Options{Send: true, State: []probe.State{{
+	o.State = []probe.State{{
 		Name: "mails", Outside: true, Read: func(context.Context, probe.StateRequest) (int64, error) { return mails.Load(), nil },
-	}}})
+	}}
+	res := mustRun(t, p, o)
 	op := res.Run.Operations[0]
 	f := finding(op, "lost-effect")
 	if f == nil || f.Basis != evidence.Established || op.Verdict.OutboxPattern != "no" {
@@ -568,12 +589,15 @@ func TestScopeNeedsAReplay(t *testing.T) {
 }
 
 // Waiting for what never comes does not use up the budget of reads.
-func TestWaitingIsCheap(t *testing.T) {
+func TestWaitingIsCheap(t *testing.T) { synctest.Test(t, testWaitingIsCheap) }
+
+func testWaitingIsCheap(t *testing.T) {
 	c := &counter{}
-	p := simple(c.serve(t).URL, plan.Duplicate)
+	o := probe.Options{Send: true}
+	p := simple(c.serveVirtually(t, &o), plan.Duplicate)
 	p.Timing.SettleLimit = time.Second // 200 times the pause between two readings
-	blind := []probe.State{{Name: "blind", Read: func(context.Context, probe.StateRequest) (int64, error) { return 0, nil }}}
-	res := mustRun(t, p, probe.Options{Send: true, State: blind})
+	o.State = []probe.State{{Name: "blind", Read: func(context.Context, probe.StateRequest) (int64, error) { return 0, nil }}}
+	res := mustRun(t, p, o)
 	if reads := c.hits.Load() - c.effects.Load(); reads > 60 {
 		t.Errorf("%d readings", reads)
 	}
@@ -709,7 +733,9 @@ func TestReordered(t *testing.T) {
 }
 
 // A key has to be known until shortly before its retention is over.
-func TestRetentionEdge(t *testing.T) {
+func TestRetentionEdge(t *testing.T) { synctest.Test(t, testRetentionEdge) }
+
+func testRetentionEdge(t *testing.T) {
 	first := map[string]time.Time{}
 	target := &counter{}
 	target.remembering(func(key string) bool {
@@ -723,10 +749,11 @@ func TestRetentionEdge(t *testing.T) {
 		promised time.Duration
 		want     evidence.Outcome
 	}{{500 * time.Millisecond, evidence.Held}, {2 * time.Second, evidence.Broken}} {
-		p := simple(target.serve(t).URL, plan.RetentionEdge)
+		o := probe.Options{Send: true}
+		p := simple(target.serveVirtually(t, &o), plan.RetentionEdge)
 		p.Operations[0].Resource = nil
 		p.Target.Retention = c.promised
-		op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+		op := mustRun(t, p, o).Run.Operations[0]
 		if e := outcome(t, op, plan.RetentionEdge); e.Outcome != c.want {
 			t.Errorf("%v: %s: %s", c.promised, e.Outcome, e.Why)
 		}
@@ -855,6 +882,8 @@ func TestFilesAndPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PROBE_TEST_COUNT", log)
+	// With the race detector a program else sleeps for a second before it ends.
+	t.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	p.Operations[0].Readers = []plan.Reader{
 		{Name: "log", Log: &plan.LogReader{File: log, Pattern: `created .*{{.ref}}`}},
 		{Name: "number", Command: &plan.CommandReader{Argv: []string{self}}},
@@ -882,5 +911,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if dir, err := programsDir(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
 }
