@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel/probe/conformance"
+	"github.com/semelhq/semel/probe/report"
 	"github.com/semelhq/semel/probe/wire"
 	"github.com/semelhq/semel/semelhttp"
 )
@@ -148,7 +148,7 @@ func (p *program) conformance(ctx context.Context, s conformanceSettings) error 
 			_ = table.Flush() // a line at a time: it is the progress too
 		}
 	}
-	report, err := conformance.Run(ctx, c)
+	result, err := conformance.Run(ctx, c)
 	switch {
 	case errors.Is(err, conformance.ErrUnreachable):
 		return &fault{code: exitFailed, err: err, do: "Start the server with its test endpoint, or correct --url; semel conformance --help tells what it has to offer. A retry is safe."}
@@ -158,44 +158,28 @@ func (p *program) conformance(ctx context.Context, s conformanceSettings) error 
 		return usagef("%w", err)
 	}
 	if s.junit != "" {
-		if err := writeTo(s.junit, report.WriteJUnit); err != nil {
+		if err := report.WriteFile(s.junit, result.WriteJUnit); err != nil {
 			return &fault{code: exitFailed, err: fmt.Errorf("--junit: %w", err), do: "Choose a file that can be written. A retry is safe."}
 		}
 	}
-	failed, skipped := report.Failed(), 0
-	for _, r := range report.Results {
+	failed, skipped := result.Failed(), 0
+	for _, r := range result.Results {
 		if r.Outcome == conformance.NotApplicable {
 			skipped++
 		}
 	}
 	if s.json {
-		if err := p.printJSON(report); err != nil {
+		if err := p.printJSON(result); err != nil {
 			return err
 		}
 	} else {
 		_, _ = fmt.Fprintf(p.stdout, "%d passed, %d failed, %d not applicable, in %v with %d requests\n",
-			len(report.Results)-failed-skipped, failed, skipped, report.Took.Round(time.Millisecond), report.Sends)
+			len(result.Results)-failed-skipped, failed, skipped, result.Took.Round(time.Millisecond), result.Sends)
 	}
 	if failed > 0 {
-		return &fault{code: exitViolated, err: fmt.Errorf("%d of %d cases of the contract %s failed", failed, len(report.Results), report.Contract), do: "Each failed line says what was seen instead. A retry is safe: every run has keys of its own."}
+		return &fault{code: exitViolated, err: fmt.Errorf("%d of %d cases of the contract %s failed", failed, len(result.Results), result.Contract), do: "Each failed line says what was seen instead. A retry is safe: every run has keys of its own."}
 	}
 	return nil
-}
-
-// writeTo writes a file whole: what was there is replaced only at the end.
-func writeTo(path string, write func(io.Writer) error) (err error) {
-	f, err := os.OpenFile(path+".part", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(write(f), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
 }
 
 func (p *program) conformanceEndpointCommand() *cobra.Command {

@@ -17,6 +17,7 @@ func TestConformance(t *testing.T) {
 	t.Cleanup(endpoint.Close)
 	g := startGateway(t, "--upstream", endpoint.URL, "--store", newStore(t), "--require-key")
 	junit := filepath.Join(t.TempDir(), "junit.xml")
+	victims := plantLinks(t, junit)
 	args := []string{
 		"conformance", "--url", g.url + "/conformance",
 		"--header", "Authorization: Bearer a", "--other-header", "Authorization: Bearer b", "--junit", junit,
@@ -52,6 +53,7 @@ func TestConformance(t *testing.T) {
 	if !strings.Contains(string(text), "<failure message=") {
 		t.Error("JUnit shows no failure")
 	}
+	victims.wantUntouched()
 
 	endpoint.Close()
 	gone := semelWith(nil, "", "conformance", "--url", endpoint.URL)

@@ -12,14 +12,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/probe/report"
 )
 
 func jsonFlag(cmd *cobra.Command, v *bool) {
 	cmd.Flags().BoolVar(v, "json", false, "print one JSON document; the names of its members are stable")
 }
 
+// printJSON prints a value without what a terminal might obey.
 func (p *program) printJSON(v any) error {
-	e := json.NewEncoder(p.stdout)
+	e := json.NewEncoder(report.SafeJSON(p.stdout))
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
@@ -128,7 +130,7 @@ func (l listing[T]) item(table io.Writer, asJSON bool, n int, item T) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(l.p.stdout, "%s%s", lead, b)
+	_, err = fmt.Fprintf(report.SafeJSON(l.p.stdout), "%s%s", lead, b)
 	return err
 }
 

@@ -221,18 +221,20 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 		dir = "probe-" + result.Run.ID
 	}
 	run := result.Run
-	err = report.Write(dir, run, report.Files{Plan: text, HAR: result.HAR.Write})
+	if err := report.Write(dir, run, report.Files{Plan: text, HAR: result.HAR.Write}); err != nil {
+		return probeFault(probeFailed, "The run is lost; a retry sends everything again.", "the evidence cannot be written: %w", err)
+	}
 	for path, write := range map[string]func(io.Writer) error{
 		s.junit:    func(w io.Writer) error { return report.JUnit(w, run) },
 		s.sarif:    func(w io.Writer) error { return report.SARIF(w, run) },
 		s.markdown: func(w io.Writer) error { return report.Markdown(w, run) },
 	} {
 		if path != "" {
-			err = errors.Join(err, writeTo(path, write))
+			err = errors.Join(err, report.WriteFile(path, write))
 		}
 	}
 	if err != nil {
-		return probeFault(probeFailed, "The run is lost; a retry sends everything again.", "the evidence cannot be written: %w", err)
+		return probeFault(probeFailed, "The evidence is in "+dir+", and semel probe report prints it in any form. A retry sends everything again.", "a report cannot be written: %w", err)
 	}
 	if s.json {
 		err = report.JSON(p.stdout, run)
@@ -591,7 +593,7 @@ it ends with 1 if there are findings that the first run did not have.`,
 			d := report.Compare(before.Run, after.Run)
 			switch {
 			case asJSON:
-				err = p.printJSON(d)
+				err = d.JSON(p.stdout)
 			case asMarkdown:
 				err = d.Markdown(p.stdout)
 			default:

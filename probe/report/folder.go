@@ -83,7 +83,7 @@ func Write(dir string, r *evidence.Run, f Files) (err error) {
 	}()
 
 	put := func(file string, write func(io.Writer) error) error {
-		if err := writeFile(filepath.Join(temp, file), write); err != nil {
+		if err := WriteFile(filepath.Join(temp, file), write); err != nil {
 			return fmt.Errorf("report: %s: %w", file, err)
 		}
 		return nil
@@ -101,7 +101,7 @@ func Write(dir string, r *evidence.Run, f Files) (err error) {
 		}
 	}
 	if f.HAR != nil {
-		if err := put(HARFile, f.HAR); err != nil {
+		if err := put(HARFile, func(w io.Writer) error { return f.HAR(SafeJSON(w)) }); err != nil {
 			return err
 		}
 		x.Evidence = HARFile
@@ -117,9 +117,6 @@ func Write(dir string, r *evidence.Run, f Files) (err error) {
 			if err := put(filepath.Join(StateDir, n), raw(b)); err != nil {
 				return err
 			}
-		}
-		if err := syncDir(filepath.Join(temp, StateDir)); err != nil {
-			return fmt.Errorf("report: %w", err)
 		}
 	}
 	for _, of := range []struct {
@@ -163,22 +160,6 @@ func stateName(n string) bool {
 		}
 	}
 	return filepath.IsLocal(n)
-}
-
-func writeFile(path string, write func(io.Writer) error) (err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	b := bufio.NewWriterSize(f, 1<<16)
-	if err := write(b); err != nil {
-		return err
-	}
-	if err := b.Flush(); err != nil {
-		return err
-	}
-	return f.Sync()
 }
 
 // Folder is a run's folder that was read back.

@@ -1,9 +1,7 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"strings"
 	"unicode"
@@ -114,30 +112,4 @@ func ranges(ns []int) string {
 		parts = append(parts[:20], "…")
 	}
 	return strings.Join(parts, ", ")
-}
-
-// writeJSON writes a value as indented JSON that is safe to look at: what does
-// not print is escaped, which JSON leaves to the writer.
-func writeJSON(w io.Writer, v any) error {
-	var b strings.Builder
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	var out strings.Builder
-	for _, r := range b.String() {
-		switch {
-		case r == '\n' || r < 0x7f || r > 0x7f && unicode.IsPrint(r):
-			out.WriteRune(r)
-		case r < 0x10000:
-			fmt.Fprintf(&out, `\u%04x`, r)
-		default:
-			r -= 0x10000
-			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
-		}
-	}
-	_, err := io.WriteString(w, out.String())
-	return err
 }

@@ -130,7 +130,7 @@ func (r *run) restartDatabase(ctx context.Context) error {
 // watch notes when this machine does not get on: a lease that lapses then is
 // nobody's fault. It does what the processes do, which is to wait and to write.
 func (r *run) watch(ctx context.Context) error {
-	f, err := os.Create(filepath.Join(r.config.Dir, "watch"))
+	f, err := os.OpenFile(filepath.Join(r.config.Dir, "watch"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

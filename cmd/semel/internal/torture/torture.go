@@ -184,7 +184,7 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("torture: config: %w", err)
 	}
-	timeline, err := os.Create(filepath.Join(c.Dir, TimelineFile))
+	timeline, err := os.OpenFile(filepath.Join(c.Dir, TimelineFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("torture: %w", err)
 	}
