@@ -185,6 +185,12 @@ type Filter struct {
 	Key       string
 	// Lapsed selects records in progress whose lease is over.
 	Lapsed bool
+	// Cause selects unknown records by their cause: the whole text or, with a
+	// * at its end, how the text begins.
+	Cause string
+	// BegunSince and BegunUntil select by Record.BegunAt, which is by the
+	// store's clock. BegunUntil is exclusive.
+	BegunSince, BegunUntil time.Time
 	// After continues a listing behind the record with this fence.
 	After uint64
 	// Limit is the page size: 100 if zero, at most 1,000.

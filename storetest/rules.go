@@ -100,6 +100,7 @@ var rules = []rule{
 	{"trail-commits-with-the-transaction", []string{"transaction", "trail"}, trailCommitsWithTransaction},
 
 	{"list-filters-and-pages", []string{"lease", "lister"}, listFilters},
+	{"list-by-cause-and-time", []string{"lease", "lister", "resolver"}, listCauses},
 	{"trail-commits-with-the-record", []string{"lease", "trail"}, trailCommits},
 	{"trail-tells-resolutions", []string{"lease", "trail", "resolver"}, trailResolutions},
 	{"trail-notes-are-kept-in-order", []string{"trail"}, trailNotes},
@@ -1298,6 +1299,81 @@ func listFilters(t testing.TB, h Harness, ctx context.Context) {
 	h.advance(retention + time.Second)
 	if got := list(semel.Filter{State: semel.StateCompleted}); got != "" {
 		t.Fatalf("List returned expired %q", got)
+	}
+}
+
+func listCauses(t testing.TB, h Harness, ctx context.Context) {
+	lister := h.Store.(semel.Lister)
+	list := func(f semel.Filter) (keys string, records []semel.Record) {
+		t.Helper()
+		records, err := lister.List(ctx, f)
+		must(t, "List", err)
+		for _, r := range records {
+			keys += r.Identity.Key
+		}
+		return keys, records
+	}
+	// Begun one after the other, by the store's clock.
+	claims := make(map[string]semel.Claim)
+	for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		claims[key] = begin(t, ctx, h.Store, attempt(key))
+		h.advance(time.Second)
+	}
+	hold := func(key, cause string) { must(t, "Hold", claims[key].Hold(ctx, cause)) }
+	hold("a", "the handler answered 502")
+	hold("b", "the handler answered 504")
+	hold("c", "THE HANDLER ANSWERED 502")
+	hold("d", "the handler answered 502 at last")
+	hold("e", "100%_*")
+	hold("f", "")
+	// Marked unknown, and then settled by the claim that still may.
+	hold("g", "the handler answered 502")
+	complete(t, ctx, claims["g"], result("late"))
+
+	all, records := list(semel.Filter{})
+	if all != "abcdefgh" {
+		t.Fatalf("List returned %q", all)
+	}
+	third := records[2].BegunAt
+	for _, c := range []struct {
+		f    semel.Filter
+		want string
+	}{
+		{semel.Filter{Cause: "the handler answered 502"}, "a"},
+		{semel.Filter{Cause: "the handler answered"}, ""},
+		{semel.Filter{Cause: "the handler answered*"}, "abd"},
+		{semel.Filter{Cause: "the handler answered*", Limit: 2}, "ab"},
+		{semel.Filter{Cause: "the handler answered*", After: claims["a"].Fence()}, "bd"},
+		{semel.Filter{Cause: "handler*"}, ""},
+		{semel.Filter{Cause: "*"}, "abcdef"},
+		{semel.Filter{Cause: "100%_**"}, "e"},
+		{semel.Filter{Cause: "1__*"}, ""},
+		{semel.Filter{Cause: "%"}, ""},
+		{semel.Filter{Cause: "*", State: semel.StateUnknown}, "abcdef"},
+		{semel.Filter{Cause: "*", State: semel.StateInProgress}, ""},
+		{semel.Filter{Cause: "*", State: semel.StateCompleted}, ""},
+		{semel.Filter{BegunSince: third}, "cdefgh"},
+		{semel.Filter{BegunSince: third.Add(time.Nanosecond)}, "defgh"},
+		{semel.Filter{BegunUntil: third}, "ab"},
+		{semel.Filter{BegunUntil: third.Add(time.Nanosecond)}, "abc"},
+		{semel.Filter{BegunSince: third, BegunUntil: third}, ""},
+		{semel.Filter{BegunSince: third, BegunUntil: third.Add(time.Minute), Cause: "the handler*"}, "d"},
+		{semel.Filter{BegunSince: third, State: semel.StateInProgress}, "h"},
+	} {
+		if got, _ := list(c.f); got != c.want {
+			t.Fatalf("List %+v returned %q; want %q", c.f, got, c.want)
+		}
+	}
+
+	// A takeover begins anew, and the cause goes with the state.
+	a := attempt("a")
+	a.Takeover = claims["a"].Fence()
+	begin(t, ctx, h.Store, a)
+	if got, _ := list(semel.Filter{Cause: "the handler answered 502"}); got != "" {
+		t.Fatalf("List by the cause of a record that was taken over returned %q", got)
+	}
+	if got, _ := list(semel.Filter{BegunSince: third, Key: "a"}); got != "a" {
+		t.Fatalf("List by the time of a takeover returned %q", got)
 	}
 }
 

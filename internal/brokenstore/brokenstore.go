@@ -17,6 +17,7 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -1320,6 +1321,57 @@ var telling = []Broken{
 		},
 	},
 	{
+		Name:   "list-with-patterns",
+		What:   "takes a cause for a pattern of its query language",
+		Breaks: []string{"list-by-cause-and-time"},
+		change: func(s *seams) {
+			s.listed = func(s *store, f semel.Filter, r row, now time.Time) bool {
+				cause := f.Cause
+				f.Cause = ""
+				return listed(s, f, r, now) && (cause == "" || r.State == semel.StateUnknown && like(cause, r.Cause))
+			}
+		},
+	},
+	{
+		Name:   "list-deaf-to-causes",
+		What:   "answers a question for one cause with every record",
+		Breaks: []string{"list-by-cause-and-time"},
+		change: func(s *seams) {
+			s.listed = func(s *store, f semel.Filter, r row, now time.Time) bool {
+				f.Cause = ""
+				return listed(s, f, r, now)
+			}
+		},
+	},
+	{
+		Name:   "list-begun-until-inclusive",
+		What:   "counts a record at the edge of a time range in, so that it is in two ranges that meet",
+		Breaks: []string{"list-by-cause-and-time"},
+		change: func(s *seams) {
+			s.listed = func(s *store, f semel.Filter, r row, now time.Time) bool {
+				if r.BegunAt.Equal(f.BegunUntil) {
+					f.BegunUntil = time.Time{}
+				}
+				return listed(s, f, r, now)
+			}
+		},
+	},
+	{
+		Name:   "list-by-the-first-claim",
+		What:   "keeps the time of the first claim for that of the latest",
+		Breaks: []string{"list-by-cause-and-time"},
+		change: func(s *seams) {
+			first := make(map[string]time.Time)
+			s.listed = func(s *store, f semel.Filter, r row, now time.Time) bool {
+				if at, ok := first[r.ID]; ok {
+					r.BegunAt = at
+				}
+				first[r.ID] = r.BegunAt
+				return listed(s, f, r, now)
+			}
+		},
+	},
+	{
 		Name:   "trail-behind-the-answer",
 		What:   "tells of a change after it was answered: a crash in between leaves no trace of it",
 		Breaks: []string{"trail-commits-with-the-record"},
@@ -1451,6 +1503,22 @@ func (s tellsOfNoTakeover) Begin(ctx context.Context, a semel.Attempt) (semel.Cl
 		s.Note(semel.TrailEntry{Kind: semel.TrailTakeover, RecordID: c.RecordID(), Key: a.Identity.Key})
 	}
 	return c, err
+}
+
+// like matches as SQL's LIKE does, with * for %.
+func like(pattern, s string) bool {
+	var re strings.Builder
+	for _, c := range pattern {
+		switch c {
+		case '*', '%':
+			re.WriteString(".*")
+		case '_':
+			re.WriteString(".")
+		default:
+			re.WriteString(regexp.QuoteMeta(string(c)))
+		}
+	}
+	return regexp.MustCompile("(?is)^" + re.String() + "$").MatchString(s)
 }
 
 type listWithResults struct{ *store }

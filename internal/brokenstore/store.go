@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -472,7 +473,13 @@ func listed(s *store, f semel.Filter, r row, now time.Time) bool {
 	return !s.expired(r, now) && r.Fence > f.After && is(f.ID, r.ID) && is(f.State, r.State) &&
 		(!f.Lapsed || r.State == semel.StateInProgress && s.lapsed(r, now)) &&
 		is(f.Tenant, r.Identity.Tenant) && is(f.Actor, r.Identity.Actor) &&
-		is(f.Operation, r.Identity.Operation) && is(f.Key, r.Identity.Key)
+		is(f.Operation, r.Identity.Operation) && is(f.Key, r.Identity.Key) &&
+		hasCause(f.Cause, r) && !r.BegunAt.Before(f.BegunSince) && (f.BegunUntil.IsZero() || r.BegunAt.Before(f.BegunUntil))
+}
+
+func hasCause(cause string, r row) bool {
+	prefix, begins := strings.CutSuffix(cause, "*")
+	return cause == "" || r.State == semel.StateUnknown && (r.Cause == cause || begins && strings.HasPrefix(r.Cause, prefix))
 }
 
 func told(f semel.TrailFilter, e semel.TrailEntry) bool {

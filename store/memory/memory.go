@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -273,7 +274,10 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 			f.Tenant != "" && r.Identity.Tenant != f.Tenant ||
 			f.Actor != "" && r.Identity.Actor != f.Actor ||
 			f.Operation != "" && r.Identity.Operation != f.Operation ||
-			f.Key != "" && r.Identity.Key != f.Key {
+			f.Key != "" && r.Identity.Key != f.Key ||
+			f.Cause != "" && !hasCause(r, f.Cause) ||
+			!f.BegunSince.IsZero() && r.BegunAt.Before(f.BegunSince) ||
+			!f.BegunUntil.IsZero() && !r.BegunAt.Before(f.BegunUntil) {
 			continue
 		}
 		rec := r.read(now)
@@ -285,6 +289,16 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	}
 	slices.SortFunc(out, func(a, b semel.Record) int { return cmp.Compare(a.Fence, b.Fence) })
 	return out[:min(limit, len(out))], nil
+}
+
+func hasCause(r *record, cause string) bool {
+	if r.State != semel.StateUnknown {
+		return false
+	}
+	if prefix, ok := strings.CutSuffix(cause, "*"); ok {
+		return strings.HasPrefix(r.Cause, prefix)
+	}
+	return r.Cause == cause
 }
 
 func pageSize(limit int) int {

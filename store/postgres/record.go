@@ -315,6 +315,17 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	if f.Lapsed {
 		w.add("state = 1 AND state <> 2 AND lease_until <= clock_timestamp()")
 	}
+	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
+		w.add("state = 3 AND state <> 2 AND starts_with(cause, ?)", text(prefix))
+	} else if f.Cause != "" {
+		w.add("state = 3 AND state <> 2 AND cause = ?", text(f.Cause))
+	}
+	if !f.BegunSince.IsZero() {
+		w.add("begun_at >= ?", ceilMicro(f.BegunSince))
+	}
+	if !f.BegunUntil.IsZero() {
+		w.add("begun_at < ?", ceilMicro(f.BegunUntil))
+	}
 	sql := s.sql.list + w.String() + " ORDER BY fence LIMIT " + pageSize(f.Limit)
 	return again(ctx, s, func() ([]semel.Record, error) {
 		rows, err := s.pool.Query(ctx, sql, w.args...)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -639,7 +640,22 @@ func listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
 	if f.Lapsed {
 		w.add("state = 1 AND lease_until <= ?", now)
 	}
-	if f.Lapsed || f.State == semel.StateInProgress || f.State == semel.StateUnknown {
+	if f.Cause != "" {
+		w.add("state = 3")
+	}
+	if prefix, ok := strings.CutSuffix(cut(f.Cause), "*"); !ok {
+		w.equal("cause", cut(f.Cause))
+	} else if prefix != "" {
+		// Of bytes, because LIKE knows more signs than the one.
+		w.add("substr(CAST(cause AS BLOB), 1, ?) = CAST(? AS BLOB)", int64(len(prefix)), prefix)
+	}
+	if !f.BegunSince.IsZero() {
+		w.add("begun_at >= ?", ceilMicro(f.BegunSince))
+	}
+	if !f.BegunUntil.IsZero() {
+		w.add("begun_at < ?", ceilMicro(f.BegunUntil))
+	}
+	if f.Lapsed || f.State == semel.StateInProgress || f.State == semel.StateUnknown || f.Cause != "" {
 		w.add("expires_at IS NULL") // in the words of the index record_open, which else is not used
 	}
 	return w.query(f.Limit)
