@@ -57,6 +57,7 @@ func (p *program) admin(cmd *cobra.Command, fn func(ctx context.Context, s store
 func (p *program) keysListCommand() *cobra.Command {
 	var page pageFlags
 	var f semel.Filter
+	var since, until string
 	state := choice{of: []string{"in_progress", "completed", "unknown"}}
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -74,6 +75,13 @@ output is one document:
 	}
 	p.admin(cmd, func(ctx context.Context, s store, _ []string) error {
 		if err := page.check(); err != nil {
+			return err
+		}
+		var err error
+		if f.BegunSince, err = pointInTime("since", since); err != nil {
+			return err
+		}
+		if f.BegunUntil, err = pointInTime("until", until); err != nil {
 			return err
 		}
 		if state.value != "" {
@@ -103,6 +111,9 @@ output is one document:
 	cmd.Flags().StringVar(&f.Actor, "actor", "", "only this actor's; behind a gateway that is a digest")
 	cmd.Flags().StringVar(&f.Operation, "operation", "", `only this operation's, such as "POST /orders"`)
 	cmd.Flags().StringVar(&f.Key, "key", "", "only with this key, in whatever scope")
+	cmd.Flags().StringVar(&f.Cause, "cause", "", `only unknown ones with this cause; with a * at its end, whose cause begins so`)
+	cmd.Flags().StringVar(&since, "since", "", "begun from this time on: 2026-11-21T09:00:00Z, or 90m for 90 minutes ago")
+	cmd.Flags().StringVar(&until, "until", "", "begun before this time, in the same forms")
 	page.add(cmd, "fence")
 	return cmd
 }
@@ -372,14 +383,15 @@ command.`,
 func (p *program) keysResolveCommand() *cobra.Command {
 	var (
 		d       decided
+		many    bulk
 		as      = choice{of: []string{"result", "no-effect", "execute-again"}}
 		status  int
 		headers []string
 		body    string
 	)
 	cmd := &cobra.Command{
-		Use:   "resolve ID",
-		Short: "Settle a record whose outcome is unknown",
+		Use:   "resolve ID | --where NAME=VALUE...",
+		Short: "Settle a record whose outcome is unknown, or many",
 		Long: `Settles a record that is unknown by what you have found out about its effect:
 
   --as result         It happened. Replays are answered with the answer you give
@@ -391,20 +403,46 @@ func (p *program) keysResolveCommand() *cobra.Command {
 A record in progress whose lease has lapsed is marked unknown first, which keeps its
 owner from coming back: look again, then repeat the command. An owner that still
 lives has then lost its claim, and what it comes to is not recorded; wait until the
-operation's deadline has passed, or it may still have its effect. A body without a Content-Type is application/json if it is JSON, else
-what its first bytes look like.`,
+operation's deadline has passed, or it may still have its effect. A body without a
+Content-Type is application/json if it is JSON, else what its first bytes look like.
+
+After an outage there are many. --where selects them by what is on record:
+
+  operation=POST /orders        as the gateway names it: method and path
+  tenant=T  actor=A             whose they are
+  cause=TEXT                    why they are unknown; TEXT* matches how it begins
+  answered=502                  short for 'cause=the handler answered 502'
+  since=TIME  until=TIME        when the request began, by the store's clock:
+                                2026-11-21T09:00:00Z, or 90m for 90 minutes ago
+
+All conditions given must hold; 'cause=*' selects whatever is unknown. Without
+--apply nothing is changed: you are told how many records of which operations and
+causes there are, and the command that settles them. Between the two, find out what
+became of their effects. The command settles what was unknown at the dry run, and
+nothing that became unknown since. Records with a lapsed lease are marked unknown by
+it and left for another dry run. Those of living owners are never touched. With
+--as result all get the same answer.
+
+The run can be interrupted at any time: the same command goes on with what is left.
+No record is settled twice, and each has its own entry in the audit trail.
+
+It ends with 0 when it came to its end, also at its --limit, and after a dry run;
+with 1 when it was interrupted or the store failed; and with 2 for wrong usage.`,
 		Example: `  semel keys resolve --store sqlite:semel.db ID --as result --status 201 \
       --header 'Location: /orders/17' --body @order.json --because "order 17 exists" --by alice
   semel keys resolve --store sqlite:semel.db ID --as no-effect --because "no such order" --by alice
-  semel keys resolve --store sqlite:semel.db ID --as execute-again --because "upstream deduplicates" --by alice`,
-		Args: oneID,
+  semel keys resolve --store sqlite:semel.db ID --as execute-again --because "upstream deduplicates" --by alice
+  semel keys resolve --store sqlite:semel.db --where answered=502 --where since=2h --as no-effect --because "not in the ledger"`,
+		Args: many.args,
 	}
 	p.admin(cmd, func(ctx context.Context, s store, args []string) error {
-		if as.value == "" {
-			return usagef("--as is missing: say result, no-effect or execute-again")
-		}
-		if err := d.check(p); err != nil {
-			return err
+		if len(many.where) == 0 {
+			if as.value == "" {
+				return usagef("--as is missing: say result, no-effect or execute-again")
+			}
+			if err := d.check(p); err != nil {
+				return err
+			}
 		}
 		if as.value != "result" {
 			for _, name := range []string{"status", "header", "body"} {
@@ -413,29 +451,34 @@ what its first bytes look like.`,
 				}
 			}
 		}
-		switch as.value {
-		case "no-effect":
-			return p.settle(ctx, s, args[0], d, semel.DecideNoEffect, nil)
-		case "execute-again":
-			return p.settle(ctx, s, args[0], d, semel.DecideExecuteAgain, nil)
+		decision := map[string]semel.Decision{
+			"result": semel.DecideResult, "no-effect": semel.DecideNoEffect, "execute-again": semel.DecideExecuteAgain,
+		}[as.value]
+		var result func(semel.Record) (semel.Result, error)
+		if decision == semel.DecideResult {
+			content, err := p.readBody(body)
+			if err != nil {
+				return err
+			}
+			header, err := parseHeaders(headers)
+			if err != nil {
+				return err
+			}
+			result = func(r semel.Record) (semel.Result, error) { return httpResult(r, status, header.Clone(), content) }
 		}
-		content, err := p.readBody(body)
-		if err != nil {
-			return err
+		if len(many.where) > 0 {
+			return p.settleMany(ctx, s, bulkSettlement{
+				bulk: many, decided: d, as: as.value, decision: decision, result: result, repeat: p.repeatable(cmd),
+			})
 		}
-		header, err := parseHeaders(headers)
-		if err != nil {
-			return err
-		}
-		return p.settle(ctx, s, args[0], d, semel.DecideResult, func(r semel.Record) (semel.Result, error) {
-			return httpResult(r, status, header, content)
-		})
+		return p.settle(ctx, s, args[0], d, decision, result)
 	})
 	choiceFlag(cmd, &as, "as", "what became of the effect (required)")
 	cmd.Flags().IntVar(&status, "status", http.StatusOK, "status of the answer")
 	cmd.Flags().StringArrayVar(&headers, "header", nil, "a header of the answer, as 'Name: value'; can be given several times")
 	cmd.Flags().StringVar(&body, "body", "", "body of the answer: the text itself, @file, or - for standard input")
 	d.add(cmd)
+	many.add(cmd)
 	return cmd
 }
 
