@@ -82,7 +82,9 @@ func (b *bulk) filter() (f semel.Filter, canonical []string, err error) {
 			if err != nil {
 				return f, nil, err
 			}
-			t = t.Truncate(time.Millisecond)
+			if _, err := time.ParseDuration(value); err == nil {
+				t = t.Truncate(time.Second)
+			}
 			value = t.UTC().Format(time.RFC3339Nano)
 			if name == "since" {
 				f.BegunSince = t

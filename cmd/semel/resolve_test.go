@@ -238,11 +238,15 @@ func TestProgress(t *testing.T) {
 func TestResolveTensOfThousands(t *testing.T) {
 	for _, kind := range []string{"sqlite", "postgres"} {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			url := newStore(t)
 			if kind == "postgres" {
 				url = testenv.Postgres(t) + "&pool_max_conns=8"
 			}
-			const n = 20_000
+			n := 20_000
+			if raceEnabled {
+				n = 6000
+			}
 			s, err := openStore(t.Context(), nil, url, 0, func(error) {})
 			noError(t, err)
 			defer func() { noError(t, s.Close()) }()
@@ -256,29 +260,35 @@ func TestResolveTensOfThousands(t *testing.T) {
 			want(t, "selected", doc.Selected, n)
 			command := doc.Command[1:]
 
-			// By Ctrl-C.
+			// By Ctrl-C. The limit is for where that comes late.
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			var stdout, stderr bytes.Buffer
 			ended := make(chan int, 1)
 			start := time.Now()
-			go func() { ended <- run(ctx, command, env, strings.NewReader(""), &stdout, &stderr) }()
-			awaitResolved(t, s, n/4)
+			limited := func(most int) []string { return append(slices.Clone(command), "--limit", fmt.Sprint(most)) }
+			go func() { ended <- run(ctx, limited(n/2), env, strings.NewReader(""), &stdout, &stderr) }()
+			seen := &resolutions{of: map[string]int{}}
+			seen.await(t, s, n/4)
 			interrupt()
-			want(t, "exit code of the interrupted run", <-ended, exitFailed)
-			if !strings.Contains(stderr.String(), "Run the same command again to go on") {
+			code := <-ended
+			if !strings.Contains(strings.ToLower(stderr.String()), "run the same command again to go on") {
 				t.Errorf("the interrupted run said: %s", stderr.String())
 			}
 			var first bulkJSON
 			noError(t, json.Unmarshal(stdout.Bytes(), &first))
-			want(t, "settled, as the report and the trail have it", first.Settled, len(resolved(t, s)))
+			if code != exitFailed && first.Settled < n/2 {
+				t.Errorf("the interrupted run ended with %d after %d", code, first.Settled)
+			}
+			want(t, "more", first.More, true)
+			want(t, "settled, as the report and the trail have it", first.Settled, len((&resolutions{of: map[string]int{}}).read(t, s).of))
 			t.Logf("settled %d in %v", first.Settled, time.Since(start))
 
 			// By a crash.
-			killed := exec.Command(binary, command...)
+			killed := exec.Command(binary, limited(n/4)...)
 			killed.Env = append(env, "PATH="+os.Getenv("PATH"), "SYSTEMROOT="+os.Getenv("SYSTEMROOT"))
 			noError(t, killed.Start())
-			awaitResolved(t, s, n/2)
+			seen.await(t, s, first.Settled+n/8)
 			noError(t, killed.Process.Kill())
 			_ = killed.Wait()
 
@@ -287,11 +297,12 @@ func TestResolveTensOfThousands(t *testing.T) {
 			want(t, "exit code of the last run", last.code, exitOK)
 			noError(t, json.Unmarshal([]byte(last.stdout), &doc))
 			t.Logf("settled %d more in %v: %.0f each second", doc.Settled, time.Since(start), float64(doc.Settled)/time.Since(start).Seconds())
-			if doc.Settled == 0 || doc.Settled > n/2 || doc.More || doc.Left+doc.InDoubt+doc.Newer > 0 {
+			if doc.Settled < n/4 || doc.Settled > n-first.Settled-n/8 || doc.More || doc.Left+doc.InDoubt+doc.Newer > 0 {
 				t.Errorf("the last run says %s", last.stdout)
 			}
 
-			of := resolved(t, s)
+			// Anew: a transaction can put an entry before one that was read.
+			of := (&resolutions{of: map[string]int{}}).read(t, s).of
 			want(t, "records that were resolved", len(of), n)
 			for id, times := range of {
 				if times != 1 {
@@ -342,28 +353,32 @@ func manyUnknown(t *testing.T, s store, n int) (living semel.Claim) {
 	return living
 }
 
-// resolved counts the resolutions of each record.
-func resolved(t *testing.T, s store) map[string]int {
+// resolutions follows the trail and counts those of each record.
+type resolutions struct {
+	of    map[string]int
+	after uint64
+}
+
+func (r *resolutions) read(t *testing.T, s store) *resolutions {
 	t.Helper()
-	of := map[string]int{}
-	for after := uint64(0); ; {
-		entries, err := s.Trail(t.Context(), semel.TrailFilter{Kind: semel.TrailResolved, After: after, Limit: 1000})
+	for {
+		entries, err := s.Trail(t.Context(), semel.TrailFilter{Kind: semel.TrailResolved, After: r.after, Limit: 1000})
 		noError(t, err)
 		for _, e := range entries {
-			of[e.RecordID]++
-			after = e.Position
+			r.of[e.RecordID]++
+			r.after = e.Position
 		}
 		if len(entries) < 1000 {
-			return of
+			return r
 		}
 	}
 }
 
-func awaitResolved(t *testing.T, s store, n int) {
+func (r *resolutions) await(t *testing.T, s store, n int) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
+	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for len(resolved(t, s)) < n {
+	for len(r.read(t, s).of) < n {
 		<-tick.C
 	}
 }
