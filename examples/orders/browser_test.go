@@ -560,7 +560,7 @@ func testOutcomeUnknown(s *stage, p tab) {
 	p.setClock(3600e3)
 	p.click()
 	p.says("The outcome of this operation is unknown.")
-	if e := []exchange{await(s.t, p.ctx, "an answer", s.answered), await(s.t, p.ctx, "an answer", s.answered)}; e[0].status != 409 || e[1].status != 409 {
+	if e := []exchange{await(s.t, p.ctx, "an answer", s.answered), await(s.t, p.ctx, "an answer", s.answered)}; e[0].status != 502 || e[1].status != 409 {
 		s.t.Fatalf("answered %+v", e)
 	}
 	records, err := s.store.List(s.t.Context(), semel.Filter{})

@@ -38,7 +38,7 @@ func TestRun(t *testing.T) {
 		FROM record, n WHERE key = 'key 0'`)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 101499)
 		INSERT INTO trail SELECT n, instance, seq, 1000 + n, kind, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, lost
+			request_id, event_id, trace_id, label, cause, count
 		FROM trail, n WHERE key = 'key 0'`)
 	mustExec(t, db, "UPDATE counter SET fence = 200000, position = 200000")
 	mustExec(t, db, "BEGIN IMMEDIATE")
@@ -158,7 +158,7 @@ func TestSearchAcrossBuckets(t *testing.T) {
 	db := raw(t, path)
 	for _, position := range []int{2047, 2048, 2049, 10_000, 1 << 40, 1<<62 + 5} {
 		mustExec(t, db, `INSERT INTO trail SELECT ?, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, lost FROM trail WHERE key = 'key 1' AND position < 3`, position)
+			request_id, event_id, trace_id, label, cause, count FROM trail WHERE key = 'key 1' AND position < 3`, position)
 		mustExec(t, db, `INSERT INTO record SELECT ?1, token, id || ?1, tenant, actor, operation, key || ?1, state, reopened,
 			begun_at, lease_until, retention, settled_at, expires_at, fingerprint_scheme, fingerprint_sum,
 			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body, pieces, pieces_size

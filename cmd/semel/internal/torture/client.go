@@ -91,7 +91,7 @@ func (r *run) read(res *http.Response, body []byte, key string) *answer {
 	switch {
 	case a.status == http.StatusConflict && a.problem == "in-progress":
 		a.class = inProgress
-	case a.status == http.StatusConflict && a.problem == "outcome-unknown":
+	case (a.status == http.StatusConflict || a.status >= 500) && a.problem == "outcome-unknown":
 		a.class = unknown
 	case a.status == http.StatusServiceUnavailable && a.problem == "upstream-unreachable",
 		a.status == http.StatusBadRequest && a.problem == "body-unreadable",
