@@ -117,6 +117,7 @@ func TestWaitersTakeOverFromARelease(t *testing.T) {
 		var e effects
 		var executed, replayed atomic.Int64
 		var wg sync.WaitGroup
+		start := time.Now()
 		wg.Go(func() {
 			out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 				time.Sleep(time.Second)
@@ -127,7 +128,15 @@ func TestWaitersTakeOverFromARelease(t *testing.T) {
 		synctest.Wait()
 		for range 10 {
 			wg.Go(func() {
-				out, err := g.Do(t.Context(), waiting("k", 30*time.Second), e.slow(time.Second))
+				out, err := g.Do(t.Context(), waiting("k", 30*time.Second), func(ctx context.Context) (semel.Result, error) {
+					if at := time.Since(start); at < time.Second || at > 2*time.Second {
+						t.Errorf("a waiter executes after %v; the first was released after 1 s", at)
+					}
+					return e.slow(time.Second)(ctx)
+				})
+				if at := time.Since(start); at < 2*time.Second || at > 3*time.Second {
+					t.Errorf("a waiter is answered %v after %v; the second execution ended a second after its begin", out.Answer, at)
+				}
 				switch {
 				case err == nil && out.Answer == semel.Executed:
 					executed.Add(1)

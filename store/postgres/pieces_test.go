@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -181,6 +182,20 @@ func TestSlowPiecesHoldNobodyUp(t *testing.T) {
 		_, err := s.Begin(ctx, attempt("slow"))
 		if r := conflict(t, err, semel.StateInProgress); r.Lapsed() {
 			return errors.New("lapsed")
+		}
+		// Others go on, whatever they have to do.
+		for key, r := range map[string]semel.Result{fmt.Sprint("other", n): result("done"), fmt.Sprint("large", n): inPieces('o', nil)} {
+			other, err := s.Begin(ctx, attempt(key))
+			if err != nil {
+				return err
+			}
+			if _, err := other.Complete(ctx, r); err != nil {
+				return err
+			}
+		}
+		advance(t, shop.direct, "semel", 48*time.Hour)
+		if swept, err := s.Sweep(ctx, 100); swept != 2 || err != nil {
+			return fmt.Errorf("a sweep meanwhile removed %d, %w", swept, err)
 		}
 		return c.Renew(ctx)
 	}))

@@ -71,9 +71,10 @@ type Config struct {
 	// life, so it need not be longer than an operation, only than a few
 	// heartbeats. Default 1 min, rounded up to a millisecond.
 	IdleTimeout time.Duration
-	// PeerTimeout is how soon a transactional claim ends whose host no longer
-	// answers at the level of TCP, where the server's connection is to that
-	// host and not to a pooler. Default 30 s. It is set for each transaction,
+	// PeerTimeout ends a transactional claim whose host has not answered for so
+	// long at the level of TCP, where the server's connection is to that host
+	// and not to a pooler. It may take a quarter longer, as the server probes
+	// four times in it, but no less than every second. Default 30 s. It is set for each transaction,
 	// which has a price; where the server's role or the connection string
 	// sets tcp_user_timeout, that counts instead.
 	PeerTimeout time.Duration
