@@ -269,7 +269,9 @@ func TestSwallowedErrorIsNoSuccess(t *testing.T) {
 	}
 	for name, step := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := g.Do(t.Context(), submit(name), func(ctx context.Context) (semel.Result, error) {
+			first := submit(name)
+			first.Detached = true // a panic is an answer then
+			_, err := g.Do(t.Context(), first, func(ctx context.Context) (semel.Result, error) {
 				if err := pay(ctx, name); err != nil {
 					return semel.Result{}, err
 				}
