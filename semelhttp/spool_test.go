@@ -554,7 +554,7 @@ func TestLargeAnswersThatAreNotRecorded(t *testing.T) {
 			runs: 2,
 		},
 		"indeterminate": {
-			end: func(_ http.ResponseWriter, r *http.Request) { semelhttp.DeclareIndeterminate(r.Context(), "cut off") },
+			end:  func(_ http.ResponseWriter, r *http.Request) { semelhttp.DeclareIndeterminate(r.Context(), "cut off") },
 			want: func(t *testing.T, a answer, _ error) { a.wantOwnFailure(t) },
 			next: semelhttp.ProblemOutcomeUnknown,
 			runs: 1,
