@@ -1201,50 +1201,77 @@ func cancelledContext(t testing.TB, h Harness, ctx context.Context) {
 
 // A store that cannot reach its records grants nothing, and
 // does not outstay its caller's context to find that out.
+// outage are calls during one, all at the same time: each takes as long as its
+// context lasts.
+type outage struct {
+	t       testing.TB
+	ctx     context.Context
+	answers map[string]chan error
+}
+
+// start makes a call in a goroutine of its own: one that ignores its context
+// fails the rule and ends when the store is mended.
+func (o outage) start(what string, call func(ctx context.Context) error) {
+	answer := make(chan error, 1)
+	o.answers[what] = answer
+	go func() {
+		short, cancel := context.WithTimeout(o.ctx, 500*time.Millisecond)
+		defer cancel()
+		answer <- call(short)
+	}()
+}
+
+func (o outage) answer(what string) error {
+	o.t.Helper()
+	select {
+	case err := <-o.answers[what]:
+		return err
+	case <-time.After(30 * time.Second):
+		o.t.Fatalf("%s during an outage did not return 30 s after its context ended", what)
+		return nil
+	}
+}
+
+func (o outage) looks(s semel.Store, keys ...string) {
+	for _, key := range keys {
+		o.start("Begin of "+key, func(ctx context.Context) error { _, err := s.Begin(ctx, attempt(key)); return err })
+		o.start("Find of "+key, func(ctx context.Context) error { _, err := s.Find(ctx, identity(key)); return err })
+	}
+}
+
+// failed asserts that nobody who looked has seen anything.
+func (o outage) failed(keys ...string) {
+	o.t.Helper()
+	for _, key := range keys {
+		err := o.answer("Begin of " + key)
+		if err == nil {
+			o.t.Fatalf("Begin of %q during an outage granted a claim", key)
+		}
+		if _, ok := errors.AsType[*semel.ConflictError](err); ok {
+			o.t.Fatalf("Begin of %q during an outage claims to have seen a record: %v", key, err)
+		}
+		if err := o.answer("Find of " + key); err == nil || errors.Is(err, semel.ErrNotFound) {
+			o.t.Fatalf("Find of %q during an outage: %v; want an error that is not ErrNotFound", key, err)
+		}
+	}
+}
+
 func outageFailsClosed(t testing.TB, h Harness, ctx context.Context) {
 	complete(t, ctx, begin(t, ctx, h.Store, attempt("done")), result("done"))
 	running := begin(t, ctx, h.Store, attempt("running"))
 	mend := sync.OnceFunc(h.Break())
 	defer mend()
 
-	// A call of its own goroutine: one that ignores its context fails the
-	// rule here and ends when the deferred mend lets it.
-	call := func(what string, f func(ctx context.Context) error) error {
-		t.Helper()
-		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-		defer cancel()
-		answer := make(chan error, 1)
-		go func() { answer <- f(short) }()
-		select {
-		case err := <-answer:
-			return err
-		case <-time.After(30 * time.Second):
-			t.Fatalf("%s during an outage did not return 30 s after its context ended", what)
-			return nil
-		}
-	}
-	for _, key := range []string{"done", "running", "new"} {
-		err := call("Begin", func(ctx context.Context) error { _, err := h.Store.Begin(ctx, attempt(key)); return err })
-		if err == nil {
-			t.Fatalf("Begin of %q during an outage granted a claim", key)
-		}
-		if _, ok := errors.AsType[*semel.ConflictError](err); ok {
-			t.Fatalf("Begin of %q during an outage claims to have seen a record: %v", key, err)
-		}
-		err = call("Find", func(ctx context.Context) error { _, err := h.Store.Find(ctx, identity(key)); return err })
-		if err == nil || errors.Is(err, semel.ErrNotFound) {
-			t.Fatalf("Find of %q during an outage: %v; want an error that is not ErrNotFound", key, err)
-		}
-	}
-	writes := map[string]func(ctx context.Context) error{
-		"Renew":    running.Renew,
-		"Complete": func(ctx context.Context) error { _, err := running.Complete(ctx, result("unheard")); return err },
-	}
-	for name, write := range writes {
-		if err := call(name, write); err == nil || errors.Is(err, semel.ErrLostClaim) {
+	calls := outage{t, ctx, make(map[string]chan error)}
+	calls.looks(h.Store, "done", "running", "new")
+	calls.start("Renew", running.Renew)
+	calls.start("Complete", func(ctx context.Context) error { _, err := running.Complete(ctx, result("unheard")); return err })
+	for _, name := range []string{"Renew", "Complete"} {
+		if err := calls.answer(name); err == nil || errors.Is(err, semel.ErrLostClaim) {
 			t.Fatalf("%s during an outage: %v; want an error that is not ErrLostClaim", name, err)
 		}
 	}
+	calls.failed("done", "running", "new")
 	mend()
 	blocked(t, ctx, h.Store, attempt("done"), semel.StateCompleted)
 	complete(t, ctx, running, result("heard"))

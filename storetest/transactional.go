@@ -280,34 +280,11 @@ func transactionFailsClosed(t testing.TB, h Harness, ctx context.Context) {
 			mend()
 		}
 	}()
-	call := func(what string, f func(ctx context.Context) error) error {
-		t.Helper()
-		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-		defer cancel()
-		answer := make(chan error, 1)
-		go func() { answer <- f(short) }()
-		select {
-		case err := <-answer:
-			return err
-		case <-time.After(30 * time.Second):
-			t.Fatalf("%s during an outage did not return 30 s after its context ended", what)
-			return nil
-		}
-	}
-	for _, key := range []string{"done", "new"} {
-		err := call("Begin", func(ctx context.Context) error { _, err := h.Store.Begin(ctx, attempt(key)); return err })
-		if err == nil {
-			t.Fatalf("Begin of %q during an outage granted a claim", key)
-		}
-		if _, ok := errors.AsType[*semel.ConflictError](err); ok {
-			t.Fatalf("Begin of %q during an outage claims to have seen a record: %v", key, err)
-		}
-		err = call("Find", func(ctx context.Context) error { _, err := h.Store.Find(ctx, identity(key)); return err })
-		if err == nil || errors.Is(err, semel.ErrNotFound) {
-			t.Fatalf("Find of %q during an outage: %v; want an error that is not ErrNotFound", key, err)
-		}
-	}
-	told := call("Complete", func(ctx context.Context) error { _, err := running.Complete(ctx, result("unheard")); return err })
+	calls := outage{t, ctx, make(map[string]chan error)}
+	calls.looks(h.Store, "done", "new")
+	calls.start("Complete", func(ctx context.Context) error { _, err := running.Complete(ctx, result("unheard")); return err })
+	told := calls.answer("Complete")
+	calls.failed("done", "new")
 	if errors.Is(told, semel.ErrLostClaim) {
 		t.Fatalf("Complete during an outage: %v; want an error that is not ErrLostClaim", told)
 	}

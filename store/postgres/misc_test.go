@@ -163,7 +163,8 @@ func TestManyStoresMigrateOnce(t *testing.T) {
 	}
 	await(t, func() bool {
 		var waiting int
-		err := direct.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").Scan(&waiting)
+		err := direct.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+			WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted`).Scan(&waiting)
 		return err == nil && waiting == stores
 	})
 	if err := gate.Rollback(t.Context()); err != nil {

@@ -121,6 +121,7 @@ func through(t testing.TB, server string) (proxied string, p *testenv.Proxy) {
 const skips = "../../storetest/skips.txt"
 
 func TestLeased(t *testing.T) {
+	t.Parallel()
 	server := testenv.Postgres(t)
 	proxied, proxy := through(t, server)
 	storetest.Run(t, storetest.Config{
@@ -132,6 +133,7 @@ func TestLeased(t *testing.T) {
 func unprepared(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }
 
 func TestLeasedThroughPgBouncer(t *testing.T) {
+	t.Parallel()
 	server := testenv.Postgres(t)
 	proxied, proxy := through(t, testenv.PgBouncer(t, server))
 	storetest.Run(t, storetest.Config{

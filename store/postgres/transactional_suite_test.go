@@ -50,6 +50,7 @@ func TestTransactionalWithoutAdvisoryLocks(t *testing.T) {
 }
 
 func testTransactional(t *testing.T, c postgres.Config) {
+	t.Parallel()
 	c.Mode = postgres.Transactional
 	server := testenv.Postgres(t)
 	proxied, proxy := through(t, server)

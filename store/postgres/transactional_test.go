@@ -359,12 +359,14 @@ func cutCommit(p *testenv.Proxy, v testenv.Verdict) {
 }
 
 func TestCommitWithoutAnswer(t *testing.T) {
+	t.Parallel()
 	shop := newShop(t)
-	proxied, proxy := through(t, shop.url)
 	for name, level := range levels {
 		for verdict, want := range map[testenv.Verdict]int{testenv.CutBefore: 0, testenv.CutAfter: 1, testenv.Mute: 1} {
 			key := fmt.Sprint(name, " verdict ", verdict)
 			t.Run(key, func(t *testing.T) {
+				t.Parallel()
+				proxied, proxy := through(t, shop.url)
 				c := transactional()
 				level(&c)
 				s := open(t, connect(t, proxied, unprepared), c)

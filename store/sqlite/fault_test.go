@@ -146,39 +146,52 @@ func attempt(key string) semel.Attempt {
 // answer lost. Callers that ask again, as the guard does, get what they asked
 // for, once; and the trail tells each change once, without a gap.
 func TestEveryFault(t *testing.T) {
-	for _, mode := range []string{"not carried out", "answer lost"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			f := &faults{}
-			verifier := openFaulty(t, f, Config{})
-			reached, position := 0, uint64(0)
-			for at := 1; ; at++ {
-				s := openFaulty(t, f, verifier.config)
-				f.arm(func(call int, query string, _ []driver.NamedValue) (before, after bool) {
-					if call != at {
-						return false, false
-					}
-					t.Logf("fault %d: %.60s", at, strings.Join(strings.Fields(query), " "))
-					return mode == "not carried out", mode == "answer lost"
-				})
-				life := fmt.Sprint("life ", at, ": ")
-				liveThrough(t, s, life)
-				err := s.Close()
-				calls, _ := f.counted()
-				if err != nil {
-					t.Errorf("Close: %v", err)
-				}
-				f.arm(nil)
-				position = verifyLife(t, verifier, life, s.instance, position)
-				if t.Failed() || calls < at {
-					break
-				}
-				reached = at
+	for name, l := range map[string]lives{"records": {liveThrough, verifyLife, 40}, "pieces": {liveInPieces, verifyPieces, 30}} {
+		for _, mode := range []string{"not carried out", "answer lost"} {
+			t.Run(name+" "+mode, func(t *testing.T) {
+				t.Parallel()
+				l.fail(t, mode == "not carried out")
+			})
+		}
+	}
+}
+
+// lives are lives of records, each with a fault at another call.
+type lives struct {
+	live   func(t *testing.T, s *Store, life string)
+	verify func(t *testing.T, s *Store, life string) (trails map[string]string)
+	calls  int // that can fail, at least
+}
+
+func (l lives) fail(t *testing.T, instead bool) {
+	f := &faults{}
+	verifier := openFaulty(t, f, Config{})
+	reached, position := 0, uint64(0)
+	for at := 1; ; at++ {
+		s := openFaulty(t, f, verifier.config)
+		f.arm(func(call int, query string, _ []driver.NamedValue) (before, after bool) {
+			if call != at {
+				return false, false
 			}
-			if reached < 40 {
-				t.Errorf("the scenario has only %d calls that can fail", reached)
-			}
+			t.Logf("fault %d: %.60s", at, strings.Join(strings.Fields(query), " "))
+			return instead, !instead
 		})
+		life := fmt.Sprint("life ", at, ": ")
+		l.live(t, s, life)
+		err := s.Close()
+		calls, _ := f.counted()
+		if err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		f.arm(nil)
+		position = verifyTrail(t, verifier, life, s.instance, position, l.verify(t, verifier, life))
+		if t.Failed() || calls < at {
+			break
+		}
+		reached = at
+	}
+	if reached < l.calls {
+		t.Errorf("the scenario has only %d calls that can fail", reached)
 	}
 }
 
@@ -228,22 +241,31 @@ func liveThrough(t *testing.T, s *Store, life string) {
 	b = begin(over)
 	complete(b)
 
-	d := begin(attempt(life + "d"))
-	insist(t, "Complete", func() error { _, err := d.Complete(ctx, inPieces('d')); return err })
-	e := begin(attempt(life + "e"))
-	insist(t, "Hold", func() error { return e.Hold(ctx, "lost contact") })
-	insist(t, "Resolve", func() (err error) {
-		_, err = s.Resolve(ctx, semel.Resolution{Identity: identity(life + "e"), Fence: e.Fence(), Decision: semel.DecideResult, Result: inPieces('e')})
-		return err
-	}, semel.ErrStaleFence)
-
 	c := begin(attempt(life + "c"))
 	insist(t, "Release", func() error { return c.Release(ctx) }, semel.ErrLostClaim)
 	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: life + "note 2"})
 }
 
-// verifyLife looks at the trail behind position after, and returns how far it came.
-func verifyLife(t *testing.T, s *Store, life, instance string, after uint64) uint64 {
+func liveInPieces(t *testing.T, s *Store, life string) {
+	t.Helper()
+	ctx := t.Context()
+	begin := func(key string) (c semel.Claim) {
+		t.Helper()
+		a := attempt(life + key)
+		insist(t, "Begin", func() (err error) { c, err = s.Begin(ctx, a); return err })
+		return c
+	}
+	d := begin("d")
+	insist(t, "Complete", func() error { _, err := d.Complete(ctx, inPieces('d')); return err })
+	e := begin("e")
+	insist(t, "Hold", func() error { return e.Hold(ctx, "lost contact") })
+	insist(t, "Resolve", func() (err error) {
+		_, err = s.Resolve(ctx, semel.Resolution{Identity: identity(life + "e"), Fence: e.Fence(), Decision: semel.DecideResult, Result: inPieces('e')})
+		return err
+	}, semel.ErrStaleFence)
+}
+
+func verifyLife(t *testing.T, s *Store, life string) map[string]string {
 	t.Helper()
 	ctx := t.Context()
 	for _, key := range []string{"a", "b"} {
@@ -251,6 +273,18 @@ func verifyLife(t *testing.T, s *Store, life, instance string, after uint64) uin
 			t.Errorf("%s reads %+v, %v", key, r, err)
 		}
 	}
+	if _, err := s.Find(ctx, identity(life+"c")); !errors.Is(err, semel.ErrNotFound) {
+		t.Errorf("c was released and reads %v", err)
+	}
+	return map[string]string{
+		"a": "executed ", "b": "held resolved taken_over executed ", "c": "released ",
+		"note 0": "replayed ", "note 1": "unknown ", "note 2": "replayed ",
+	}
+}
+
+func verifyPieces(t *testing.T, s *Store, life string) map[string]string {
+	t.Helper()
+	ctx := t.Context()
 	for _, key := range []string{"d", "e"} {
 		r, err := s.Find(ctx, identity(life+key))
 		if err != nil || r.Result.Pieces == nil {
@@ -263,9 +297,13 @@ func verifyLife(t *testing.T, s *Store, life, instance string, after uint64) uin
 		t.Error(err)
 	}
 	wantNothingLeft(t, s)
-	if _, err := s.Find(ctx, identity(life+"c")); !errors.Is(err, semel.ErrNotFound) {
-		t.Errorf("c was released and reads %v", err)
-	}
+	return map[string]string{"d": "executed ", "e": "held resolved "}
+}
+
+// verifyTrail looks at the trail behind position after, and returns how far it came.
+func verifyTrail(t *testing.T, s *Store, life, instance string, after uint64, want map[string]string) uint64 {
+	t.Helper()
+	ctx := t.Context()
 	told := map[string]string{}
 	seq := uint64(0)
 	for {
@@ -287,11 +325,7 @@ func verifyLife(t *testing.T, s *Store, life, instance string, after uint64) uin
 			}
 		}
 	}
-	for key, want := range map[string]string{
-		"d": "executed ", "e": "held resolved ",
-		"a": "executed ", "b": "held resolved taken_over executed ", "c": "released ",
-		"note 0": "replayed ", "note 1": "unknown ", "note 2": "replayed ",
-	} {
+	for key, want := range want {
 		if told[key] != want {
 			t.Errorf("the trail of %s reads %q; want %q", key, told[key], want)
 		}
