@@ -86,7 +86,7 @@ cat <<EOF
 orders, unprotected:  http://$orders
 through the gateway:  http://$gateway      (Ctrl-C stops both)
 
-A page that keeps one key for each order: open http://$gateway/ and double-click, or reload and click again.
+A page that keeps one key for each order: open http://$gateway/ and double-click. Two seconds after the answer, a click is the next order.
 
 Try in another terminal, in this folder:
 

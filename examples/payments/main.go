@@ -3,9 +3,10 @@
 // with the rows that its handler writes. It keeps them in PostgreSQL where it is
 // given a URL, and in an SQLite file otherwise.
 //
-// What protects it is in protect.go: a store, a guard and a middleware. The
-// handlers (handler.go) and the queries (shop.go) are what they would be without,
-// except that they take the transaction from the context.
+// What protects it is in protect.go: a guard and a middleware, on a store that
+// database.go opens and main.go sweeps. The handlers (handler.go) and the queries
+// (shop.go) are what they would be without, except that the queries take the
+// transaction from the context.
 //
 //	payments --db payments.db
 //	payments --db postgres://localhost/payments
