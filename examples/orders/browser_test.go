@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -343,7 +344,15 @@ func TestBrowser(t *testing.T) {
 		"key too old":                  testStaleKey,
 		"insecure origin":              testInsecureOrigin,
 		"body without an id":           testBodyWithoutID,
-		"storage full":                 testStorageFull,
+		"storage that keeps nothing":   testNoStorage,
+		"storage full of old entries":  testStorageFull,
+		"storage full at the answer":   testStorageFullAtTheAnswer,
+		"entries are swept":            testSwept,
+		"entry that cannot be read":    testCorruptStorage,
+		"abort ends a wait":            testAbortInAWait,
+		"abort of one of two":          testAbortOfOne,
+		"forgotten while it is sent":   testForgottenInFlight,
+		"id is not in the storage":     testIDIsNotKept,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
@@ -687,10 +696,272 @@ func testBodyWithoutID(s *stage, p tab) {
 }
 
 // A key that cannot be kept is not used.
+func testNoStorage(s *stage, p tab) {
+	for _, options := range []string{
+		`{ storage: { getItem: () => null, setItem() { throw new DOMException('full', 'QuotaExceededError') } } }`,
+		`{ get storage() { throw new DOMException('blocked', 'SecurityError') } }`,
+	} {
+		if got := p.once(1, options); got.Error != "StorageError" {
+			s.t.Fatalf("once gave %+v", got)
+		}
+	}
+	p.fill()
+	p.click()
+	p.says("This browser keeps nothing for this page. Nothing was ordered.")
+	s.expect(0, 0)
+}
+
+// fill leaves no room in the session storage.
+func (p tab) fill() {
+	p.t.Helper()
+	eval[bool](p, `{
+		const room = (slot, n) => { try { sessionStorage.setItem(slot, 'x'.repeat(n)); return true } catch { return false } }
+		for (let n = 2 ** 23, i = 0; n >= 1; room('other' + i++, n) || (n = Math.floor(n / 2)));
+	}; true`)
+}
+
+// kept tells what once.js has in the session storage.
+func (p tab) kept() map[string]string {
+	p.t.Helper()
+	return eval[map[string]string](p, `Object.fromEntries(Object.entries(sessionStorage).filter(([slot]) => !slot.startsWith('other')))`)
+}
+
+// What is over makes room for what is next.
 func testStorageFull(s *stage, p tab) {
-	const options = `{ storage: { getItem: () => null, setItem() { throw new DOMException('full', 'QuotaExceededError') } } }`
-	if got := p.once(1, options); got.Error != "QuotaExceededError" {
+	p.setClock(0)
+	expectTold(s.t, p.once(1, `{}`), 201, false, 1)
+	expectTold(s.t, p.once(2, `{}`), 201, false, 2)
+	p.fill()
+	if got := p.once(3, `{}`); got.Error != "StorageError" {
 		s.t.Fatalf("once gave %+v", got)
 	}
-	s.expect(0, 0)
+	p.setClock(2000)
+	expectTold(s.t, p.once(3, `{}`), 201, false, 3)
+	s.expect(3, 3)
+}
+
+// The answer is told, whatever the storage makes of it.
+func testStorageFullAtTheAnswer(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.setClock(0)
+	p.click()
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	p.fill()
+	release()
+	p.says("Order 1: 1 × book")
+	p.setClock(2000) // it was noted all the same
+	p.click()
+	p.says("Order 2: 1 × book")
+	s.expect(2, 2)
+
+	// A storage that takes nothing more: it stays the same action.
+	const options = `{ storage: globalThis.once ??= {
+		getItem(slot) { return this[slot] ?? null },
+		setItem(slot, text) { if (this[slot]) throw new DOMException('full', 'QuotaExceededError'); this[slot] = text },
+	} }`
+	expectTold(s.t, p.once(2, options), 201, false, 3)
+	p.setClock(3600e3)
+	expectTold(s.t, p.once(2, options), 201, true, 3)
+	s.expect(3, 3)
+}
+
+// An entry goes when it is of no use any more: that of an answer after the
+// pause, and any after a month, as an order of then is another one.
+func testSwept(s *stage, p tab) {
+	const hour, month = 3600e3, 30 * 24 * 3600e3
+	eval[bool](p, `sessionStorage.setItem('another', '{"key":"k","made":1,"life":1}'), true`)
+	p.setClock(0)
+	for n := 1; n <= 3; n++ {
+		expectTold(s.t, p.once(n, `{}`), 201, false, int64(n))
+	}
+	expectTold(s.t, p.once(4, `{ id: 'cart 4' }`), 201, false, 4)
+	s.set(&s.front, times(2, lose))
+	if got := p.once(5, `{ tries: 1 }`); got.Error != "TypeError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	s.set(&s.front, pass)
+	p.setClock(2000)
+	expectTold(s.t, p.once(6, `{}`), 201, false, 6)
+	// The sixth, that of the id, the one without an answer, and another's.
+	if kept := p.kept(); len(kept) != 4 {
+		s.t.Fatalf("kept: %v", kept)
+	}
+	p.setClock(12*hour + month - 1)
+	if got := p.once(5, `{}`); got.Error != "StaleKeyError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	p.setClock(12*hour + month)
+	expectTold(s.t, p.once(5, `{}`), 201, false, 7)
+	if kept := p.kept(); len(kept) != 2 || kept["another"] == "" {
+		s.t.Fatalf("kept: %v", kept)
+	}
+	s.expect(7, 7)
+
+	// Unless it is for ever.
+	const forever = `{ maxAge: Infinity, pause: Infinity }`
+	expectTold(s.t, p.once(8, forever), 201, false, 8)
+	p.setClock(100 * month)
+	expectTold(s.t, p.once(8, forever), 201, true, 8)
+	expectTold(s.t, p.once(9, forever), 201, false, 9)
+	expectTold(s.t, p.once(8, forever), 201, true, 8)
+}
+
+// A key that is lost is treated as one that is too old.
+func testCorruptStorage(s *stage, p tab) {
+	s.set(&s.front, times(2, lose))
+	if got := p.once(1, `{ tries: 1 }`); got.Error != "TypeError" {
+		s.t.Fatalf("once gave %+v", got)
+	}
+	s.set(&s.front, pass)
+	sent := len(s.answered)
+	for _, text := range []string{``, `null`, `{"key":"`, `{}`, `{"key":1,"made":1,"life":1}`, `{"key":"k","made":"then","life":1}`, `["k"]`} {
+		eval[bool](p, fmt.Sprintf(`sessionStorage.setItem(Object.keys(sessionStorage)[0], %q), true`, text))
+		for range 2 {
+			if got := p.once(1, `{}`); got.Error != "StaleKeyError" {
+				s.t.Fatalf("once gave %+v of %s", got, text)
+			}
+		}
+	}
+	if len(s.answered) != sent {
+		s.t.Fatal("a request was sent without its key")
+	}
+	expectTold(s.t, p.once(2, `{}`), 201, false, 2)
+	p.forget(1, `{}`)
+	expectTold(s.t, p.once(1, `{}`), 201, false, 3)
+
+	// The page leaves it to the user.
+	s.set(&s.front, lose)
+	eval[bool](p, `{ const later = setTimeout; globalThis.setTimeout = (f, ms) => later(f, ms < 20_000 ? 0 : ms) }; true`)
+	p.click()
+	p.says("No answer came.")
+	s.set(&s.front, pass)
+	eval[bool](p, `{ const slot = Object.keys(sessionStorage).find((slot) => slot.includes('place order')); sessionStorage.setItem(slot, '?') }; true`)
+	p.click()
+	p.says("Whether this was ordered some time ago is not known.")
+	p.run(chromedp.Click(chromedp.CSS("#anew")))
+	p.says("Order 5")
+}
+
+// begin calls the wrapper as the global name, with a signal of its own, right
+// after what else there is to do. It fails unless the call sends a request of its
+// own, or joins another, as wanted.
+func (p tab) begin(name string, own bool, first ...string) {
+	p.t.Helper()
+	sent := eval[bool](p, fmt.Sprintf(`import('/once.js').then(({ once }) => {
+		const abort = new AbortController()
+		const [action, url, init] = [%s]
+		%s
+		let sent = false
+		const fetch = globalThis.fetch
+		globalThis.fetch = (...request) => { sent = true; return fetch(...request) }
+		const answer = once(action, url, { ...init, signal: abort.signal }).then((response) => String(response.status), (error) => error.name)
+		globalThis.fetch = fetch
+		globalThis.%s = { abort, answer }
+		return sent
+	})`, request(1), strings.Join(first, "; "), name))
+	if sent != own {
+		p.t.Fatalf("the %s call sent a request: %t", name, sent)
+	}
+}
+
+// abort ends the call, and returns what came of it.
+func (p tab) abort(name string) string {
+	p.t.Helper()
+	return eval[string](p, fmt.Sprintf(`%[1]s.abort.abort(), %[1]s.answer`, name))
+}
+
+// Nothing but the abort ends this wait, and the key is kept.
+func testAbortInAWait(s *stage, p tab) {
+	s.set(&s.back, times(1, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		w.Header().Set("Retry-After", "20")
+		problem(w, http.StatusServiceUnavailable, "come back")
+	}))
+	eval[bool](p, `{ const later = setTimeout; globalThis.waits = 0; globalThis.setTimeout = (f, ms) => ms === 20_000 ? (globalThis.wake = f, ++waits) : later(f, ms) }; true`)
+	p.begin("first", true)
+	await(s.t, p.ctx, "the first answer", s.answered)
+	eval[bool](p, `new Promise((resolve) => { const look = () => waits ? resolve(true) : requestIdleCallback(look); look() })`)
+	if got := p.abort("first"); got != "AbortError" {
+		s.t.Fatalf("the aborted call gave %s", got)
+	}
+	if got := eval[string](p, `import('/once.js').then(({ once }) => once('buy', '/orders', { method: 'POST', body: '{}', signal: AbortSignal.abort() })).catch((error) => error.name)`); got != "AbortError" {
+		s.t.Fatalf("a call that was aborted before gave %s", got)
+	}
+	eval[bool](p, `wake(), true`) // and nobody sends
+	expectTold(s.t, p.once(1, `{}`), 201, false, 1)
+	s.expect(1, 1)
+	if posts := s.seen(); len(posts) != 2 {
+		s.t.Fatalf("posts: %+v", posts)
+	}
+}
+
+// Who leaves does not take the answer from who stays. When all have left, the
+// request is aborted, and who comes then sends it again under its key.
+func testAbortOfOne(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.begin("first", true)
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	p.begin("second", false)
+	if got := p.abort("first"); got != "AbortError" {
+		s.t.Fatalf("the aborted call gave %s", got)
+	}
+	p.begin("third", false)
+	for _, name := range []string{"third", "second"} {
+		if got := p.abort(name); got != "AbortError" {
+			s.t.Fatalf("the aborted call gave %s", got)
+		}
+	}
+	hung := make(chan struct{}, 2)
+	s.set(&s.front, times(1, func(_ http.ResponseWriter, r *http.Request, _ http.Handler) {
+		_, _ = io.Copy(io.Discard, r.Body) // or the client's end goes unnoticed
+		hung <- struct{}{}
+		<-r.Context().Done()
+		hung <- struct{}{}
+		panic(http.ErrAbortHandler)
+	}))
+	p.begin("fourth", true)
+	await(s.t, p.ctx, "the fourth call's request", hung)
+	// As pages do that want the last click's answer only.
+	p.begin("fifth", true, `fourth.abort.abort()`)
+	await(s.t, p.ctx, "the end of the fourth call's request", hung)
+	p.begin("sixth", false)
+	release()
+	for _, name := range []string{"fifth", "sixth"} {
+		if got := eval[string](p, name+`.answer`); got != "201" {
+			s.t.Fatalf("the %s call was answered with %s", name, got)
+		}
+	}
+	s.expect(1, 1)
+}
+
+func testForgottenInFlight(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.begin("first", true)
+	await(s.t, p.ctx, "the first order's way to the service", arrived)
+	p.forget(1, `{}`)
+	p.begin("second", true)
+	await(s.t, p.ctx, "the second order's way to the service", arrived)
+	release()
+	for _, name := range []string{"first", "second"} {
+		if got := eval[string](p, name+`.answer`); got != "201" {
+			s.t.Fatalf("the %s call was answered with %s", name, got)
+		}
+	}
+	s.expect(2, 2)
+	if kept := p.kept(); len(kept) != 1 {
+		s.t.Fatalf("kept: %v", kept)
+	}
+}
+
+func testIDIsNotKept(s *stage, p tab) {
+	arrived, release := s.hold()
+	eval[bool](p, fmt.Sprintf(`import('/once.js').then(({ once }) => { globalThis.running = once(%s, { id: 'alice@example.com' }) }), true`, request(1)))
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	for range 2 {
+		if kept := eval[string](p, `JSON.stringify(sessionStorage)`); !strings.Contains(kept, "key") || strings.Contains(kept, "alice") || strings.Contains(kept, "example.com") {
+			s.t.Fatalf("kept in storage: %s", kept)
+		}
+		release()
+		eval[bool](p, `running.then(() => true)`)
+	}
+	s.expect(1, 1)
 }

@@ -2,6 +2,7 @@
 // and reloads of the page. docs/clients.md says how to use it and where it ends.
 
 const flights = new Map() // what this page is sending now
+const month = 30 * 24 * 3600e3
 
 /**
  * Sends a request whose effect must happen once, and returns the Response. The
@@ -9,8 +10,8 @@ const flights = new Map() // what this page is sending now
  * on record at the server; while it is being sent, it is not sent a second time.
  *
  * Options:
- *   id       what the action is about, as a cart's id: one effect for it, ever,
- *            and a changed request is refused (422). Without it, a changed
+ *   id       what the action is about, as a cart's id: one effect for it, for a
+ *            month, and a changed request is refused (422). Without it, a changed
  *            request is another action. Needed where the body is not text.
  *   key      a key that the server made for this action and put into the page, for
  *            all tabs that show it. Default: a random UUID.
@@ -24,16 +25,33 @@ const flights = new Map() // what this page is sending now
  *   settled  (response) => whether the server has it on record. Default: it has
  *            the header Idempotency-Expires.
  *
- * Rejects like fetch when no answer came: the key is kept, ask again. Rejects
- * with a StaleKeyError, sending nothing, when the key has become too old.
+ * Rejects like fetch when no answer came or init.signal was aborted: the key is
+ * kept, ask again. Rejects, sending nothing, with a StaleKeyError when the key
+ * has become too old or cannot be read any more, and with a StorageError when it
+ * cannot be kept.
  */
 export async function once(action, url, init = {}, options = {}) {
+  const { signal } = init
+  signal?.throwIfAborted()
   const { slot, request } = place(action, url, init, options)
-  const flight = slot + request
-  if (!flights.has(flight)) {
-    flights.set(flight, send(slot, url, init, options).finally(() => flights.delete(flight)))
+  const name = slot + request
+  const flight = flights.get(name) ?? { calls: 0, abort: new AbortController() }
+  const land = () => { if (flights.get(name) === flight) flights.delete(name) }
+  if (flight.calls++ === 0) {
+    flights.set(name, flight)
+    flight.answer = send(slot, url, { ...init, signal: flight.abort.signal }, options).finally(land)
   }
-  return (await flights.get(flight)).clone()
+  return new Promise((resolve, reject) => {
+    const leave = () => {
+      reject(signal.reason)
+      if (--flight.calls > 0) return // somebody else waits for the answer
+      land() // who asks now begins anew
+      flight.abort.abort(signal.reason) // which also ends the tries
+    }
+    signal?.addEventListener('abort', leave)
+    flight.answer.then((response) => resolve(response.clone()), reject)
+      .finally(() => signal?.removeEventListener('abort', leave))
+  })
 }
 
 /**
@@ -42,33 +60,46 @@ export async function once(action, url, init = {}, options = {}) {
  */
 export function forget(action, url, init = {}, options = {}) {
   const { storage = sessionStorage } = options
-  storage.removeItem(place(action, url, init, options).slot)
+  const { slot, request } = place(action, url, init, options)
+  storage.removeItem(slot)
+  flights.delete(slot + request)
 }
 
 async function send(slot, url, init, options) {
-  const { id, storage = sessionStorage, maxAge = 12 * 3600e3, pause = 2000, tries = 6, settled = onRecord } = options
-  const load = () => JSON.parse(storage.getItem(slot))
-  const save = (entry) => storage.setItem(slot, JSON.stringify(entry))
+  const { id, maxAge = 12 * 3600e3, pause = 2000, tries = 6, settled = onRecord } = options
   const now = Date.now()
-  let entry = load()
-  const over = entry?.done && id === undefined && Math.abs(now - entry.done) >= pause
-  if (!entry || over) save(entry = { key: options.key ?? newKey(), made: now })
-  if (Math.abs(now - entry.made) > maxAge) {
-    throw Object.assign(new Error('once: the key is too old to tell a retry from a new request'), { name: 'StaleKeyError' })
+  let storage, entry
+  try {
+    ({ storage = sessionStorage } = options)
+    entry = load(storage, slot)
+    if (!entry || isOver(entry, now)) {
+      entry = { key: options.key ?? newKey(), made: now, life: maxAge + month }
+      sweep(storage, now)
+      storage.setItem(slot, JSON.stringify(entry))
+    }
+  } catch (cause) {
+    throw named('StorageError', 'once: the key cannot be kept, so nothing was sent', cause)
   }
-  const { key } = entry
+  const { key, made } = entry
+  if (!key || Math.abs(now - made) > maxAge) {
+    throw named('StaleKeyError', 'once: the key cannot tell a retry from a new request any more, so nothing was sent')
+  }
   const headers = new Headers(init.headers)
   headers.set('Idempotency-Key', `"${key}"`)
   for (let n = 1; ; n++) {
     const { response, retry, error } = await receive(url, { ...init, headers }).catch((error) => ({ error }))
     const fate = error ? 'keep' : decide(response, retry, settled)
-    entry = load()
-    if (entry?.key === key) { // or another tab has gone on to its next action
-      if (fate === 'drop') storage.removeItem(slot)
-      if (fate === 'done') save({ done: Date.now(), ...entry }) // counts from the first answer
-    }
+    try {
+      entry = load(storage, slot)
+      if (entry?.key === key) { // or another tab has gone on to its next action
+        if (fate === 'drop') storage.removeItem(slot)
+        // It counts from the first answer. The entry gets no longer, so that it
+        // fits a storage that has become full.
+        if (fate === 'done' && id === undefined && entry.made) storage.setItem(slot, JSON.stringify({ key, done: Date.now(), life: pause }))
+      }
+    } catch { /* the answer is what matters: the action stays the same */ }
     const wait = Number(response?.headers.get('Retry-After')) || 0 // a date is not waited for
-    const again = error ? !init.signal?.aborted : retry ? retry === 'same-key' : fate === 'keep' && busy.has(response.status)
+    const again = error ? !init.signal.aborted : retry ? retry === 'same-key' : fate === 'keep' && busy.has(response.status)
     if (!again || n >= tries || wait > 30) {
       if (error) throw error
       return response
@@ -77,6 +108,31 @@ async function send(slot, url, init, options) {
     await new Promise((resolve) => setTimeout(resolve, Math.max(wait * 1000, backoff)))
   }
 }
+
+// An entry has the key, when it was made or, without an id, when its answer came,
+// and for how long after that it is of use. One that cannot be read has no key.
+function load(storage, slot) {
+  const text = storage.getItem(slot)
+  if (text === null) return null
+  try {
+    const { key, made, done, life } = JSON.parse(text)
+    // JSON has null for Infinity.
+    if (typeof key === 'string' && Number.isFinite(done ?? made)) return { key, made, done, life: life ?? Infinity }
+  } catch { /* it is not JSON */ }
+  return {}
+}
+
+const isOver = ({ made, done = made, life }, now) => Math.abs(now - done) >= life
+
+// Removes the entries that are of no use any more, or they would fill the storage.
+function sweep(storage, now) {
+  const slots = Array.from({ length: storage.length }, (_, i) => storage.key(i))
+  for (const slot of slots.filter((slot) => slot.startsWith('["once",'))) {
+    if (isOver(load(storage, slot) ?? {}, now)) storage.removeItem(slot)
+  }
+}
+
+const named = (name, message, cause) => Object.assign(new Error(message, { cause }), { name })
 
 const busy = new Set([408, 425, 429, 502, 503, 504])
 
@@ -101,14 +157,16 @@ function decide(response, retry, settled) {
 }
 
 // Where the key of an action is kept, and a digest of the request. A collision
-// of the digest does no harm: the server refuses one key for two requests.
+// of that does no harm: the server refuses one key for two requests. An id is
+// nobody's business who reads the storage.
 function place(action, url, init, { id }) {
   const body = init.body ?? ''
   if (id === undefined && typeof body !== 'string' && !(body instanceof URLSearchParams)) {
     throw new TypeError('once: a body that is not text needs an id')
   }
   const request = digest(JSON.stringify([init.method ?? 'GET', new URL(url, document.baseURI).href, String(body)]))
-  return { slot: JSON.stringify(['once', action, id === undefined ? { request } : id]), request }
+  const about = id === undefined ? { request } : { id: digest(JSON.stringify(id)) }
+  return { slot: JSON.stringify(['once', action, about]), request }
 }
 
 // Two rounds of FNV-1a: crypto.subtle makes double clicks wait, and exists on
