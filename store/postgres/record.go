@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -156,15 +157,24 @@ type querier interface {
 
 // again calls fn until it no longer fails because of a concurrent transaction,
 // which a single statement does where the database's default isolation level
-// is above read committed. It had no effect then.
+// is above read committed. It had no effect then. That transaction may stay open
+// for long, so there are growing pauses, and after some 3 s the failure is
+// returned.
 func again[T any](ctx context.Context, s *Store, fn func() (T, error)) (T, error) {
 	if err := s.ready(ctx); err != nil {
 		var zero T
 		return zero, err
 	}
-	for {
+	for try := 0; ; try++ {
 		v, err := fn()
-		if !isSerialization(err) || ctx.Err() != nil {
+		if !isSerialization(err) || ctx.Err() != nil || try == 60 {
+			return v, err
+		}
+		t := time.NewTimer(rand.N(min(time.Millisecond<<min(try, 10), 100*time.Millisecond)))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
 			return v, err
 		}
 	}
