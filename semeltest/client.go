@@ -300,21 +300,21 @@ func (s *subject) settled(ctx context.Context, m *message) (*answer, error) {
 			return nil, err
 		}
 	}
-	for {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		a, err := s.send(ctx, m, nil)
 		if err != nil || a.status == 0 || !a.again() {
 			return a, err
 		}
-		// As clients do; a real store needs the time, too, to notice that a
-		// connection is gone.
 		wait := time.Second
-		if n, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil {
+		if n, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil && n >= 0 {
 			wait = time.Duration(n) * time.Second
 		}
 		if err := s.Advance(wait); err != nil {
 			return nil, inconclusive("advance: %w", err)
 		}
-		t := time.NewTimer(10 * time.Millisecond)
+		// Advance may take no time, which a real store needs to notice that a
+		// connection is gone.
+		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
 		case <-ctx.Done():

@@ -281,6 +281,39 @@ func TestBlindEffectsAreInconclusive(t *testing.T) {
 	}
 }
 
+// A service that asks to come back for ever is asked with pauses, and for as
+// long as the patience lasts.
+func TestEndlessRefusalEnds(t *testing.T) {
+	for _, after := range []string{"", "0", "-1", "2"} {
+		var asked, back atomic.Int64
+		err := Config{Virtual: true, New: func(t testing.TB) Service {
+			s := (&shop{outer: func(semel.Store, *semel.Guard, http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					asked.Add(1)
+					p := semelhttp.ProblemStoreUnavailable.Problem()
+					if after != "" {
+						w.Header().Set("Retry-After", after)
+					}
+					p.Write(w)
+				})
+			}}).service(t)
+			s.Advance = func(d time.Duration) error { // by a clock of its own
+				if d < 0 {
+					back.Add(1)
+				}
+				return nil
+			}
+			return s
+		}}.check(t, checks[0])
+		if err == nil || !strings.Contains(err.Error(), "still answered with 503") {
+			t.Errorf("Retry-After %q: told %v", after, err)
+		}
+		if n := asked.Load(); n < 10 || n > 50 || back.Load() > 0 {
+			t.Errorf("Retry-After %q: asked %d times in 30 s; the clock went back %d times", after, n, back.Load())
+		}
+	}
+}
+
 // What is left out of a service is named, all at once.
 func TestIncompleteServices(t *testing.T) {
 	err := Config{New: func(testing.TB) Service { return Service{} }}.check(t, checks[0])
