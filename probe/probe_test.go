@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"database/sql"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -78,10 +79,10 @@ func (c *counter) serve(t *testing.T) *httptest.Server {
 
 // serveVirtually serves in a bubble of virtual time, where the options then
 // connect to. It returns the URL.
-func (c *counter) serveVirtually(t *testing.T, o *probe.Options) string {
+func serveVirtually(t *testing.T, h http.Handler, o *probe.Options) string {
 	n := targets.NewNetwork()
 	l := n.Listen()
-	s := &http.Server{Handler: c}
+	s := &http.Server{Handler: h}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = s.Serve(l) })
 	t.Cleanup(func() {
@@ -148,7 +149,8 @@ func (a *accepts) Accept() (net.Conn, error) {
 }
 
 // Without --send, without an allow-list, or in production without the word for
-// it, not one connection is made, no reader reads and no hook is called.
+// it, not one connection is made, no database is opened, no program is started,
+// no reader reads and no hook is called.
 func TestNothingIsSent(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -159,9 +161,31 @@ func TestNothingIsSent(t *testing.T) {
 	go func() { _ = s.Serve(count) }()
 	defer s.Close()
 	base := "http://" + l.Addr().String()
-	var read, failed atomic.Int64
+	var read, failed, opened atomic.Int64
 	state := []probe.State{{Name: "go", Read: func(context.Context, probe.StateRequest) (int64, error) { return read.Add(1), nil }}}
 	fail := func(context.Context, bool) error { failed.Add(1); return nil }
+
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	programs := []string{filepath.Join(dir, "reader"), filepath.Join(dir, "reset")}
+	simple := func(base string) *plan.Plan {
+		p := simple(base)
+		op := &p.Operations[0]
+		op.Readers = append(op.Readers,
+			plan.Reader{Name: "program", Command: &plan.CommandReader{Argv: []string{self, "touch", programs[0]}}},
+			plan.Reader{Name: "database", SQL: &plan.SQLReader{Driver: "sqlite", DSN: "x", Query: "SELECT 1"}})
+		op.Audit = []plan.Audit{{Name: "trail", HTTP: &plan.AuditHTTP{URL: base + "/"}, Find: plan.Pairs{{Name: "key", Value: "{{.key}}"}}}}
+		p.Reset = &plan.Hook{Command: []string{self, "touch", programs[1]}}
+		p.Timing.SettleLimit = 50 * time.Millisecond
+		return p
+	}
+	openSQL := func(context.Context, string, string) (*sql.DB, error) {
+		opened.Add(1)
+		return nil, errors.New("there is no database")
+	}
 
 	closed := simple(base)
 	closed.Target.Allow = nil
@@ -170,7 +194,11 @@ func TestNothingIsSent(t *testing.T) {
 	reader := simple(base)
 	reader.Operations[0].Readers[0].HTTP.URL = "http://127.0.0.2:1/"
 	live := simple(base)
-	live.Target.Production = new(true)
+	live.Target.Production, live.Reset = new(true), nil // which production refuses
+	reset := simple(base)
+	reset.Reset = &plan.Hook{HTTP: &plan.HookRequest{Request: plan.Request{Method: "DELETE", URL: base + "/"}}}
+	resetElsewhere := simple(base)
+	resetElsewhere.Reset = &plan.Hook{HTTP: &plan.HookRequest{Request: plan.Request{Method: "DELETE", URL: "http://127.0.0.2:1/"}}}
 	for name, c := range map[string]struct {
 		p    *plan.Plan
 		o    probe.Options
@@ -181,10 +209,12 @@ func TestNothingIsSent(t *testing.T) {
 		"no allow-list":       {closed, probe.Options{Send: true, Full: true}, probe.ErrNotAllowed},
 		"another allow-list":  {elsewhere, probe.Options{Send: true}, probe.ErrNotAllowed},
 		"a reader elsewhere":  {reader, probe.Options{Send: true}, probe.ErrNotAllowed},
+		"dry run, a reset":    {reset, probe.Options{Full: true}, nil},
+		"a reset elsewhere":   {resetElsewhere, probe.Options{Send: true}, probe.ErrNotAllowed},
 		"production":          {live, probe.Options{Send: true}, probe.ErrProduction},
 		"production, dry run": {live, probe.Options{}, nil},
 	} {
-		c.o.State, c.o.FailFirst = state, fail
+		c.o.State, c.o.FailFirst, c.o.OpenSQL = state, fail, openSQL
 		res, err := probe.Run(t.Context(), c.p, c.o)
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
@@ -193,14 +223,30 @@ func TestNothingIsSent(t *testing.T) {
 			t.Errorf("%s: %d sent, %d planned", name, res.Run.Sent, len(res.Planned))
 		}
 	}
-	if count.n.Load() != 0 || read.Load() != 0 || failed.Load() != 0 {
-		t.Errorf("%d connections, %d readings, %d calls of the hook", count.n.Load(), read.Load(), failed.Load())
+	started := func() (n int) {
+		for _, file := range programs {
+			if _, err := os.Stat(file); err == nil {
+				n++
+			}
+		}
+		return n
+	}
+	if count.n.Load() != 0 || read.Load() != 0 || failed.Load() != 0 || opened.Load() != 0 || started() != 0 {
+		t.Errorf("%d connections, %d readings, %d calls of the hook, %d databases, %d programs",
+			count.n.Load(), read.Load(), failed.Load(), opened.Load(), started())
 	}
 
 	// The counting works.
-	res := mustRun(t, closed, probe.Options{Send: true, Allow: []string{l.Addr().String()}})
+	res := mustRun(t, closed, probe.Options{
+		Send: true, Allow: []string{l.Addr().String()}, State: state, FailFirst: fail, OpenSQL: openSQL,
+		Only: []plan.Experiment{plan.Duplicate, plan.FailedFirst},
+	})
 	if count.n.Load() == 0 || int(count.n.Load()) != res.Run.Sent {
 		t.Errorf("%d connections for %d sends", count.n.Load(), res.Run.Sent)
+	}
+	if read.Load() == 0 || failed.Load() == 0 || opened.Load() == 0 || started() != len(programs) {
+		t.Errorf("%d readings, %d calls of the hook, %d databases, %d programs; the test sees nothing",
+			read.Load(), failed.Load(), opened.Load(), started())
 	}
 }
 
@@ -556,7 +602,7 @@ func testLostMail(t *testing.T) {
 		}
 	}
 	o := probe.Options{Send: true}
-	p := simple(c.serveVirtually(t, &o), plan.Altered, plan.FreshKey)
+	p := simple(serveVirtually(t, c, &o), plan.Altered, plan.FreshKey)
 	p.Timing.SettleLimit = 3 * time.Second // the mail is waited for that long
 	o.State = []probe.State{{
 		Name: "mails", Outside: true, Read: func(context.Context, probe.StateRequest) (int64, error) { return mails.Load(), nil },
@@ -596,7 +642,7 @@ func TestWaitingIsCheap(t *testing.T) { synctest.Test(t, testWaitingIsCheap) }
 func testWaitingIsCheap(t *testing.T) {
 	c := &counter{}
 	o := probe.Options{Send: true}
-	p := simple(c.serveVirtually(t, &o), plan.Duplicate)
+	p := simple(serveVirtually(t, c, &o), plan.Duplicate)
 	p.Timing.SettleLimit = time.Second // 200 times the pause between two readings
 	o.State = []probe.State{{Name: "blind", Read: func(context.Context, probe.StateRequest) (int64, error) { return 0, nil }}}
 	res := mustRun(t, p, o)
@@ -752,7 +798,7 @@ func testRetentionEdge(t *testing.T) {
 		want     evidence.Outcome
 	}{{500 * time.Millisecond, evidence.Held}, {2 * time.Second, evidence.Broken}} {
 		o := probe.Options{Send: true}
-		p := simple(target.serveVirtually(t, &o), plan.RetentionEdge)
+		p := simple(serveVirtually(t, target, &o), plan.RetentionEdge)
 		p.Operations[0].Resource = nil
 		p.Target.Retention = c.promised
 		op := mustRun(t, p, o).Run.Operations[0]
@@ -846,22 +892,99 @@ func TestChoice(t *testing.T) {
 	}
 }
 
-// In production nothing is raced, cut off or made to fail, whatever is asked for.
-func TestProduction(t *testing.T) {
-	c := &counter{}
-	p := simple(c.serve(t).URL)
-	p.Target.Production = new(true)
-	op := mustRun(t, p, probe.Options{Send: true, Production: true, Only: plan.Experiments()}).Run.Operations[0]
-	for _, e := range op.Experiments {
-		if never := plan.Experiment(e.Name).NeverInProduction(); never != (e.Outcome == evidence.NotRun) {
-			t.Errorf("%s is %s: %s", e.Name, e.Outcome, e.Why)
-		}
-		for _, s := range e.Sends {
-			if s.Cut != "" || s.Role == "race" {
-				t.Errorf("%s: %+v", e.Name, s)
-			}
+// watchful is a target that takes its time, and sees from its side what a probe
+// does to it.
+type watchful struct {
+	counter
+	active, most, cut, hooked atomic.Int64
+}
+
+func (w *watchful) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	w.hits.Add(1)
+	if r.Method == http.MethodGet {
+		fmt.Fprintf(rw, `{"n":%d}`, w.effects.Load())
+		return
+	}
+	for n := w.active.Add(1); ; {
+		if most := w.most.Load(); n <= most || w.most.CompareAndSwap(most, n) {
+			break
 		}
 	}
+	defer w.active.Add(-1)
+	// Both before its answer and in the middle of it somebody may go away.
+	part := func(text string) bool {
+		_, _ = io.WriteString(rw, text)
+		_ = http.NewResponseController(rw).Flush()
+		select {
+		case <-time.After(200 * time.Millisecond):
+			return true
+		case <-r.Context().Done():
+			w.cut.Add(1)
+			return false
+		}
+	}
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		w.cut.Add(1)
+		return
+	}
+	n := w.effects.Add(1)
+	if part("") && part("{") {
+		fmt.Fprintf(rw, `"id":%d}`, n)
+	}
+}
+
+// In production nothing is raced, cut off or made to fail, whatever is asked
+// for and whatever hook is there: the target sees it.
+func TestProduction(t *testing.T) {
+	never := map[plan.Experiment]func(w *watchful) bool{
+		plan.RaceSame:    func(w *watchful) bool { return w.most.Load() > 1 },
+		plan.InFlight:    func(w *watchful) bool { return w.most.Load() > 1 },
+		plan.LostUnread:  func(w *watchful) bool { return w.cut.Load() > 0 },
+		plan.LostBegun:   func(w *watchful) bool { return w.cut.Load() > 0 },
+		plan.FailedFirst: func(w *watchful) bool { return w.hooked.Load() > 0 },
+		plan.Reordered:   func(w *watchful) bool { return w.effects.Load() > 0 },
+	}
+	run := func(t *testing.T, production bool, only ...plan.Experiment) (*watchful, evidence.Operation) {
+		w := &watchful{}
+		o := probe.Options{Send: true, Production: production, Full: true, Only: only, FailFirst: func(context.Context, bool) error {
+			w.hooked.Add(1)
+			return nil
+		}}
+		p := simple(serveVirtually(t, w, &o))
+		p.Target.Production = &production
+		p.Timing.SettleLimit = time.Second
+		return w, mustRun(t, p, o).Run.Operations[0]
+	}
+	for name, seen := range never {
+		synctest.Test(t, func(t *testing.T) {
+			if w, op := run(t, false, name); !seen(w) {
+				t.Errorf("%s: the target sees nothing: %s", name, describe(op))
+			}
+			w, op := run(t, true, name)
+			if e := outcome(t, op, name); e.Outcome != evidence.NotRun || !strings.Contains(e.Why, "production") {
+				t.Errorf("%s is %s in production: %s", name, e.Outcome, e.Why)
+			}
+			if w.hits.Load() > 0 || w.hooked.Load() > 0 {
+				t.Errorf("%s: %d requests and %d calls of the hook in production", name, w.hits.Load(), w.hooked.Load())
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w, op := run(t, true, plan.Experiments()...)
+		if w.most.Load() != 1 || w.cut.Load() > 0 || w.hooked.Load() > 0 {
+			t.Errorf("%d at once, %d cut off, %d calls of the hook", w.most.Load(), w.cut.Load(), w.hooked.Load())
+		}
+		for _, e := range op.Experiments {
+			if _, ok := never[plan.Experiment(e.Name)]; ok != (e.Outcome == evidence.NotRun) {
+				t.Errorf("%s is %s: %s", e.Name, e.Outcome, e.Why)
+			}
+			for _, s := range e.Sends {
+				if s.Cut != "" || s.Role == "race" {
+					t.Errorf("%s: %+v", e.Name, s)
+				}
+			}
+		}
+	})
 }
 
 // State is read from files and programs, too.
@@ -884,8 +1007,6 @@ func TestFilesAndPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PROBE_TEST_COUNT", log)
-	// With the race detector a program else sleeps for a second before it ends.
-	t.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	p.Operations[0].Readers = []plan.Reader{
 		{Name: "log", Log: &plan.LogReader{File: log, Pattern: `created .*{{.ref}}`}},
 		{Name: "number", Command: &plan.CommandReader{Argv: []string{self}}},
@@ -904,6 +1025,12 @@ func TestFilesAndPrograms(t *testing.T) {
 }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "touch" { // the program of TestNothingIsSent
+		if err := os.WriteFile(os.Args[2], nil, 0o600); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	if log := os.Getenv("PROBE_TEST_COUNT"); log != "" { // the program of the test above
 		b, _ := os.ReadFile(log)
 		if len(os.Args) > 1 && os.Args[1] == "lines" {
@@ -912,6 +1039,11 @@ func TestMain(m *testing.M) {
 			fmt.Println(bytes.Count(b, []byte("\n")))
 		}
 		return
+	}
+	// The programs above, built with the race detector, else each sleep for a
+	// second before they end.
+	if err := os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0")); err != nil {
+		log.Fatal(err)
 	}
 	code := m.Run()
 	if dir, err := programsDir(); err == nil {

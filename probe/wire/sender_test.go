@@ -211,17 +211,49 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// What failed to connect has counted, so a budget also bounds attempts.
+// What failed to connect, or to be looked up, has counted: a budget also bounds
+// attempts, whatever they were for.
 func TestBudgetCountsAttempts(t *testing.T) {
-	s := sender(t, "127.0.0.1:9", func(c *Config) {
-		c.MaxSends = 2
-		c.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no route") }
-	})
 	r := post("127.0.0.1:9", HTTP1)
-	send(t, s, r)
-	send(t, s, r)
-	_, err := s.Send(t.Context(), r)
-	wantErr(t, "third", err, ErrBudget)
+	warm := Request{Method: "GET", URL: "http://127.0.0.1:9/"}
+	for name, try := range map[string]func(*Sender) error{
+		"send": func(s *Sender) error { _, err := s.Send(t.Context(), r); return err },
+		"cut":  func(s *Sender) error { _, err := s.SendCut(t.Context(), r, Cut{At: AfterRequest}); return err },
+		"race": func(s *Sender) error { _, err := s.SendRace(t.Context(), []Request{r, r}, nil); return err },
+		"race, warmed": func(s *Sender) error {
+			_, err := s.SendRace(t.Context(), []Request{r, r}, &warm)
+			return err
+		},
+	} {
+		var dials atomic.Int64
+		told := 0
+		s := sender(t, "127.0.0.1:9", func(c *Config) {
+			c.MaxSends = 8
+			c.Dial = func(context.Context, string, string) (net.Conn, error) {
+				dials.Add(1)
+				return nil, errors.New("no route")
+			}
+			c.Observer = &Observer{Exchanged: func(context.Context, Kind, Exchange) { told++ }}
+		})
+		var err error
+		for range 9 {
+			if err = try(s); err != nil {
+				break
+			}
+		}
+		wantErr(t, name+": in the end", err, ErrBudget)
+		// A race ends with the first connection that does not come about.
+		if n := int(dials.Load()); n == 0 || n > told || told != 8-s.Left() {
+			t.Errorf("%s: %d attempts, %d told of, and %d are left of 8", name, n, told, s.Left())
+		}
+	}
+	s := sender(t, "nowhere.example:80", func(c *Config) {
+		c.MaxSends = 1
+		c.Resolve = func(context.Context, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
+	})
+	send(t, s, post("nowhere.example:80", HTTP1))
+	_, err := s.Send(t.Context(), post("nowhere.example:80", HTTP1))
+	wantErr(t, "after a failed look-up", err, ErrBudget)
 }
 
 func TestBudgetUnderConcurrency(t *testing.T) {
