@@ -23,6 +23,7 @@ import (
 // gatewaySettings are the flags of semel gateway.
 type gatewaySettings struct {
 	upstream, listen, store string
+	requireStore            bool
 	requireKey, strictKeys  bool
 	methods                 []string
 	credentials             []string
@@ -70,6 +71,12 @@ check. That has a price. A refreshed token is another caller: a retry that carri
 it executes again. A revoked token still gets its own recorded answers until they
 expire. Callers without a credential share one scope.
 
+When the store cannot be reached at start, the gateway starts all the same: protected
+requests are answered with 503, all others pass, and it tries on. GET
+/.well-known/idempotency/ready says 200 once the store is open, and 503 with the
+cause before. What no retry can mend, such as a store of a newer version, ends the
+gateway at once; --require-store has everything do so.
+
 When the gateway or the connection to the service dies while a request executes,
 nobody knows whether it took effect. The record then says so, nothing executes
 under its key, and semel keys resolve settles it.
@@ -89,6 +96,7 @@ signal ends it at once.`,
 	f.StringVar(&s.upstream, "upstream", "", "URL of the service (required)")
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address to listen on")
 	f.StringVar(&s.store, "store", "", "where records are kept: sqlite:semel.db, sqlite:///var/lib/semel/semel.db, postgres://user@host/database, or memory: (required)")
+	f.BoolVar(&s.requireStore, "require-store", false, "end when the store cannot be opened at start, instead of answering 503 until it can")
 	f.BoolVar(&s.requireKey, "require-key", false, "refuse protected methods without an Idempotency-Key; without this they pass unprotected")
 	f.BoolVar(&s.strictKeys, "strict-keys", false, `accept keys in double quotes only, as in Idempotency-Key: "k"`)
 	f.StringSliceVar(&s.methods, "methods", []string{"POST", "PATCH"}, "methods that are protected")
@@ -99,7 +107,7 @@ signal ends it at once.`,
 	choiceFlag(cmd, &s.inFlight, "in-flight", "what a duplicate of a running request gets: 409 at once, the answer after a wait, or 202 with a status URL")
 	f.DurationVar(&s.wait, "wait", semelhttp.DefaultWait, "how long --in-flight wait holds a duplicate")
 	f.DurationVar(&s.maxWait, "max-wait", semelhttp.DefaultMaxWait, "longest wait that a client can ask for by Prefer: wait=N; 0 ignores the preference")
-	f.StringVar(&s.prefix, "prefix", semelhttp.DefaultPrefix, "path of the gateway's own resources: /operations/{id}, /keys, /specification")
+	f.StringVar(&s.prefix, "prefix", semelhttp.DefaultPrefix, "path of the gateway's own resources: /operations/{id}, /keys, /specification, /ready")
 	f.BoolVar(&s.noResources, "no-resources", false, "leave the whole URL space to the service; answers then name no status URL")
 	f.StringVar(&s.keySecrets, "key-secrets", "", "file with secrets to issue keys with, one of at least 32 bytes in each line; the first signs, all verify")
 	f.DurationVar(&s.keyLife, "key-life", semelhttp.DefaultKeyLife, "how long an issued key may be used for the first time")
@@ -277,19 +285,33 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		return err
 	}
 	log := newLog(p.stderr, s.logFormat.value)
-	store, err := openStore(ctx, cmd, s.store, int64(s.maxResult), func(err error) {
-		if err != nil {
-			log.Warn("sweep failed; the next one goes on", "err", err)
-		}
+	store := newLateStore(log, func(ctx context.Context) (store, error) {
+		return openStore(ctx, cmd, s.store, int64(s.maxResult), func(err error) {
+			if err != nil {
+				log.Warn("sweep failed; the next one goes on", "err", err)
+			}
+		})
 	})
-	if err != nil {
-		return err
-	}
 	defer func() {
 		if e := store.Close(); e != nil && err == nil {
 			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed in order: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
 		}
 	}()
+	running, stopStore := context.WithCancel(context.WithoutCancel(ctx))
+	ended, hopeless := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(ended)
+		if err := store.Run(running); err != nil {
+			hopeless <- err
+		}
+	}()
+	defer func() {
+		stopStore()
+		<-ended
+	}()
+	if err := s.awaitStore(ctx, store); err != nil {
+		return err
+	}
 	guard, err := semel.New(semel.Config{Store: store, Policy: policy, Observer: log.guard()})
 	if err != nil {
 		return usagef("the settings do not fit together: %w", err)
@@ -306,34 +328,49 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", named(cmd, "listen")),
 		}
 	}
+	handler := http.Handler(gw)
+	if !s.noResources {
+		handler = store.withReady(s.prefix+readyPath, gw)
+	}
 	server := &http.Server{
-		Handler:           gw,
+		Handler:           handler,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 
-	sweeping, stopSweeping := context.WithCancel(context.WithoutCancel(ctx))
-	swept := make(chan struct{})
-	go func() {
-		defer close(swept)
-		_ = store.Run(sweeping) // its failures are logged as they come
-	}()
-	defer func() {
-		stopSweeping()
-		<-swept
-	}()
-
-	s.announce(p.stderr, log, listener.Addr().String(), config.Upstream)
+	s.announce(p.stderr, log, listener.Addr().String(), config.Upstream, store.failure())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
 	case err := <-served:
 		return &fault{code: exitFailed, err: fmt.Errorf("the server ended: %w", err), do: "Start it again; what is recorded is durable."}
+	case err := <-hopeless: // and nothing protected was ever served
+		return errors.Join(err, s.stop(log, server, gw))
 	case <-ctx.Done():
 	}
 	return s.stop(log, server, gw)
+}
+
+// awaitStore waits for the first attempt to open the store: not long, unless the
+// store is required. The error is why the gateway cannot start.
+func (s *gatewaySettings) awaitStore(ctx context.Context, store *lateStore) error {
+	patience := time.NewTimer(2 * time.Second)
+	defer patience.Stop()
+	if s.requireStore {
+		patience.Stop()
+	}
+	select {
+	case <-store.first:
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+	err := store.failure()
+	if err != nil && (s.requireStore || troubleOf(err).permanent) {
+		return err
+	}
+	return nil
 }
 
 // stop lets what is running come to its end.
@@ -359,7 +396,7 @@ func (s *gatewaySettings) stop(log *logger, server *http.Server, gw *gateway.Gat
 }
 
 // announce says what was started and what it costs.
-func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstream *url.URL) {
+func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstream *url.URL, notOpen error) {
 	protects := strings.ToUpper(strings.Join(s.methods, ", ")) + " with an Idempotency-Key; without one they pass unprotected"
 	if s.requireKey {
 		protects = strings.ToUpper(strings.Join(s.methods, ", ")) + "; without an Idempotency-Key they are refused"
@@ -380,6 +417,9 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 	storeNote := withoutSecrets(s.store)
 	if strings.HasPrefix(s.store, "memory:") {
 		storeNote += " (records end with this process: a retry after a restart executes again)"
+	}
+	if notOpen != nil {
+		storeNote += " (not open yet: " + troubleOf(notOpen).class + "; protected requests are answered with 503)"
 	}
 	if s.logFormat.value == "json" {
 		log.Info("listening", "addr", addr, "upstream", upstream.String(), "store", storeNote,

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -130,6 +131,44 @@ func notThere(path string) bool {
 	return err != nil && errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0
 }
 
+// trouble is why a store cannot be opened, in one word, and what to do.
+type trouble struct {
+	class     string
+	do        string
+	permanent bool // trying again does not help until somebody has seen to it
+}
+
+func troubleOf(err error) trouble {
+	is := func(target error) bool { return errors.Is(err, target) }
+	_, isConnect := errors.AsType[*pgconn.ConnectError](err)
+	answer, isAnswer := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case is(errNotTried):
+		return trouble{class: "opening", do: "It takes its time."}
+	case is(sqlite.ErrNewerSchema), is(postgres.ErrNewerSchema):
+		return trouble{"newer-schema", "A newer version of this program has used it: use that one.", true}
+	case is(postgres.ErrOlderSchema):
+		return trouble{"older-schema", "Start the gateway once, which brings it up to date, or see semel schema.", true}
+	case is(sqlite.ErrForeign):
+		return trouble{"not-a-store", "The file is not one that this program made: name another. It was left as it is.", true}
+	case is(sqlite.ErrPath):
+		return trouble{"path", "Check the path, and what this user may do there.", true}
+	case is(postgres.ErrUnfit):
+		return trouble{"unfit", "Have the database set up as the message says.", true}
+	case is(sqlite.ErrBusy):
+		return trouble{class: "busy", do: "Another process holds the file's write lock: a gateway that starts, a backup, or a database shell with an open transaction."}
+	case isAnswer && (strings.HasPrefix(answer.Code, "28") || answer.Code == "3D000" || answer.Code == "42501"):
+		return trouble{class: "refused", do: "The database is there and refuses: check its name, the user and the password, and what the user may do."}
+	case isAnswer && (answer.Code == "57P03" || answer.Code == "53300"):
+		return trouble{class: "busy", do: "The database is starting, stopping, or has no connection left."}
+	case isAnswer:
+		return trouble{class: "failed", do: "The database answered with an error, which the message tells."}
+	case isConnect, is(context.DeadlineExceeded):
+		return trouble{class: "unreachable", do: "The database does not answer: check its address, that it runs, and the network between."}
+	}
+	return trouble{class: "failed", do: "Check the file's permissions and the space on the disk, or that the database answers."}
+}
+
 func storeFault(url string, err error) error {
 	if errors.Is(err, sqlite.ErrBusy) {
 		return &fault{
@@ -138,28 +177,30 @@ func storeFault(url string, err error) error {
 		}
 	}
 	return &fault{
-		code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", url, err),
-		do: "Check the path, its permissions and the space on the disk. Nothing was changed; a retry is safe.",
+		code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", withoutSecrets(url), err),
+		do: troubleOf(err).do + " Nothing that is recorded was changed; a retry is safe.",
 	}
 }
 
 // openPostgres opens a store for leased claims: the effects of a gateway are
 // somewhere else.
 func openPostgres(ctx context.Context, url string, c postgres.Config) (store, error) {
-	failed := func(err error) error {
-		return &fault{
-			code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", withoutSecrets(url), err),
-			do: "Check that the database is there, and what its user may do. A retry is safe.",
-		}
-	}
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
-		return nil, failed(err)
+		return nil, storeFault(url, err)
 	}
-	s, err := postgres.New(ctx, pool, c)
+	// What does not answer is given up soon; bringing the tables up to date may
+	// take its time.
+	ping, cancel := context.WithTimeout(ctx, 5*time.Second)
+	err = pool.Ping(ping)
+	cancel()
+	var s *postgres.Store
+	if err == nil {
+		s, err = postgres.New(ctx, pool, c)
+	}
 	if err != nil {
 		pool.Close()
-		return nil, failed(err)
+		return nil, storeFault(url, err)
 	}
 	return &postgresStore{s, pool}, nil
 }

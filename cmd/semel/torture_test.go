@@ -122,6 +122,7 @@ func TestTorture(t *testing.T) {
 	noError(t, json.Unmarshal(stdout.Bytes(), &report))
 	want(t, "violations", len(report.Violations), 0)
 	want(t, "what makes it inconclusive", len(report.Inconclusive), 0)
+	want(t, "failed starts", report.Figures.FailedStarts, 0)
 	t.Logf("figures: %+v", report.Figures)
 	timeline, err := os.ReadFile(filepath.Join(dir, torture.TimelineFile))
 	noError(t, err)
@@ -188,4 +189,7 @@ func tormentPostgres(t *testing.T, payments string) {
 		t.Errorf("%s: %s; faults: %v\n%s", v.Check, v.Detail, v.Faults, strings.Join(v.Timeline, "\n"))
 	}
 	want(t, "what makes it inconclusive", strings.Join(report.Inconclusive, "; "), "")
+	if payments == "" { // the example needs its database to start
+		want(t, "failed starts", report.Figures.FailedStarts, 0)
+	}
 }

@@ -457,7 +457,7 @@ func TestConfig(t *testing.T) {
 		t.Error("a nil pool was accepted")
 	}
 	off := connect(t, testenv.Postgres(t), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
-	if _, err := postgres.New(t.Context(), off, postgres.Config{}); err == nil || !strings.Contains(err.Error(), "synchronous_commit") {
+	if _, err := postgres.New(t.Context(), off, postgres.Config{}); !errors.Is(err, postgres.ErrUnfit) || !strings.Contains(err.Error(), "synchronous_commit") {
 		t.Errorf("New with synchronous_commit=off: %v", err)
 	}
 }

@@ -15,8 +15,13 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// ErrClosed: the store has been closed.
-var ErrClosed = errors.New("postgres: the store is closed")
+var (
+	// ErrClosed: the store has been closed.
+	ErrClosed = errors.New("postgres: the store is closed")
+	// ErrUnfit: the database is set up so that it cannot keep a store's
+	// promises. The error says how.
+	ErrUnfit = errors.New("postgres: the database cannot hold a store")
+)
 
 // Mode is where a claim lives.
 type Mode uint8
@@ -270,9 +275,9 @@ func newStatements(c Config, peer bool) statements {
 // audit trail, and with Config.Notify the one that listens, which Close ends. Any number of stores, in any number of
 // processes, may share the tables.
 //
-// New fails if the tables are newer than this package (ErrNewerSchema), if the
-// database's encoding is not UTF-8, and if synchronous_commit is off: then a
-// result that was answered with could be lost. ctx bounds New only.
+// New fails if the tables are newer than this package (ErrNewerSchema), and, with
+// ErrUnfit, if the database's encoding is not UTF-8 or synchronous_commit is off:
+// then a result that was answered with could be lost. ctx bounds New only.
 func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 	c = c.withDefaults()
 	err := c.validate()
@@ -322,9 +327,9 @@ func checkDatabase(ctx context.Context, pool *pgxpool.Pool) (peer bool, err erro
 	case err != nil:
 		return false, err
 	case encoding != "UTF8":
-		return false, fmt.Errorf("the database's encoding is %s; UTF8 is needed", encoding)
+		return false, fmt.Errorf("%w: its encoding is %s; UTF8 is needed", ErrUnfit, encoding)
 	case commit == "off":
-		return false, errors.New("synchronous_commit is off: a commit that was answered could be lost")
+		return false, fmt.Errorf("%w: synchronous_commit is off: a commit that was answered could be lost", ErrUnfit)
 	}
 	return peer, nil
 }

@@ -88,6 +88,8 @@ func TestPathsThatAreNoFiles(t *testing.T) {
 			_ = s.Close()
 		} else if !strings.Contains(err.Error(), c.want) && runtime.GOOS != "windows" {
 			t.Errorf("Open of %q: %v; want %q in it", c.config.Path, err, c.want)
+		} else if configured := !strings.HasPrefix(err.Error(), "sqlite: config"); errors.Is(err, sqlite.ErrPath) != configured {
+			t.Errorf("Open of %q: %v; want it to be ErrPath: %v", c.config.Path, err, configured)
 		}
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "x.db")); !errors.Is(err, fs.ErrNotExist) {
@@ -168,7 +170,7 @@ func TestForeignFilesAreLeftAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := sqlite.Open(t.Context(), sqlite.Config{Path: path}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := sqlite.Open(t.Context(), sqlite.Config{Path: path}); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, sqlite.ErrForeign) == (path == newer) {
 			t.Errorf("Open of %s: %v; want %q in it", path, err, want)
 		}
 		after, err := os.ReadFile(path)
@@ -405,7 +407,7 @@ func TestBusyFile(t *testing.T) {
 	fill(t, s, 1)
 	db := raw(t, path)
 	mustExec(t, db, "BEGIN IMMEDIATE")
-	if _, err := s.Begin(t.Context(), attempt("k")); err == nil || !strings.Contains(err.Error(), "nothing was written: sqlite: another handler or process kept the file busy") {
+	if _, err := s.Begin(t.Context(), attempt("k")); !errors.Is(err, sqlite.ErrBusy) || !strings.Contains(err.Error(), "nothing was written") {
 		t.Errorf("Begin in a busy file: %v", err)
 	}
 	patient := open(t, sqlite.Config{Path: path + ".2", BusyTimeout: time.Hour})

@@ -66,7 +66,7 @@ func (k fileKind) check() error {
 	case k == fileKind{}:
 		return nil // an empty file
 	case k.application != applicationID:
-		return errors.New("the file is a database of another application")
+		return fmt.Errorf("%w: it is a database of another application", ErrForeign)
 	case k.version > int64(len(migrations)):
 		return fmt.Errorf("%w: version %d, not %d", ErrNewerSchema, k.version, len(migrations))
 	}

@@ -22,6 +22,15 @@ var ErrClosed = errors.New("sqlite: the store is closed")
 // another program that has the file open.
 var ErrBusy = errors.New("sqlite: another handler or process kept the file busy")
 
+// Reasons for which Open fails, and will until somebody sees to it.
+var (
+	// ErrPath: there is no such file or directory where one must be, or what is
+	// there is no regular file, or may not be looked at.
+	ErrPath = errors.New("sqlite: the path cannot hold a store")
+	// ErrForeign: the file is no database, or another application's.
+	ErrForeign = errors.New("sqlite: the file is not a store")
+)
+
 // Config says which file a store keeps its records in, and how. Only Path is
 // required.
 type Config struct {
@@ -173,8 +182,11 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 	s.notes.init(c.MaxNotes)
 	w := &writer{store: s}
 	if err := w.open(ctx); err != nil {
-		if code(err)&0xff == sqlite3.SQLITE_READONLY {
+		switch code(err) & 0xff {
+		case sqlite3.SQLITE_READONLY:
 			err = fmt.Errorf("the file or its directory is not writable: %w", err)
+		case sqlite3.SQLITE_NOTADB:
+			err = fmt.Errorf("%w: %w", ErrForeign, err)
 		}
 		return nil, fmt.Errorf("sqlite: open %s: %w", c.Path, err)
 	}

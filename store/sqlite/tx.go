@@ -14,7 +14,6 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Errors of claims that are transactions.
 var (
 	errNested = errors.New("sqlite: a handler that works under a claim of this store cannot begin another: it would wait for itself")
 	errEnded  = errors.New("the handler's transaction is over: a statement failed with it, or ended it")

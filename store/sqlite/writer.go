@@ -138,7 +138,7 @@ type writer struct {
 func (w *writer) open(ctx context.Context) (err error) {
 	path, err := locate(w.store.config.Path, w.store.config.MustExist)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrPath, err)
 	}
 	patiently := func(try func() error) error { return patient(ctx, w.store.config.BusyTimeout, try) }
 	if err := patiently(func() (err error) {

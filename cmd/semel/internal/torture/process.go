@@ -31,17 +31,20 @@ type process struct {
 	paused bool
 }
 
-const startTimeout = 20 * time.Second
+const (
+	startTimeout = 20 * time.Second
+	didNotStart  = "did not start: "
+)
 
-// start returns when the process listens. A start may fail while the database is
-// down, or while a paused process holds it, so it is tried again for a while.
+// start returns when the process listens. A program that needs its database for
+// that may fail to start while that is down, so it is tried again for a while.
 func (p *process) start(ctx context.Context) error {
 	for end := time.Now().Add(startTimeout); ; pause(ctx, 100*time.Millisecond) {
 		err := p.startOnce(ctx)
 		if err == nil || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		p.history.add(event{kind: kindLog, who: p.name, text: "did not start: " + err.Error()})
+		p.history.add(event{kind: kindLog, who: p.name, text: didNotStart + err.Error()})
 	}
 }
 

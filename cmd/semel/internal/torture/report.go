@@ -38,6 +38,9 @@ type Figures struct {
 	Refusals int `json:"refusals"`
 	Broken   int `json:"broken"` // asks without an answer
 
+	// FailedStarts are starts of a gateway, or what is tortured instead, that
+	// ended before it listened.
+	FailedStarts  int `json:"failed_starts"`
 	GatewayKills  int `json:"gateway_kills"`
 	GatewayPauses int `json:"gateway_pauses"`
 	LedgerKills   int `json:"ledger_kills"`
@@ -88,6 +91,8 @@ func count(events []event) (f Figures) {
 			f.Cuts[string(e.side)+" "+e.text]++
 		case e.kind == kindStall:
 			f.Stalls++
+		case e.kind == kindLog && inGateway && strings.HasPrefix(e.text, didNotStart):
+			f.FailedStarts++
 		case e.kind == kindKill && inGateway:
 			f.GatewayKills++
 		case e.kind == kindKill && e.who == "database":
@@ -195,6 +200,7 @@ func (r *Report) Write(w io.Writer) {
 	say("keys        %d: %d acknowledged, %d unknown; %d effects", f.Keys, f.Acknowledged, f.Unknown, f.Effects)
 	say("asks        %d: %d retries, %d replays, %d refusals, %d without an answer", f.Asks, f.Retries, f.Replays, f.Refusals, f.Broken)
 	say("kills       %d gateway, %d ledger, %d database", f.GatewayKills, f.LedgerKills, f.DatabaseKills)
+	say("starts      %d failed", f.FailedStarts)
 	say("pauses      %d gateway, %d ledger", f.GatewayPauses, f.LedgerPauses)
 	say("cuts        %d", f.cuts())
 	for _, name := range slices.Sorted(maps.Keys(f.Cuts)) {
