@@ -86,7 +86,7 @@ func TestStartsWhileItsFileIsLocked(t *testing.T) {
 	wantClosed(t, g, u, "busy")
 	out := semelWith(nil, "", "gateway", "--upstream", u.url, "--store", url, "--require-store")
 	want(t, "exit code where the store is required", out.code, exitFailed)
-	if !strings.Contains(out.stderr, "holds the file's write lock") || strings.Contains(out.stderr, "path") || strings.Contains(out.stderr, "listening") {
+	if !strings.Contains(out.stderr, "has locked the file") || strings.Contains(out.stderr, "path") || strings.Contains(out.stderr, "listening") {
 		t.Errorf("it said: %s", out.stderr)
 	}
 	_, err = db.Exec("ROLLBACK")

@@ -156,7 +156,7 @@ func troubleOf(err error) trouble {
 	case is(postgres.ErrUnfit):
 		return trouble{"unfit", "Have the database set up as the message says.", true}
 	case is(sqlite.ErrBusy):
-		return trouble{class: "busy", do: "Another process holds the file's write lock: a gateway that starts, a backup, or a database shell with an open transaction."}
+		return trouble{class: "busy", do: "Another process has locked the file: a gateway that starts, a backup, a VACUUM, or a database shell with an open transaction. Let it end, or stop it."}
 	case isAnswer && (strings.HasPrefix(answer.Code, "28") || answer.Code == "3D000" || answer.Code == "42501"):
 		return trouble{class: "refused", do: "The database is there and refuses: check its name, the user and the password, and what the user may do."}
 	case isAnswer && (answer.Code == "57P03" || answer.Code == "53300"):
@@ -170,12 +170,6 @@ func troubleOf(err error) trouble {
 }
 
 func storeFault(url string, err error) error {
-	if errors.Is(err, sqlite.ErrBusy) {
-		return &fault{
-			code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", url, err),
-			do: "Another program has locked the file: a backup, a VACUUM, or one that writes and does not end. Let it end, or stop it. Nothing was changed; a retry is safe.",
-		}
-	}
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("the store %s cannot be used: %w", withoutSecrets(url), err),
 		do: troubleOf(err).do + " Nothing that is recorded was changed; a retry is safe.",
