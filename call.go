@@ -13,30 +13,34 @@ const codecJSON = "json/1"
 // value went through JSON and back, so unexported fields are lost; use types
 // that survive it.
 //
-// If the value cannot be encoded, the effect has nonetheless happened: the
-// record becomes a tombstone and every submit is answered with
-// ErrResultNotRetained.
+// If the value cannot be encoded, or is larger than the store takes, the effect
+// has nonetheless happened: the record becomes a tombstone, and later submits are
+// answered with ErrResultNotRetained. The submit that executed has its value all
+// the same; where that cannot be encoded ErrResultNotRetained comes with it, since
+// no retry will ever be told more.
 func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Context) (T, error)) (T, Answer, error) {
 	var fresh, zero T
+	var encoded error
 	out, err := g.Do(ctx, s, func(ctx context.Context) (Result, error) {
 		v, err := fn(ctx)
 		if err != nil {
 			return Result{}, err
 		}
+		fresh = v
 		body, err := json.Marshal(v)
 		if err != nil {
+			encoded = fmt.Errorf("%w: %w", ErrResultNotRetained, err)
 			return Result{Codec: codecJSON, Tombstone: true, Label: "tombstone"}, nil
 		}
-		fresh = v
 		return Result{Codec: codecJSON, Body: body, Label: "ok"}, nil
 	})
 	switch {
 	case err != nil:
 		return zero, out.Answer, err
+	case out.Answer == Executed:
+		return fresh, out.Answer, encoded
 	case out.Result.Tombstone:
 		return zero, out.Answer, ErrResultNotRetained
-	case out.Answer == Executed:
-		return fresh, out.Answer, nil
 	case out.Result.Codec != codecJSON:
 		return zero, out.Answer, fmt.Errorf("semel: the recorded result is of codec %q, not a value of Call", out.Result.Codec)
 	}

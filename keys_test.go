@@ -192,6 +192,20 @@ func TestCall(t *testing.T) {
 			t.Fatalf("a value that JSON cannot hold: %v after %d calls", err, calls)
 		}
 	}
+	refused := false
+	small := newGuard(t, &faulty{Store: newStore(t), before: func(call string) error {
+		if call == "complete" && !refused {
+			refused = true
+			return semel.ErrTooLarge
+		}
+		return nil
+	}}, semel.Policy{})
+	if v, answer, err := semel.Call(t.Context(), small, submit("large"), func(context.Context) (string, error) { return "in hand", nil }); v != "in hand" || answer != semel.Executed || err != nil {
+		t.Fatalf("a value too large for the store: %q, %v, %v", v, answer, err)
+	}
+	if v, _, err := semel.Call(t.Context(), small, submit("large"), func(context.Context) (string, error) { return "again", nil }); v != "" || !errors.Is(err, semel.ErrResultNotRetained) {
+		t.Fatalf("its retry: %q, %v", v, err)
+	}
 	_, answer, err = semel.Call(t.Context(), g, submit("failed"), func(context.Context) (int, error) { return 7, semel.NoEffect(errDown) })
 	if answer != semel.Released || !errors.Is(err, errDown) {
 		t.Fatalf("%v, %v", answer, err)
