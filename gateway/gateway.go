@@ -305,7 +305,11 @@ func (g *Gateway) failed(ctx context.Context, e *exchange, method string, sent, 
 		return // it is the client that has gone
 	}
 	if f := g.config.Observer.Failed; f != nil {
-		f(ctx, Failed{Method: method, RecordID: e.record, Sent: sent, Answered: answered, Err: err})
+		told := Failed{Method: method, RecordID: e.record, Sent: sent, Answered: answered, Err: err}
+		if ctx.Err() != nil {
+			told.GaveUp, told.Err = true, context.Cause(ctx)
+		}
+		f(ctx, told)
 	}
 }
 

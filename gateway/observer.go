@@ -9,7 +9,7 @@ type Observer struct {
 	// Failed: a request got no whole answer from the upstream.
 	Failed func(context.Context, Failed)
 	// SpoolFailed: a large body could not be held in Config.SpoolDir. See
-	// semelhttp.Config.
+	// semelhttp.SpoolsConfig.
 	SpoolFailed func(ctx context.Context, err error)
 }
 
@@ -22,5 +22,8 @@ type Failed struct {
 	Sent bool
 	// Answered says that the answer had begun.
 	Answered bool
-	Err      error
+	// GaveUp says that it was the gateway that ended the exchange: at the
+	// operation's deadline, or because it lost the claim. Err says which.
+	GaveUp bool
+	Err    error
 }

@@ -248,6 +248,9 @@ func TestDeadline(t *testing.T) {
 	want(t, "problem", a.problem(t), "outcome-unknown")
 	want(t, "effects", effects.Load(), 1)
 	want(t, "state", b.record().State, semel.StateUnknown)
+	told := b.failures()
+	want(t, "failures", len(told), 1)
+	want(t, "gave up, as the observer is told", told[0].GaveUp && errors.Is(told[0].Err, semel.ErrDeadline), true)
 	want(t, "cause", b.record().Cause, "the gateway gave up waiting for the upstream at the operation's deadline")
 	want(t, "status of the retry", b.post("/x", "k", "{}").status, 409)
 }

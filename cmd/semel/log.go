@@ -46,6 +46,8 @@ func (l *logger) gateway() *gateway.Observer {
 		Failed: func(ctx context.Context, f gateway.Failed) {
 			what := "upstream not reached: nothing was sent"
 			switch {
+			case f.GaveUp:
+				what = "gave up waiting for the upstream"
 			case f.Answered:
 				what = "upstream cut off its answer"
 			case f.Sent:
