@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/store/memory"
 )
 
 // leaveUnknown leaves n unknown records, u0 and so on, with a cause each.
@@ -528,4 +529,44 @@ func TestResolveWhereRefuses(t *testing.T) {
 	if _, err := bare.ResolveWhere(t.Context(), semel.BulkResolution{}); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("a store that is no lister: %v", err)
 	}
+}
+
+// After an outage the ledger knows what became of the payments: settle those that
+// are unknown by what it says.
+func ExampleGuard_ResolveWhere() {
+	ctx := context.Background()
+	store, _ := memory.New(memory.Config{})
+	guard, err := semel.New(semel.Config{Store: store})
+	if err != nil {
+		panic(err)
+	}
+	for _, key := range []string{"booked", "lost"} {
+		_, _ = guard.Do(ctx, submit(key), func(context.Context) (semel.Result, error) {
+			return semel.Result{}, semel.Indeterminate("the ledger did not answer", nil)
+		})
+	}
+
+	b := semel.BulkResolution{Where: semel.Filter{Operation: "orders.create", Cause: "the ledger*"}}
+	found, err := guard.ResolveWhere(ctx, b)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(found.Selected, "unknown")
+
+	b.AsOf = found.AsOf
+	b.Origin = semel.Origin{RequestID: "reconciliation"}
+	b.Decide = func(_ context.Context, r semel.Record) (semel.Resolution, error) {
+		if r.Identity.Key == "booked" { // here the ledger is asked, and not before
+			return semel.Resolution{Decision: semel.DecideResult, Result: semel.Result{Label: "booked"}, Cause: "in the ledger"}, nil
+		}
+		return semel.Resolution{Decision: semel.DecideNoEffect, Cause: "not in the ledger"}, nil
+	}
+	done, err := guard.ResolveWhere(ctx, b)
+	if err != nil {
+		panic(err) // what was settled is; the same call goes on with the rest
+	}
+	fmt.Println(done.Settled, "settled")
+	// Output:
+	// 2 unknown
+	// 2 settled
 }

@@ -367,6 +367,9 @@ func (s *gatewaySettings) awaitStore(ctx context.Context, store *lateStore) erro
 	case <-ctx.Done():
 	}
 	err := store.failure()
+	if s.requireStore && errors.Is(err, errNotTried) {
+		return &fault{code: exitFailed, err: errors.New("interrupted before the store was open"), do: "Nothing was started; a retry is safe."}
+	}
 	if err != nil && (s.requireStore || troubleOf(err).permanent) {
 		return err
 	}
