@@ -86,8 +86,13 @@ func startGateway(t *testing.T, args ...string) *process {
 			t.Logf("the gateway said:\n%s", p.stderr())
 		}
 	})
-	const listening = "semel gateway is listening on "
-	p.url = strings.TrimPrefix(p.await(listening), listening)
+	var told struct{ Addr string } // with --log-format json
+	line := p.await("listening")
+	if json.Unmarshal([]byte(line), &told) == nil {
+		p.url = "http://" + told.Addr
+	} else {
+		p.url = strings.TrimPrefix(line, "semel gateway is listening on ")
+	}
 	return p
 }
 
@@ -428,7 +433,9 @@ func TestSigtermDrains(t *testing.T) {
 	}()
 	<-u.entered
 	g.terminate()
-	g.await("draining")
+	if line := g.await("draining"); !strings.Contains(line, "longest=30s") {
+		t.Errorf("without --drain it says: %s", line)
+	}
 	for { // the listener is closed right after that
 		c, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
 		if err != nil {
@@ -490,24 +497,100 @@ func TestOnCrashRetry(t *testing.T) {
 	want(t, "requests at the upstream", u.effects.Load(), 2)
 }
 
-// TestNoSecretsInOutput: keys, credentials and payload stay out of the log,
-// whatever goes wrong.
+// TestNoSecretsInOutput: keys, credentials and payload, of requests and of
+// answers, stay out of the log, whatever goes well or wrong.
 func TestNoSecretsInOutput(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	noError(t, err)
-	noError(t, l.Close())
-	g := startGateway(t, "--upstream", "http://"+l.Addr().String(), "--store", newStore(t))
-	req, err := http.NewRequest(http.MethodPost, g.url+"/orders", strings.NewReader("secret-payload"))
-	noError(t, err)
-	req.Header.Set("Idempotency-Key", "secret-key")
-	req.Header.Set("Authorization", "Bearer secret-token")
-	res, err := http.DefaultClient.Do(req)
-	noError(t, err)
-	_ = res.Body.Close()
-	want(t, "status", res.StatusCode, 503)
+	for _, format := range []string{"text", "json"} {
+		t.Run(format, func(t *testing.T) { noSecretsInOutput(t, format) })
+	}
+}
+
+func noSecretsInOutput(t *testing.T, format string) {
+	running, leave := make(chan bool), make(chan bool)
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Set-Cookie", "session=secret-session")
+		w.Header().Set("Location", "/orders/secret-id")
+		switch r.Header.Get("Idempotency-Key") {
+		case "secret-running":
+			running <- true
+			<-leave
+		case "secret-fails":
+			w.WriteHeader(http.StatusInternalServerError)
+		case "secret-bad":
+			w.WriteHeader(http.StatusBadGateway)
+		case "secret-cut": // in the middle of the answer
+			w.Header().Set("Content-Length", "100")
+			_, _ = io.WriteString(w, "secret-answer")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		case "secret-gone": // before it
+			panic(http.ErrAbortHandler)
+		}
+		_, _ = io.WriteString(w, `{"card":"secret-answer"}`)
+	}))
+	t.Cleanup(service.Close)
+	db := newStore(t)
+	args := []string{"--store", db, "--log-format", format, "--max-request-body", "1KiB"}
+	if format == "json" {
+		args = append(args, "--fail-open")
+	}
+	g := startGateway(t, append(args, "--upstream", service.URL)...)
+	send := func(key, body string) int {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodPost, g.url+"/orders?card=secret-query", strings.NewReader("secret-payload"+body))
+		noError(t, err)
+		req.Header.Set("Idempotency-Key", key)
+		req.Header.Set("Authorization", "Bearer secret-token")
+		req.Header.Set("Cookie", "session=secret-cookie")
+		res, err := http.DefaultClient.Do(req)
+		noError(t, err)
+		_, _ = io.Copy(io.Discard, res.Body)
+		_ = res.Body.Close()
+		return res.StatusCode
+	}
+	wantSent := func(what, key, body string, status int) {
+		t.Helper()
+		want(t, what, send(key, body), status)
+	}
+	wantSent("success", "secret-key", "", 200)
+	wantSent("replay", "secret-key", "", 200)
+	wantSent("mismatch", "secret-key", "-other", 422)
+	wantSent("no key at all", `"secret-unclosed`, "", 400)
+	wantSent("too large", "secret-large", strings.Repeat("x", 2000), 413)
+	wantSent("a failure of the service", "secret-fails", "", 500)
+	wantSent("replay of a failure", "secret-fails", "", 500)
+	var first sync.WaitGroup
+	first.Go(func() { send("secret-running", "") })
+	<-running
+	wantSent("in flight", "secret-running", "", 409)
+	close(leave)
+	first.Wait()
+	for _, key := range []string{"secret-bad", "secret-gone", "secret-cut"} {
+		send(key, "") // whose outcome is unknown then
+		wantSent(key+": unknown", key, "", 409)
+	}
+	g.await("upstream cut off before its answer")
+	g.await("upstream cut off its answer")
+
+	// The store fails, and then the service is not there.
+	path := strings.TrimPrefix(db, "sqlite:")
+	noError(t, os.Rename(path, path+".away"))
+	if format == "json" {
+		wantSent("failed open", "secret-open", "", 200)
+		g.await("failed open")
+	} else {
+		wantSent("the store has failed", "secret-store", "", 503)
+	}
+	g.await("store failed")
+	noError(t, os.Rename(path+".away", path))
+	service.Close()
+	wantSent("refused", "secret-refused", "", 503)
 	g.await("nothing was sent")
-	if strings.Contains(g.stderr(), "secret") {
-		t.Errorf("the log holds a secret:\n%s", g.stderr())
+	g.terminate()
+	<-g.done
+	if out := g.stderr(); strings.Contains(out, "secret") {
+		t.Errorf("the log holds a secret:\n%s", out)
 	}
 }
 
