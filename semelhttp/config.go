@@ -72,10 +72,9 @@ type Config struct {
 	Scope func(*http.Request) (semel.Scope, error)
 
 	// Protects says which requests are protected; the others pass, with or
-	// without a key. Default: POST and PATCH, in whatever case, also as what
-	// X-HTTP-Method-Override or one of its like asks for. It is not asked about
-	// GET, HEAD, OPTIONS and TRACE without such a header, which are safe (RFC
-	// 9110 9.2.1) and always pass.
+	// without a key. Default: ProtectMethods of POST and PATCH. It is not asked
+	// about GET, HEAD, OPTIONS and TRACE without X-HTTP-Method-Override and its
+	// like, which are safe (RFC 9110 9.2.1) and always pass.
 	Protects func(*http.Request) bool
 
 	// RequireKey refuses requests without a key with 400. By default they pass
@@ -178,7 +177,7 @@ type Config struct {
 // withDefaults returns c with its defaults filled in.
 func (c Config) withDefaults() Config {
 	if c.Protects == nil {
-		c.Protects = defaultProtects
+		c.Protects = ProtectMethods(http.MethodPost, http.MethodPatch)
 	}
 	if c.MaxRequestBody == 0 {
 		c.MaxRequestBody = DefaultMaxRequestBody

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -126,22 +127,26 @@ func passes(r *http.Request) bool {
 	return true
 }
 
-// defaultProtects is the default of Config.Protects.
-func defaultProtects(r *http.Request) bool {
+// ProtectMethods is a Config.Protects for requests of the given methods, in
+// whatever case, also where X-HTTP-Method-Override or one of its like asks for
+// them.
+func ProtectMethods(methods ...string) func(*http.Request) bool {
 	protects := func(method string) bool {
-		return strings.EqualFold(method, http.MethodPost) || strings.EqualFold(method, http.MethodPatch)
+		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })
 	}
-	if protects(r.Method) {
-		return true
-	}
-	for _, name := range overrides {
-		for _, method := range r.Header[name] {
-			if protects(strings.Trim(method, " \t")) {
-				return true
+	return func(r *http.Request) bool {
+		if protects(r.Method) {
+			return true
+		}
+		for _, name := range overrides {
+			for _, method := range r.Header[name] {
+				if protects(strings.Trim(method, " \t")) {
+					return true
+				}
 			}
 		}
+		return false
 	}
-	return false
 }
 
 // asSent returns the request's target as the client sent it. Routers and

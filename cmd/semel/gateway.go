@@ -34,6 +34,10 @@ type gatewaySettings struct {
 	onCrash                               choice
 	failOpen                              bool
 	maxRequestBody, maxInline, maxResult  byteSize
+	maxSpool, minRate                     byteSize
+	clientIdle                            time.Duration
+	maxExecutions, maxTenantExecutions    int
+	maxWaiters                            int
 	spoolDir                              string
 	idleTimeout                           time.Duration
 	maxConns                              int
@@ -56,6 +60,7 @@ func (p *program) gatewayCommand() *cobra.Command {
 		inFlight:       choice{value: "reject", of: []string{"reject", "wait", "accept"}},
 		maxRequestBody: semelhttp.DefaultMaxRequestBody,
 		maxInline:      semelhttp.DefaultMaxInline,
+		minRate:        1 << 10,
 		maxResult:      semelhttp.DefaultMaxResult,
 	}
 	cmd := &cobra.Command{
@@ -119,7 +124,13 @@ signal ends it at once.`,
 	f.Var(&s.maxRequestBody, "max-request-body", "largest body of a protected request; larger ones are refused")
 	f.Var(&s.maxResult, "max-result", "largest answer that is recorded; larger ones pass but cannot be replayed")
 	f.Var(&s.maxInline, "max-inline", "largest answer that is held in memory and recorded in one piece")
-	f.StringVar(&s.spoolDir, "spool-dir", "", "directory on disk for temporary files of larger bodies; each may take as much as --max-request-body and --max-result say (default the system's)")
+	f.StringVar(&s.spoolDir, "spool-dir", "", "directory on disk for temporary files of larger bodies (default the system's)")
+	f.Var(&s.maxSpool, "max-spool", "most that the temporary files hold together; one holds a quarter of it (default 0: 4 GiB, or a quarter of the free disk)")
+	f.IntVar(&s.maxExecutions, "max-executions", 4096, "most protected requests at the same time; more are answered with 503")
+	f.IntVar(&s.maxTenantExecutions, "max-tenant-executions", 0, "the same for one tenant, which is a host with --preserve-host (default a quarter)")
+	f.IntVar(&s.maxWaiters, "max-waiters", 1000, "most requests that wait for the answer of another; more are answered at once")
+	f.Var(&s.minRate, "min-rate", "slowest average rate, in bytes per second, at which a client sends a protected request's body or reads an answer, after 10s of waiting for it")
+	f.DurationVar(&s.clientIdle, "client-idle", 30*time.Second, "how long a client may send or read nothing of a body")
 	f.DurationVar(&s.drain, "drain", 30*time.Second, "how long to wait for running requests before ending")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "what to do when an owner died: hold the key until it is resolved, or retry, only where the service itself deduplicates by key")
 	f.BoolVar(&s.failOpen, "fail-open", false, "let requests pass UNPROTECTED while the store is down, instead of answering 503")
@@ -152,10 +163,27 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 	for _, d := range []struct {
 		flag  string
 		value time.Duration
-	}{{"lease", s.lease}, {"deadline", s.deadline}, {"retention", s.retention}, {"drain", s.drain}, {"idle-timeout", s.idleTimeout}} {
+	}{{"lease", s.lease}, {"deadline", s.deadline}, {"retention", s.retention}, {"drain", s.drain}, {"idle-timeout", s.idleTimeout}, {"client-idle", s.clientIdle}} {
 		if d.value <= 0 {
 			wrong(d.flag, "is %v; it must be positive", d.value)
 		}
+	}
+	if s.retention > 0 && s.deadline > s.retention {
+		if cmd.Flags().Changed("deadline") {
+			wrong("deadline", "is %v, longer than %s, which is %v", s.deadline, named(cmd, "retention"), s.retention)
+		}
+		s.deadline = s.retention
+	}
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{{"max-executions", s.maxExecutions}, {"max-waiters", s.maxWaiters}} {
+		if n.value <= 0 {
+			wrong(n.flag, "is %d; it must be positive", n.value)
+		}
+	}
+	if s.maxTenantExecutions < 0 {
+		wrong("max-tenant-executions", "is %d; it must not be negative", s.maxTenantExecutions)
 	}
 	switch {
 	case s.heartbeat < 0:
@@ -196,12 +224,12 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 	if s.maxConns < 0 {
 		wrong("max-upstream-conns", "is %d; it must not be negative", s.maxConns)
 	}
-	protected := map[string]bool{}
+	var protected []string
 	for _, m := range s.methods {
 		m = strings.ToUpper(strings.TrimSpace(m))
 		switch m {
 		case "POST", "PATCH", "PUT", "DELETE":
-			protected[m] = true
+			protected = append(protected, m)
 		default:
 			wrong("methods", "names %q; POST, PATCH, PUT and DELETE can be protected", m)
 		}
@@ -236,10 +264,11 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 	return policy, gateway.Config{
 		Contract: contract, InFlight: inFlight, Wait: wait, MaxWait: maxWait,
 		Prefix: prefix, NoResources: s.noResources, Keys: issuer, IssuedOnly: s.issuedOnly,
-		Upstream: upstream, Protects: func(r *http.Request) bool { return protected[r.Method] },
+		Upstream: upstream, Protects: semelhttp.ProtectMethods(protected...),
 		RequireKey: s.requireKey, StrictKey: s.strictKeys,
 		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
-		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult), SpoolDir: s.spoolDir,
+		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult), SpoolDir: s.spoolDir, MaxSpool: int64(s.maxSpool),
+		Pace:        semelhttp.Pace{MinRate: int64(s.minRate), Idle: s.clientIdle},
 		FailOpen:    s.failOpen,
 		IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
 	}, nil
@@ -312,7 +341,10 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 	if err := s.awaitStore(ctx, store); err != nil {
 		return err
 	}
-	guard, err := semel.New(semel.Config{Store: store, Policy: policy, Observer: log.guard()})
+	guard, err := semel.New(semel.Config{
+		Store: store, Policy: policy, Observer: log.guard(),
+		MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
+	})
 	if err != nil {
 		return usagef("the settings do not fit together: %w", err)
 	}
