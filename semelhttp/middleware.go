@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -42,6 +43,7 @@ type protector struct {
 	Config
 	fingerprinter *Fingerprinter
 	next          http.Handler
+	readers       sync.Pool // of *pacedReader
 }
 
 func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -36,17 +36,26 @@ func (p Pace) withDefaults() Pace {
 }
 
 // pacer cuts a client off that is slower than its pace. It is told of each
-// call that waits for the client.
+// call that waits for the client. After reset it serves another client.
 type pacer struct {
-	pace Pace
-	cut  func()
+	w     http.ResponseWriter
+	write bool // what waits are writes
+	pace  Pace
 
 	mu    sync.Mutex
 	timer *time.Timer
 	since time.Time // when the call under way began; zero if there is none
+	due   time.Time // when that has taken too long
 	spent time.Duration
 	bytes int64
 	slow  bool // it was cut off
+}
+
+func (p *pacer) reset(w http.ResponseWriter, write bool, pace Pace) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.w, p.write, p.pace = w, write, pace
+	p.since, p.spent, p.bytes, p.slow = time.Time{}, 0, 0, false
 }
 
 // begin is called before a call, and end after it.
@@ -59,6 +68,7 @@ func (p *pacer) begin() {
 		owed := p.pace.Grace + time.Duration(float64(p.bytes)/float64(rate)*float64(time.Second)) - p.spent
 		left = min(left, owed)
 	}
+	p.due = p.since.Add(left)
 	if p.timer == nil {
 		p.timer = time.AfterFunc(left, p.late)
 	} else {
@@ -78,9 +88,20 @@ func (p *pacer) end(n int) {
 func (p *pacer) late() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.since.IsZero() && !p.slow { // or the call has just ended
+	// Or the call has just ended, and perhaps another has begun.
+	if !p.since.IsZero() && !p.slow && !time.Now().Before(p.due) {
 		p.slow = true
 		p.cut()
+	}
+}
+
+// cut fails what is under way and all that comes.
+func (p *pacer) cut() {
+	c := http.NewResponseController(p.w)
+	if p.write {
+		_ = c.SetWriteDeadline(past)
+	} else {
+		_ = c.SetReadDeadline(past)
 	}
 }
 
@@ -91,7 +112,7 @@ func (p *pacer) wasSlow() bool {
 	return p.slow
 }
 
-// past is a deadline that fails what is under way and all that comes.
+// past is when all that waits has waited too long.
 var past = time.Unix(1, 0)
 
 // pacedReader reads a request's body.
@@ -116,8 +137,7 @@ type pacedWriter struct {
 
 func newPacedWriter(w http.ResponseWriter, pace Pace) *pacedWriter {
 	p := &pacedWriter{ResponseWriter: w}
-	p.pace = pace
-	p.cut = func() { _ = http.NewResponseController(w).SetWriteDeadline(past) }
+	p.reset(w, true, pace)
 	return p
 }
 

@@ -53,28 +53,36 @@ func (e *exchange) readBody() Problem {
 	}
 	// A body that does not come holds nothing up: it is cut off when it is too
 	// slow, and when the server stops.
-	from := &pacedReader{ReadCloser: r.Body}
-	from.pace = e.Pace
-	from.cut = func() { _ = http.NewResponseController(e.w).SetReadDeadline(past) }
+	from, _ := e.readers.Get().(*pacedReader)
+	if from == nil {
+		from = &pacedReader{}
+	}
+	from.ReadCloser = r.Body
+	from.reset(e.w, false, e.Pace)
 	// It also tells the server not to wait for the rest.
 	limited := http.MaxBytesReader(e.w, from, e.MaxRequestBody)
 	body := make([]byte, 0, size)
-	for first := true; ; first = false {
+	for first := true; ; {
 		n, err := limited.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
 		e.body.mem = body
 		if err == io.EOF {
+			if first {
+				from.ReadCloser = nil
+				e.readers.Put(from) // nobody else has it
+			}
 			return Problem{}
 		}
 		if err != nil {
 			return e.unreadable(err, from)
 		}
-		if first {
+		if first && int64(n) != r.ContentLength {
 			stop := e.Guard.OnDrain(func() {
 				from.stopped.Store(true)
 				from.cut()
 			})
 			defer stop()
+			first = false
 		}
 		if len(body) == cap(body) {
 			if max(int64(len(body)), r.ContentLength) > inlineBody {
