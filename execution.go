@@ -27,9 +27,8 @@ type Execution struct {
 	claim  Claim
 	doubt  bool // an attempt before this one may have had the effect
 
-	ctx      context.Context // of the work: detached, for calls of the store
-	cancel   context.CancelCauseFunc
-	deadline time.Time
+	ctx  context.Context // the caller's: for its values
+	work workContext     // the handler's
 
 	mu       sync.Mutex
 	leaseEnd time.Time // by this process's monotonic clock, never later than the store's
@@ -49,6 +48,19 @@ type Execution struct {
 }
 
 type executionKey struct{}
+
+// workContext is a lazyContext that knows its execution.
+type workContext struct {
+	lazyContext
+	x *Execution
+}
+
+func (c *workContext) Value(key any) any {
+	if key == (executionKey{}) {
+		return c.x
+	}
+	return c.lazyContext.Value(key)
+}
 
 // CurrentExecution returns the execution that ctx belongs to. Handlers pass
 // its key and fence to effects that are idempotent themselves.
@@ -75,22 +87,17 @@ func (x *Execution) Transactional() bool { return x.claim.Transactional() }
 // newExecution starts the lease's clock at asked, before the claim was asked
 // for, so that it never runs behind the store's.
 func newExecution(g *Guard, s Submit, claim Claim, asked time.Time) *Execution {
-	return &Execution{
-		guard: g, submit: s, claim: claim,
-		deadline: time.Now().Add(g.policy.Deadline),
-		leaseEnd: asked.Add(g.policy.Lease),
-	}
+	x := &Execution{guard: g, submit: s, claim: claim, leaseEnd: asked.Add(g.policy.Lease)}
+	x.work.x = x
+	x.work.deadline, x.work.expired = time.Now().Add(g.policy.Deadline), ErrDeadline
+	return x
 }
 
 // run executes fn in the calling goroutine and settles the claim, also when fn
 // panics or ends the goroutine. Then it lets that go on.
 func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, error)) {
-	detached := context.WithoutCancel(ctx)
-	work, cancel := context.WithCancelCause(detached)
-	x.ctx, x.cancel = detached, cancel
-	defer cancel(nil)
-	work, stopDeadline := context.WithDeadlineCause(work, x.deadline, ErrDeadline)
-	defer stopDeadline()
+	x.ctx, x.work.parent = ctx, ctx
+	defer x.work.end(nil)
 
 	x.mu.Lock()
 	x.timer = time.AfterFunc(x.guard.policy.Heartbeat, x.tick)
@@ -108,7 +115,7 @@ func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, e
 			panic(v)
 		}
 	}()
-	res, err := fn(x.claim.Context(context.WithValue(work, executionKey{}, x)))
+	res, err := fn(x.claim.Context(&x.work))
 	returned = true
 	x.finish(res, err)
 }
@@ -156,7 +163,7 @@ func (x *Execution) tick() {
 	x.mu.Unlock()
 
 	p := x.guard.policy
-	overdue := x.deadline.Add(p.Heartbeat)
+	overdue := x.work.deadline.Add(p.Heartbeat)
 	now := time.Now()
 	if !settling && !now.Before(overdue) {
 		x.giveUp()
@@ -168,9 +175,9 @@ func (x *Execution) tick() {
 	}
 
 	next := p.Heartbeat
-	ctx, cancel := context.WithTimeout(x.ctx, min(p.StoreTimeout, leaseEnd.Sub(now)))
+	ctx := storeContext(x.ctx, min(p.StoreTimeout, leaseEnd.Sub(now)))
 	err := x.claim.Renew(ctx)
-	cancel()
+	ctx.end(nil)
 	if errors.Is(err, ErrLostClaim) {
 		x.lose(ErrLostClaim)
 		x.stop()
@@ -206,7 +213,7 @@ func (x *Execution) lose(cause error) {
 	if settling {
 		return
 	}
-	x.cancel(cause)
+	x.work.end(cause)
 	if x.guard.observe.LeaseLost != nil {
 		x.guard.observe.LeaseLost(x.ctx, LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause})
 	}
@@ -371,9 +378,9 @@ func (x *Execution) tell(what string, call func(context.Context) error) error {
 func (x *Execution) tellWithin(timeout time.Duration, what string, call func(context.Context) error) error {
 	var end time.Time
 	for wait := 20 * time.Millisecond; ; wait = min(wait*2, time.Second) {
-		ctx, cancel := context.WithTimeout(x.ctx, timeout)
+		ctx := storeContext(x.ctx, timeout)
 		err := call(ctx)
-		cancel()
+		ctx.end(nil)
 		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge) {
 			return err
 		}
@@ -386,7 +393,7 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 		if !time.Now().Add(wait).Before(end) {
 			return err
 		}
-		pause(x.ctx, wait)
+		pause(context.WithoutCancel(x.ctx), wait)
 	}
 }
 
@@ -401,8 +408,8 @@ func (x *Execution) record(s State) Record {
 // gone reports whether the record is certainly gone: a claim lost to its own
 // release, whose answer was lost, or to a resolution as "no effect".
 func (x *Execution) gone() bool {
-	ctx, cancel := x.guard.storeContext(x.ctx)
-	defer cancel()
+	ctx := x.guard.storeContext(x.ctx)
+	defer ctx.end(nil)
 	_, err := x.guard.store.Find(ctx, x.submit.Identity)
 	return errors.Is(err, ErrNotFound)
 }
@@ -410,9 +417,9 @@ func (x *Execution) gone() bool {
 // answerFromRecord answers an owner that lost its claim by what the record
 // says now: someone else has settled it or is at it.
 func (x *Execution) answerFromRecord() {
-	ctx, cancel := x.guard.storeContext(x.ctx)
+	ctx := x.guard.storeContext(x.ctx)
 	r, err := x.guard.store.Find(ctx, x.submit.Identity)
-	cancel()
+	ctx.end(nil)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		x.untold(errors.Join(ErrLostClaim, err))
 		return

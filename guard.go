@@ -325,14 +325,19 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.T
 }
 
 func (g *Guard) beginOnce(ctx context.Context, a Attempt) (Claim, error) {
-	ctx, cancel := g.storeContext(ctx)
-	defer cancel()
-	return g.store.Begin(ctx, a)
+	call := g.storeContext(ctx)
+	defer call.end(nil)
+	return g.store.Begin(call, a)
 }
 
 // storeContext bounds one call of the store, without the caller's cancellation.
-func (g *Guard) storeContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), g.policy.StoreTimeout)
+// It must be ended.
+func (g *Guard) storeContext(ctx context.Context) *lazyContext {
+	return storeContext(ctx, g.policy.StoreTimeout)
+}
+
+func storeContext(ctx context.Context, d time.Duration) *lazyContext {
+	return &lazyContext{parent: ctx, deadline: time.Now().Add(d)}
 }
 
 func isConflict(err error) bool {
@@ -352,9 +357,9 @@ func (g *Guard) abandon(ctx context.Context, a Attempt) {
 			return
 		}
 		if err == nil {
-			rctx, cancel := g.storeContext(ctx)
-			err = claim.Release(rctx)
-			cancel()
+			call := g.storeContext(ctx)
+			err = claim.Release(call)
+			call.end(nil)
 			if err == nil || errors.Is(err, ErrLostClaim) {
 				return
 			}
@@ -469,9 +474,9 @@ func (g *Guard) reconcile(ctx context.Context, a *Attempt, r Record) (decided bo
 }
 
 func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
-	ctx, cancel := g.storeContext(ctx)
-	defer cancel()
-	rec, err := g.resolver.Resolve(ctx, r)
+	call := g.storeContext(ctx)
+	defer call.end(nil)
+	rec, err := g.resolver.Resolve(call, r)
 	if err != nil && g.observe.StoreFailed != nil && !errors.Is(err, ErrStaleFence) && !errors.Is(err, ErrNotFound) {
 		g.observe.StoreFailed(ctx, StoreFailed{Scope: r.Identity.Scope, Call: "resolve", Err: err})
 	}

@@ -1,0 +1,84 @@
+package semel
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// lazyContext is a context with the values of its parent, a deadline of its own,
+// and nothing of the parent's cancellation. Most of those that a guard makes are
+// never waited for: a store in memory answers, and a handler returns, without
+// asking for Done. So what costs, the channel and the timer, is made when somebody
+// asks.
+type lazyContext struct {
+	parent   context.Context
+	deadline time.Time
+	expired  error // the cause at the deadline; nil for context.DeadlineExceeded
+
+	mu     sync.Mutex
+	made   context.Context // by package context, once it is needed
+	cancel context.CancelCauseFunc
+	stop   context.CancelFunc
+	ended  bool // by end, before it was made
+	cause  error
+}
+
+// Deadline implements context.Context.
+func (c *lazyContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// Done implements context.Context.
+func (c *lazyContext) Done() <-chan struct{} { return c.make().Done() }
+
+// Err implements context.Context.
+func (c *lazyContext) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.made != nil:
+		return c.made.Err()
+	case c.ended:
+		return context.Canceled
+	case !time.Now().Before(c.deadline):
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// Value implements context.Context. A key of type *int is how package context
+// itself finds what it has to cancel, and the cause: that is for what it made.
+func (c *lazyContext) Value(key any) any {
+	if _, ok := key.(*int); ok {
+		return c.make().Value(key)
+	}
+	return c.parent.Value(key)
+}
+
+func (c *lazyContext) make() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made == nil {
+		var made context.Context
+		made, c.cancel = context.WithCancelCause(context.WithoutCancel(c.parent))
+		if c.ended {
+			c.cancel(c.cause)
+		}
+		c.made, c.stop = context.WithDeadlineCause(made, c.deadline, c.expired)
+	}
+	return c.made
+}
+
+// end cancels the context and gives up what was made. The first cause counts; a
+// nil cause is context.Canceled.
+func (c *lazyContext) end(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made != nil {
+		c.cancel(cause)
+		c.stop()
+		return
+	}
+	if !c.ended && time.Now().Before(c.deadline) {
+		c.ended, c.cause = true, cause
+	}
+}
