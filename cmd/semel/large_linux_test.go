@@ -73,8 +73,7 @@ func wantRepeated(t *testing.T, what string, r io.Reader, size int64) {
 
 // A whole gateway stays within 32 MiB above what it takes when idle while a body
 // of 100 MB goes each way, and within 64 MiB while ten answers of 20 MB do at the
-// same time. Nothing is left in
-// its directory for files, and no file stays open.
+// same time. Nothing is left in its directory for files, and no file stays open.
 func TestLargeBodiesInAProcess(t *testing.T) {
 	const up, down, size, clients = 100 << 20, 20 << 20, 100 << 20, 10
 	var effects atomic.Int64
