@@ -16,7 +16,8 @@ func New(protect func(http.Handler) http.Handler) func(http.Handler) http.Handle
 	return func(next http.Handler) http.Handler {
 		protected := protect(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if route := chi.RouteContext(r.Context()); route != nil {
+			// Only who states a preference can be answered before the handler returns.
+			if route := chi.RouteContext(r.Context()); route != nil && len(r.Header["Prefer"]) > 0 {
 				r = r.WithContext(context.WithValue(r.Context(), chi.RouteCtxKey, route.Clone()))
 			}
 			protected.ServeHTTP(w, r)

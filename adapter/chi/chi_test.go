@@ -1,15 +1,17 @@
 package semelchi_test
 
 import (
-	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
 
 	"github.com/semelhq/semel"
 	semelchi "github.com/semelhq/semel/adapter/chi"
@@ -17,19 +19,31 @@ import (
 	"github.com/semelhq/semel/store/memory"
 )
 
-func newOnce(t *testing.T, store semel.Store) (func(http.Handler) http.Handler, *semel.Guard) {
+func newOnce(t *testing.T) func(http.Handler) http.Handler {
 	t.Helper()
+	store, err := memory.New(memory.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	guard, err := semel.New(semel.Config{Store: store})
 	if err != nil {
 		t.Fatal(err)
 	}
-	protect, err := semelhttp.New(semelhttp.Config{Guard: guard, Scope: func(r *http.Request) (semel.Scope, error) {
-		return semel.Scope{Operation: semelchi.Route(r)}, nil
-	}})
+	resources, err := semelhttp.NewResources(semelhttp.ResourcesConfig{
+		Guard: guard, Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return semelchi.New(protect), guard
+	protect, err := semelhttp.New(semelhttp.Config{
+		Guard:     guard,
+		Scope:     func(r *http.Request) (semel.Scope, error) { return semel.Scope{Operation: semelchi.Route(r)}, nil },
+		Resources: resources,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return semelchi.New(protect)
 }
 
 func post(path, key string) *http.Request {
@@ -59,11 +73,7 @@ func check(t *testing.T, w *httptest.ResponseRecorder, status int, body string, 
 // TestRoute: the operation is the route's pattern, through sub-routers too, and
 // so a key of one order cannot be used for another.
 func TestRoute(t *testing.T) {
-	store, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	once, _ := newOnce(t, store)
+	once := newOnce(t)
 	router := chi.NewRouter()
 	var operation string
 	router.Route("/shops/{shop}", func(r chi.Router) {
@@ -84,55 +94,44 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestRouteOutlivesRequest: the client goes away, chi gives its routing context
-// to thousands of other requests, and the handler still sees its own.
+// TestRouteOutlivesRequest: a client prefers not to wait and is answered, chi
+// gives its routing context to thousands of other requests, and the handler still
+// sees its own.
 func TestRouteOutlivesRequest(t *testing.T) {
 	for _, use := range []string{"With", "Use"} { // behind the routing and in front of it
 		t.Run(use, func(t *testing.T) {
-			store, err := memory.New(memory.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			once, guard := newOnce(t, store)
+			once := newOnce(t)
 			var (
-				entered, left = make(chan struct{}), make(chan struct{})
-				proceed       = make(chan struct{})
-				effects       atomic.Int64
+				entered, proceed = make(chan struct{}), make(chan struct{})
+				effects          atomic.Int64
 			)
-			routes := func(once func(http.Handler) http.Handler) http.Handler {
-				router := chi.NewRouter()
-				var to chi.Router = router
-				if use == "Use" {
-					router.Use(once)
-				} else {
-					to = router.With(once)
-				}
-				to.Post("/orders/{id}/pay/{with}", func(w http.ResponseWriter, r *http.Request) {
-					if r.URL.Query().Has("slow") {
-						close(entered)
-						<-proceed
-						effects.Add(1)
-					}
-					_, _ = fmt.Fprint(w, chi.URLParam(r, "id"), " ", chi.URLParam(r, "with"), " ", chi.RouteContext(r.Context()).RoutePattern())
-				})
-				return router
+			router := chi.NewRouter()
+			var to chi.Router = router
+			if use == "Use" {
+				router.Use(once)
+			} else {
+				to = router.With(once)
 			}
-			router := routes(once)
-			ctx, cancel := context.WithCancel(t.Context())
-			go func() {
-				defer close(left)
-				do(router, post("/orders/mine/pay/card?slow", "k").WithContext(ctx))
-			}()
+			to.Post("/orders/{id}/pay/{with}", func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Query().Has("slow") {
+					close(entered)
+					<-proceed
+					effects.Add(1)
+				}
+				_, _ = fmt.Fprint(w, chi.URLParam(r, "id"), " ", chi.URLParam(r, "with"), " ", r.PathValue("id"), " ",
+					chi.RouteContext(r.Context()).RoutePattern())
+			})
+			mine := post("/orders/mine/pay/card?slow", "k")
+			mine.Header.Set("Prefer", "respond-async")
+			check(t, do(router, mine), http.StatusAccepted, "", false)
 			<-entered
-			cancel()
-			<-left
 
 			var others sync.WaitGroup
 			for g := range 8 {
 				others.Go(func() {
 					for i := range 500 {
 						w := do(router, post(fmt.Sprintf("/orders/other%d/pay/cash", i), fmt.Sprintf("k-%d-%d", g, i)))
-						if want := fmt.Sprintf("other%d cash /orders/{id}/pay/{with}", i); w.Body.String() != want {
+						if want := fmt.Sprintf("other%d cash other%d /orders/{id}/pay/{with}", i, i); w.Body.String() != want {
 							t.Errorf("answer is %d %q, want %q", w.Code, w.Body, want)
 						}
 						if i == 250 && g == 0 {
@@ -142,13 +141,93 @@ func TestRouteOutlivesRequest(t *testing.T) {
 				})
 			}
 			others.Wait()
-			if err := guard.Drain(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			once, _ = newOnce(t, store)
-			check(t, do(routes(once), post("/orders/mine/pay/card?slow", "k")), http.StatusOK, "mine card /orders/{id}/pay/{with}", true)
+			again := post("/orders/mine/pay/card?slow", "k")
+			again.Header.Set("Prefer", "wait=30")
+			check(t, do(router, again), http.StatusOK, "mine card mine /orders/{id}/pay/{with}", true)
 			if n := effects.Load(); n != 1 {
 				t.Errorf("%d effects, want 1", n)
+			}
+		})
+	}
+}
+
+// TestRouteInFront: who waits for the answer leaves the route where a middleware
+// in front of everything finds it, as without the adapter.
+func TestRouteInFront(t *testing.T) {
+	for _, key := range []string{"", "k"} {
+		once := newOnce(t)
+		var pattern string
+		router := chi.NewRouter()
+		router.Use(func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				next.ServeHTTP(w, r)
+				pattern = semelchi.Route(r)
+			})
+		}, once)
+		router.Post("/orders/{id}", func(http.ResponseWriter, *http.Request) {})
+		check(t, do(router, post("/orders/7", key)), http.StatusOK, "", false)
+		if pattern != "POST /orders/{id}" {
+			t.Errorf("with the key %q, the route in front is %q", key, pattern)
+		}
+	}
+}
+
+// TestMiddleware: with chi's own middlewares in front and behind, a replay equals
+// the first answer as a client sees it.
+func TestMiddleware(t *testing.T) {
+	chain := chi.Middlewares{
+		middleware.Recoverer, middleware.RequestID, middleware.SetHeader("X-Frame-Options", "DENY"), middleware.Compress(5), middleware.StripSlashes,
+	}
+	for _, place := range []string{"front", "behind", "both"} {
+		t.Run(place, func(t *testing.T) {
+			once := newOnce(t)
+			effects := 0
+			router := chi.NewRouter()
+			if place != "behind" {
+				router.Use(chain...)
+			}
+			router.Use(once)
+			if place != "front" {
+				router.Use(chain...)
+			}
+			router.Post("/orders/{id}", func(w http.ResponseWriter, r *http.Request) {
+				effects++
+				w.Header().Set("Content-Type", "text/plain")
+				w.WriteHeader(http.StatusCreated)
+				_, _ = fmt.Fprint(w, chi.URLParam(r, "id"), strings.Repeat(" long", 1000))
+			})
+			server := httptest.NewServer(router)
+			defer server.Close()
+			send := func() (*http.Response, string) {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/orders/7/", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set(semelhttp.HeaderKey, "k")
+				resp, err := server.Client().Do(r) // it asks for gzip
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = resp.Body.Close() }()
+				body, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return resp, string(body)
+			}
+			first, body := send()
+			again, replayed := send()
+			if !first.Uncompressed || body != "7"+strings.Repeat(" long", 1000) || again.Header.Get(semelhttp.HeaderReplayed) != "true" {
+				t.Errorf("the first answer is %v %q, the replay %v", first, body, again)
+			}
+			first.Header.Del("Date")
+			again.Header.Del("Date")
+			again.Header.Del(semelhttp.HeaderReplayed)
+			if fmt.Sprint(first.StatusCode, first.Header, body) != fmt.Sprint(again.StatusCode, again.Header, replayed) {
+				t.Errorf("the first answer is %v, the replay %v", first, again)
+			}
+			if effects != 1 {
+				t.Errorf("%d effects, want 1", effects)
 			}
 		})
 	}

@@ -35,10 +35,6 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	once, err := semelecho.New(semelecho.Config{Protect: protect})
-	if err != nil {
-		log.Fatal(err)
-	}
 
 	payments := 0
 	router := echo.New()
@@ -51,7 +47,7 @@ func Example() {
 	router.POST("/orders/:id/pay", func(c echo.Context) error {
 		payments++
 		return c.String(http.StatusCreated, fmt.Sprintf("order %s paid by %s, payment %d", c.Param("id"), c.Get("user"), payments))
-	}, authenticate, once)
+	}, authenticate, semelecho.New(protect))
 
 	for range 2 {
 		r := httptest.NewRequest(http.MethodPost, "/orders/7/pay", strings.NewReader(`{"amount":5}`))

@@ -2,22 +2,22 @@
 // groups:
 //
 //	protect, err := semelhttp.New(config)
-//	once, err := semelgin.New(protect)
-//	router.Group("/orders", authenticate, once).POST("/:id/pay", pay)
+//	router.Group("/orders", authenticate, semelgin.New(protect)).POST("/:id/pay", pay)
 //
 // # What the handlers see
 //
-// A protected handler may run longer than the request that started it, and gin
-// gives the request's *gin.Context to another request as soon as this one is
-// answered. So what is registered behind the adapter runs on a *gin.Context of
-// its own, which is never reused. It starts with the parameters, the route, the
-// keys, the errors and the request of the original, and with the same rest of
-// the chain: Next, Abort, FullPath and HandlerNames work as usual. Requests that
-// semelhttp lets pass unprotected run on gin's context, as without the adapter.
+// What is registered behind the adapter runs on the request's *gin.Context, as
+// ever: Next, Abort, FullPath and Param work as usual, and keys and errors that
+// handlers add are there for the middlewares in front. Only Request and Writer
+// are semelhttp's meanwhile; see there for what a protected handler sees. They
+// are the request's own again when the adapter returns. After a replay or a
+// refusal the context is aborted.
 //
-// Keys and errors that the handlers add are handed back to the request's context
-// if the client is still there. After a replay or a refusal the request's
-// context is aborted.
+// gin uses a context again as soon as its request is answered, so a protected
+// request is not answered before its handlers have returned. The preference
+// respond-async is passed on to them and has no other effect.
+//
+// Requests that semelhttp lets pass unprotected run as without the adapter.
 //
 // # Order
 //
@@ -28,9 +28,9 @@
 //     by then. Handlers that leave errors in c.Errors and no answer are answered
 //     for with 500.
 //   - gin.Recovery behind the adapter makes a panic a 500, which is recorded and
-//     replayed like any 500. In front of it (or nowhere) a panic leaves the
-//     outcome unknown, and the client is told so; Recovery still sees the panic.
-//
-// A handler that waits for c.Request.Context or c.Stream is told about the
-// client only where semelhttp does that; see there.
+//     replayed like any 500. A panic that leaves the adapter, for gin.Recovery in
+//     front of it or for the server, has left the outcome unknown: whoever
+//     repeats the request is told so. If a part of the answer has been sent by
+//     then, the connection is cut, such that the client sees that it is not the
+//     whole, even where Recovery ends the panic.
 package semelgin

@@ -37,15 +37,11 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	once, err := semelgin.New(protect)
-	if err != nil {
-		log.Fatal(err)
-	}
 
 	payments := 0
 	router := gin.New()
 	authenticate := func(c *gin.Context) { c.Set("user", "ann") }
-	router.Group("/orders", authenticate, once).POST("/:id/pay", func(c *gin.Context) {
+	router.Group("/orders", authenticate, semelgin.New(protect)).POST("/:id/pay", func(c *gin.Context) {
 		payments++
 		c.JSON(http.StatusCreated, gin.H{"order": c.Param("id"), "by": c.GetString("user"), "payment": payments})
 	})
