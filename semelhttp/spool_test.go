@@ -185,6 +185,7 @@ func serveLarge(t *testing.T, http2 bool, h http.HandlerFunc, edit ...func(*seme
 	if l.guard, err = semel.New(semel.Config{Store: l.store}); err != nil {
 		t.Fatal(err)
 	}
+	letGo(t, l.guard)
 	resources, err := semelhttp.NewResources(semelhttp.ResourcesConfig{Guard: l.guard, Scope: tester})
 	if err != nil {
 		t.Fatal(err)
