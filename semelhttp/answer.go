@@ -146,11 +146,19 @@ func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer htt
 	if body.rest == nil && len(body.bytes) <= sendsAtOnce {
 		_ = body.write(w) // waits for nobody
 	} else if body.write(newPacedWriter(w, pace)) != nil {
+		cutOff(w)
 		panic(http.ErrAbortHandler)
 	}
 	for name, values := range trailer {
 		h[name] = values
 	}
+}
+
+// cutOff makes sure that an answer that has begun does not end as if it was whole.
+// The panic that leaves it behind does that too, but a middleware that recovers
+// may be on its way.
+func cutOff(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(past)
 }
 
 // sendsAtOnce is as much as a server of net/http takes without waiting for the

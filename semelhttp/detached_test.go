@@ -638,6 +638,28 @@ func TestPanic(t *testing.T) {
 	}
 }
 
+// A middleware around that recovers must not have a stream that broke off look
+// whole.
+func TestRecoverAroundDoesNotMendAStream(t *testing.T) {
+	for _, http2 := range []bool{false, true} {
+		b := newFixture(t)
+		protected := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			w.(http.Flusher).Flush()
+			panic("boom")
+		}))
+		s, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() { _ = recover() }()
+			protected.ServeHTTP(w, r)
+		}), http2)
+		if a, err := send(s.Client(), newRequest(t, http.MethodPost, s.URL+"/orders", "k", "{}")); err == nil && a.err == nil {
+			t.Errorf("http2 %v: the client took %q for the whole answer", http2, a.body)
+		}
+		post(t, s, "k", "{}").want(t, semelhttp.ProblemOutcomeUnknown)
+	}
+}
+
 // A middleware around that answers for a panic answers the client, too.
 func TestRecoverAroundAnswersForAPanic(t *testing.T) {
 	b := newFixture(t)

@@ -98,6 +98,12 @@ var errRespondAsync = errors.New("semelhttp: the client prefers not to wait")
 func (e *exchange) serve() {
 	e.users.Store(1)
 	defer e.leave()
+	whole := false
+	defer func() {
+		if !whole && e.rec.begun {
+			cutOff(e.w)
+		}
+	}()
 	ctx := e.r.Context()
 	waits := ctx // ends earlier for a client that would rather not wait
 	if e.async {
@@ -116,6 +122,7 @@ func (e *exchange) serve() {
 		e.users.Store(1) // nobody has been called
 	}
 	e.answer(ctx, out, err)
+	whole = true
 }
 
 // leave gives up what is held for the request when nobody needs it any more.

@@ -3,7 +3,6 @@ package semelecho
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -21,15 +20,7 @@ func New(protect func(http.Handler) http.Handler) echo.MiddlewareFunc {
 		return func(c echo.Context) error {
 			call := &call{echo: c, next: next, writer: &writer{c.Response(), c}}
 			ctx := context.WithValue(semelhttp.Attached(c.Request().Context()), callKey{}, call)
-			returned := false
-			defer func() {
-				if !returned && !call.passed && call.writer.Committed {
-					// Recover in front would have the answer end as if it was whole.
-					_ = http.NewResponseController(call.writer).SetWriteDeadline(time.Unix(1, 0))
-				}
-			}()
 			protected.ServeHTTP(call.writer, c.Request().WithContext(ctx))
-			returned = true
 			return call.err
 		}
 	}
@@ -64,8 +55,7 @@ type call struct {
 	echo   echo.Context
 	next   echo.HandlerFunc
 	writer *writer
-	passed bool  // the handler was called, and not protected
-	err    error // what it returned then
+	err    error // of a handler that was not protected
 }
 
 // serve is what the middleware protects: the rest of the chain.
@@ -75,10 +65,9 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		panic("semelecho: the middleware does not pass on the request's context")
 	}
 	c := call.echo
-	call.passed = w == http.ResponseWriter(call.writer)
 	request, front := c.Request(), c.Response()
 	c.SetRequest(r)
-	if call.passed {
+	if w == http.ResponseWriter(call.writer) {
 		call.err = call.next(c)
 		return
 	}

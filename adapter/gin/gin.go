@@ -5,7 +5,6 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -22,15 +21,7 @@ func New(protect func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		call := &call{gin: c, writer: &writer{c.Writer}}
 		ctx := context.WithValue(semelhttp.Attached(c.Request.Context()), callKey{}, call)
-		returned := false
-		defer func() {
-			if !returned && !call.passed && call.writer.Written() {
-				// Recovery in front would have the answer end as if it was whole.
-				_ = http.NewResponseController(call.writer).SetWriteDeadline(time.Unix(1, 0))
-			}
-		}()
 		protected.ServeHTTP(call.writer, c.Request.WithContext(ctx))
-		returned = true
 		if !call.ran {
 			c.Abort()
 		}
@@ -66,7 +57,6 @@ type call struct {
 	gin    *gin.Context
 	writer *writer
 	ran    bool // the rest of the chain has been called
-	passed bool // and it was not protected
 }
 
 // serve is what the middleware protects: the rest of the chain.
@@ -77,10 +67,9 @@ func serve(w http.ResponseWriter, r *http.Request) {
 	}
 	c := call.gin
 	call.ran = true
-	call.passed = w == http.ResponseWriter(call.writer)
 	request, front := c.Request, c.Writer
 	c.Request = r
-	if call.passed {
+	if w == http.ResponseWriter(call.writer) { // it is not protected
 		c.Next()
 		return
 	}
