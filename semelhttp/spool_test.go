@@ -682,11 +682,6 @@ func TestClientOfLargeBodiesGone(t *testing.T) {
 	}
 }
 
-func withPrefer(r *http.Request, prefer string) *http.Request {
-	r.Header.Set("Prefer", prefer)
-	return r
-}
-
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
