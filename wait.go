@@ -20,8 +20,8 @@ type Watcher interface {
 }
 
 // Between two looks at the record in the way a waiting submit pauses for
-// firstLook at first, growing by half to lastLook. Each pause is shortened or
-// prolonged by up to a fifth, so that waiters do not look in step.
+// firstLook at first, growing by half to lastLook. Each pause is shortened by up
+// to a third, so that waiters do not look in step.
 const (
 	firstLook = 20 * time.Millisecond
 	lastLook  = 500 * time.Millisecond
@@ -181,7 +181,7 @@ func (w *waiter) next(ctx context.Context, seen Record) bool {
 // sleep pauses before the next look, the last one being at the end of the
 // wait. It reports false when there is to be none.
 func (w *waiter) sleep(ctx context.Context, changed <-chan struct{}, seen Record) bool {
-	pause := time.Duration(float64(w.pause) * (0.8 + 0.4*rand.Float64()))
+	pause := time.Duration(float64(w.pause) * (1 - rand.Float64()/3))
 	w.pause = min(w.pause+w.pause/2, lastLook)
 	if seen.Lease > 0 {
 		// A lapse changes what the record means, and wakes nobody.
