@@ -339,6 +339,45 @@ func TestScopes(t *testing.T) {
 	effects.want(t, 9)
 }
 
+// Another caller's key leaves no trace in an answer, whatever state its record is
+// in: it is the answer to a key that nobody has used.
+func TestAnotherCallersKeyIsLikeANewOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := func(h http.Handler, actor, key, body string) answer {
+			r := newRequest(t, http.MethodPost, "http://shop.example/orders", key, body)
+			r.Header.Set("Actor", actor)
+			return directRequest(h, r)
+		}
+		goOn := make(chan struct{})
+		newHandler := func() http.Handler {
+			return newFixture(t).protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Actor") == "mallory" {
+					_, _ = io.WriteString(w, "mallory's own")
+					return
+				}
+				switch body, _ := io.ReadAll(r.Body); string(body) {
+				case "running":
+					<-goOn
+				case "unknown":
+					semelhttp.DeclareIndeterminate(r.Context(), "cut off")
+				case "tombstone":
+					_, _ = w.Write(make([]byte, 1000))
+				}
+				_, _ = io.WriteString(w, "secret")
+			}), func(c *semelhttp.Config) { c.MaxResult = 100 })
+		}
+		h := newHandler()
+		fresh := ask(newHandler(), "mallory", "unused", "completed")
+		for _, state := range []string{"completed", "running", "unknown", "tombstone"} {
+			go ask(h, "alice", state, state)
+			synctest.Wait()
+			wantEqual(t, state, ask(h, "mallory", state, state), fresh)
+		}
+		close(goOn)
+		synctest.Wait()
+	})
+}
+
 func TestScopeRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
