@@ -20,6 +20,7 @@ type tortureSettings struct {
 	defect           choice
 	duration, lease  time.Duration
 	clients, keys    int
+	largeEvery       int
 	seed             uint64
 	dir              string
 	postgres         string
@@ -43,17 +44,22 @@ loopback only. Clients send operations, retry them under the same key as the
 answers advise, and ask again for what was acknowledged. Meanwhile processes are
 killed and paused for longer than a lease, and connections are cut on both sides
 of the gateways, and to their database. (Of the subject payments the gateways are
-the example itself, and the ledger is its table.) In the end everything runs again, nothing is resolved, each key
+the example itself, and the ledger is its table; beside it runs a service for the
+answers that are not small.) One key in --large-every has such an answer: large,
+over the limit of what is recorded, or a stream of events. In the end everything runs again, nothing is resolved, each key
 is asked for once more, and the history, the ledger and the store must agree:
 
   second-effect             a key has more than one effect
   second-effect-of-claim    one claim caused more than one effect (--on-crash retry)
-  answers-differ            acknowledgements of one key are not the same bytes
+  answers-differ            acknowledgements of one key are not the same bytes, or not
+                            those of the ledger
+  torn-answer               an answer came to its end, but is not all of the answer
   effect-missing            an acknowledged effect is not in the ledger
   acknowledgement-lost      a key was acknowledged, and later is not
   effect-after-refusal      all asks were told "no effect", and there is one
   unknown-without-cause     an outcome is unknown though only its client was cut off
   stuck                     a key is in progress beyond its lease, or has no answer
+  failed-start              a gateway ended before it listened
   unexpected-answer         an answer that no client should see
 
 A violation is printed with the timeline of its key. The directory of the run has
@@ -85,12 +91,13 @@ carried through.`,
 	f.DurationVar(&s.lease, "lease", time.Second, "lease of the gateways; other times follow from it")
 	f.IntVar(&s.clients, "clients", 24, "how many clients work at the same time")
 	f.IntVar(&s.keys, "keys", 200_000, "most keys that are made")
+	f.IntVar(&s.largeEvery, "large-every", 3, "one in so many keys has an answer that is large, over the limit or a stream; negative for none")
 	choiceFlag(cmd, &s.defect, "defect", "give the gateways a defect, to see that it is found")
 	f.StringVar(&s.dir, "dir", "", "empty directory for the run's files (default: a temporary one)")
 	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
 	jsonFlag(cmd, &s.json)
 	fromEnv(cmd, "postgres")
-	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureGatewayCommand())
+	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureServiceCommand(), p.tortureGatewayCommand())
 	return cmd
 }
 
@@ -106,8 +113,8 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 		return usagef("--defect is for --subject gateway-sqlite")
 	case s.payments != "" && s.onCrash.value != "hold":
 		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction")
-	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1:
-		return usagef("--duration, --clients and --keys must be positive, and --lease at least 100ms")
+	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1 || s.largeEvery == 0:
+		return usagef("--duration, --clients and --keys must be positive, --large-every not 0, and --lease at least 100ms")
 	}
 	binary, err := os.Executable()
 	if err != nil {
@@ -126,7 +133,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	}
 	c := torture.Config{
 		Binary: binary, Dir: dir, Duration: s.duration, Seed: s.seed, OnCrash: s.onCrash.value,
-		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys,
+		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys, LargeEvery: s.largeEvery,
 	}
 	if c.Postgres, c.Payments = s.postgres, s.payments; s.restart != "" {
 		c.RestartDatabase = func(ctx context.Context) error {
@@ -189,12 +196,33 @@ func (p *program) tortureLedgerCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&c.File, "file", "ledger.jsonl", "where effects are kept")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
-	f.DurationVar(&c.Delay, "delay", 50*time.Millisecond, "longest time that an ordinary effect takes")
-	f.DurationVar(&c.Slow, "slow", 2500*time.Millisecond, "longest time that a slow effect takes")
-	f.IntVar(&c.SlowEvery, "slow-every", 20, "one in so many effects is slow")
-	f.IntVar(&c.RefuseEvery, "refuse-every", 40, "one in so many requests is refused without an effect")
-	f.Uint64Var(&c.Seed, "seed", 0, "what is chosen at random")
+	mannerFlags(cmd, &c.Manner)
 	return cmd
+}
+
+func (p *program) tortureServiceCommand() *cobra.Command {
+	c := torture.ServiceConfig{Listening: p.listening}
+	cmd := &cobra.Command{
+		Use:    "service",
+		Short:  "A service that protects itself in its own database",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeService(cmd.Context(), c) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.Database, "database", "", "URL of a PostgreSQL database")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
+	mannerFlags(cmd, &c.Manner)
+	return cmd
+}
+
+func mannerFlags(cmd *cobra.Command, m *torture.Manner) {
+	f := cmd.Flags()
+	f.DurationVar(&m.Delay, "delay", 50*time.Millisecond, "longest time that an ordinary effect takes")
+	f.DurationVar(&m.Slow, "slow", 2500*time.Millisecond, "longest time that a slow effect takes")
+	f.IntVar(&m.SlowEvery, "slow-every", 20, "one in so many effects is slow")
+	f.IntVar(&m.RefuseEvery, "refuse-every", 40, "one in so many requests is refused without an effect")
+	f.Uint64Var(&m.Seed, "seed", 0, "what is chosen at random")
 }
 
 func (p *program) tortureGatewayCommand() *cobra.Command {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -18,6 +19,8 @@ const (
 	checkAfterRefusal    = "effect-after-refusal"
 	checkWithoutCause    = "unknown-without-cause"
 	checkStuck           = "stuck"
+	checkTorn            = "torn-answer"
+	checkFailedStart     = "failed-start"
 	checkUnexpected      = "unexpected-answer"
 	maxTimeline          = 500 // lines of one
 	maxViolationsPrinted = 20  // with their timelines
@@ -85,6 +88,25 @@ type asked struct {
 	over   time.Duration // when it was answered or broke; forever if neither
 	answer *answer       // nil without one
 	left   bool          // the client did not wait for it
+}
+
+// completed reports whether the answer says that the operation is.
+func (a *asked) completed() bool {
+	return a.answer != nil && (a.answer.class == acknowledged || a.answer.class == notRetained)
+}
+
+// mayFollow reports whether an answer of the class may be given once the operation has
+// completed.
+func (c class) mayFollow(f form) bool {
+	switch c {
+	case unavailable, turnedAway:
+		return true
+	case acknowledged:
+		return f.retained()
+	case notRetained:
+		return !f.retained()
+	}
+	return false
 }
 
 // keyHistory is what happened to one key.
@@ -169,6 +191,24 @@ func (e *evidence) check() []Violation {
 			found(checkStuck, forever, "its record is still in progress, under a lease that nobody should be renewing")
 		}
 	}
+	return append(all, e.checkStarts(troubles)...)
+}
+
+// checkStarts: a gateway starts whatever state its database is in. What else is
+// tortured may need it.
+func (e *evidence) checkStarts(troubles []trouble) (all []Violation) {
+	for _, ev := range e.events {
+		if ev.kind != kindLog || !strings.HasPrefix(ev.who, "gateway") || !strings.HasPrefix(ev.text, didNotStart) {
+			continue
+		}
+		v := Violation{Check: checkFailedStart, Key: "-", Detail: ev.who + " " + ev.text, Timeline: []string{ev.String()}}
+		for _, t := range troubles {
+			if t.from <= ev.at && t.to >= ev.at {
+				v.Faults = append(v.Faults, t.what)
+			}
+		}
+		all = append(all, v)
+	}
 	return all
 }
 
@@ -195,37 +235,62 @@ func (e *evidence) checkEffects(k *keyHistory, found finder) {
 			}
 		}
 	}
-	if len(k.effects) > 0 && !slices.ContainsFunc(k.asks, func(a *asked) bool { return a.answer == nil || a.answer.class != noEffect }) {
+	refused := func(a *asked) bool {
+		return a.answer != nil && (a.answer.class == noEffect || a.answer.class == turnedAway)
+	}
+	if len(k.effects) > 0 && !slices.ContainsFunc(k.asks, func(a *asked) bool { return !refused(a) }) {
 		found(checkAfterRefusal, forever, "each of its %d asks was told that there was no effect, but there is", len(k.asks))
 	}
 }
 
 func (e *evidence) checkAnswers(k *keyHistory, found finder) {
-	var first *asked // of the acknowledgements, by when they came
-	differ, missing, lost := false, false, false
+	// The first that told of completion, and of those the first that was whole,
+	// by when they came.
+	var first, whole *asked
 	for _, a := range k.asks {
-		if a.answer != nil && a.answer.class == acknowledged && (first == nil || a.over < first.over) {
+		if a.completed() && (first == nil || a.over < first.over) {
 			first = a
+		}
+		if a.completed() && a.answer.class == acknowledged && (whole == nil || a.over < whole.over) {
+			whole = a
+		}
+	}
+	f := formOf(k.key)
+	once := map[string]bool{} // each check finds a thing once
+	find := func(check string, a *asked, format string, args ...any) {
+		if check == checkUnexpected || check == checkTorn || !once[check] {
+			once[check] = true
+			found(check, a.over, format, args...)
 		}
 	}
 	for _, a := range k.asks {
-		switch {
-		case a.answer == nil:
+		if a.answer == nil {
 			continue
-		case a.answer.class == unexpected:
-			found(checkUnexpected, a.over, "ask #%d: %v", a.ask, a.answer)
-		case a.answer.class == acknowledged:
-			if a.answer.digest != first.answer.digest && !differ {
-				differ = true
-				found(checkDiffer, a.over, "ask #%d: %v; ask #%d: %v", first.ask, first.answer, a.ask, a.answer)
+		}
+		if first != nil && a.at > first.over && a.answer.class != unexpected && a.answer.class != torn && !a.answer.class.mayFollow(f) {
+			find(checkLost, a, "ask #%d got %v; ask #%d, sent later, got %v", first.ask, first.answer, a.ask, a.answer)
+		}
+		switch a.answer.class {
+		case unexpected:
+			find(checkUnexpected, a, "ask #%d: %v", a.ask, a.answer)
+		case torn:
+			find(checkTorn, a, "ask #%d: %v came to its end, but is not all of the answer", a.ask, a.answer)
+		case notRetained:
+			if !slices.ContainsFunc(k.effects, func(f Effect) bool { return f.At.IsZero() || e.when(f) <= a.over }) {
+				find(checkMissing, a, "ask #%d was told that the operation completed, and there was no effect in the ledger", a.ask)
 			}
-			if !missing && !slices.ContainsFunc(k.effects, func(f Effect) bool { return f.ID == a.answer.effect }) {
-				missing = true
-				found(checkMissing, a.over, "ask #%d was told of effect %s, which is not in the ledger", a.ask, a.answer.effect)
+		case acknowledged:
+			if a.answer.digest != whole.answer.digest {
+				find(checkDiffer, a, "ask #%d: %v; ask #%d: %v", whole.ask, whole.answer, a.ask, a.answer)
+			} else if a != whole && !f.retained() {
+				find(checkUnexpected, a, "ask #%d and ask #%d both got all of an answer that cannot be replayed", whole.ask, a.ask)
 			}
-		case first != nil && a.at > first.over && a.answer.class != unavailable && !lost:
-			lost = true
-			found(checkLost, a.over, "ask #%d was acknowledged; ask #%d, sent later, got %v", first.ask, a.ask, a.answer)
+			i := slices.IndexFunc(k.effects, func(f Effect) bool { return f.ID == a.answer.effect })
+			if i < 0 {
+				find(checkMissing, a, "ask #%d was told of effect %s, which is not in the ledger", a.ask, a.answer.effect)
+			} else if d := k.effects[i].Digest; d != "" && d != a.answer.digest {
+				find(checkDiffer, a, "ask #%d: %v; the ledger's answer has digest %s", a.ask, a.answer, d)
+			}
 		}
 	}
 	if last := k.asks[len(k.asks)-1]; e.over && len(k.ends) > 0 && k.ends[len(k.ends)-1].text == endGaveUp {
@@ -314,7 +379,7 @@ func (e *evidence) timeline(k *keyHistory) (timeline []string) {
 	for _, f := range k.effects {
 		lines = append(lines, event{
 			at: min(e.when(f), to), kind: kindEffect, who: "ledger", key: k.key,
-			text: fmt.Sprintf("effect %s under fence %s, by process %d", f.ID, f.Fence, f.PID),
+			text: fmt.Sprintf("effect %s under fence %s, by process %d, answer's digest %s", f.ID, f.Fence, f.PID, f.Digest),
 		})
 	}
 	slices.SortStableFunc(lines, func(a, b event) int { return cmp.Compare(a.at, b.at) })

@@ -2,6 +2,7 @@ package torture
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -47,6 +48,11 @@ func ack(effect string) *answer {
 }
 
 func told(c class) *answer { return &answer{class: c, status: 409} }
+
+// failsToStart has a start of a process fail.
+func (s *story) failsToStart(who string) {
+	s.add(event{kind: kindLog, who: who, text: didNotStart + who + " ended before it listened"})
+}
 
 func TestCheck(t *testing.T) {
 	tests := []struct {
@@ -190,6 +196,42 @@ func TestCheck(t *testing.T) {
 			s.ask("k", told(inProgress))
 			s.end("k", endGaveUp)
 		}, checkStuck},
+		{"a large answer that is not what the ledger sent", func(s *story) {
+			s.effect("k", "e1", "1")
+			s.effects[0].Digest = "another"
+			s.ask("k", ack("e1"))
+		}, checkDiffer},
+		{"a large answer as the ledger sent it", func(s *story) {
+			s.effect("k", "e1", "1")
+			s.effects[0].Digest = ack("e1").digest
+			s.ask("k", ack("e1"))
+			s.ask("k", ack("e1"))
+		}, ""},
+		{"acknowledged, then not retained although it could be", func(s *story) {
+			s.effect("k", "e1", "1")
+			s.ask("k", ack("e1"))
+			s.ask("k", told(notRetained))
+		}, checkLost},
+		{"half of an answer, ended as if whole", func(s *story) {
+			s.effect("k", "e1", "1")
+			s.add(event{kind: kindKill, who: "ledger"})
+			s.ask("k", &answer{class: torn, status: 201})
+			s.ask("k", told(unknown))
+		}, checkTorn},
+		{"turned away, and yet", func(s *story) {
+			s.ask("k", told(turnedAway))
+			s.ask("k", told(noEffect))
+			s.effect("k", "e1", "1")
+		}, checkAfterRefusal},
+		{"executed, but it could not be recorded", func(s *story) {
+			s.ask("k", told(unavailable))
+			s.effect("k", "e1", "1")
+		}, ""},
+		{"acknowledged, then turned away", func(s *story) {
+			s.effect("k", "e1", "1")
+			s.ask("k", ack("e1"))
+			s.ask("k", told(turnedAway))
+		}, ""},
 		{"an odd answer", func(s *story) {
 			s.ask("k", told(unexpected))
 		}, checkUnexpected},
@@ -215,6 +257,102 @@ func TestCheck(t *testing.T) {
 				t.Errorf("found %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// TestCheckOfStreams: what passes once is acknowledged by its end, and nothing of
+// it is replayed.
+func TestCheckOfStreams(t *testing.T) {
+	const k = "k-1-stream"
+	tests := []struct {
+		name   string
+		happen func(s *story)
+		want   string
+	}{
+		{"whole, then not retained", func(s *story) {
+			s.effect(k, "e1", "1")
+			s.ask(k, ack("e1"))
+			s.ask(k, told(notRetained))
+		}, ""},
+		{"broken off, then not retained", func(s *story) {
+			s.ask(k, nil)
+			s.effect(k, "e1", "1")
+			s.ask(k, told(notRetained))
+		}, ""},
+		{"broken off without an effect, then in progress, then refused", func(s *story) {
+			s.ask(k, nil)
+			s.ask(k, told(inProgress))
+			s.ask(k, told(noEffect))
+		}, ""},
+		{"broken off, then not retained, and no effect", func(s *story) {
+			s.ask(k, nil)
+			s.ask(k, told(notRetained))
+		}, checkMissing},
+		{"not retained, and the effect comes later", func(s *story) {
+			s.ask(k, nil)
+			s.ask(k, told(notRetained))
+			s.effect(k, "e1", "1")
+		}, checkMissing},
+		{"whole, then unknown", func(s *story) {
+			s.add(event{kind: kindKill, who: "gateway 1"})
+			s.effect(k, "e1", "1")
+			s.ask(k, ack("e1"))
+			s.ask(k, told(unknown))
+		}, checkLost},
+		{"whole, and no effect", func(s *story) {
+			s.ask(k, ack("e1"))
+			s.ask(k, told(notRetained))
+		}, checkMissing},
+		{"not retained, then whole", func(s *story) {
+			s.effect(k, "e1", "1")
+			s.ask(k, told(notRetained))
+			s.ask(k, ack("e1"))
+		}, checkLost},
+		{"whole twice at the same time", func(s *story) {
+			s.effect(k, "e1", "1")
+			s.add(event{kind: kindAsk, who: "other", key: k, ask: 100})
+			s.ask(k, ack("e1"))
+			s.add(event{kind: kindAnswer, who: "other", key: k, ask: 100, answer: ack("e1")})
+		}, checkUnexpected},
+		{"not retained, then unavailable", func(s *story) {
+			s.effect(k, "e1", "1")
+			s.ask(k, told(notRetained))
+			s.ask(k, told(unavailable))
+		}, ""},
+		{"unknown, because only its client was cut off", func(s *story) {
+			s.add(event{kind: kindCut, side: front, key: k, text: string(cutAnswer)})
+			s.ask(k, nil)
+			s.effect(k, "e1", "1")
+			s.ask(k, told(unknown))
+		}, checkWithoutCause},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStory()
+			tt.happen(s)
+			var found []string
+			for _, v := range s.check() {
+				found = append(found, v.Check)
+			}
+			if got := strings.Join(found, " "); got != tt.want {
+				t.Errorf("found %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestFailedStart: gateways start before their store.
+func TestFailedStart(t *testing.T) {
+	s := newStory()
+	s.add(event{kind: kindKill, who: "database"})
+	s.failsToStart("payments 1") // which needs it
+	if found := s.check(); len(found) > 0 {
+		t.Errorf("found %v of a service that needs its database", found)
+	}
+	s.failsToStart("gateway 2")
+	found := s.check()
+	if len(found) != 1 || found[0].Check != checkFailedStart || !slices.Equal(found[0].Faults, []string{"kill database"}) {
+		t.Errorf("found %v, want one failed start, by the kill of the database", found)
 	}
 }
 
@@ -258,6 +396,10 @@ func TestEnough(t *testing.T) {
 	full := Figures{
 		Acknowledged: 1000, Retries: 1000, Replays: 1000,
 		GatewayKills: 20, GatewayPauses: 20, LedgerKills: 20, Cuts: map[string]int{},
+		Forms: map[string]*FormFigures{},
+	}
+	for _, f := range forms {
+		full.Forms[string(f)] = &FormFigures{Whole: 100, NotRetained: 100, Replays: 100, Broken: 100}
 	}
 	for _, s := range []side{front, back} {
 		for _, at := range cuts {
@@ -275,6 +417,16 @@ func TestEnough(t *testing.T) {
 		func(f *Figures) { f.GatewayPauses = 0 },
 		func(f *Figures) { f.LedgerKills = 0 },
 		func(f *Figures) { f.Cuts = map[string]int{} },
+		func(f *Figures) { f.Forms = without(f.Forms, formLarge, FormFigures{Whole: 100, Broken: 100}) },
+		func(f *Figures) {
+			f.Forms = without(f.Forms, formStream, FormFigures{NotRetained: 100, Broken: 100})
+		},
+		func(f *Figures) {
+			f.Forms = without(f.Forms, formChunked, FormFigures{Whole: 100, Broken: 100})
+		},
+		func(f *Figures) {
+			f.Forms = without(f.Forms, formAnnounced, FormFigures{Whole: 100, NotRetained: 100})
+		},
 	} {
 		f := full
 		none(&f)
@@ -282,4 +434,11 @@ func TestEnough(t *testing.T) {
 			t.Errorf("a run with %+v passes for enough", f)
 		}
 	}
+}
+
+// without returns figures with others for a form.
+func without(figures map[string]*FormFigures, f form, less FormFigures) map[string]*FormFigures {
+	figures = maps.Clone(figures)
+	figures[string(f)] = &less
+	return figures
 }

@@ -4,9 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,11 +23,14 @@ import (
 type class string
 
 const (
-	acknowledged class = "acknowledged"
+	acknowledged class = "acknowledged" // by the whole answer
+	notRetained  class = "not-retained" // it completed, and the answer has passed
 	inProgress   class = "in-progress"
 	unknown      class = "unknown"
-	noEffect     class = "no-effect"   // certainly, through this ask
-	unavailable  class = "unavailable" // the gateway could not look
+	noEffect     class = "no-effect"   // certainly, through this ask or one before
+	turnedAway   class = "turned-away" // certainly, through this ask; it was not looked what is on record
+	unavailable  class = "unavailable" // nothing is known, be it that this ask was executed
+	torn         class = "torn"        // whole by its transfer, but not all of the answer
 	unexpected   class = "unexpected"
 )
 
@@ -39,7 +39,8 @@ type answer struct {
 	status     int
 	problem    string
 	effect     string
-	digest     string // of all that must be the same in every acknowledgement
+	digest     string
+	came       int // bytes of the body, of an answer that broke off
 	replayed   bool
 	retry      semel.RetryAdvice
 	retryAfter time.Duration
@@ -48,7 +49,7 @@ type answer struct {
 func (a *answer) String() string {
 	s := fmt.Sprintf("%d %s", a.status, a.class)
 	switch {
-	case a.class == acknowledged:
+	case a.class == acknowledged, a.class == torn:
 		s += fmt.Sprintf(" effect %s digest %s", a.effect, a.digest)
 		if a.replayed {
 			s += " replayed"
@@ -65,15 +66,21 @@ func (r *run) read(res *http.Response, body []byte, key string) *answer {
 	if s, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil {
 		a.retryAfter = time.Duration(s) * time.Second
 	}
+	if res.ContentLength < 0 && len(res.TransferEncoding) == 0 {
+		return a // nobody can tell its end from a broken connection
+	}
+	f := formOf(key)
 	if res.StatusCode == http.StatusCreated {
-		effect, ok := r.effectOf(res, body, key)
-		if !ok {
-			return a
+		d := newDigest(res.StatusCode, res.Header["Content-Type"], res.Header[headerEffect])
+		_, _ = d.Write(body)
+		a.digest = d.String()
+		effect, ok, err := r.effectOf(res, body, key)
+		switch {
+		case err != nil:
+			a.class = torn
+		case ok && (f.retained() || !a.replayed):
+			a.class, a.effect = acknowledged, effect
 		}
-		sum := sha256.New()
-		_, _ = fmt.Fprintf(sum, "%d %q %q\n", res.StatusCode, res.Header["Content-Type"], res.Header[headerEffect])
-		_, _ = sum.Write(body)
-		a.class, a.effect, a.digest = acknowledged, effect, hex.EncodeToString(sum.Sum(nil)[:6])
 		return a
 	}
 	if res.Header.Get(headerRefused) != "" {
@@ -88,29 +95,34 @@ func (r *run) read(res *http.Response, body []byte, key string) *answer {
 	}
 	_, a.problem, _ = strings.Cut(p.Type, "#")
 	a.retry = p.Retry
-	switch {
-	case a.status == http.StatusConflict && a.problem == "in-progress":
+	switch is := func(status int, problem string) bool { return a.status == status && a.problem == problem }; {
+	case is(http.StatusConflict, "in-progress"):
 		a.class = inProgress
+	case is(http.StatusConflict, "result-not-retained") && !f.retained():
+		a.class = notRetained
 	case (a.status == http.StatusConflict || a.status >= 500) && a.problem == "outcome-unknown":
 		a.class = unknown
-	case a.status == http.StatusServiceUnavailable && a.problem == "upstream-unreachable",
-		a.status == http.StatusBadRequest && a.problem == "body-unreadable",
+	case is(http.StatusServiceUnavailable, "upstream-unreachable"),
 		r.config.Payments != "" && orderRefused(a.status, a.problem):
 		a.class = noEffect
-	case a.status == http.StatusServiceUnavailable && (a.problem == "store-unavailable" || a.problem == ""):
-		a.class = unavailable // the latter is a gateway that stops
+	case is(http.StatusServiceUnavailable, "busy"), is(http.StatusServiceUnavailable, "spool-unavailable"),
+		is(http.StatusRequestTimeout, "body-too-slow"), is(http.StatusBadRequest, "body-unreadable"),
+		is(http.StatusServiceUnavailable, ""): // a gateway that stops
+		a.class = turnedAway
+	case is(http.StatusServiceUnavailable, "store-unavailable"):
+		a.class = unavailable
 	}
 	return a
 }
 
-// effectOf returns the effect that a 201 tells of.
-func (r *run) effectOf(res *http.Response, body []byte, key string) (effect string, ok bool) {
-	if r.config.Payments != "" {
+// effectOf returns the effect that a 201 tells of. The error is errTorn where it
+// is not all there.
+func (r *run) effectOf(res *http.Response, body []byte, key string) (effect string, ok bool, err error) {
+	if r.isOrder(key) {
 		return orderOf(body, key)
 	}
-	var told reply
-	err := json.Unmarshal(body, &told)
-	return told.Effect, err == nil && told.Key == key && told.Effect != "" && told.Effect == res.Header.Get(headerEffect)
+	told, err := parseReply(formOf(key), body)
+	return told.Effect, told.Key == key && told.Effect != "" && told.Effect == res.Header.Get(headerEffect), err
 }
 
 // request is what is sent for key, every time the same bytes.
@@ -121,7 +133,7 @@ func request(key string) []byte {
 }
 
 func (r *run) request(key string) []byte {
-	if r.config.Payments != "" {
+	if r.isOrder(key) {
 		return orderRequest(key)
 	}
 	return request(key)
@@ -154,7 +166,8 @@ func (c *client) close() {
 // ask sends the request for key once, and puts that and what came of it into
 // the history.
 func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *answer {
-	gw := c.run.gateways[c.rng.IntN(len(c.run.gateways))]
+	gateways := c.run.gatewaysFor(key)
+	gw := gateways[c.rng.IntN(len(gateways))]
 	id := c.run.asks.Add(1)
 	c.run.history.add(event{kind: kindAsk, who: c.name, key: key, ask: id, text: gw.process.name})
 	a, err := c.exchange(ctx, gw.front.addr(), key, timeout)
@@ -165,13 +178,18 @@ func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *an
 		} else if e := net.Error(nil); errors.As(err, &e) && e.Timeout() {
 			left, text = true, fmt.Sprintf("no answer within %v", timeout.Round(time.Millisecond))
 		}
-		c.run.history.add(event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left})
+		if a != nil {
+			text = fmt.Sprintf("%s, %d bytes into an answer of %d", text, a.came, a.status)
+		}
+		c.run.history.add(event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left, begun: a != nil && a.status == http.StatusCreated})
 		return nil
 	}
 	c.run.history.add(event{kind: kindAnswer, who: c.name, key: key, ask: id, text: a.String(), answer: a})
 	return a
 }
 
+// exchange returns the whole answer. With an error it returns no answer, or what
+// is known of one that broke off.
 func (c *client) exchange(ctx context.Context, addr, key string, timeout time.Duration) (a *answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -201,7 +219,7 @@ func (c *client) exchange(ctx context.Context, addr, key string, timeout time.Du
 	}
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
-		return nil, err
+		return &answer{status: res.StatusCode, came: len(body)}, err
 	}
 	if keep = !res.Close; keep {
 		c.conns[addr] = conn
@@ -230,15 +248,15 @@ func (c *client) settle(ctx context.Context, key string, asks int, mayBePutOff b
 		if a != nil {
 			wait += a.retryAfter
 			switch a.class {
-			case acknowledged:
+			case acknowledged, notRetained:
 				end = endAcknowledged
-			case unexpected:
+			case unexpected, torn:
 				end = endOdd
 			case unknown:
 				if a.retry == semel.RetryAfterResolution {
 					end = endUnknown
 				}
-			case noEffect:
+			case noEffect, turnedAway:
 				if mayBePutOff && c.rng.IntN(3) == 0 {
 					end = endRefused
 				}
@@ -278,6 +296,7 @@ func (c *client) work(ctx, patience context.Context) {
 type keys struct {
 	prefix string
 	most   int
+	every  int // one in so many is of another form than small
 
 	mu    sync.Mutex
 	all   []string
@@ -292,7 +311,7 @@ func (k *keys) make() string {
 	if len(k.all) == k.most {
 		return ""
 	}
-	key := fmt.Sprintf("%s-%d", k.prefix, len(k.all)+1)
+	key := formKey(k.prefix, len(k.all)+1, k.every)
 	k.all = append(k.all, key)
 	return key
 }

@@ -38,10 +38,15 @@ const (
 	DefectRequestContext = "record-on-request-context"
 	// DefectResend has a transport that may send a request again by itself.
 	DefectResend = "transport-resend"
+	// DefectEarly records that a stream completed when it begins.
+	DefectEarly = "early-tombstone"
+	// DefectRecover recovers from the panic by which an answer is cut off, so
+	// that the server brings it to an end.
+	DefectRecover = "recovered-abort"
 )
 
 // Defects are the names of all.
-var Defects = []string{DefectNone, DefectNoFence, DefectRelease, DefectRequestContext, DefectResend}
+var Defects = []string{DefectNone, DefectNoFence, DefectRelease, DefectRequestContext, DefectResend, DefectEarly, DefectRecover}
 
 // DefectiveConfig makes a gateway with a defect.
 type DefectiveConfig struct {
@@ -97,7 +102,7 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 	if c.Defect == DefectResend {
 		handler, err = resendingGateway(guard, upstream)
 	} else {
-		handler, err = gateway.New(gateway.Config{Upstream: upstream, Guard: guard})
+		handler, err = gateway.New(gateway.Config{Upstream: upstream, Guard: guard, MaxInline: maxInline, MaxResult: maxResult})
 	}
 	if err != nil {
 		return err
@@ -106,7 +111,7 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: withDisconnect(handler), ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
+	server := &http.Server{Handler: withDefect(c.Defect, handler), ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
 	c.Listening(listener.Addr().String())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -130,13 +135,20 @@ type disconnect struct {
 
 type disconnectKey struct{}
 
-// withDisconnect has what handles a request know of its client's end. A guard
-// keeps the values of a context, but not its end.
-func withDisconnect(next http.Handler) http.Handler {
+// withDefect has what handles a request know of its client's end. A guard keeps
+// the values of a context, but not its end.
+func withDefect(defect string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d := &disconnect{request: r.Context()}
-		stop := context.AfterFunc(r.Context(), d.release)
-		defer stop()
+		switch defect {
+		case DefectRelease:
+			stop := context.AfterFunc(r.Context(), d.release)
+			defer stop()
+		case DefectEarly:
+			w = &earlyWriter{w, d}
+		case DefectRecover:
+			defer func() { _ = recover() }()
+		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), disconnectKey{}, d)))
 	})
 }
@@ -149,6 +161,26 @@ func (d *disconnect) release() {
 		_ = d.claim.Release(context.WithoutCancel(d.request))
 	}
 }
+
+// earlyWriter completes the record when the header of a stream passes.
+type earlyWriter struct {
+	http.ResponseWriter
+	disconnect *disconnect
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *earlyWriter) WriteHeader(status int) {
+	d := w.disconnect
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.claim != nil && w.Header().Get("Content-Type") == typeStream {
+		_, _ = d.claim.Complete(context.WithoutCancel(d.request), semel.Result{Codec: semelhttp.CodecHTTP, Tombstone: true})
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *earlyWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // defectiveStore is a good store that is used wrongly.
 type defectiveStore struct {
@@ -166,7 +198,7 @@ func (s *defectiveStore) Begin(ctx context.Context, a semel.Attempt) (semel.Clai
 	switch s.defect {
 	case DefectNoFence:
 		return &unfencedClaim{claim, s.thief, a}, nil
-	case DefectRelease:
+	case DefectRelease, DefectEarly:
 		d := ctx.Value(disconnectKey{}).(*disconnect)
 		d.mu.Lock()
 		d.claim = claim
@@ -267,7 +299,7 @@ func (t *thief) close() error { return t.db.Close() }
 // when package net/http repeats a request whose reused connection broke.
 func resendingGateway(guard *semel.Guard, upstream *url.URL) (http.Handler, error) {
 	protect, err := semelhttp.New(semelhttp.Config{
-		Guard: guard,
+		Guard: guard, MaxInline: maxInline, MaxResult: maxResult,
 		Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },
 		IndeterminateStatus: func(status int, _ http.Header) bool {
 			return status == http.StatusBadGateway

@@ -10,13 +10,22 @@
 //
 //	second-effect             a key has more than one effect
 //	second-effect-of-claim    one claim caused more than one effect (on-crash retry)
-//	answers-differ            two acknowledgements of one key are not the same bytes
+//	answers-differ            an acknowledgement is not, byte for byte, what was acknowledged
+//	                          before, or what the ledger answered
+//	torn-answer               an answer came to its end, but is not all of the answer
 //	effect-missing            an acknowledged effect is not in the ledger
 //	acknowledgement-lost      a key was acknowledged, and later is not
 //	effect-after-refusal      all asks were told "no effect", and there is one
 //	unknown-without-cause     an outcome is unknown though nothing hit its execution but its client
 //	stuck                     a key is in progress beyond its lease, or its answer does not come
+//	failed-start              a gateway ended before it listened
 //	unexpected-answer         an answer that no client of these requests should see
+//
+// One key in some has an answer that is not small: large, and recorded in pieces;
+// over the limit, with its length announced and without; or a stream of events
+// with the effect in its middle. Of the last three the whole answer passes once,
+// and is an acknowledgement when its end has come. Later asks are told that it was
+// not retained, which is one too. An answer that breaks off is no answer.
 //
 // A run that did not see enough faults, retries and acknowledgements proves
 // nothing, and says so: it is inconclusive.

@@ -39,6 +39,7 @@ type event struct {
 	side   side          // of a cut
 	answer *answer       // of an answer
 	left   bool          // of a broken ask: the client did not wait longer
+	begun  bool          // of a broken ask: an acknowledgement had begun
 }
 
 func (e event) String() string {

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -28,6 +27,8 @@ type Effect struct {
 	Fence string    `json:"fence"` // of the claim, as the gateway told it
 	At    time.Time `json:"at"`
 	PID   int       `json:"pid"`
+	// Digest is that of the answer which tells of the effect.
+	Digest string `json:"digest"`
 }
 
 // LedgerConfig says how an effect ledger behaves.
@@ -36,15 +37,7 @@ type LedgerConfig struct {
 	File string
 	// Listen is the address to listen on.
 	Listen string
-	// Delay is the longest time that an ordinary effect takes.
-	Delay time.Duration
-	// Slow is the longest time that one in SlowEvery takes instead.
-	Slow      time.Duration
-	SlowEvery int
-	// One in RefuseEvery requests is refused without an effect.
-	RefuseEvery int
-	// Seed decides all that.
-	Seed uint64
+	Manner
 	// Listening is told the address when the ledger serves.
 	Listening func(addr string)
 }
@@ -58,7 +51,7 @@ func ServeLedger(ctx context.Context, c LedgerConfig) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	l := &ledger{LedgerConfig: c, file: f, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
+	l := &ledger{planner: newPlanner(c.Manner), file: f}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return err
@@ -74,25 +67,10 @@ func ServeLedger(ctx context.Context, c LedgerConfig) error {
 }
 
 type ledger struct {
-	LedgerConfig
+	planner *planner
 
 	mu   sync.Mutex
 	file *os.File
-	rng  *rand.Rand
-}
-
-// headerEffect repeats the effect's id in the answer's header.
-const headerEffect = "Torture-Effect"
-
-// headerRefused marks an answer of a ledger that did nothing.
-const headerRefused = "Torture-Refused"
-
-// reply is the body of the ledger's answer.
-type reply struct {
-	Effect string `json:"effect"`
-	Key    string `json:"key"`
-	// Filling makes the answer long enough to be cut off in its middle.
-	Filling string `json:"filling"`
 }
 
 func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -100,45 +78,23 @@ func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
-	before, after, refuse, filling := l.plan()
-	pause(context.Background(), before)
-	if refuse {
-		w.Header().Set("Retry-After", "1")
-		w.Header().Set(headerRefused, "true")
-		w.WriteHeader(http.StatusServiceUnavailable)
-		return
-	}
-	e := Effect{
-		ID: semel.NewRecordID(), Key: strings.Trim(r.Header.Get("Idempotency-Key"), `"`),
-		Fence: r.Header.Get(gateway.HeaderFence), At: time.Now(), PID: os.Getpid(),
-	}
-	if err := l.put(e); err != nil {
-		// Whether it is on disk is not known, and nothing here can repair it.
-		_, _ = fmt.Fprintln(os.Stderr, "semel torture ledger:", err)
-		os.Exit(1)
-	}
-	pause(context.Background(), after)
-	body, err := json.Marshal(reply{e.ID, e.Key, strings.Repeat("x", filling)})
-	if err != nil {
-		panic(err)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.Header().Set(headerEffect, e.ID)
-	w.WriteHeader(http.StatusCreated)
-	_, _ = w.Write(body)
+	e := newEffect(r)
+	l.planner.plan(e.Key).answer(w, e, func(e Effect) {
+		e.At = time.Now()
+		if err := l.put(e); err != nil {
+			// Whether it is on disk is not known, and nothing here can repair it.
+			_, _ = fmt.Fprintln(os.Stderr, "semel torture ledger:", err)
+			os.Exit(1)
+		}
+	})
 }
 
-func (l *ledger) plan() (before, after time.Duration, refuse bool, filling int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	whole := randomDuration(l.rng, 0, l.Delay)
-	if l.SlowEvery > 0 && l.rng.IntN(l.SlowEvery) == 0 {
-		whole = randomDuration(l.rng, l.Delay, l.Slow)
+// newEffect returns the effect that a request asks for. It has not happened yet.
+func newEffect(r *http.Request) Effect {
+	return Effect{
+		ID: semel.NewRecordID(), Key: strings.Trim(r.Header.Get("Idempotency-Key"), `"`),
+		Fence: r.Header.Get(gateway.HeaderFence), PID: os.Getpid(),
 	}
-	before = randomDuration(l.rng, 0, whole)
-	refuse = l.RefuseEvery > 0 && l.rng.IntN(l.RefuseEvery) == 0
-	return before, whole - before, refuse, l.rng.IntN(4 << 10)
 }
 
 // put has the effect happen.

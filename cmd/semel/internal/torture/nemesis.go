@@ -13,7 +13,8 @@ import (
 type Nemesis struct {
 	// Every is the mean time between two blows at a process.
 	Every time.Duration
-	// How often each blow strikes in a round, at each process. After a round
+	// How often each blow strikes in a round, at each process; half as often,
+	// rounded up, where there are two sorts of them. After a round
 	// the processes are left in peace for six leases, so that there are
 	// executions whose client alone was cut off. All zero: there are no blows.
 	KillGateway, PauseGateway, KillLedger, PauseLedger int
@@ -33,7 +34,7 @@ type blow struct {
 
 // nemesis strikes until ctx ends. Every process runs again when it returns.
 func (r *run) nemesis(ctx context.Context) error {
-	n := r.config.Nemesis
+	n := *r.config.Nemesis
 	var blows []blow
 	add := func(times int, busy *sync.Mutex, strike func(context.Context) error) {
 		for range times {
@@ -45,6 +46,9 @@ func (r *run) nemesis(ctx context.Context) error {
 		if canPause {
 			add(pauses, &p.busy, func(ctx context.Context) error { return r.pauseAndResume(ctx, p) })
 		}
+	}
+	if len(r.gateways) > r.config.Gateways {
+		n.KillGateway, n.PauseGateway, n.CutDatabase = (n.KillGateway+1)/2, (n.PauseGateway+1)/2, (n.CutDatabase+1)/2
 	}
 	for _, g := range r.gateways {
 		process(g.process, n.KillGateway, n.PauseGateway)

@@ -142,11 +142,16 @@ func (p *proxy) serve(client net.Conn) {
 	p.mu.Unlock()
 }
 
-// fate decides about a request, and how long a cut after it waits.
-func (p *proxy) fate() (c cut, wait time.Duration, share float64) {
+// fate decides about a request, and how long a cut after it waits. An answer that
+// is not small is passed on once, so that it has to be cut more often than others
+// to be cut at all.
+func (p *proxy) fate(key string) (c cut, wait time.Duration, share float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.rng.Float64() >= p.odds {
+		if formOf(key) != formSmall && p.rng.Float64() < p.odds {
+			return cutAnswer, 0, 0
+		}
 		return cutNot, 0, 0
 	}
 	if len(p.next) == 0 {
@@ -161,11 +166,11 @@ func (p *proxy) requests(c *pair) {
 	defer c.close()
 	in := bufio.NewReader(c.client)
 	for {
-		raw, key, err := readMessage(in)
+		raw, key, err := readRequest(in)
 		if err != nil {
 			return
 		}
-		fate, wait, share := p.fate()
+		fate, wait, share := p.fate(key)
 		switch fate {
 		case cutBefore:
 			p.noteCut(key, fate)
@@ -197,12 +202,12 @@ func (p *proxy) requests(c *pair) {
 	}
 }
 
-// answers passes on what the server sends.
+// answers passes on what the server sends, as it comes.
 func (p *proxy) answers(c *pair) {
 	defer c.close()
-	in := bufio.NewReader(c.server)
+	in := bufio.NewReaderSize(c.server, 16<<10)
 	for {
-		raw, _, err := readMessage(in)
+		head, _, err := readHead(in)
 		if err != nil {
 			return
 		}
@@ -212,40 +217,66 @@ func (p *proxy) answers(c *pair) {
 		default: // not asked for, such as the end of a server's patience
 			return
 		}
-		switch fate {
-		case cutAfter:
-			return
-		case cutAnswer:
-			p.mu.Lock()
-			n := 1 + p.rng.IntN(len(raw)-1)
-			p.mu.Unlock()
-			_, _ = c.client.Write(raw[:n])
+		if fate == cutAfter {
 			return
 		}
-		if _, err := c.client.Write(raw); err != nil {
-			return
+		left := p.cutAt(head)
+		body := &bodyParts{in: in, length: head.length, chunked: head.chunked}
+		for part, last := head.raw, body.over(); ; {
+			if fate == cutAnswer && (last || left < int64(len(part))) {
+				// At the latest within the last part.
+				_, _ = c.client.Write(part[:min(left, int64(len(part)-1))])
+				return
+			}
+			left -= int64(len(part))
+			if _, err := c.client.Write(part); err != nil {
+				return
+			}
+			if last {
+				break
+			}
+			if part, last, err = body.next(); err != nil {
+				_, _ = c.client.Write(part) // the server broke off
+				return
+			}
 		}
 	}
+}
+
+// cutAt returns how many bytes of an answer pass if it is to be cut off.
+func (p *proxy) cutAt(h head) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	length := int64(len(h.raw)) + h.length
+	if h.chunked {
+		// Not known, and it may be anything.
+		length += 2 << p.rng.IntN(19)
+	}
+	return 1 + p.rng.Int64N(length-1)
 }
 
 func (p *proxy) noteCut(key string, c cut) {
 	p.history.add(event{kind: kindCut, who: p.name, side: p.side, key: key, text: string(c)})
 }
 
-var errNoLength = errors.New("torture: a message without a length")
+// head is that of a message, as it is.
+type head struct {
+	raw     []byte
+	length  int64 // of the body, unless it is chunked
+	chunked bool
+}
 
-// readMessage reads one request or response as it is, and the key if it has one.
-func readMessage(in *bufio.Reader) (raw []byte, key string, err error) {
-	length := 0
+// readHead reads the head of a request or response, and the key if it has one.
+func readHead(in *bufio.Reader) (h head, key string, err error) {
 	for {
 		line, err := in.ReadSlice('\n')
 		if err != nil {
-			return nil, "", err
+			return head{}, "", err
 		}
-		raw = append(raw, line...)
+		h.raw = append(h.raw, line...)
 		line = bytes.TrimRight(line, "\r\n")
 		if len(line) == 0 {
-			break
+			return h, key, nil
 		}
 		name, value, _ := strings.Cut(string(line), ":")
 		value = strings.TrimSpace(value)
@@ -253,17 +284,71 @@ func readMessage(in *bufio.Reader) (raw []byte, key string, err error) {
 		case "idempotency-key":
 			key = strings.Trim(value, `"`)
 		case "content-length":
-			if length, err = strconv.Atoi(value); err != nil || length < 0 || length > 1<<20 {
-				return nil, "", fmt.Errorf("torture: content length %q", value)
+			if h.length, err = strconv.ParseInt(value, 10, 64); err != nil || h.length < 0 || h.length > 1<<20 {
+				return head{}, "", fmt.Errorf("torture: content length %q", value)
 			}
 		case "transfer-encoding":
-			return nil, "", errNoLength
+			h.chunked = true
 		}
 	}
-	head := len(raw)
-	raw = append(raw, make([]byte, length)...)
-	_, err = io.ReadFull(in, raw[head:])
+}
+
+var errChunkedRequest = errors.New("torture: a request without a length")
+
+// readRequest reads one request as it is, and its key.
+func readRequest(in *bufio.Reader) (raw []byte, key string, err error) {
+	h, key, err := readHead(in)
+	if err != nil {
+		return nil, "", err
+	}
+	if h.chunked {
+		return nil, "", errChunkedRequest
+	}
+	raw = append(h.raw, make([]byte, h.length)...)
+	_, err = io.ReadFull(in, raw[len(h.raw):])
 	return raw, key, err
+}
+
+// bodyParts reads a body as it comes, in its transfer coding.
+type bodyParts struct {
+	in      *bufio.Reader
+	length  int64 // what is left of the body, or of the chunk
+	chunked bool
+}
+
+// over reports whether there is nothing to come.
+func (b *bodyParts) over() bool { return !b.chunked && b.length == 0 }
+
+// next returns what is there, and whether that is the last. With an error it
+// returns what came before it.
+func (b *bodyParts) next() (part []byte, last bool, err error) {
+	if b.length == 0 { // between chunks
+		line, err := b.in.ReadSlice('\n')
+		part = bytes.Clone(line)
+		if err != nil {
+			return part, false, err
+		}
+		if b.length, err = strconv.ParseInt(strings.TrimSpace(string(line)), 16, 64); err != nil || b.length < 0 {
+			return part, false, fmt.Errorf("torture: chunk of size %q", line)
+		}
+		if b.length > 0 {
+			b.length += 2 // its end of line
+			return part, false, nil
+		}
+		for { // trailers, and an empty line
+			line, err := b.in.ReadSlice('\n')
+			if part = append(part, line...); err != nil || len(line) <= 2 {
+				return part, err == nil, err
+			}
+		}
+	}
+	if _, err := b.in.Peek(1); err != nil {
+		return nil, false, err
+	}
+	part = make([]byte, min(b.length, int64(b.in.Buffered())))
+	_, err = io.ReadFull(b.in, part)
+	b.length -= int64(len(part))
+	return part, b.over(), err
 }
 
 // shuffled returns all of some in random order, so that a few draws see each.

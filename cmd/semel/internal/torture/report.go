@@ -27,7 +27,8 @@ type Report struct {
 // Figures count what happened in a run.
 type Figures struct {
 	Keys int `json:"keys"`
-	// Acknowledged and Unknown count keys that were so told at least once.
+	// Acknowledged and Unknown count keys that were so told at least once, be it
+	// that they completed and the answer was not retained.
 	Acknowledged int `json:"acknowledged"`
 	Unknown      int `json:"unknown"`
 	Effects      int `json:"effects"`
@@ -37,6 +38,9 @@ type Figures struct {
 	Replays  int `json:"replays"`
 	Refusals int `json:"refusals"`
 	Broken   int `json:"broken"` // asks without an answer
+
+	// Forms are by how the answers look.
+	Forms map[string]*FormFigures `json:"forms"`
 
 	// FailedStarts are starts of a gateway, or what is tortured instead, that
 	// ended before it listened.
@@ -51,6 +55,22 @@ type Figures struct {
 	Stalls int            `json:"stalls"`
 }
 
+// FormFigures count what happened to the keys whose answers look alike.
+type FormFigures struct {
+	Keys int `json:"keys"`
+	// Whole, NotRetained and Unknown count keys that were so answered at least
+	// once; Completed those that were told of completion by either of the first
+	// two.
+	Completed   int `json:"completed"`
+	Whole       int `json:"whole"`
+	NotRetained int `json:"not_retained"`
+	Unknown     int `json:"unknown"`
+	Effects     int `json:"effects"`
+	Replays     int `json:"replays"`
+	// Broken counts acknowledgements that broke off after they had begun.
+	Broken int `json:"broken"`
+}
+
 func (f *Figures) kills() int  { return f.GatewayKills + f.LedgerKills + f.DatabaseKills }
 func (f *Figures) pauses() int { return f.GatewayPauses + f.LedgerPauses }
 
@@ -63,9 +83,13 @@ func (f *Figures) cuts() (n int) {
 
 func count(events []event) (f Figures) {
 	f.Cuts = map[string]int{}
-	asked, acked, unclear := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	f.Forms = map[string]*FormFigures{}
+	for _, form := range forms {
+		f.Forms[string(form)] = &FormFigures{}
+	}
+	asked, told := map[string]bool{}, map[string]map[class]bool{}
 	for _, e := range events {
-		inGateway := strings.HasPrefix(e.who, "gateway") || strings.HasPrefix(e.who, "payments")
+		inGateway := strings.HasPrefix(e.who, "gateway") || strings.HasPrefix(e.who, "payments") || strings.HasPrefix(e.who, "service")
 		switch {
 		case e.kind == kindAsk:
 			f.Asks++
@@ -75,16 +99,19 @@ func count(events []event) (f Figures) {
 			asked[e.key] = true
 		case e.kind == kindBroken:
 			f.Broken++
+			if e.begun {
+				f.Forms[string(formOf(e.key))].Broken++
+			}
 		case e.kind == kindAnswer:
-			switch e.answer.class {
-			case acknowledged:
-				acked[e.key] = true
-				if e.answer.replayed {
-					f.Replays++
-				}
-			case unknown:
-				unclear[e.key] = true
-			case noEffect:
+			if told[e.key] == nil {
+				told[e.key] = map[class]bool{}
+			}
+			told[e.key][e.answer.class] = true
+			switch {
+			case e.answer.class == acknowledged && e.answer.replayed:
+				f.Replays++
+				f.Forms[string(formOf(e.key))].Replays++
+			case e.answer.class == noEffect, e.answer.class == turnedAway:
 				f.Refusals++
 			}
 		case e.kind == kindCut:
@@ -105,7 +132,24 @@ func count(events []event) (f Figures) {
 			f.LedgerPauses++
 		}
 	}
-	f.Keys, f.Acknowledged, f.Unknown = len(asked), len(acked), len(unclear)
+	for key := range asked {
+		of, told := f.Forms[string(formOf(key))], told[key]
+		of.Keys++
+		add := func(to *int, yes bool) {
+			if yes {
+				*to++
+			}
+		}
+		add(&of.Whole, told[acknowledged])
+		add(&of.NotRetained, told[notRetained])
+		add(&of.Completed, told[acknowledged] || told[notRetained])
+		add(&of.Unknown, told[unknown])
+	}
+	for _, of := range f.Forms {
+		f.Keys += of.Keys
+		f.Acknowledged += of.Completed
+		f.Unknown += of.Unknown
+	}
 	return f
 }
 
@@ -128,6 +172,9 @@ func (r *run) report(stuck []string) (*Report, error) {
 		Figures: count(e.events), Violations: e.check(),
 	}
 	report.Figures.Effects = len(e.effects)
+	for _, f := range e.effects {
+		report.Figures.Forms[string(formOf(f.Key))].Effects++
+	}
 	report.Inconclusive = enough(r.config, report.Figures)
 	return report, nil
 }
@@ -174,6 +221,21 @@ func enough(c Config, f Figures) (lacks []string) {
 		need("kills of the database", f.DatabaseKills, struck/40)
 	}
 	need("acknowledged keys", f.Acknowledged, 5*seconds)
+	for _, form := range forms {
+		if form != formSmall && c.LargeEvery < 0 {
+			continue
+		}
+		of := f.Forms[string(form)]
+		need("whole answers, "+string(form), of.Whole, seconds/5)
+		if form != formSmall && n.CutFront > 0 {
+			need("answers that broke off, "+string(form), of.Broken, seconds/20)
+		}
+		if form.retained() {
+			need("replays, "+string(form), of.Replays, seconds/20)
+		} else {
+			need("told that it was not retained, "+string(form), of.NotRetained, seconds/20)
+		}
+	}
 	need("retries", f.Retries, 2*seconds)
 	need("replays", f.Replays, 2*seconds)
 	return lacks
@@ -198,6 +260,12 @@ func (r *Report) Write(w io.Writer) {
 	}
 	say("seed        %d, %s, on-crash %s, %.1f s", r.Seed, r.Subject, r.OnCrash, r.Seconds)
 	say("keys        %d: %d acknowledged, %d unknown; %d effects", f.Keys, f.Acknowledged, f.Unknown, f.Effects)
+	for _, form := range forms {
+		if of := f.Forms[string(form)]; of.Keys > 0 {
+			say("  %-9s %d: %d completed (%d whole, %d not retained), %d unknown; %d effects, %d replays, %d broke off",
+				form, of.Keys, of.Completed, of.Whole, of.NotRetained, of.Unknown, of.Effects, of.Replays, of.Broken)
+		}
+	}
 	say("asks        %d: %d retries, %d replays, %d refusals, %d without an answer", f.Asks, f.Retries, f.Replays, f.Refusals, f.Broken)
 	say("kills       %d gateway, %d ledger, %d database", f.GatewayKills, f.LedgerKills, f.DatabaseKills)
 	say("starts      %d failed", f.FailedStarts)

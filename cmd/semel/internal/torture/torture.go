@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,14 +44,16 @@ type Config struct {
 	// nemesis is to do so. It returns when the server answers.
 	RestartDatabase func(context.Context) error
 	// Payments is the program of the payments example, to be tortured instead
-	// of gateways. It needs Postgres.
+	// of gateways. It needs Postgres. Beside it, and in the same database, a
+	// service of our own gives the answers that are not small.
 	Payments string
 	// Defect names a defect that the gateways are given; see Defects. Default
 	// none: the gateways are those of semel gateway.
 	Defect string
 	// Lease is the gateways' lease. Default 1 s.
 	Lease time.Duration
-	// Gateways and Clients are how many there are. Default 2 and 24.
+	// Gateways and Clients are how many there are. Default 2 and 24. Of the
+	// example and the service beside it there are as many each.
 	Gateways, Clients int
 	// Keys is the largest number of keys. Default 200,000.
 	Keys int
@@ -60,6 +63,10 @@ type Config struct {
 	// SlowEvery says that one in so many effects is slow: it takes up to two
 	// and a half leases. Default 20.
 	SlowEvery int
+	// LargeEvery says that the answer to one in so many keys is not small: large
+	// and recorded in pieces, over the limit with and without a length, and a
+	// stream, in turn. Negative: to none. Default 3.
+	LargeEvery int
 	// Nemesis is what strikes. Default DefaultNemesis.
 	Nemesis *Nemesis
 	// FailFast ends the run at the first violation that can be seen while it
@@ -101,6 +108,9 @@ func (c Config) withDefaults() Config {
 	if c.SlowEvery == 0 {
 		c.SlowEvery = 20
 	}
+	if c.LargeEvery == 0 {
+		c.LargeEvery = 3
+	}
 	if c.Nemesis == nil {
 		n := DefaultNemesis()
 		c.Nemesis = &n
@@ -137,8 +147,10 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// gatewayChild is a gateway process between its two proxies.
+// gatewayChild is a gateway process, or one that protects itself, between its
+// proxies.
 type gatewayChild struct {
+	forms       []form // of the answers that are asked for there
 	process     *process
 	front, back *proxy
 	database    *wire // nil with SQLite
@@ -191,7 +203,7 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	defer func() { err = errors.Join(err, timeline.Close()) }()
 	r := &run{
 		config: c, history: newHistory(timeline),
-		keys: keys{prefix: fmt.Sprintf("t%04x", c.Seed&0xffff), most: c.Keys, left: map[string]bool{}},
+		keys: keys{prefix: fmt.Sprintf("t%04x", c.Seed&0xffff), most: c.Keys, every: c.LargeEvery, left: map[string]bool{}},
 		rng:  rand.New(rand.NewPCG(c.Seed, 0)),
 	}
 	defer func() { err = errors.Join(err, r.history.flush()) }()
@@ -211,45 +223,23 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 
 func (r *run) setUp(ctx context.Context) error {
 	c := r.config
+	manner := []string{
+		"--listen", "127.0.0.1:0", "--seed", fmt.Sprint(c.Seed),
+		"--delay", (c.Lease / 20).String(), "--slow", (c.Lease * 5 / 2).String(), "--slow-every", fmt.Sprint(c.SlowEvery),
+	}
 	var backs []*proxy
 	for i := range c.Gateways {
-		g := &gatewayChild{}
-		name := fmt.Sprint(i + 1)
-		r.gateways = append(r.gateways, g)
-		var err error
-		if g.front, err = newProxy("front "+name, front, r.history, r.newRand(), c.Nemesis.CutFront); err != nil {
-			return err
-		}
-		store := "sqlite:" + r.storeFile()
-		if c.Postgres != "" {
-			if g.database, store, err = wireTo(c.Postgres); err != nil {
-				return err
-			}
-		}
 		if c.Payments != "" {
-			g.process = &process{
-				name: "payments " + name, binary: c.Payments, says: "listening on ", history: r.history, follow: g.front.lead,
-				args: []string{"--listen", "127.0.0.1:0", "--db", store, "--delay", (c.Lease / 20).String()},
+			if err := r.addProtected(fmt.Sprint(i+1), manner); err != nil {
+				return err
 			}
 			continue
 		}
-		if g.back, err = newProxy("back "+name, back, r.history, r.newRand(), c.Nemesis.CutBack); err != nil {
+		g, err := r.addGateway(fmt.Sprint(i + 1))
+		if err != nil {
 			return err
 		}
 		backs = append(backs, g.back)
-		args := []string{"gateway"}
-		if c.Defect != "" {
-			args = []string{"torture", "gateway", "--defect", c.Defect}
-		}
-		g.process = &process{
-			name: "gateway " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: g.front.lead,
-			args: append(args, "--listen", "127.0.0.1:0", "--upstream", "http://"+g.back.addr(), "--store", store,
-				"--lease", c.Lease.String(), "--on-crash", c.OnCrash),
-		}
-		if c.Defect == "" {
-			g.process.says = "semel gateway is listening on "
-			g.process.args = append(g.process.args, "--deadline", (20 * c.Lease).String())
-		}
 	}
 	if c.Payments == "" {
 		r.ledger = &process{
@@ -259,10 +249,7 @@ func (r *run) setUp(ctx context.Context) error {
 					b.lead(addr)
 				}
 			},
-			args: []string{
-				"torture", "ledger", "--file", r.ledgerFile(), "--listen", "127.0.0.1:0", "--seed", fmt.Sprint(c.Seed),
-				"--delay", (c.Lease / 20).String(), "--slow", (c.Lease * 5 / 2).String(), "--slow-every", fmt.Sprint(c.SlowEvery),
-			},
+			args: append([]string{"torture", "ledger", "--file", r.ledgerFile()}, manner...),
 		}
 		if err := r.ledger.start(ctx); err != nil {
 			return err
@@ -274,6 +261,83 @@ func (r *run) setUp(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// addChild adds what stands behind a proxy of its own, and says where its store
+// is.
+func (r *run) addChild(name string, forms []form) (g *gatewayChild, store string, err error) {
+	g = &gatewayChild{forms: forms}
+	r.gateways = append(r.gateways, g)
+	if g.front, err = newProxy("front "+name, front, r.history, r.newRand(), r.config.Nemesis.CutFront); err != nil {
+		return nil, "", err
+	}
+	store = "sqlite:" + r.storeFile()
+	if r.config.Postgres != "" {
+		g.database, store, err = wireTo(r.config.Postgres)
+	}
+	return g, store, err
+}
+
+func (r *run) addGateway(name string) (*gatewayChild, error) {
+	c := r.config
+	g, store, err := r.addChild(name, forms)
+	if err != nil {
+		return nil, err
+	}
+	if g.back, err = newProxy("back "+name, back, r.history, r.newRand(), c.Nemesis.CutBack); err != nil {
+		return nil, err
+	}
+	args := []string{"gateway"}
+	if c.Defect != "" {
+		args = []string{"torture", "gateway", "--defect", c.Defect}
+	}
+	g.process = &process{
+		name: "gateway " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: g.front.lead,
+		args: append(args, "--listen", "127.0.0.1:0", "--upstream", "http://"+g.back.addr(), "--store", store,
+			"--lease", c.Lease.String(), "--on-crash", c.OnCrash),
+	}
+	if c.Defect == "" {
+		g.process.says = "semel gateway is listening on "
+		g.process.args = append(g.process.args, "--deadline", (20 * c.Lease).String(),
+			"--max-inline", fmt.Sprint(maxInline), "--max-result", fmt.Sprint(maxResult))
+	}
+	return g, nil
+}
+
+// addProtected adds a process of the example, and one of our service.
+func (r *run) addProtected(name string, manner []string) error {
+	c := r.config
+	example, store, err := r.addChild("payments "+name, []form{formSmall})
+	if err != nil {
+		return err
+	}
+	example.process = &process{
+		name: "payments " + name, binary: c.Payments, says: "listening on ", history: r.history, follow: example.front.lead,
+		args: []string{"--listen", "127.0.0.1:0", "--db", store, "--delay", (c.Lease / 20).String()},
+	}
+	if c.LargeEvery < 0 {
+		return nil
+	}
+	service, store, err := r.addChild("service "+name, forms[1:])
+	if err != nil {
+		return err
+	}
+	service.process = &process{
+		name: "service " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: service.front.lead,
+		args: append([]string{"torture", "service", "--database", store}, manner...),
+	}
+	return nil
+}
+
+// gatewaysFor returns those that a key can be sent to.
+func (r *run) gatewaysFor(key string) (some []*gatewayChild) {
+	f := formOf(key)
+	for _, g := range r.gateways {
+		if slices.Contains(g.forms, f) {
+			some = append(some, g)
+		}
+	}
+	return some
 }
 
 // wireTo returns a wire to the database of a URL, and the URL that leads there.
@@ -542,5 +606,5 @@ func (r *run) progress(ctx context.Context) {
 	}
 }
 
-// Listening is what ledgers and defective gateways say when they listen.
+// Listening is what ledgers, services and defective gateways say when they listen.
 const Listening = "semel torture is listening"
