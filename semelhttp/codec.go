@@ -60,7 +60,7 @@ func encodeResult(method string, status int, outer, header, trailer http.Header,
 	if !isFinal(status) {
 		return semel.Result{}, false, fmt.Errorf("semelhttp: status %d is not that of a final response", status)
 	}
-	stored := StoredHeader(header)
+	stored := storedFields(header)
 	noContent := status == http.StatusNoContent
 	measured := !noContent && method != http.MethodHead && status != http.StatusNotModified
 	for name, values := range stored {
@@ -118,6 +118,15 @@ func isHopByHop(canonical string) bool { return hopByHop[canonical] }
 // first write if there is none, from no more than that write, so the recorder
 // has to do the same before.
 func StoredHeader(h http.Header) http.Header {
+	stored := storedFields(h)
+	for name, values := range stored {
+		stored[name] = slices.Clone(values)
+	}
+	return stored
+}
+
+// storedFields is StoredHeader with the values shared.
+func storedFields(h http.Header) http.Header {
 	var named map[string]bool
 	for name, values := range h {
 		if textproto.CanonicalMIMEHeaderKey(name) != "Connection" {
@@ -139,7 +148,7 @@ func StoredHeader(h http.Header) http.Header {
 			canonical == "Date" || canonical == HeaderReplayed || canonical == HeaderExpires {
 			continue
 		}
-		stored[name] = slices.Clone(values)
+		stored[name] = values
 	}
 	return stored
 }
@@ -315,6 +324,9 @@ func DecodeHead(b []byte) (status int, header, trailer http.Header, err error) {
 		return 0, nil, nil, err
 	}
 	header = h.set
+	if header == nil {
+		header = http.Header{}
+	}
 	h.merge(header)
 	return h.status, header, h.trailer, nil
 }
@@ -329,16 +341,14 @@ func decodeHead(b []byte) (h head, err error) {
 	if d.bad || d.s != "" || !isFinal(h.status) {
 		return head{}, ErrBadHead
 	}
-	if len(h.trailer) == 0 {
-		h.trailer = nil
-	}
 	return h, nil
 }
 
 // headDecoder consumes s. After anything bad it yields nothing more.
 type headDecoder struct {
-	s   string
-	bad bool
+	s      string
+	bad    bool
+	values []string // room for those to come
 }
 
 // int consumes a number of at most limit.
@@ -369,10 +379,29 @@ func (d *headDecoder) string() string {
 	return s
 }
 
+// strings consumes n strings. n may be a lie, but then it is the last.
+func (d *headDecoder) strings(n int) []string {
+	if n == 0 {
+		return nil
+	}
+	if n > len(d.values) {
+		d.values = make([]string, max(n, min(16, len(d.s))))
+	}
+	values := d.values[:n:n]
+	d.values = d.values[n:]
+	for i := range values {
+		values[i] = d.string()
+	}
+	return values
+}
+
 func (d *headDecoder) header() http.Header {
 	names := d.int(len(d.s))
 	if d.bad || names > len(d.s)/2 { // a name and a count take two bytes
 		d.bad = true
+		return nil
+	}
+	if names == 0 {
 		return nil
 	}
 	h := make(http.Header, min(names, 64))
@@ -388,14 +417,7 @@ func (d *headDecoder) header() http.Header {
 			d.bad = true
 			return nil
 		}
-		var values []string
-		if n > 0 {
-			values = make([]string, n) // n may be a lie, but then it is the last
-			for j := range values {
-				values[j] = d.string()
-			}
-		}
-		h[name] = values
+		h[name] = d.strings(n)
 	}
 	return h
 }
