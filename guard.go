@@ -313,7 +313,9 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.T
 			// outcome. A takeover is left to lapse: releasing it would
 			// forget the attempt before.
 			if a.Takeover == 0 && g.work.enterAbandon() {
-				go g.abandon(context.WithoutCancel(ctx), a)
+				// Not with what ctx carries: a transaction that the caller
+				// began is the caller's again once Do has answered.
+				go g.abandon(context.Background(), a)
 			}
 			return nil, asked, err
 		}
