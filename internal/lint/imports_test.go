@@ -39,7 +39,7 @@ type layer struct {
 // decision. Where several patterns match, the longest counts.
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
-	{patterns: []string{"bench", "examples"}, down: true, any: true},
+	{patterns: []string{"bench", "examples", "internal/matrix"}, down: true, any: true},
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelhttp", "."}, any: true},
