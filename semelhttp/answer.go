@@ -5,8 +5,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/textproto"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -57,6 +58,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 	if out.Answer == semel.Replayed && r.shared { // it could be another's
 		h.drop("Set-Cookie")
 	}
+	body.coded = w.Header().Get("Content-Encoding") != ""
 	h.merge(w.Header())
 	if out.Answer == semel.Replayed && r.contract.ReplayedHeader != "" {
 		w.Header()[r.contract.ReplayedHeader] = []string{"true"}
@@ -94,6 +96,9 @@ type content struct {
 	rest func(w io.Writer) error
 	size int64
 	head bool // it is not to be sent
+	// coded: who stands around the protection has announced a content coding
+	// before the handler did, and so makes another body of this one.
+	coded bool
 }
 
 // content returns the whole.
@@ -136,9 +141,12 @@ func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer htt
 		body = content{}
 	case len(trailer) > 0:
 		h.Del("Content-Length") // over HTTP/1.1, trailers need the chunked coding
-		h["Trailer"] = []string{strings.Join(sortedNames(trailer), ", ")}
+		// In h is what others have announced.
+		h["Trailer"] = append(slices.Clone(h["Trailer"]), sortedNames(trailer)...)
+	case len(h["Trailer"]) > 0:
+		h.Del("Content-Length")
 	default:
-		if _, ok := h["Content-Length"]; !ok {
+		if _, ok := h["Content-Length"]; !ok && !body.coded {
 			h["Content-Length"] = []string{strconv.FormatInt(max(body.size, int64(len(body.bytes))), 10)}
 		}
 	}
@@ -146,12 +154,21 @@ func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer htt
 	if body.rest == nil && len(body.bytes) <= sendsAtOnce {
 		_ = body.write(w) // waits for nobody
 	} else if body.write(newPacedWriter(w, pace)) != nil {
-		cutOff(w)
-		panic(http.ErrAbortHandler)
+		abort(w)
 	}
-	for name, values := range trailer {
-		h[name] = values
+	for _, name := range sortedNames(trailer) {
+		delete(h, textproto.CanonicalMIMEHeaderKey(name)) // as which it has been announced
 	}
+	for _, name := range sortedNames(trailer) {
+		announced := textproto.CanonicalMIMEHeaderKey(name)
+		h[announced] = append(h[announced], trailer[name]...)
+	}
+}
+
+// abort cuts an answer off that cannot be brought to its end.
+func abort(w http.ResponseWriter) {
+	cutOff(w)
+	panic(http.ErrAbortHandler)
 }
 
 // cutOff makes sure that an answer that has begun does not end as if it was whole.

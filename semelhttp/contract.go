@@ -290,11 +290,14 @@ func renderStripe(h http.Header, p Problem) (string, []byte) {
 // write sends body as the whole response that p stands for.
 func (p Problem) write(w http.ResponseWriter, mediaType string, body []byte) {
 	h := w.Header()
-	for _, name := range []string{"Content-Encoding", "Content-Language", "Content-Range", "Etag", "Last-Modified", "Trailer"} {
+	for _, name := range []string{"Content-Language", "Content-Range", "Etag", "Last-Modified", "Trailer"} {
 		h.Del(name)
 	}
 	h.Set("Content-Type", mediaType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
+	if h.Get("Content-Encoding") != "" { // somebody around compresses it
+		h.Del("Content-Length")
+	}
 	h.Set("Cache-Control", "no-store")
 	if p.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(p.RetryAfter.Seconds())), 10))

@@ -340,6 +340,8 @@ func (e *exchange) own(expires time.Time) {
 		})
 		return
 	}
+	body := rec.kept.content()
+	body.coded = rec.outer.Get("Content-Encoding") != ""
 	rec.prepare(e.w.Header())
-	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, rec.kept.content(), expires)
+	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, body, expires)
 }

@@ -148,6 +148,11 @@ func withDefect(defect string, next http.Handler) http.Handler {
 			w = &earlyWriter{w, d}
 		case DefectRecover:
 			defer func() { _ = recover() }()
+			// It also hides the connection, whose deadline would cut the answer off.
+			w = struct {
+				http.ResponseWriter
+				http.Flusher
+			}{w, w.(http.Flusher)}
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), disconnectKey{}, d)))
 	})
