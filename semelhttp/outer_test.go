@@ -519,3 +519,26 @@ func TestTimeoutHandlerAround(t *testing.T) {
 	}
 	effects.want(t, 1)
 }
+
+// Likewise a replay whose record cannot be read to its end.
+func TestReplayThatBreaksOffIsSeenToBreakUnderRecover(t *testing.T) {
+	withoutCollector(t)
+	for _, http2 := range []bool{false, true} {
+		l := serveLarge(t, http2, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Trailer", "Sum") // so it has no length
+			_, _ = io.Copy(w, noise(3*semel.PieceBytes))
+			w.Header().Set("Sum", "1")
+		})
+		post(t, l.Server, "k", "{}")
+		l.store.failRead(func(n int) error {
+			if n == 2 {
+				return io.ErrUnexpectedEOF
+			}
+			return nil
+		})
+		s, _ := serve(t, recovers(l.Config.Handler), http2)
+		if a, err := send(s.Client(), newRequest(t, http.MethodPost, s.URL+"/orders", "k", "{}")); err == nil && a.err == nil {
+			t.Errorf("http2=%v: %d bytes look whole", http2, len(a.body))
+		}
+	}
+}
