@@ -181,8 +181,8 @@ func TestStalledReaders(t *testing.T) {
 // A body has one limit, however much of it is in memory.
 func TestLimitCountsTheWholeBody(t *testing.T) {
 	b, effects := newFixture(t), &orders{}
-	s, _ := serve(t, b.protect(t, effects, func(c *semelhttp.Config) { c.MaxRequestBody = 300_000 }), false)
-	for size, want := range map[int]int{300_000: http.StatusCreated, 300_001: http.StatusRequestEntityTooLarge} {
+	s, _ := serve(t, b.protect(t, effects, func(c *semelhttp.Config) { c.MaxRequestBody = 700_000 }), false)
+	for size, want := range map[int]int{700_000: http.StatusCreated, 700_001: http.StatusRequestEntityTooLarge} {
 		r := newRequest(t, http.MethodPost, s.URL+"/files", "k", "")
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(make([]byte, size))), -1 // chunked
 		if a := mustSend(t, s, r); a.status != want {
@@ -223,6 +223,30 @@ func TestStrippedPrefixesAreKeptApart(t *testing.T) {
 	}
 	mustSend(t, s, newRequest(t, http.MethodPost, s.URL+"/named/charge/42", "k", "{}"))
 	mustSend(t, s, newRequest(t, http.MethodPost, s.URL+"/named/refund/42", "k", "{}")).want(t, semelhttp.ProblemKeyMismatch)
+}
+
+// What the handler adds stands beside what others have to say about the answer at
+// hand, also if they had nothing to say the first time.
+func TestReplayAddsToTheOuterHeader(t *testing.T) {
+	b := newFixture(t)
+	protected := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Add("Vary", "Accept")
+		w.Header().Set("Cache-Control", "private")
+	}))
+	s, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Origin") != "" {
+			w.Header().Set("Vary", "Origin")
+			w.Header().Set("Cache-Control", "no-cache")
+		}
+		protected.ServeHTTP(w, r)
+	}), false)
+	post(t, s, "k", "{}")
+	r := newRequest(t, http.MethodPost, s.URL+"/orders", "k", "{}")
+	r.Header.Set("Origin", "https://shop.example")
+	a := mustSend(t, s, r)
+	if got := strings.Join(a.header["Vary"], ", "); got != "Origin, Accept" || a.header.Get("Cache-Control") != "private" || !a.replayed() {
+		t.Errorf("Vary is %q, Cache-Control %q", got, a.header.Get("Cache-Control"))
+	}
 }
 
 // A method in another case, and one that asks to be taken for another, do not
