@@ -96,10 +96,22 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	e.body = spool{spools: p.Spools, max: inlineBody}
 	e.rec.kept = spool{spools: p.Spools, max: p.MaxInline}
-	if problem := e.read(); problem.Status != 0 {
+	problem = e.read()
+	if problem.Status == 0 && p.Contract.FirstSentHeader != "" {
+		// Once more, for the body may have taken longer than the record was
+		// kept for.
+		problem = p.firstSent(r.Header[p.Contract.FirstSentHeader])
+	}
+	if problem.Status != 0 {
 		e.body.close()
 		p.refuse(w, problem)
 		return
+	}
+	if !e.expired { // likewise
+		if e.expired, ok = p.verifyIssued(w, key, scope); !ok {
+			e.body.close()
+			return
+		}
 	}
 	if len(w.Header()) > 0 {
 		e.rec.outer = w.Header().Clone()
