@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -88,11 +87,11 @@ func (e *exchange) readBody() Problem {
 			if max(int64(len(body)), r.ContentLength) > inlineBody {
 				return e.readLarge(limited, from)
 			}
-			more := int64(cap(body))
+			more := min(int64(cap(body)), inlineBody+1-int64(cap(body)))
 			if rest := r.ContentLength + 1 - more; rest > 0 {
 				more = min(more, rest)
 			}
-			body = slices.Grow(body, int(more))
+			body = append(make([]byte, 0, int64(cap(body))+more), body...) // and no more than that
 		}
 	}
 }
