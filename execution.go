@@ -135,10 +135,14 @@ func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result
 		}()
 		x.run(ctx, fn)
 	}()
+	impatient := ctx.Done()
+	if j, ok := x.claim.(Joiner); ok && j.Joined() {
+		impatient = nil
+	}
 	select {
 	case <-ended:
 		return x.outcome, x.err
-	case <-ctx.Done():
+	case <-impatient:
 	}
 	select {
 	case <-ended: // both were ready

@@ -146,7 +146,8 @@ type Submit struct {
 	Wait time.Duration
 	// Detached has fn run in a goroutine of the guard instead of the caller's,
 	// so that Do can answer before fn has ended: for a caller that tells
-	// somebody else to come back for the result.
+	// somebody else to come back for the result. It does not where the claim is
+	// a Joiner that has joined a transaction of the caller's.
 	Detached bool
 	// Settled, if not nil, is called in the guard's goroutine with what a
 	// detached execution came to, whether or not Do has answered before. It is

@@ -107,6 +107,13 @@ type Claim interface {
 	Renew(ctx context.Context) error
 }
 
+// Joiner is a claim that may live in a transaction of whoever called Guard.Do,
+// who has it back with the answer. So Do answers no sooner than the work has
+// ended where Joined reports true, also to a submit that is Detached.
+type Joiner interface {
+	Joined() bool
+}
+
 // Decision is how an unknown outcome is settled.
 type Decision uint8
 

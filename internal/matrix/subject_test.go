@@ -392,6 +392,12 @@ type faultyClaim struct {
 	run *run
 }
 
+// Joined implements semel.Joiner.
+func (c *faultyClaim) Joined() bool {
+	j, ok := c.Claim.(semel.Joiner)
+	return ok && j.Joined()
+}
+
 func (c *faultyClaim) Renew(ctx context.Context) error {
 	return c.run.through(ctx, renew, func() error { return c.Claim.Renew(ctx) })
 }

@@ -44,8 +44,9 @@ func Tx(ctx context.Context) (pgx.Tx, bool) {
 // that has been committed since. Begin fails then with SQLSTATE 40001, and the
 // caller has to roll back and start over.
 //
-// The returned context is not cancelled with ctx, so that a guard does not
-// answer while the handler still uses tx. The policy's deadline bounds the wait.
+// A guard does not answer while the handler still uses tx: the returned context
+// is not cancelled with ctx, and who would rather not wait (semel.Submit.Detached)
+// waits. The policy's deadline bounds that.
 func WithTx(ctx context.Context, tx pgx.Tx) context.Context {
 	return context.WithValue(context.WithoutCancel(ctx), joinedTxKey{}, tx)
 }

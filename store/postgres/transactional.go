@@ -319,6 +319,9 @@ func (c *txClaim) RecordID() string    { return c.record }
 func (c *txClaim) Fence() uint64       { return c.fence }
 func (c *txClaim) Transactional() bool { return true }
 
+// Joined implements semel.Joiner.
+func (c *txClaim) Joined() bool { return c.joined }
+
 func (c *txClaim) lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
