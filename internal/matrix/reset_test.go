@@ -150,8 +150,13 @@ func (r *resetter) send(n int, key string, reset []uint32, atOnce bool) (streams
 	for range n {
 		r.block.Reset()
 		for _, h := range [][2]string{
-			{":method", "POST"}, {":scheme", "http"}, {":authority", "shop.example"}, {":path", "/orders"},
-			{"content-type", "application/json"}, {"idempotency-key", fmt.Sprint(key, r.next)}, {"authorization", "Bearer x"},
+			{":method", "POST"},
+			{":scheme", "http"},
+			{":authority", "shop.example"},
+			{":path", "/orders"},
+			{"content-type", "application/json"},
+			{"idempotency-key", fmt.Sprint(key, r.next)},
+			{"authorization", "Bearer x"},
 		} {
 			_ = r.enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
 		}

@@ -278,7 +278,6 @@ func (c *committer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // comes into it later, is that of the writer behind it.
 type buffer struct {
 	header http.Header
-	sent   http.Header
 	status int
 	body   bytes.Buffer
 }
