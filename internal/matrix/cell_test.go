@@ -191,6 +191,8 @@ func (c cell) settledBy(k kind) call {
 func (c cell) cannot(k kind) string {
 	f := c.fault
 	switch {
+	case !k.virtual && (c.ending == deadline || c.ending == overruns || f.call == renew):
+		return "it is about times that a busy machine does not keep; virtual time shows it"
 	case k.transactional && (c.rival == marks || c.rival == takesOver):
 		return "a transaction has no lease that could lapse before it ends"
 	case !k.sessions && c.rival == inherits:

@@ -182,7 +182,7 @@ func (r *run) execute(w http.ResponseWriter, req *http.Request) {
 				r.await("the lease to lapse", ctx.Done())
 			}
 		}
-		if err := context.Cause(ctx); err != nil && !r.cutShort() {
+		if err := context.Cause(ctx); err != nil && !r.cutShort() && c.rival != inherits { // a renewal may find the session gone
 			r.wrong("the handler's context has ended: %v", err)
 		}
 		switch c.ending {
