@@ -54,7 +54,7 @@ is asked for once more, and the history, the ledger and the store must agree:
   answers-differ            acknowledgements of one key are not the same bytes, or not
                             those of the ledger
   torn-answer               an answer came to its end, but is not all of the answer
-  effect-missing            an acknowledged effect is not in the ledger
+  effect-missing            an effect that a client was told of is not in the ledger
   acknowledgement-lost      a key was acknowledged, and later is not
   effect-after-refusal      all asks were told "no effect", and there is one
   unknown-without-cause     an outcome is unknown though only its client was cut off

@@ -74,8 +74,8 @@ func TestTortureFinds(t *testing.T) {
 		},
 		{
 			// A duplicate that comes while the stream passes is told too much.
-			defect: torture.DefectEarly, onCrash: "hold", large: 1,
-			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.1, CutBack: 0.1},
+			defect: torture.DefectEarly, onCrash: "hold", large: 1, slow: 3,
+			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.1, CutBack: 0.3},
 			checks:  []string{"effect-missing"},
 		},
 		{
@@ -125,7 +125,7 @@ func TestTorture(t *testing.T) {
 	t.Parallel()
 	var stdout, stderr bytes.Buffer
 	dir := t.TempDir()
-	cmd := exec.Command(binary, "torture", "--duration", "20s", "--seed", "20261121", "--json", "--quiet", "--dir", dir)
+	cmd := exec.Command(binary, "torture", "--duration", "18s", "--seed", "20261121", "--json", "--quiet", "--dir", dir)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		timeline, _ := os.ReadFile(filepath.Join(dir, torture.TimelineFile))
@@ -172,7 +172,7 @@ func tormentPostgres(t *testing.T, payments string) {
 	server := testenv.StartPostgres(t, testenv.PostgresOptions{})
 	c := torture.Config{
 		Payments: payments,
-		Postgres: server.NewDatabase(t), Duration: 20 * time.Second,
+		Postgres: server.NewDatabase(t), Duration: 18 * time.Second,
 		RestartDatabase: func(ctx context.Context) error {
 			if err := server.Kill(); err != nil {
 				return err

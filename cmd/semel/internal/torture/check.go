@@ -40,6 +40,7 @@ type Violation struct {
 // evidence is what the checks look at.
 type evidence struct {
 	hold    bool // the policy; otherwise it is retry
+	atomic  bool // records and effects are committed together
 	lease   time.Duration
 	start   time.Time
 	events  []event
@@ -88,6 +89,7 @@ type asked struct {
 	over   time.Duration // when it was answered or broke; forever if neither
 	answer *answer       // nil without one
 	left   bool          // the client did not wait for it
+	effect string        // that an answer told of before it broke off
 }
 
 // completed reports whether the answer says that the operation is.
@@ -151,7 +153,7 @@ func (e *evidence) byKey() []*keyHistory {
 			k.asks = append(k.asks, a)
 		case kindAnswer, kindBroken:
 			a := asks[ev.ask]
-			a.over, a.answer, a.left = ev.at, ev.answer, ev.left
+			a.over, a.answer, a.left, a.effect = ev.at, ev.answer, ev.left, ev.effect
 		case kindCut:
 			if ev.key != "" {
 				k := get(ev.key)
@@ -263,7 +265,14 @@ func (e *evidence) checkAnswers(k *keyHistory, found finder) {
 			found(check, a.over, format, args...)
 		}
 	}
+	in := func(effect string) int {
+		return slices.IndexFunc(k.effects, func(f Effect) bool { return f.ID == effect })
+	}
 	for _, a := range k.asks {
+		if a.effect != "" && (e.atomic || f != formStream) && in(a.effect) < 0 {
+			// Only of a stream without a transaction some passes before the effect.
+			find(checkMissing, a, "ask #%d was told of effect %s before the answer broke off, and it is not in the ledger", a.ask, a.effect)
+		}
 		if a.answer == nil {
 			continue
 		}
@@ -285,8 +294,7 @@ func (e *evidence) checkAnswers(k *keyHistory, found finder) {
 			} else if a != whole && !f.retained() {
 				find(checkUnexpected, a, "ask #%d and ask #%d both got all of an answer that cannot be replayed", whole.ask, a.ask)
 			}
-			i := slices.IndexFunc(k.effects, func(f Effect) bool { return f.ID == a.answer.effect })
-			if i < 0 {
+			if i := in(a.answer.effect); i < 0 {
 				find(checkMissing, a, "ask #%d was told of effect %s, which is not in the ledger", a.ask, a.answer.effect)
 			} else if d := k.effects[i].Digest; d != "" && d != a.answer.digest {
 				find(checkDiffer, a, "ask #%d: %v; the ledger's answer has digest %s", a.ask, a.answer, d)

@@ -49,6 +49,13 @@ func ack(effect string) *answer {
 
 func told(c class) *answer { return &answer{class: c, status: 409} }
 
+// brokeOff has an answer end after its header, which told of the effect.
+func (s *story) brokeOff(key, effect string) {
+	s.asks++
+	s.add(event{kind: kindAsk, who: "client", key: key, ask: s.asks})
+	s.add(event{kind: kindBroken, who: "client", key: key, ask: s.asks, begun: true, effect: effect})
+}
+
 // failsToStart has a start of a process fail.
 func (s *story) failsToStart(who string) {
 	s.add(event{kind: kindLog, who: who, text: didNotStart + who + " ended before it listened"})
@@ -293,6 +300,22 @@ func TestCheckOfStreams(t *testing.T) {
 			s.ask(k, told(notRetained))
 			s.effect(k, "e1", "1")
 		}, checkMissing},
+		{"broken off before its effect, which never came", func(s *story) {
+			s.brokeOff(k, "e1")
+			s.ask(k, told(noEffect))
+		}, ""},
+		{"broken off before its transaction was committed", func(s *story) {
+			s.atomic = true
+			s.brokeOff(k, "e1")
+			s.effect(k, "e2", "2")
+			s.ask(k, ack("e2"))
+		}, checkMissing},
+		{"broken off after its transaction was committed", func(s *story) {
+			s.atomic = true
+			s.effect(k, "e1", "1")
+			s.brokeOff(k, "e1")
+			s.ask(k, told(notRetained))
+		}, ""},
 		{"whole, then unknown", func(s *story) {
 			s.add(event{kind: kindKill, who: "gateway 1"})
 			s.effect(k, "e1", "1")

@@ -178,10 +178,12 @@ func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *an
 		} else if e := net.Error(nil); errors.As(err, &e) && e.Timeout() {
 			left, text = true, fmt.Sprintf("no answer within %v", timeout.Round(time.Millisecond))
 		}
+		broken := event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left}
 		if a != nil {
-			text = fmt.Sprintf("%s, %d bytes into an answer of %d", text, a.came, a.status)
+			broken.text = fmt.Sprintf("%s, %d bytes into an answer of %d", text, a.came, a.status)
+			broken.begun, broken.effect = a.status == http.StatusCreated, a.effect
 		}
-		c.run.history.add(event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left, begun: a != nil && a.status == http.StatusCreated})
+		c.run.history.add(broken)
 		return nil
 	}
 	c.run.history.add(event{kind: kindAnswer, who: c.name, key: key, ask: id, text: a.String(), answer: a})
@@ -219,7 +221,7 @@ func (c *client) exchange(ctx context.Context, addr, key string, timeout time.Du
 	}
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
-		return &answer{status: res.StatusCode, came: len(body)}, err
+		return &answer{status: res.StatusCode, came: len(body), effect: res.Header.Get(headerEffect)}, err
 	}
 	if keep = !res.Close; keep {
 		c.conns[addr] = conn

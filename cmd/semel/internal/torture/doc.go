@@ -13,7 +13,7 @@
 //	answers-differ            an acknowledgement is not, byte for byte, what was acknowledged
 //	                          before, or what the ledger answered
 //	torn-answer               an answer came to its end, but is not all of the answer
-//	effect-missing            an acknowledged effect is not in the ledger
+//	effect-missing            an effect that a client was told of is not in the ledger
 //	acknowledgement-lost      a key was acknowledged, and later is not
 //	effect-after-refusal      all asks were told "no effect", and there is one
 //	unknown-without-cause     an outcome is unknown though nothing hit its execution but its client

@@ -40,6 +40,7 @@ type event struct {
 	answer *answer       // of an answer
 	left   bool          // of a broken ask: the client did not wait longer
 	begun  bool          // of a broken ask: an acknowledgement had begun
+	effect string        // that it told of in its header
 }
 
 func (e event) String() string {

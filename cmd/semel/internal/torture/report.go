@@ -227,7 +227,7 @@ func enough(c Config, f Figures) (lacks []string) {
 		}
 		of := f.Forms[string(form)]
 		need("whole answers, "+string(form), of.Whole, seconds/5)
-		if form != formSmall && n.CutFront > 0 {
+		if form != formSmall && n.CutFront > 0 && seconds >= 60 { // a few, so less time may see none
 			need("answers that broke off, "+string(form), of.Broken, seconds/20)
 		}
 		if form.retained() {

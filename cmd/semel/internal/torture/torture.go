@@ -225,7 +225,7 @@ func (r *run) setUp(ctx context.Context) error {
 	c := r.config
 	manner := []string{
 		"--listen", "127.0.0.1:0", "--seed", fmt.Sprint(c.Seed),
-		"--delay", (c.Lease / 20).String(), "--slow", (c.Lease * 5 / 2).String(), "--slow-every", fmt.Sprint(c.SlowEvery),
+		"--delay", (c.Lease / 20).String(), "--slow", (c.Lease * 5 / 2).String(),
 	}
 	var backs []*proxy
 	for i := range c.Gateways {
@@ -249,7 +249,7 @@ func (r *run) setUp(ctx context.Context) error {
 					b.lead(addr)
 				}
 			},
-			args: append([]string{"torture", "ledger", "--file", r.ledgerFile()}, manner...),
+			args: append([]string{"torture", "ledger", "--file", r.ledgerFile(), "--slow-every", fmt.Sprint(c.SlowEvery)}, manner...),
 		}
 		if err := r.ledger.start(ctx); err != nil {
 			return err
@@ -324,7 +324,8 @@ func (r *run) addProtected(name string, manner []string) error {
 	}
 	service.process = &process{
 		name: "service " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: service.front.lead,
-		args: append([]string{"torture", "service", "--database", store}, manner...),
+		// There are few of its transactions, so they are open for longer.
+		args: append([]string{"torture", "service", "--database", store, "--slow-every", fmt.Sprint(max(c.SlowEvery/5, 1))}, manner...),
 	}
 	return nil
 }
@@ -577,7 +578,7 @@ func (r *run) lookOut(ctx context.Context, stop func()) {
 // the history speaks of. While the run goes on, effects later than the history
 // are left out: the asks that caused them may be missing.
 func (r *run) evidence(over bool) (*evidence, error) {
-	e := &evidence{over: over, hold: r.config.OnCrash == "hold", lease: r.config.Lease, start: r.history.start, events: r.history.snapshot()}
+	e := &evidence{over: over, hold: r.config.OnCrash == "hold", atomic: r.config.Payments != "", lease: r.config.Lease, start: r.history.start, events: r.history.snapshot()}
 	effects, err := r.readLedger()
 	for _, f := range effects {
 		if over || f.At.Sub(e.start) <= e.events[len(e.events)-1].at {
