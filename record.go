@@ -60,14 +60,12 @@ type Origin struct {
 }
 
 // Attempt is what a store needs to grant a claim. Make one with NewAttempt,
-// which fills in ID and Token.
+// which fills in Token.
 type Attempt struct {
 	Identity    Identity
 	Fingerprint Fingerprint
 	Origin      Origin
 
-	// ID becomes the record's opaque id if this attempt creates the record.
-	ID string
 	// Token makes Begin repeatable: a Begin whose answer was lost may be
 	// called again with the same token and is granted the same claim. Two
 	// owners must never share a token.
@@ -85,9 +83,9 @@ type Attempt struct {
 	Takeover uint64
 }
 
-// NewAttempt returns an attempt on id with a fresh record id and token.
+// NewAttempt returns an attempt on id with a fresh token.
 func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Attempt {
-	a := Attempt{Identity: id, Fingerprint: fp, ID: NewRecordID(), Lease: lease, Retention: retention}
+	a := Attempt{Identity: id, Fingerprint: fp, Lease: lease, Retention: retention}
 	_, _ = rand.Read(a.Token[:]) // never fails: crypto/rand aborts the process instead
 	return a
 }

@@ -270,7 +270,10 @@ type TrailFilter struct {
 
 // Trail is a store with an audit trail. Entries for executions, releases,
 // holds, takeovers and resolutions are the store's own doing, in the commit of
-// the change they tell of; Note adds the others.
+// the change they tell of; Note adds the others. The entry of an execution says
+// nothing that the completed record does not, so a store may make it from the
+// record for as long as that is there, and write it down in the commit that
+// takes the record away.
 type Trail interface {
 	// Note queues an entry and returns at once. The store writes it in a
 	// batch within 100 ms, or drops it and counts the loss. It fills in

@@ -104,7 +104,7 @@ type plainWrite struct {
 func row(a semel.Attempt, result int) []driver.NamedValue {
 	bytes := make([]byte, result+len(a.Token)+len(a.Fingerprint.Sum))
 	_, _ = rand.Read(bytes[:16])
-	values := []any{a.ID, a.Identity.Tenant, a.Identity.Actor, a.Identity.Operation, a.Identity.Key, bytes, time.Now().UnixMicro()}
+	values := []any{semel.NewRecordID(), a.Identity.Tenant, a.Identity.Actor, a.Identity.Operation, a.Identity.Key, bytes, time.Now().UnixMicro()}
 	args := make([]driver.NamedValue, len(values))
 	for i, v := range values {
 		args[i] = driver.NamedValue{Ordinal: i + 1, Value: v}

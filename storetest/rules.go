@@ -362,7 +362,7 @@ func conflictShowsTheRecord(t testing.TB, h Harness, ctx context.Context) {
 	second.Fingerprint = fingerprint("another request")
 	r := blocked(t, ctx, h.Store, second, semel.StateInProgress)
 	for _, r := range []semel.Record{r, find(t, ctx, h.Store, identity("k"))} {
-		if r.Fingerprint != a.Fingerprint || r.ID != c.RecordID() || r.ID != a.ID || r.Fence != c.Fence() ||
+		if r.Fingerprint != a.Fingerprint || r.ID != c.RecordID() || r.Fence != c.Fence() ||
 			r.Identity != a.Identity || r.Origin != a.Origin || r.Retention != retention {
 			t.Fatalf("the record does not show the claim it holds: %+v", r)
 		}

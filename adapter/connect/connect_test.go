@@ -586,7 +586,7 @@ func (unheld) Hold(context.Context, string) error { return errors.New("down") }
 // found is a Begin that meets a record.
 func found(change func(*semel.Record)) func(semel.Attempt) error {
 	return func(a semel.Attempt) error {
-		r := semel.Record{ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress, Lease: time.Minute}
+		r := semel.Record{ID: semel.NewRecordID(), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress, Lease: time.Minute}
 		change(&r)
 		return &semel.ConflictError{Record: r}
 	}

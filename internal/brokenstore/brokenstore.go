@@ -287,7 +287,7 @@ func (s goneMeansGo) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, e
 	}
 	time.Sleep(moment)
 	if _, gone := s.Find(ctx, a.Identity); errors.Is(gone, semel.ErrNotFound) {
-		return &claim{store: s.store, id: a.Identity, record: a.ID, fence: 1, token: a.Token, lease: a.Lease}, nil
+		return &claim{store: s.store, id: a.Identity, record: semel.NewRecordID(), fence: 1, token: a.Token, lease: a.Lease}, nil
 	}
 	return nil, err
 }
@@ -797,7 +797,7 @@ var leasing = []Broken{
 		change: func(s *seams) {
 			s.take = func(r *row, a semel.Attempt) {
 				take(r, a)
-				r.ID = a.ID
+				r.ID = semel.NewRecordID()
 			}
 		},
 	},
@@ -1255,7 +1255,7 @@ type failOpen struct{ *store }
 func (s failOpen) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
 	c, err := s.store.Begin(ctx, a)
 	if errors.Is(err, errOutage) {
-		return &claim{store: s.store, id: a.Identity, record: a.ID, fence: 1, token: a.Token, lease: a.Lease}, nil
+		return &claim{store: s.store, id: a.Identity, record: semel.NewRecordID(), fence: 1, token: a.Token, lease: a.Lease}, nil
 	}
 	return c, err
 }

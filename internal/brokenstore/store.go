@@ -177,7 +177,7 @@ func unsettled(s *store, r row, now time.Time) bool {
 
 func create(_ row, a semel.Attempt, now time.Time) row {
 	return row{Record: semel.Record{
-		ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
+		ID: semel.NewRecordID(), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
 	}}
 }
 

@@ -78,7 +78,7 @@ func writeTx(c *txClaim, _ row, res semel.Result, now time.Time) row {
 	a := c.attempt
 	return row{
 		Record: semel.Record{
-			ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateCompleted, Fence: c.fence,
+			ID: c.id, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateCompleted, Fence: c.fence,
 			BegunAt: c.begun, Retention: a.Retention, Origin: a.Origin,
 			Result: res, SettledAt: now, ExpiresAt: now.Add(a.Retention),
 		},
@@ -105,7 +105,7 @@ func (c *txClaim) record(r row, res semel.Result, now time.Time) {
 func (c *txClaim) enter(kind semel.TrailKind, label string, now time.Time) {
 	a := c.attempt
 	enter(c.store.store, semel.TrailEntry{
-		Kind: kind, Label: label, At: now, RecordID: a.ID, Fence: c.fence, Origin: a.Origin,
+		Kind: kind, Label: label, At: now, RecordID: c.id, Fence: c.fence, Origin: a.Origin,
 		Tenant: a.Identity.Tenant, Actor: a.Identity.Actor, Operation: a.Identity.Operation, Key: a.Identity.Key,
 	})
 }
@@ -123,6 +123,7 @@ const (
 type txClaim struct {
 	store   *txStore
 	attempt semel.Attempt
+	id      string
 	fence   uint64
 	begun   time.Time
 	state   txState
@@ -139,7 +140,7 @@ func (s *txStore) call(ctx context.Context, call string, f func(now time.Time) e
 }
 
 func (s *txStore) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
-	c := &txClaim{store: s, attempt: a}
+	c := &txClaim{store: s, attempt: a, id: semel.NewRecordID()}
 	err := s.call(ctx, "begin", func(now time.Time) error {
 		if r := s.live(a.Identity, now); r.State != 0 {
 			return &semel.ConflictError{Record: r.read(now)}
@@ -162,7 +163,7 @@ func (s *txStore) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, erro
 func (c *txClaim) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, txKey{}, c)
 }
-func (c *txClaim) RecordID() string    { return c.attempt.ID }
+func (c *txClaim) RecordID() string    { return c.id }
 func (c *txClaim) Fence() uint64       { return c.fence }
 func (c *txClaim) Transactional() bool { return true }
 

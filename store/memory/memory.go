@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/recordid"
 )
 
 // ErrFull: the store holds Config.MaxRecords records and none has expired.
@@ -40,6 +41,7 @@ type Config struct {
 type Store struct {
 	config   Config
 	instance string
+	names    *recordid.Namer
 
 	mu      sync.Mutex
 	records map[semel.Identity]*record
@@ -66,7 +68,11 @@ func New(c Config) (*Store, error) {
 	if c.MaxRecords < 0 || c.MaxTrail < 0 {
 		return nil, fmt.Errorf("memory: MaxRecords %d and MaxTrail %d must not be negative", c.MaxRecords, c.MaxTrail)
 	}
-	return &Store{config: c, instance: semel.NewRecordID(), records: make(map[semel.Identity]*record)}, nil
+	names, err := recordid.New(recordid.NewSecret())
+	if err != nil {
+		return nil, fmt.Errorf("memory: %w", err)
+	}
+	return &Store{config: c, instance: semel.NewRecordID(), names: names, records: make(map[semel.Identity]*record)}, nil
 }
 
 // find returns the record of id unless it has expired. Called with mu held.
@@ -105,7 +111,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 			return nil, err
 		}
 		r = &record{Record: semel.Record{
-			ID: a.ID, Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
+			ID: s.names.ID(s.fence + 1), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
 		}}
 		s.records[a.Identity] = r
 	case r.State == semel.StateInProgress && r.token == a.Token && a.Token != (semel.Token{}):

@@ -138,7 +138,7 @@ func benchmarkPayment(b *testing.B, url string, away time.Duration) {
 				request_id, event_id, trace_id, label, '', 0 FROM done`,
 			func(key string) (first, last []any) {
 				a := attempt(key)
-				return []any{a.Token[:], a.ID, key, a.Fingerprint.Scheme, a.Fingerprint.Sum[:]}, []any{key, body}
+				return []any{a.Token[:], semel.NewRecordID(), key, a.Fingerprint.Scheme, a.Fingerprint.Sum[:]}, []any{key, body}
 			},
 		)},
 		{"store", func(ctx context.Context, key string) error {

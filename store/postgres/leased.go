@@ -27,7 +27,7 @@ func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, 
 		granted := false
 		rec, err := again(ctx, s, func() (stored, error) {
 			return s.scanRecord(s.pool.QueryRow(ctx, s.sql.begin, append(identityArgs(a.Identity),
-				a.Token[:], a.ID, a.Lease, a.Retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
+				a.Token[:], semel.NewRecordID(), a.Lease, a.Retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
 				a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID)...), &granted)
 		})
 		switch {

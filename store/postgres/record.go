@@ -142,7 +142,6 @@ func (s *Store) checkResult(r semel.Result) error {
 func checkAttempt(a semel.Attempt) error {
 	if err := errors.Join(
 		a.Identity.Validate(),
-		checkName("record id", a.ID, false),
 		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
 	); err != nil {
 		return fmt.Errorf("postgres: begin: %w", err)

@@ -86,7 +86,7 @@ type txClaim struct {
 }
 
 func (s *Store) newTxClaim(a semel.Attempt) *txClaim {
-	return &txClaim{store: s, attempt: a, record: a.ID, settling: make(chan struct{}, 1)}
+	return &txClaim{store: s, attempt: a, record: semel.NewRecordID(), settling: make(chan struct{}, 1)}
 }
 
 // writesFirst reports whether a look in the transaction is older than the lock, so

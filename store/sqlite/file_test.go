@@ -447,8 +447,6 @@ func TestOversizedInput(t *testing.T) {
 		"an empty key":        func(a *semel.Attempt) { a.Identity.Key = "" },
 		"a long key":          func(a *semel.Attempt) { a.Identity.Key = long },
 		"a long tenant":       func(a *semel.Attempt) { a.Identity.Tenant = long },
-		"an empty record id":  func(a *semel.Attempt) { a.ID = "" },
-		"a long record id":    func(a *semel.Attempt) { a.ID = long },
 		"a long scheme":       func(a *semel.Attempt) { a.Fingerprint.Scheme = long },
 		"a key with controls": func(a *semel.Attempt) { a.Identity.Key = "a\x00b" },
 	} {

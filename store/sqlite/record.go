@@ -201,7 +201,6 @@ func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, erro
 func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
 	if err := errors.Join(
 		a.Identity.Validate(),
-		checkName("record id", a.ID, false),
 		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
 	); err != nil {
 		return nil, fmt.Errorf("sqlite: begin: %w", err)
@@ -264,11 +263,11 @@ const insertRecord = `
 
 func (t *tx) begin(a semel.Attempt) (*claim, error) {
 	c := &claim{
-		record: a.ID, fence: t.fence + 1, token: a.Token[:],
+		record: semel.NewRecordID(), fence: t.fence + 1, token: a.Token[:],
 		lease: micros(a.Lease), retention: micros(a.Retention),
 	}
 	n, err := t.exec(insertRecord,
-		int64(c.fence), c.token, a.ID, a.Identity.Key, a.Identity.Operation, a.Identity.Actor, a.Identity.Tenant,
+		int64(c.fence), c.token, c.record, a.Identity.Key, a.Identity.Operation, a.Identity.Actor, a.Identity.Tenant,
 		t.now, t.now+c.lease, c.retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
 		orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID))
 	if err != nil {

@@ -365,7 +365,6 @@ func (e *commitError) Unwrap() error { return e.err }
 func (s *TxStore) Begin(ctx context.Context, a semel.Attempt) (_ semel.Claim, err error) {
 	if err := errors.Join(
 		a.Identity.Validate(),
-		checkName("record id", a.ID, false),
 		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
 	); err != nil {
 		return nil, fmt.Errorf("sqlite: begin: %w", err)
