@@ -586,6 +586,9 @@ func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
 // and waits until running executions have been settled. If ctx ends first it
 // returns an error that says how many are left; they go on, and would leave
 // unknown records if the process ended now.
+//
+// Call it after the server's Shutdown, which does not wait for the handlers of
+// HTTP/2 requests that their clients have reset.
 func (g *Guard) Drain(ctx context.Context) error {
 	idle := g.work.drain()
 	if g.notes != nil {
