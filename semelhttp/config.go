@@ -77,6 +77,15 @@ type Config struct {
 	// like, which are safe (RFC 9110 9.2.1) and always pass.
 	Protects func(*http.Request) bool
 
+	// KeyOf, if not nil, takes the key from what a request says, and no header is
+	// read for one: an event's id, or a natural key. It may return a fingerprint
+	// beside it, which then replaces that of Fingerprint. It is called with the
+	// whole body, after Scope; body must not be changed or kept. Of bodies larger
+	// than 256 KiB it is given one at a time. An error is answered like one of
+	// Scope. It cannot be combined with IssuedOnly, or with a contract that has a
+	// FirstSentHeader or a ClientIDHeader; KeyRules and StrictKey do not apply.
+	KeyOf func(r *http.Request, body []byte) (key string, f semel.Fingerprint, err error)
+
 	// RequireKey refuses requests without a key with 400. By default they pass
 	// unprotected.
 	RequireKey bool
@@ -263,6 +272,9 @@ func (c Config) validate() error {
 	if c.IssuedOnly && (c.Resources == nil || c.Resources.Keys == nil) {
 		errs = append(errs, errors.New("field IssuedOnly is set, but Resources issue no keys"))
 	}
+	if c.KeyOf != nil && (c.IssuedOnly || c.Contract.FirstSentHeader != "" || c.Contract.ClientIDHeader != "") {
+		errs = append(errs, errors.New("field KeyOf is set, and so is IssuedOnly, or a header of the Contract that goes with a key header"))
+	}
 	if c.Guard != nil && c.Resources != nil && c.Resources.Keys != nil && c.Resources.Keys.config.Retention > c.Guard.Policy().Retention {
 		errs = append(errs, fmt.Errorf("field Guard keeps records for %v, shorter than the %v that Resources issue keys for", c.Guard.Policy().Retention, c.Resources.Keys.config.Retention))
 	}
@@ -281,7 +293,8 @@ func DefaultNoEffectStatus(status int, h http.Header) bool {
 	return false
 }
 
-// A ScopeError is a Config.Scope's way to say how a request is refused.
+// A ScopeError is the way of Config.Scope and Config.KeyOf to say how a request
+// is refused.
 type ScopeError struct {
 	// Status is the answer's status, such as 401, 403 or 503. Anything but a
 	// status from 400 to 599 counts as 401.
@@ -289,6 +302,8 @@ type ScopeError struct {
 	// Header goes with the answer, for example the WWW-Authenticate that a 401
 	// must have (RFC 9110 15.5.2), or a Retry-After.
 	Header http.Header
+	// Detail is what the client is told. Default: that it was refused.
+	Detail string
 	// Err is the reason. The client is not told.
 	Err error
 }
@@ -303,23 +318,31 @@ func (e *ScopeError) Error() string {
 
 func (e *ScopeError) Unwrap() error { return e.Err }
 
-// scopeProblem is the answer to err from Config.Scope.
-func scopeProblem(err error) (Problem, http.Header) {
-	status, header := http.StatusUnauthorized, http.Header(nil)
+// refusedBeforeLookUp is the Detail of a ScopeError that has none.
+const refusedBeforeLookUp = "The request was refused before its Idempotency-Key was looked up. Nothing was executed."
+
+// scopeProblem is the answer to err from Config.Scope or Config.KeyOf. It sets
+// the header that goes with it.
+func scopeProblem(w http.ResponseWriter, err error, detail string) Problem {
+	status := http.StatusUnauthorized
 	if se, ok := errors.AsType[*ScopeError](err); ok {
-		header = se.Header
+		for name, values := range se.Header {
+			w.Header()[name] = values
+		}
+		if se.Detail != "" {
+			detail = se.Detail
+		}
 		if se.Status >= 400 && se.Status <= 599 {
 			status = se.Status
 		}
 	}
 	p := Problem{
-		Status: status, Title: http.StatusText(status), Retry: semel.RetryNo,
-		Detail: "The request was refused before its Idempotency-Key was looked up. Nothing was executed.",
+		Status: status, Title: http.StatusText(status), Retry: semel.RetryNo, Detail: detail,
 	}
 	if status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= 500 {
 		p.Retry = semel.RetrySameKey
 	}
-	return p, header
+	return p
 }
 
 // defaultOperation names an operation by method and path. The name fits an

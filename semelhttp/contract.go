@@ -56,7 +56,9 @@ type Contract struct {
 	ResultHeader string
 
 	// Status replaces the status of the problem cases it names, but not that of
-	// a request whose own execution was cut off: see Config.Forwards.
+	// a request whose own execution was cut off: see Config.Forwards. All are
+	// errors; ProblemResultNotRetained, whose operation has completed, may be told
+	// as a success to clients that ask for nothing else.
 	Status map[ProblemCase]int
 	// Render encodes a refusal: a media type and a body. It may add to h. Nil
 	// means problem details (RFC 9457).
@@ -171,7 +173,8 @@ func (c Contract) validate() error {
 		if _, ok := problemCases[problem]; !ok {
 			errs = append(errs, fmt.Errorf("field Contract.Status names %q, which is no problem case", problem))
 		}
-		if status < 400 || status > 599 {
+		success := problem == ProblemResultNotRetained && status/100 == 2
+		if status < 400 && !success || status > 599 {
 			errs = append(errs, fmt.Errorf("field Contract.Status has %d for %s; it must be an error", status, problem))
 		}
 	}

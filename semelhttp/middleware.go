@@ -34,7 +34,7 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
-		return &protector{Config: c, fingerprinter: fingerprinter, next: next}
+		return &protector{Config: c, fingerprinter: fingerprinter, next: next, large: make(chan struct{}, 1)}
 	}, nil
 }
 
@@ -43,7 +43,8 @@ type protector struct {
 	Config
 	fingerprinter *Fingerprinter
 	next          http.Handler
-	readers       sync.Pool // of *pacedReader
+	readers       sync.Pool     // of *pacedReader
+	large         chan struct{} // full while KeyOf has a large body in memory
 }
 
 func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -59,22 +60,22 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.next.ServeHTTP(w, r)
 		return
 	}
-	key, problem := p.key(r)
-	switch {
-	case problem.Status != 0:
-		p.refuse(w, problem)
-		return
-	case key == "":
-		p.next.ServeHTTP(w, r)
-		return
+	var key string
+	var problem Problem
+	if p.KeyOf == nil {
+		key, problem = p.key(r)
+		switch {
+		case problem.Status != 0:
+			p.refuse(w, problem)
+			return
+		case key == "":
+			p.next.ServeHTTP(w, r)
+			return
+		}
 	}
 	scope, err := p.Scope(r)
 	if err != nil {
-		problem, header := scopeProblem(err)
-		for name, values := range header {
-			w.Header()[name] = values
-		}
-		p.refuse(w, problem)
+		p.refuse(w, scopeProblem(w, err, refusedBeforeLookUp))
 		return
 	}
 	if scope.Operation == "" {
@@ -101,6 +102,9 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// Once more, for the body may have taken longer than the record was
 		// kept for.
 		problem = p.firstSent(r.Header[p.Contract.FirstSentHeader])
+	}
+	if problem.Status == 0 && p.KeyOf != nil {
+		problem = e.takeKey()
 	}
 	if problem.Status != 0 {
 		e.body.close()

@@ -169,10 +169,7 @@ func (r *Resources) find(w http.ResponseWriter, req *http.Request) (semel.Record
 func (r *Resources) scope(w http.ResponseWriter, req *http.Request) (semel.Scope, bool) {
 	scope, err := r.Scope(req)
 	if err != nil {
-		p, header := scopeProblem(err)
-		p.Detail = "The request was refused before anything was looked up."
-		maps.Copy(w.Header(), header)
-		r.Contract.WriteProblem(w, p)
+		r.Contract.WriteProblem(w, scopeProblem(w, err, "The request was refused before anything was looked up."))
 		return scope, false
 	}
 	return scope, true

@@ -112,10 +112,50 @@ func (e *exchange) readLarge(rest io.Reader, from *pacedReader) Problem {
 		e.fingerprinter.put(d)
 	}
 	if failed != nil {
-		e.Spools.config.Failed(r.Context(), failed)
-		p := ProblemSpoolUnavailable.Problem()
-		p.RetryAfter = time.Second
-		return p
+		return e.notHeld(failed)
+	}
+	return Problem{}
+}
+
+// notHeld is the answer where the spools failed.
+func (e *exchange) notHeld(err error) Problem {
+	e.Spools.config.Failed(e.r.Context(), err)
+	p := ProblemSpoolUnavailable.Problem()
+	p.RetryAfter = time.Second
+	return p
+}
+
+// takeKey has Config.KeyOf name the request, whose body has been read.
+func (e *exchange) takeKey() Problem {
+	returned := false
+	defer func() {
+		if !returned { // a panic: nobody else gives it up
+			e.body.close()
+		}
+	}()
+	body := e.body.mem
+	if e.body.file != nil {
+		select { // or as many as there are connections would be in memory
+		case e.large <- struct{}{}:
+			defer func() { <-e.large }()
+		case <-e.r.Context().Done():
+			returned = true
+			return ProblemBodyUnreadable.Problem() // to nobody
+		}
+		body = make([]byte, e.body.size())
+		if _, err := e.body.ReadAt(body, 0); err != nil {
+			returned = true
+			return e.notHeld(err)
+		}
+	}
+	key, f, err := e.KeyOf(e.r, body)
+	returned = true
+	if err != nil {
+		return scopeProblem(e.w, err, refusedBeforeLookUp)
+	}
+	e.submit.Identity.Key = key
+	if !f.IsZero() {
+		e.submit.Fingerprint = f
 	}
 	return Problem{}
 }
