@@ -139,6 +139,11 @@ type Config struct {
 	// MaxInline on a store that keeps no pieces. Default DefaultMaxResult, or
 	// MaxInline if that is larger.
 	MaxResult int64
+	// Withhold has no answer pass while its handler runs, as large ones and streams
+	// otherwise do: not even its status leaves before the record is durable. It is
+	// always so where the claim lives in a transaction. It is for clients that take
+	// the status for the end.
+	Withhold bool
 	// Spools hold large request and response bodies. A request body that cannot
 	// be spooled is answered with 503 and not executed. An answer that cannot
 	// be spooled is treated like one over MaxResult; where the claim lives in a

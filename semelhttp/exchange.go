@@ -192,7 +192,7 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	rec.transactional = x.Transactional()
 	// The answer may pass while the handler runs only if its effect cannot be
 	// undone afterwards, and if it is the server's goroutine that runs it.
-	rec.direct = !rec.transactional && !e.async
+	rec.direct = !rec.transactional && !e.async && !e.Withhold
 	if rec.outer != nil {
 		rec.header = rec.outer.Clone()
 	} else {
@@ -330,8 +330,14 @@ func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *
 func (e *exchange) own(expires time.Time) {
 	rec := &e.rec
 	switch {
-	case rec.status == http.StatusSwitchingProtocols, rec.lost && !expires.IsZero():
+	case (rec.status == http.StatusSwitchingProtocols || rec.lost) && !expires.IsZero():
 		replay{contract: &e.Contract}.notRetained(e.w, rec.tombstone().Reference, expires)
+		return
+	case rec.status == http.StatusSwitchingProtocols:
+		e.refuse(e.w, Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetrySameKey,
+			Detail: "The operation had no effect. It asked for another protocol, which it cannot have.",
+		})
 		return
 	case rec.lost:
 		e.refuse(e.w, Problem{

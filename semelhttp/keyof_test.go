@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -198,5 +199,60 @@ func TestResultNotRetainedCanBeTold200(t *testing.T) {
 	contract.Status[semelhttp.ProblemKeyMismatch] = http.StatusOK
 	if _, err := semelhttp.New(semelhttp.Config{Guard: b.guard, Scope: tester, Contract: contract}); err == nil {
 		t.Error("a mismatch can be told as a success")
+	}
+}
+
+// TestWithholdKeepsTheStatusToo: a sender that sees the head of an answer may not
+// wait for what becomes of the rest.
+func TestWithholdKeepsTheStatusToo(t *testing.T) {
+	for name, write := range map[string]func(w http.ResponseWriter){
+		"stream": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			_ = http.NewResponseController(w).Flush()
+		},
+		"large":     func(w http.ResponseWriter) { _, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) },
+		"announced": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "1048576"); write(w, 1<<20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFixture(t)
+			var seen *httptest.ResponseRecorder
+			panics := true
+			h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				write(w)
+				if len(seen.Result().Header) > 0 || seen.Body.Len() > 0 {
+					t.Errorf("the client saw %v and %d bytes before the record", seen.Result().Header, seen.Body.Len())
+				}
+				if panics {
+					panic("after the answer")
+				}
+			}), func(c *semelhttp.Config) { c.Withhold, c.MaxResult = true, 1<<10 })
+			try := func(key string) *httptest.ResponseRecorder {
+				defer func() { _ = recover() }()
+				seen = httptest.NewRecorder()
+				h.ServeHTTP(seen, newRequest(t, http.MethodPost, "http://shop.example/orders", key, "{}"))
+				return seen
+			}
+			if try("a"); seen.Code/100 == 2 && seen.Body.Len() > 0 {
+				t.Errorf("got %d for an execution that panicked", seen.Code)
+			}
+			panics = false
+			if try("b"); seen.Code != 200 || seen.Body.Len() == 0 {
+				t.Errorf("got %d with %d bytes", seen.Code, seen.Body.Len())
+			}
+		})
+	}
+}
+
+func write(w io.Writer, n int) { _, _ = io.WriteString(w, strings.Repeat("x", n)) }
+
+// TestReleasedSwitchIsNotToldAsCompleted: 101 leaves a tombstone otherwise.
+func TestReleasedSwitchIsNotToldAsCompleted(t *testing.T) {
+	b := newFixture(t)
+	h := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusSwitchingProtocols)
+	}), func(c *semelhttp.Config) { c.NoEffectStatus = func(int, http.Header) bool { return true } })
+	if a := direct(t, h, "k", "{}"); a.status != 500 || strings.Contains(a.body, "completed") {
+		t.Errorf("got %d %s", a.status, a.body)
 	}
 }
