@@ -45,6 +45,7 @@ var layers = []layer{
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelhttp", "."}, any: true},
 	{patterns: []string{"adapter/internal"}, tree: []string{"semelhttp", "."}, any: true},
 	{patterns: []string{"semeltest"}, tree: []string{"semelhttp", "."}, testing: true, testOnly: true},
+	{patterns: []string{"webhook"}, tree: []string{"semelhttp", "."}},
 	{patterns: []string{"semelhttp"}, tree: []string{"."}, others: []string{"github.com/dunglas/httpsfv", "github.com/go-json-experiment/json/jsontext"}},
 	{patterns: []string{"store/*"}, tree: []string{"internal/recordid", "."}, any: true},
 	{patterns: []string{"internal/brokenstore"}, tree: []string{"storetest", "store/memory", "."}, testing: true, testOnly: true},
@@ -226,6 +227,13 @@ func TestImportsFinds(t *testing.T) {
 		{"semelhttp/a.go", "semel/store/sqlite", "may not import store/sqlite"},
 		{"semelhttp/a_test.go", "semel/store/memory", ""},
 		{"semelhttp/a.go", "semel/gateway", "arrows only point down"},
+
+		{"webhook/a.go", "semel/semelhttp", ""},
+		{"webhook/a.go", "semel", ""},
+		{"webhook/a.go", "github.com/dunglas/httpsfv", "may not import github.com/dunglas/httpsfv"},
+		{"webhook/a.go", "semel/store/sqlite", "may not import store/sqlite"},
+		{"webhook/interop/a_test.go", "github.com/stripe/stripe-go/v83/webhook", ""},
+		{"semelhttp/a.go", "semel/webhook", "arrows only point down"},
 
 		{"store/memory/a.go", "semel", ""},
 		{"store/memory/a.go", "semel/store/sqlite", "arrows only point down"},

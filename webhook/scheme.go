@@ -1,0 +1,264 @@
+package webhook
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// Scheme is how a sender signs its deliveries. Standard, Stripe and GitHub are
+// schemes; others can be added. Its methods must be safe for concurrent use.
+type Scheme interface {
+	// Verify returns the event that a delivery is of, or why the delivery is not
+	// accepted: an *Error, whose text the sender is told, or any other error,
+	// which it is not told. header has canonical names. body is what was sent,
+	// before any decoding; it must not be changed or kept.
+	Verify(header http.Header, body []byte) (Event, error)
+	// RetrySpan is the longest time from the first delivery of an event to the
+	// last one that the sender makes, by its published schedule.
+	RetrySpan() time.Duration
+}
+
+// Signer is the sender's side of a scheme.
+type Signer interface {
+	// Sign returns the header fields that a delivery of body must have. The id
+	// marks all deliveries of one event; the time is that of this delivery, so
+	// each has to be signed anew.
+	Sign(id string, body []byte) (http.Header, error)
+}
+
+// Event is what a verified delivery is of.
+type Event struct {
+	// ID is what all deliveries of one event have in common: 1 to MaxIDBytes
+	// bytes of visible ASCII.
+	ID string
+	// Unsigned says that the signature does not cover the ID. Whoever has seen
+	// one delivery can then send its body under the id of another event, so what
+	// marks the event is the ID together with a digest of the body.
+	Unsigned bool
+	// SignedAt is when the delivery was signed, by the sender's clock. It is zero
+	// where the scheme has no time; then an old delivery can be sent again by
+	// anyone who has seen it, and the record of it is all that keeps it from
+	// being processed again.
+	SignedAt time.Time
+	// Fingerprint is of what all deliveries of the event repeat. Zero means the
+	// whole body.
+	Fingerprint semel.Fingerprint
+}
+
+// MaxIDBytes is the longest id of an event.
+const MaxIDBytes = semel.MaxKeyBytes - 1 - 2*sha256.Size // with a digest behind it, it is a key
+
+// Limits on what a delivery's header may hold. A sender that rotates its secret
+// signs twice.
+const (
+	// MaxSignatures is how many signatures a delivery may have, those of unknown
+	// versions included.
+	MaxSignatures = 8
+	// MaxSignatureBytes is the longest header field with signatures.
+	MaxSignatureBytes = 4 << 10
+)
+
+// DefaultTolerance is how far the time of signing may be from the receiver's
+// clock, where a configuration leaves it zero.
+const DefaultTolerance = 5 * time.Minute
+
+// Reason says why a delivery is not accepted.
+type Reason uint8
+
+const (
+	// Missing: there is no such part.
+	Missing Reason = iota + 1
+	// Repeated: there is more than one, and nobody can tell which counts.
+	Repeated
+	// TooLong: it is larger than Error.Limit, or there are more of it.
+	TooLong
+	// Malformed: it is not what Error.Want says.
+	Malformed
+	// NoMatch: no signature is one of this body by one of the secrets.
+	NoMatch
+	// TooOld: it was signed, but longer ago than is tolerated. Either a clock is
+	// wrong, or somebody sends again what he has seen.
+	TooOld
+	// TooNew: it was signed, but in the future.
+	TooNew
+)
+
+// Error says why a delivery is not accepted. It holds no secret, no signature
+// and nothing that the delivery says but the time it was signed at, so it may be
+// logged and told to the sender.
+type Error struct {
+	Reason Reason
+	// Part is what is wrong: "Webhook-Id header".
+	Part string
+	// Want says what a Malformed part must be.
+	Want string
+	// Limit is what a TooLong part exceeds.
+	Limit int
+
+	// SignedAt, Now and Tolerance are those of TooOld and TooNew: the sender's
+	// time, the receiver's, and how far they may be apart.
+	SignedAt, Now time.Time
+	Tolerance     time.Duration
+}
+
+func (e *Error) Error() string {
+	switch e.Reason {
+	case Missing:
+		return "webhook: the delivery has no " + e.Part
+	case Repeated:
+		return "webhook: the delivery has more than one " + e.Part
+	case TooLong:
+		return fmt.Sprintf("webhook: the %s is too large: the limit is %d", e.Part, e.Limit)
+	case Malformed:
+		return "webhook: the " + e.Part + " is not " + e.Want
+	case NoMatch:
+		return "webhook: no signature in the " + e.Part + " matches: it was made with another secret, or what was signed is not what arrived"
+	case TooOld, TooNew:
+		apart, where := e.Now.Sub(e.SignedAt), "behind"
+		if e.Reason == TooNew {
+			apart, where = -apart, "ahead of"
+		}
+		return fmt.Sprintf("webhook: the delivery was signed at %s, %v %s the receiver's clock (%s); %v are tolerated",
+			e.SignedAt.UTC().Format(time.RFC3339), apart.Truncate(time.Second), where, e.Now.UTC().Format(time.RFC3339), e.Tolerance)
+	}
+	return "webhook: the delivery is not accepted"
+}
+
+// line returns the value of a header field that must be there once.
+func line(h http.Header, name string, limit int) (string, error) {
+	part := name + " header"
+	switch values := h[name]; {
+	case len(values) == 0 || len(values) == 1 && values[0] == "":
+		return "", &Error{Reason: Missing, Part: part}
+	case len(values) > 1:
+		return "", &Error{Reason: Repeated, Part: part}
+	case len(values[0]) > limit:
+		return "", &Error{Reason: TooLong, Part: part, Limit: limit}
+	default:
+		return values[0], nil
+	}
+}
+
+// checkID reports what is wrong with an event's id that was found in part.
+func checkID(id, part string) error {
+	switch {
+	case id == "":
+		return &Error{Reason: Missing, Part: part}
+	case len(id) > MaxIDBytes:
+		return &Error{Reason: TooLong, Part: part, Limit: MaxIDBytes}
+	case strings.IndexFunc(id, func(r rune) bool { return r <= ' ' || r >= 0x7f }) >= 0:
+		return &Error{Reason: Malformed, Part: part, Want: "an id of visible ASCII characters"}
+	}
+	return nil
+}
+
+// unixTime reads a time as it is signed: digits alone, as far as they reach
+// beyond all our clocks.
+func unixTime(s, part string) (time.Time, error) {
+	n, err := strconv.ParseUint(s, 10, 64) // no sign, no underscore
+	if err != nil || len(s) > 11 {
+		return time.Time{}, &Error{Reason: Malformed, Part: part, Want: "a Unix time in seconds"}
+	}
+	return time.Unix(int64(n), 0), nil
+}
+
+// clock says what a time of signing must be.
+type clock struct {
+	tolerance time.Duration
+	now       func() time.Time
+}
+
+func newClock(tolerance time.Duration, now func() time.Time) (clock, error) {
+	c := clock{tolerance: tolerance, now: now}
+	if c.tolerance == 0 {
+		c.tolerance = DefaultTolerance
+	}
+	if c.now == nil {
+		c.now = time.Now
+	}
+	if c.tolerance < 0 {
+		return c, fmt.Errorf("field Tolerance is %v; it must not be negative", c.tolerance)
+	}
+	return c, nil
+}
+
+func (c clock) check(signed time.Time) error {
+	now := c.now()
+	e := &Error{SignedAt: signed, Now: now, Tolerance: c.tolerance}
+	switch {
+	case now.Sub(signed) > c.tolerance:
+		e.Reason = TooOld
+	case signed.Sub(now) > c.tolerance:
+		e.Reason = TooNew
+	default:
+		return nil
+	}
+	return e
+}
+
+// checkSecret reports what makes a secret certainly a mistake. No error says
+// what it is.
+func checkSecret(i int, secret string) error {
+	switch {
+	case secret == "":
+		return fmt.Errorf("field Secrets[%d] is empty: anybody could sign with it", i)
+	case strings.TrimSpace(secret) != secret:
+		return fmt.Errorf("field Secrets[%d] begins or ends with white space, as from the end of a file", i)
+	}
+	return nil
+}
+
+func textSecrets(secrets []string) (keys [][]byte, err error) {
+	var errs []error
+	if len(secrets) == 0 {
+		errs = append(errs, errors.New("field Secrets is empty"))
+	}
+	for i, s := range secrets {
+		if err := checkSecret(i, s); err != nil {
+			errs = append(errs, err)
+		}
+		keys = append(keys, []byte(s))
+	}
+	return keys, errors.Join(errs...)
+}
+
+// mac digests parts, one after the other.
+func mac(key []byte, parts ...[]byte) []byte {
+	h := hmac.New(sha256.New, key)
+	write(h, parts)
+	return h.Sum(nil)
+}
+
+func write(h hash.Hash, parts [][]byte) {
+	for _, p := range parts {
+		h.Write(p)
+	}
+}
+
+// matches reports whether one of the signatures is that of parts by one of the
+// keys. It compares all with all, in the same time whatever they are.
+func matches(keys, signatures [][]byte, parts ...[]byte) bool {
+	found := false
+	for _, key := range keys {
+		want := mac(key, parts...)
+		for _, s := range signatures {
+			found = hmac.Equal(want, s) || found
+		}
+	}
+	return found
+}
+
+var dot = []byte(".")
+
+// join is parts as one message.
+func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }

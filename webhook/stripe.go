@@ -1,0 +1,162 @@
+package webhook
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// Stripe is the scheme of Stripe's webhooks: a field Stripe-Signature with the
+// time and one or several signatures of time and body, by HMAC-SHA256. The id is
+// that of the event in the body. Its pending_webhooks counts other deliveries
+// and changes from one to the next, so it is not part of what all repeat.
+//
+// Safe for concurrent use.
+type Stripe struct {
+	clock
+	keys [][]byte
+}
+
+// StripeConfig makes a Stripe.
+type StripeConfig struct {
+	// Secrets are the endpoint's, as Stripe shows them ("whsec_..."). A delivery
+	// is accepted if one of its signatures is by one of them, and signed by all.
+	// At least one is required, at most MaxSignatures.
+	Secrets []string
+	// Tolerance is how far the time of signing may be from Now, in the past or
+	// the future. Default DefaultTolerance.
+	Tolerance time.Duration
+	// Now is the clock. Default time.Now.
+	Now func() time.Time
+}
+
+// HeaderStripeSignature is the field with Stripe's signatures.
+const HeaderStripeSignature = "Stripe-Signature"
+
+// NewStripe returns the scheme, or one error that names everything wrong with c
+// and holds no secret.
+func NewStripe(c StripeConfig) (*Stripe, error) {
+	keys, err := textSecrets(c.Secrets)
+	clock, err2 := newClock(c.Tolerance, c.Now)
+	if len(keys) > MaxSignatures {
+		err = errors.Join(err, fmt.Errorf("field Secrets has %d secrets; at most %d are possible", len(keys), MaxSignatures))
+	}
+	if err := errors.Join(err, err2); err != nil {
+		return nil, fmt.Errorf("webhook: stripe: %w", err)
+	}
+	return &Stripe{clock: clock, keys: keys}, nil
+}
+
+// Verify implements Scheme.
+func (s *Stripe) Verify(header http.Header, body []byte) (Event, error) {
+	v, err := line(header, HeaderStripeSignature, MaxSignatureBytes)
+	if err != nil {
+		return Event{}, err
+	}
+	timestamp, signatures, err := stripeSignatures(v)
+	if err != nil {
+		return Event{}, err
+	}
+	signed, err := unixTime(timestamp, "t in the Stripe-Signature header")
+	if err != nil {
+		return Event{}, err
+	}
+	if !matches(s.keys, signatures, []byte(timestamp), dot, body) {
+		return Event{}, &Error{Reason: NoMatch, Part: "Stripe-Signature header"}
+	}
+	if err := s.check(signed); err != nil {
+		return Event{}, err
+	}
+	ev, err := stripeEvent(body)
+	if err != nil {
+		return Event{}, err
+	}
+	ev.SignedAt = signed
+	return ev, nil
+}
+
+// stripeSignatures reads a field such as "t=1,v1=00,v1=11,v0=22". Signatures of
+// other versions, and what is no signature, are left out.
+func stripeSignatures(v string) (timestamp string, v1 [][]byte, err error) {
+	const part = "Stripe-Signature header"
+	if strings.Count(v, ",") > MaxSignatures { // with t, one more than signatures
+		return "", nil, &Error{Reason: TooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
+	}
+	for entry := range strings.SplitSeq(v, ",") {
+		name, value, ok := strings.Cut(entry, "=")
+		switch {
+		case !ok:
+			return "", nil, &Error{Reason: Malformed, Part: part, Want: "a list of names and values"}
+		case name == "t" && timestamp != "":
+			return "", nil, &Error{Reason: Repeated, Part: "t in the " + part}
+		case name == "t":
+			timestamp = value
+		case name == "v1":
+			if sig, err := hex.DecodeString(value); err == nil {
+				v1 = append(v1, sig)
+			}
+		}
+	}
+	switch {
+	case timestamp == "":
+		return "", nil, &Error{Reason: Missing, Part: "t in the " + part}
+	case len(v1) == 0:
+		return "", nil, &Error{Reason: Missing, Part: "signature v1 in the " + part}
+	}
+	return timestamp, v1, nil
+}
+
+// stripeEvent reads the event in a body whose signature has been checked.
+func stripeEvent(body []byte) (Event, error) {
+	const part = "id of the event in the body"
+	var members map[string]json.RawMessage
+	if json.Unmarshal(body, &members) != nil || members == nil {
+		return Event{}, &Error{Reason: Malformed, Part: "body", Want: "a JSON object"}
+	}
+	if members["id"] == nil {
+		return Event{}, &Error{Reason: Missing, Part: part}
+	}
+	var ev Event
+	if json.Unmarshal(members["id"], &ev.ID) != nil {
+		return Event{}, &Error{Reason: Malformed, Part: part, Want: "a string"}
+	}
+	if err := checkID(ev.ID, part); err != nil {
+		return Event{}, err
+	}
+	delete(members, "pending_webhooks")
+	rest, err := json.Marshal(members) // sorted
+	if err != nil {
+		return Event{}, &Error{Reason: Malformed, Part: "body", Want: "a JSON object"}
+	}
+	ev.Fingerprint = semel.FingerprintOf([]byte("stripe event"), rest)
+	return ev, nil
+}
+
+// RetrySpan implements Scheme: 3 days, as Stripe says of live mode. Events can be
+// sent again by hand for longer; see Config.RetrySpan.
+func (s *Stripe) RetrySpan() time.Duration { return 3 * 24 * time.Hour }
+
+// Sign implements Signer. The id is in the body already, and must be the same;
+// it may be empty here.
+func (s *Stripe) Sign(id string, body []byte) (http.Header, error) {
+	ev, err := stripeEvent(body)
+	if err != nil {
+		return nil, err
+	}
+	if id != "" && id != ev.ID {
+		return nil, errors.New("webhook: stripe: the id of the event in the body is another")
+	}
+	timestamp := strconv.FormatInt(s.now().Unix(), 10)
+	v := "t=" + timestamp
+	for _, key := range s.keys {
+		v += ",v1=" + hex.EncodeToString(mac(key, []byte(timestamp), dot, body))
+	}
+	return http.Header{HeaderStripeSignature: {v}}, nil
+}
