@@ -93,11 +93,9 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 			MaxRequestBody: c.MaxBody,
 			Spools:         c.Spools,
 			Pace:           c.Pace,
-			// Whatever is not 2xx asks the sender to come again, so it must find
-			// the way free, and nothing done.
-			NoEffectStatus: func(status int, _ http.Header) bool { return !success(status) },
-			CommitStatus:   success,
-			ReleaseStatus:  func(status int) bool { return !success(status) },
+			// Whatever is not 2xx asks the sender to come again. So it must find the
+			// way free, and nothing done: a transaction is rolled back.
+			NoEffectStatus: func(status int, _ http.Header) bool { return status/100 != 2 },
 		})
 		if err == nil {
 			return func(next http.Handler) http.Handler { return e.receive(protect(next)) }, nil
@@ -105,8 +103,6 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 	}
 	return nil, fmt.Errorf("webhook: endpoint: %w", err)
 }
-
-func success(status int) bool { return status/100 == 2 }
 
 // guard checks c, fills in its defaults, and returns a guard that keeps records
 // for as long as deliveries may come.

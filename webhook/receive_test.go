@@ -171,12 +171,13 @@ func TestRedeliveryStorm(t *testing.T) {
 			switch w := deliver(rec, h, "{}"); {
 			case w.Code == 200 && w.Body.String() == "done":
 				done.Add(1)
-			case w.Code == 503 && w.Header().Get("Retry-After") != "":
+			default:
+				if w.Code != 503 || w.Header().Get("Retry-After") == "" {
+					t.Errorf("got %d %s", w.Code, w.Body)
+				}
 				if asked.Add(1) == 49 {
 					close(release)
 				}
-			default:
-				t.Errorf("got %d %s", w.Code, w.Body)
 			}
 		})
 	}
@@ -245,6 +246,27 @@ func TestUnknownOutcomeIsHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantAnswer(t, deliver(rec, h, "{}"), 200, "")
+	rec.want(t, 2)
+}
+
+// TestUnknownOutcomeIsUpToThePolicy: by retry, a redelivery runs.
+func TestUnknownOutcomeIsUpToThePolicy(t *testing.T) {
+	s := standard(t, noon, sharedA)
+	rec := newReceiver(t, s)
+	rec.handle = func(n int32, _ http.ResponseWriter, r *http.Request) {
+		if n == 1 {
+			semelhttp.DeclareIndeterminate(r.Context(), "cut off")
+		}
+	}
+	guard, err := rec.guard.With(semel.Policy{OnCrash: semel.Retry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := rec.endpoint(t, s, func(c *webhook.Config) { c.Guard = guard })
+	h := sign(t, s, "msg_1", "{}")
+	wantAnswer(t, deliver(endpoint, h, "{}"), 500, "outcome-unknown")
+	wantAnswer(t, deliver(endpoint, h, "{}"), 200, "")
+	wantAnswer(t, deliver(endpoint, h, "{}"), 200, "")
 	rec.want(t, 2)
 }
 

@@ -174,6 +174,21 @@ func TestPublicKeyVerifiesAndCannotSign(t *testing.T) {
 		t.Error("a public key signs")
 	}
 
+	// While the keys of both sides change, the right ones can stand anywhere.
+	private2, public2 := webhook.NewKeyPair()
+	for _, keys := range [][2][]string{
+		{{private}, {other, public}},
+		{{private}, {public, other}},
+		{{private, private2}, {public}},
+		{{private2, private}, {public}},
+		{{private, private2}, {other, public2}},
+		{{private2}, {public2, sharedA}},
+	} {
+		if _, err := standard(t, noon, keys[1]...).Verify(sign(t, standard(t, noon, keys[0]...), "msg_1", "{}"), []byte("{}")); err != nil {
+			t.Error(err)
+		}
+	}
+
 	// A shared secret does not make v1a signatures good, nor the other way round:
 	// who knows a public key would have a shared secret.
 	shared := standard(t, noon, "whsec_"+strings.TrimPrefix(public, "whpk_"))
