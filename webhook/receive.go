@@ -57,7 +57,8 @@ type Config struct {
 
 	// Refused is told of deliveries that are not accepted, and why; nil for
 	// nobody. It should count them: a secret that was changed on one side only is
-	// seen nowhere else. r's body has been read.
+	// seen nowhere else. An id that is taken by another body is told to the
+	// Observer of the Guard, as a mismatch. r's body has been read.
 	Refused func(r *http.Request, err error)
 }
 
