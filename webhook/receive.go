@@ -134,7 +134,7 @@ func (c *Config) guard() (*semel.Guard, error) {
 	usual, err := plan.Retention()
 	if err != nil {
 		if c.Scheme != nil {
-			errs = append(errs, fmt.Errorf("field RetrySpan is %v, of its own or the Scheme's; it must be positive and no more than a life's time", c.RetrySpan))
+			errs = append(errs, fmt.Errorf("field RetrySpan is %v, of its own or the Scheme's; it must be positive, and not of decades", c.RetrySpan))
 		}
 		return nil, errors.Join(errs...)
 	}

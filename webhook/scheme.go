@@ -1,12 +1,10 @@
 package webhook
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"net/http"
 	"strconv"
 	"strings"
@@ -235,14 +233,10 @@ func textSecrets(secrets []string) (keys [][]byte, err error) {
 // mac digests parts, one after the other.
 func mac(key []byte, parts ...[]byte) []byte {
 	h := hmac.New(sha256.New, key)
-	write(h, parts)
-	return h.Sum(nil)
-}
-
-func write(h hash.Hash, parts [][]byte) {
 	for _, p := range parts {
 		h.Write(p)
 	}
+	return h.Sum(nil)
 }
 
 // matches reports whether one of the signatures is that of parts by one of the
@@ -259,6 +253,3 @@ func matches(keys, signatures [][]byte, parts ...[]byte) bool {
 }
 
 var dot = []byte(".")
-
-// join is parts as one message.
-func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }

@@ -127,10 +127,7 @@ func TestPublishedVectors(t *testing.T) {
 	body := []byte(`{"test": 2432232314}`)
 	then := time.Unix(1614265330, 0)
 	for name, v := range map[string]struct {
-		scheme interface {
-			webhook.Scheme
-			webhook.Signer
-		}
+		scheme   scheme
 		id, body string
 		header   http.Header
 	}{

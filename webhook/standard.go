@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/base64"
@@ -152,7 +153,7 @@ func (s *Standard) Verify(header http.Header, body []byte) (Event, error) {
 	parts := [][]byte{[]byte(id), dot, []byte(timestamp), dot, body}
 	ok := matches(s.keys, v1, parts...)
 	if !ok && len(v1a) > 0 && len(s.public) > 0 {
-		message := join(parts...)
+		message := bytes.Join(parts, nil)
 		for _, key := range s.public {
 			for _, sig := range v1a {
 				ok = ok || ed25519.Verify(key, message, sig)
@@ -237,7 +238,7 @@ func (s *Standard) Sign(id string, body []byte) (http.Header, error) {
 		list = append(list, "v1,"+base64.StdEncoding.EncodeToString(mac(key, parts...)))
 	}
 	for _, key := range s.private {
-		list = append(list, "v1a,"+base64.StdEncoding.EncodeToString(ed25519.Sign(key, join(parts...))))
+		list = append(list, "v1a,"+base64.StdEncoding.EncodeToString(ed25519.Sign(key, bytes.Join(parts, nil))))
 	}
 	return http.Header{
 		s.id: {id}, s.timestamp: {timestamp}, s.signature: {strings.Join(list, " ")},
