@@ -119,6 +119,23 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// ReadFrom implements io.ReaderFrom: for bodies larger than the transport's
+// buffer, which it would copy through one that is made each time.
+func (c *conn) ReadFrom(r io.Reader) (n int64, err error) {
+	buf := buffers.Get().(*[bufferSize]byte)
+	defer buffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{c}, r, buf[:]) // which must not come back here
+}
+
+// CloseWrite ends one direction of a connection that has switched protocols.
+func (c *conn) CloseWrite() error {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return half.CloseWrite()
+}
+
 // seal reports whether nothing was written since written was mark, and makes
 // sure that it stays so: what has not begun to be written never will be.
 func (c *conn) seal(mark int64) bool {
@@ -160,17 +177,16 @@ type send struct {
 	marked int64 // what had been written to conn by then
 }
 
-func (s *send) init() {
-	s.trace.GotConn = func(info httptrace.GotConnInfo) {
-		var ok bool
-		if s.conn, ok = info.Conn.(*conn); !ok {
-			s.doubt = true
-			return
-		}
-		// The transport gives a connection to one request at a time, and to
-		// the next when all of the former has been written and answered.
-		s.marked = s.conn.mark()
+// gotConn is the trace's hook of that name.
+func (s *send) gotConn(info httptrace.GotConnInfo) {
+	var ok bool
+	if s.conn, ok = info.Conn.(*conn); !ok {
+		s.doubt = true
+		return
 	}
+	// The transport gives a connection to one request at a time, and to the
+	// next when all of the former has been written and answered.
+	s.marked = s.conn.mark()
 }
 
 // nothingSent reports whether certainly no byte of the request was written, or

@@ -4,14 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net/http"
-	"net/http/httptrace"
-	"net/http/httputil"
-	"strconv"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +30,6 @@ type Gateway struct {
 	config    Config
 	protected http.Handler
 	resources *semelhttp.Resources // nil for none
-	proxy     *httputil.ReverseProxy
 	transport *http.Transport
 	inFlight  atomic.Int64
 }
@@ -73,15 +65,6 @@ func New(c Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: config: %w", err)
 	}
 	g.transport = newTransport(c)
-	g.proxy = &httputil.ReverseProxy{
-		Rewrite:        g.rewrite,
-		Transport:      roundTripper{g.transport},
-		ModifyResponse: watchBody,
-		ErrorHandler:   g.fail,
-		BufferPool:     &buffers{},
-		// What it would say here, the observer is told.
-		ErrorLog: log.New(io.Discard, "", 0),
-	}
 	g.protected = middleware(http.HandlerFunc(g.forward))
 	return g, nil
 }
@@ -104,10 +87,18 @@ func indeterminateStatus(status int, h http.Header) bool {
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.inFlight.Add(1)
 	defer g.inFlight.Add(-1)
-	if r.Method == http.MethodConnect {
+	switch {
+	case r.Method == http.MethodConnect:
 		g.config.Contract.WriteProblem(w, semelhttp.Problem{
 			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
 			Detail: "The gateway is a reverse proxy and opens no tunnels.",
+		})
+		return
+	case r.URL.Opaque != "":
+		// It would go to the upstream as it is, past the path that Upstream has.
+		g.config.Contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
+			Detail: "The request's target has no path.",
 		})
 		return
 	}
@@ -132,141 +123,15 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	return err
 }
 
-// exchange is one request on its way through the gateway.
-type exchange struct {
-	send
-	record  string // the record's id; empty if the request is unprotected
-	fence   uint64
-	bodyErr error // why the answer's body ended early
-}
-
-type exchangeKey struct{}
-
-// forward sends a request on: in an execution if it is protected.
-func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
-	ctx := r.Context()
-	e := &exchange{}
-	e.init()
-	if x, ok := semel.CurrentExecution(ctx); ok {
-		e.record, e.fence = x.RecordID(), x.Fence()
-	}
-	ctx = httptrace.WithClientTrace(context.WithValue(ctx, exchangeKey{}, e), &e.trace)
-	defer func() {
-		if e.bodyErr == nil {
-			return
-		}
-		_ = recover() // ReverseProxy panics, but not under every server
-		g.failed(ctx, e, r.Method, true, true, e.bodyErr)
-		if !semelhttp.DeclareIndeterminate(ctx, whyCut(ctx, "the upstream's answer was cut off")) {
-			panic(http.ErrAbortHandler) // it is not protected
-		}
-	}()
-	if h := w.Header(); h["Content-Type"] == nil {
-		h["Content-Type"] = nil // or net/http would add one that the upstream did not send
-	}
-	g.proxy.ServeHTTP(w, r.WithContext(ctx))
-}
-
-// rewrite makes the outbound request.
-func (g *Gateway) rewrite(p *httputil.ProxyRequest) {
-	p.Out.URL.RawQuery = p.In.URL.RawQuery // as it was; nothing here is decided by it
-	p.SetURL(g.config.Upstream)
-	h := p.Out.Header
-	if g.config.PreserveHost {
-		p.Out.Host = p.In.Host
-	}
-	if g.config.TrustForwarded {
-		for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-			if values, ok := p.In.Header[name]; ok {
-				h[name] = values
-			}
-		}
-	}
-	host, proto := h["X-Forwarded-Host"], h["X-Forwarded-Proto"]
-	p.SetXForwarded()
-	if host != nil {
-		h["X-Forwarded-Host"] = host
-	}
-	if proto != nil {
-		h["X-Forwarded-Proto"] = proto
-	}
-	h.Del(HeaderFence)
-	if e := p.In.Context().Value(exchangeKey{}).(*exchange); e.record != "" {
-		h[HeaderFence] = []string{strconv.FormatUint(e.fence, 10)}
-		// There is no result in what comes after a switch of protocols.
-		h.Del("Connection")
-		h.Del("Upgrade")
-	}
-}
-
-// roundTripper sends each request once, however the transport sees that.
-type roundTripper struct{ transport *http.Transport }
-
-// RoundTrip implements http.RoundTripper. It changes the request, which is
-// ReverseProxy's own copy.
-//
-// The transport repeats a request whose connection broke after it was sent if
-// the method is safe, or if it has one of two header fields and a body that is
-// empty or can be had again (net/http, Request.isReplayable). It looks for
-// their canonical names; on the wire, case does not matter. An alternative
-// would be a body of unknown length that turns out empty, but then the upstream
-// sees another request.
-func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
-	if !isSafe(r.Method) {
-		r.GetBody = nil
-		for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
-			if values, ok := r.Header[name]; ok {
-				delete(r.Header, name)
-				r.Header[strings.ToLower(name)] = values
-			}
-		}
-	}
-	return t.transport.RoundTrip(r)
-}
-
-func isSafe(method string) bool {
-	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return true
-	}
-	return false
-}
-
-// watchBody has the exchange know how the answer's body ended.
-func watchBody(res *http.Response) error {
-	if res.StatusCode == http.StatusSwitchingProtocols {
-		return nil // the body is the connection
-	}
-	e := res.Request.Context().Value(exchangeKey{}).(*exchange)
-	res.Body = &answerBody{res.Body, e}
-	return nil
-}
-
-type answerBody struct {
-	io.ReadCloser
-	exchange *exchange
-}
-
-// Read implements io.Reader.
-func (b *answerBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
-		b.exchange.bodyErr = err
-	}
-	return n, err
-}
-
 // fail answers a request that got no answer from the upstream.
-func (g *Gateway) fail(w http.ResponseWriter, r *http.Request, err error) {
-	ctx := r.Context()
-	e := ctx.Value(exchangeKey{}).(*exchange)
+func (g *Gateway) fail(ctx context.Context, w http.ResponseWriter, method string, e *exchange, err error) {
 	sent := !e.nothingSent()
-	g.failed(ctx, e, r.Method, sent, false, err)
+	g.failed(ctx, e, method, sent, false, err)
 	if sent {
 		semelhttp.DeclareIndeterminate(ctx, whyCut(ctx, "the connection to the upstream broke before it answered"))
 		// Of a protected request this is not what the client is told.
 		detail := "The request was sent, but the connection broke before the answer. "
-		if isSafe(r.Method) {
+		if isSafe(method) {
 			detail += "Its method is safe, so it can be sent again."
 		} else {
 			detail += "Whether it took effect is not known, and it was not protected: sending it again could repeat the effect."
@@ -312,19 +177,3 @@ func (g *Gateway) failed(ctx context.Context, e *exchange, method string, sent, 
 		f(ctx, told)
 	}
 }
-
-// buffers implements httputil.BufferPool.
-type buffers struct{ pool sync.Pool }
-
-const bufferSize = 32 << 10
-
-// Get implements httputil.BufferPool.
-func (b *buffers) Get() []byte {
-	if p, ok := b.pool.Get().(*[bufferSize]byte); ok {
-		return p[:]
-	}
-	return make([]byte, bufferSize)
-}
-
-// Put implements httputil.BufferPool.
-func (b *buffers) Put(p []byte) { b.pool.Put((*[bufferSize]byte)(p)) }

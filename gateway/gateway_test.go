@@ -177,8 +177,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestTruncatedWithoutServer: ReverseProxy lets a broken answer pass for whole
-// where it does not run under an http.Server.
+// TestTruncatedWithoutServer: a broken answer does not pass for whole either
+// where no http.Server is around, under which httputil.ReverseProxy lets it.
 func TestTruncatedWithoutServer(t *testing.T) {
 	upstream := newRawUpstream(t, func(c net.Conn, r *http.Request, body string) bool {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
