@@ -69,7 +69,7 @@ func newTransport(c Config) *http.Transport {
 		ExpectContinueTimeout:  time.Second,
 		MaxResponseHeaderBytes: 1 << 20,
 		ReadBufferSize:         4 << 10,
-		WriteBufferSize:        4 << 10,
+		WriteBufferSize:        4<<10 + smallBody,
 		// Or it would ask for gzip by itself, and what is recorded would not
 		// be what the upstream sent.
 		DisableCompression: true,

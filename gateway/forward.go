@@ -396,12 +396,8 @@ func (g *Gateway) answer(ctx context.Context, w http.ResponseWriter, method stri
 			panic(http.ErrAbortHandler) // it is not protected
 		}
 		return
-	case len(res.Trailer) == 0:
-		return
 	}
-	// A server that has seen the whole of a short body would give its length,
-	// and trailers come only behind one of unknown length.
-	_ = http.NewResponseController(w).Flush()
+	// They come only behind a body of unknown length, so the header has left.
 	for name, values := range res.Trailer {
 		switch {
 		case len(values) == 0 || isFraming(name):

@@ -12,10 +12,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
+	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -608,4 +610,65 @@ func TestLargerThanOneWrite(t *testing.T) {
 	want(t, "what was written", got, whole)
 	want(t, "count", c.mark(), 100_000)
 	want(t, "sealed", c.seal(0), false)
+}
+
+// writesConn counts writes.
+type writesConn struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (c *writesConn) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// TestOneWrite: what is in memory leaves along with the header.
+func TestOneWrite(t *testing.T) {
+	var got string
+	upstream := newRawUpstream(t, func(c net.Conn, r *http.Request, body string) bool {
+		got = body
+		_, _ = io.WriteString(c, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
+		return true
+	})
+	b := newBundle(t, upstream.url, semel.Policy{}, nil)
+	dial := b.gateway.transport.DialContext
+	var writes atomic.Int64
+	b.gateway.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err == nil {
+			ours := c.(*conn)
+			ours.Conn = &writesConn{ours.Conn, &writes}
+		}
+		return c, err
+	}
+	body := strings.Repeat("x", smallBody)
+	want(t, "status", b.post("/x", "k", body).status, 201)
+	want(t, "body", got, body)
+	want(t, "writes", writes.Load(), 1)
+}
+
+// TestForwardedProto: the scheme that the client used.
+func TestForwardedProto(t *testing.T) {
+	upstream := handler(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Proto"))
+	})
+	server := httptest.NewTLSServer(newBundle(t, upstream, semel.Policy{}, nil).gateway)
+	defer server.Close()
+	res, err := server.Client().Get(server.URL)
+	noError(t, err)
+	defer func() { _ = res.Body.Close() }()
+	got, err := io.ReadAll(res.Body)
+	noError(t, err)
+	want(t, "X-Forwarded-Proto", string(got), "https")
+}
+
+// TestInformsNobody: the transport may still hear of an early answer when it has
+// given up, and the writer is not its any more.
+func TestInformsNobody(t *testing.T) {
+	w := httptest.NewRecorder()
+	e := &exchange{w: w, answered: true}
+	noError(t, e.inform(http.StatusEarlyHints, textproto.MIMEHeader{"Link": {"<a>"}}))
+	want(t, "status", w.Code, 200) // as it was made
+	want(t, "fields", len(w.Header()), 0)
 }
