@@ -26,8 +26,8 @@ import (
 
 const connections = 64
 
-// BenchmarkGateway counts requests through the gateway, first-time and
-// replayed, beside a bare httputil.ReverseProxy before the same upstream.
+// BenchmarkGateway counts requests through the gateway, unprotected, first-time
+// and replayed, beside a bare httputil.ReverseProxy before the same upstream.
 // Client, proxy and upstream share the machine.
 func BenchmarkGateway(b *testing.B) {
 	answer := `{"id":1,"item":"` + strings.Repeat("x", 150) + `","quantity":1}`
@@ -45,20 +45,25 @@ func BenchmarkGateway(b *testing.B) {
 		Rewrite:   func(p *httputil.ProxyRequest) { p.SetURL(target); p.SetXForwarded() },
 		Transport: &http.Transport{MaxIdleConnsPerHost: connections * 2},
 	}
-	b.Run("bare", func(b *testing.B) { load(b, bare, func(int64) string { return "" }) })
+	unkeyed := func(int64) string { return "" }
+	b.Run("bare", func(b *testing.B) { load(b, bare, unkeyed) })
+	open := func(b *testing.B, store string) http.Handler {
+		guard, err := semel.New(semel.Config{Store: openStore(b, store)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		gw, err := gateway.New(gateway.Config{Upstream: target, Guard: guard})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return gw
+	}
+	b.Run("unprotected", func(b *testing.B) { load(b, open(b, "memory"), unkeyed) })
 	for _, name := range []string{"sqlite", "memory"} {
 		for _, replayed := range []bool{false, true} {
 			kind := map[bool]string{false: "first", true: "replay"}[replayed]
 			b.Run(name+"/"+kind, func(b *testing.B) {
-				guard, err := semel.New(semel.Config{Store: openStore(b, name)})
-				if err != nil {
-					b.Fatal(err)
-				}
-				gw, err := gateway.New(gateway.Config{Upstream: target, Guard: guard})
-				if err != nil {
-					b.Fatal(err)
-				}
-				load(b, gw, func(i int64) string {
+				load(b, open(b, name), func(i int64) string {
 					if replayed {
 						i = -(max(i, -i) % 1000)
 					}
