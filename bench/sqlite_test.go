@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"database/sql/driver"
+	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -57,6 +59,57 @@ func BenchmarkSQLite(b *testing.B) {
 	}
 }
 
+// BenchmarkSQLiteReplay counts look-ups of completed records by one caller, a
+// Begin that is refused with the record, beside a prepared select by key, each
+// among 10,000.
+func BenchmarkSQLiteReplay(b *testing.B) {
+	const records = 10_000
+	b.Run("store", func(b *testing.B) {
+		s := openStore(b, "sqlite")
+		if err := each(b.Context(), 256, records, func(ctx context.Context, i int64) error {
+			c, err := s.Begin(ctx, newAttempt(i))
+			if err != nil {
+				return err
+			}
+			_, err = c.Complete(ctx, response)
+			return err
+		}); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportAllocs()
+		for b.Loop() {
+			_, err := s.Begin(b.Context(), newAttempt(1+mathrand.Int64N(records)))
+			taken, ok := errors.AsType[*semel.ConflictError](err)
+			if !ok || len(taken.Record.Result.Body) != len(response.Body) {
+				b.Fatalf("the record in the way: %v", err)
+			}
+		}
+	})
+	b.Run("plain", func(b *testing.B) {
+		p := openPlain(b, true)
+		if err := each(b.Context(), 256, records, func(_ context.Context, i int64) error {
+			return p.write(row(newAttempt(i), len(response.Head)+len(response.Body)))
+		}); err != nil {
+			b.Fatal(err)
+		}
+		find, err := p.db.Prepare("SELECT id, tenant, actor, operation, bytes, at FROM rows WHERE key = ?")
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer find.Close()
+		b.ReportAllocs()
+		for b.Loop() {
+			var id, tenant, actor, operation string
+			var bytes []byte
+			var at int64
+			err := find.QueryRow(newAttempt(1+mathrand.Int64N(records)).Identity.Key).Scan(&id, &tenant, &actor, &operation, &bytes, &at)
+			if err != nil || len(bytes) < len(response.Body) {
+				b.Fatalf("%d bytes, %v", len(bytes), err)
+			}
+		}
+	})
+}
+
 func newAttempt(i int64) semel.Attempt {
 	id := semel.Identity{
 		Scope: semel.Scope{Tenant: "acme", Actor: "0123456789abcdef0123456789abcdef", Operation: "POST /orders"},
@@ -68,31 +121,43 @@ func newAttempt(i int64) semel.Attempt {
 // pairs runs op b.N times over so many callers.
 func pairs(b *testing.B, callers int, op func(ctx context.Context, i int64) error) {
 	b.ReportAllocs()
-	var next atomic.Int64
-	var wg sync.WaitGroup
 	start := time.Now()
 	b.ResetTimer()
+	if err := each(b.Context(), callers, int64(b.N), op); err != nil {
+		b.Error(err)
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/time.Since(start).Seconds(), "pairs/s")
+}
+
+// each calls op for 1 to n, so many at the same time, until one fails.
+func each(ctx context.Context, callers int, n int64, op func(ctx context.Context, i int64) error) error {
+	var next atomic.Int64
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
 	for range callers {
 		wg.Go(func() {
-			for {
+			for failed.Load() == nil {
 				i := next.Add(1)
-				if i > int64(b.N) {
+				if i > n {
 					return
 				}
-				if err := op(b.Context(), i); err != nil {
-					b.Error(err)
-					return
+				if err := op(ctx, i); err != nil {
+					failed.Store(&err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	b.StopTimer()
-	b.ReportMetric(float64(b.N)/time.Since(start).Seconds(), "pairs/s")
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // plain is the floor: one goroutine, one connection, one prepared insert.
 type plain struct {
+	db    *sql.DB
 	queue chan plainWrite
 }
 
@@ -117,7 +182,7 @@ func openPlain(b *testing.B, grouped bool) *plain {
 	if err != nil {
 		b.Fatal(err)
 	}
-	db.SetMaxOpenConns(1)
+	db.SetMaxOpenConns(2) // one writes
 	if _, err := db.Exec(`CREATE TABLE rows (n INTEGER PRIMARY KEY, id TEXT, tenant TEXT, actor TEXT, operation TEXT,
 		key TEXT, bytes BLOB, at INTEGER) STRICT; CREATE INDEX rows_key ON rows (key)`); err != nil {
 		b.Fatal(err)
@@ -126,7 +191,7 @@ func openPlain(b *testing.B, grouped bool) *plain {
 	if err != nil {
 		b.Fatal(err)
 	}
-	p := &plain{queue: make(chan plainWrite, 1024)}
+	p := &plain{db: db, queue: make(chan plainWrite, 1024)}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
