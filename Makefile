@@ -20,15 +20,19 @@ BENCHTIME ?= 1s
 FUZZTIME  ?= 60s
 DURATION  ?= 1m
 SUBJECT   ?= gateway-sqlite
+ROUNDS    ?= 5
+RECORDS   ?= 10000,1000000
+STORE     ?= sqlite
 
-.PHONY: help run build test torture lint cross tidy bench fuzz tools clean
+.PHONY: help run build test torture lint cross tidy bench bench-peers growth fuzz tools clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=10m RACE=auto|on|off'
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
 	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments DURATION=1m'
+	@echo '             ROUNDS=5 RECORDS=10000,1000000 STORE=sqlite|postgres'
 
 run: build ## start the example service and the gateway before it; Ctrl-C stops both
 	@exec scripts/run.sh
@@ -60,6 +64,14 @@ tidy: ## tidy the go.mod of every module
 
 bench: ## run the benchmarks of every module
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem -timeout 0 $(ARGS) $(PKG)
+
+bench-peers: ## measure beside other libraries and by hand, ROUNDS times, in one table
+	@mkdir -p bin
+	@cd bench/peers && GOWORK=off go test -count=1 . && GOWORK=off go build -o ../../bin/peers .
+	@bin/peers -rounds $(ROUNDS) -time $(BENCHTIME) $(ARGS)
+
+growth: ## measure a STORE as it grows to so many RECORDS
+	@SEMEL_GROWTH_RECORDS=$(RECORDS) SEMEL_GROWTH_STORE=$(STORE) go test -count=1 -timeout 0 -v -run '^TestGrowth$$' $(ARGS) ./bench
 
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)

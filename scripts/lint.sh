@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every check to the end, says which failed, and fails if one did.
-# Needs bin/tools (make tools). Modules are those of go.work.
+# Needs bin/tools (make tools). Modules are those of go.work, and bench/peers,
+# whose dependencies stay out of it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -31,9 +32,14 @@ tidy() {
 			printf '%s: go.mod or go.sum is not tidy, or could not be checked: run make tidy\n' "$dir"
 			status=1
 		}
-	done < <(go list -m -f '{{.Dir}}')
+	done < <(
+		go list -m -f '{{.Dir}}'
+		echo bench/peers
+	)
 	return $status
 }
+
+alone() { (cd bench/peers && GOWORK=off "$@" ./...); }
 
 scripts() {
 	local file status=0
@@ -51,7 +57,9 @@ check scripts scripts
 check gofumpt format
 check 'go mod tidy' tidy
 check 'go vet' go vet work
+check 'go vet, bench/peers' alone go vet
 check staticcheck bin/tools/staticcheck work
+check 'staticcheck, bench/peers' alone ../../bin/tools/staticcheck
 check 'all platforms' scripts/cross.sh
 
 if [ ${#failed[@]} -gt 0 ]; then

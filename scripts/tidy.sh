@@ -5,7 +5,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-go list -m -f '{{.Dir}}' | while read -r dir; do
+{
+	go list -m -f '{{.Dir}}'
+	echo bench/peers # not of the workspace
+} | while read -r dir; do
 	printf 'tidy: %s\n' "$dir"
 	(cd "$dir" && GOWORK=off go mod tidy)
 done

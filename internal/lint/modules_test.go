@@ -13,6 +13,10 @@ import (
 // rootMayRequire are the dependency-free helpers of the root module.
 var rootMayRequire = []string{"github.com/dunglas/httpsfv", "github.com/go-json-experiment/json"}
 
+// alone are modules that go.work leaves out, so that what they require raises
+// nobody else's versions. scripts/lint.sh and scripts/tidy.sh name them, too.
+var alone = []string{"bench/peers"}
+
 // checkModules returns what is wrong with the way the modules fit together.
 func checkModules(tree fs.FS) ([]string, error) {
 	text, err := fs.ReadFile(tree, "go.work")
@@ -38,7 +42,10 @@ func checkModules(tree fs.FS) ([]string, error) {
 		}
 		dir, mod := path.Dir(name), parseMod(string(text))
 		dirs[dir] = true
-		if !slices.Contains(work.uses, dir) {
+		switch used, out := slices.Contains(work.uses, dir), slices.Contains(alone, dir); {
+		case used && out:
+			report("go.work: uses %s, which is to stay out of it", dir)
+		case !used && !out:
 			report("%s: go.work does not use this module", name)
 		}
 		if want := path.Join(modulePath, dir); mod.module != want {
@@ -91,6 +98,8 @@ func TestModulesFinds(t *testing.T) {
 	}{
 		{"a tree in order", "README.md", "", ""},
 		{"module not in go.work", "bench/go.mod", "module " + modulePath + "/bench\n\ngo 1.26.0\n", "bench/go.mod: go.work does not use this module"},
+		{"module that stays out", "bench/peers/go.mod", "module " + modulePath + "/bench/peers\n\ngo 1.26.0\n", ""},
+		{"module that stays out has no replace", "bench/peers/go.mod", "module " + modulePath + "/bench/peers\n\ngo 1.26.0\n\nrequire " + modulePath + " v0.0.0\n", modulePath + " is not replaced by its folder in the tree"},
 		{"hidden folders are not the tree", ".cache/x/go.mod", "module x\n", ""},
 		{"go.work uses nothing", "go.work", "go 1.26.0\n\nuse (\n\t.\n\t./store/sqlite\n\t./gone\n)\n", "go.work: uses gone, which has no go.mod"},
 		{"go version drifts", "store/sqlite/go.mod", strings.Replace(sub, "1.26.0", "1.25.0", 1), "store/sqlite/go.mod: go 1.25.0; go.work says 1.26.0"},
