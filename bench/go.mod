@@ -3,8 +3,11 @@ module github.com/semelhq/semel/bench
 go 1.26.0
 
 require (
+	github.com/jackc/pgx/v5 v5.12.0
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
+	github.com/semelhq/semel/internal/testenv v0.0.0
+	github.com/semelhq/semel/store/postgres v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	modernc.org/sqlite v1.60.1
 )
@@ -14,11 +17,15 @@ require (
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
 	github.com/ncruces/go-strftime v1.0.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	golang.org/x/sync v0.23.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
-	golang.org/x/tools v0.51.0 // indirect
+	golang.org/x/text v0.41.0 // indirect
 	modernc.org/libc v1.77.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect
@@ -27,5 +34,7 @@ require (
 replace (
 	github.com/semelhq/semel => ../
 	github.com/semelhq/semel/gateway => ../gateway
+	github.com/semelhq/semel/internal/testenv => ../internal/testenv
+	github.com/semelhq/semel/store/postgres => ../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../store/sqlite
 )

@@ -1,0 +1,487 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/store/postgres"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// Environment variables of TestGrowth. Without them it only shows that it
+// works, with few records.
+const (
+	growthRecords = "SEMEL_GROWTH_RECORDS" // for instance 10000,1000000
+	growthStore   = "SEMEL_GROWTH_STORE"   // sqlite, postgres (transactional), postgres-leased; several with commas
+	growthJSON    = "SEMEL_GROWTH_JSON"    // a file for the figures
+)
+
+const (
+	growthCallers = 16
+	// Of growthShare records that a store is filled with, one has expired when
+	// it is measured, for the sweep.
+	growthShare = 10
+)
+
+// TestGrowth fills a fresh store with each number of records, and measures it:
+// claims with their completion, replays of any of its records, both also while
+// a sweep runs, and the room that it takes.
+func TestGrowth(t *testing.T) {
+	records, stores := "100,300", "sqlite,postgres"
+	// How often each way is measured, in turn, and for how long at most.
+	cycles, slice := 1, 20*time.Millisecond
+	if given := os.Getenv(growthRecords); given != "" {
+		records, stores, cycles, slice = given, "sqlite", 5, 2*time.Second
+	}
+	stores = cmp.Or(os.Getenv(growthStore), stores)
+	var sizes []int64
+	for field := range strings.SplitSeq(records, ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(field), 10, 64)
+		if err != nil || n < growthShare || len(sizes) > 0 && n <= sizes[len(sizes)-1] {
+			t.Fatalf("%s=%s: want rising numbers, from %d on", growthRecords, records, growthShare)
+		}
+		sizes = append(sizes, n)
+	}
+
+	var all []growth
+	for name := range strings.SplitSeq(stores, ",") {
+		t.Run(name, func(t *testing.T) {
+			open := opener(t, name)
+			var of []growth
+			for _, n := range sizes {
+				t.Run(fmt.Sprint(n), func(t *testing.T) {
+					g, err := open(t).measure(t.Context(), n, cycles, slice)
+					if err != nil {
+						t.Fatal(err)
+					}
+					g.Store = name
+					of = append(of, g)
+					checkGrowth(t, g)
+				})
+			}
+			if t.Failed() {
+				return
+			}
+			printGrowth(of)
+			all = append(all, of...)
+		})
+	}
+	if file := os.Getenv(growthJSON); file != "" {
+		text, err := json.MarshalIndent(all, "", "\t")
+		if err == nil {
+			err = os.WriteFile(file, append(text, '\n'), 0o644)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// latency is in microseconds.
+type latency struct {
+	Samples int     `json:"samples"`
+	P50     float64 `json:"p50_us"`
+	P99     float64 `json:"p99_us"`
+}
+
+type growth struct {
+	Store   string  `json:"store"`
+	Records int64   `json:"records"`
+	FillPS  float64 `json:"filled_per_s,omitempty"`
+
+	Claim, Replay           latency
+	ClaimSwept, ReplaySwept latency // during a sweep
+	ClaimsPS                float64 `json:"claims_per_s"`
+	SweptPS                 float64 `json:"swept_per_s"`
+	Swept                   int     `json:"swept"`
+
+	// Bytes on disk for each record, by table or index, and in all; of each claim,
+	// what went to the disk (SQLite) or into the log (PostgreSQL).
+	Bytes      map[string]float64 `json:"bytes_per_record"`
+	Total      float64            `json:"bytes_per_record_total"`
+	WrittenPer float64            `json:"bytes_written_per_claim"`
+	RSS        int64              `json:"rss_bytes"` // this process, 0 where it is not told
+}
+
+// growing is a store that is filled, and what only its technology can tell.
+type growing struct {
+	store interface {
+		semel.Store
+		semel.Sweeper
+	}
+	// settle brings the store's files to rest and says how large what in them is.
+	settle func(ctx context.Context) (map[string]int64, error)
+	// written counts bytes that were written so far.
+	written func(ctx context.Context) (int64, error)
+
+	filled  int64        // identities 1 to filled are on record, but for each growthShare-th
+	claimed atomic.Int64 // identities that were claimed to be measured
+	callers int          // while filling
+}
+
+// opener returns what opens a fresh store.
+func opener(t *testing.T, name string) func(t *testing.T) *growing {
+	switch name {
+	case "sqlite":
+		return growingSQLite
+	case "postgres", "postgres-leased":
+		mode := postgres.Transactional
+		if name == "postgres-leased" {
+			mode = postgres.Leased
+		}
+		server := testenv.StartPostgres(t, testenv.PostgresOptions{Parameters: map[string]string{
+			"autovacuum": "on", "shared_buffers": "1GB", "max_wal_size": "4GB",
+		}})
+		return func(t *testing.T) *growing { return growingPostgres(t, server.NewDatabase(t), mode) }
+	}
+	t.Fatalf("%s=%s: want sqlite, postgres or postgres-leased", growthStore, name)
+	return nil
+}
+
+func growingSQLite(t *testing.T) *growing {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.SetMaxOpenConns(1)
+	t.Cleanup(func() { _, _ = db.Close(), s.Close() })
+	return &growing{
+		store: s, callers: 512,
+		settle:  func(ctx context.Context) (map[string]int64, error) { return sqliteSizes(ctx, db, path) },
+		written: func(context.Context) (int64, error) { return processFigure("io", "write_bytes:", 1), nil },
+	}
+}
+
+func growingPostgres(t *testing.T, url string, mode postgres.Mode) *growing {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 64
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	s, err := postgres.New(t.Context(), pool, postgres.Config{Mode: mode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	return &growing{
+		store: s, callers: 64,
+		settle: func(ctx context.Context) (map[string]int64, error) { return postgresSizes(ctx, pool) },
+		written: func(ctx context.Context) (at int64, err error) {
+			err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&at)
+			return at, err
+		},
+	}
+}
+
+// sqliteSizes moves the log into the file and lists tables and indexes.
+func sqliteSizes(ctx context.Context, db *sql.DB, path string) (map[string]int64, error) {
+	if _, err := db.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)"); err != nil {
+		return nil, err
+	}
+	sizes := map[string]int64{}
+	rows, err := db.QueryContext(ctx, "SELECT name, pgsize FROM dbstat WHERE aggregate = TRUE")
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		var size int64
+		if err := rows.Scan(&name, &size); err != nil {
+			return nil, err
+		}
+		sizes[name] = size
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	for _, suffix := range []string{"", "-wal"} {
+		info, err := os.Stat(path + suffix)
+		if err != nil {
+			return nil, err
+		}
+		sizes[""] += info.Size()
+	}
+	return sizes, nil
+}
+
+// postgresSizes vacuums, as the server would sooner or later, and lists the
+// tables and indexes of the store.
+func postgresSizes(ctx context.Context, pool *pgxpool.Pool) (map[string]int64, error) {
+	for _, command := range []string{"VACUUM ANALYZE", "CHECKPOINT"} {
+		if _, err := pool.Exec(ctx, command); err != nil {
+			return nil, err
+		}
+	}
+	sizes := map[string]int64{}
+	rows, err := pool.Query(ctx, `SELECT c.relname, CASE c.relkind WHEN 'i' THEN pg_relation_size(c.oid) ELSE pg_table_size(c.oid) END
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'semel' AND c.relkind IN ('r', 'i', 'p')`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		var size int64
+		if err := rows.Scan(&name, &size); err != nil {
+			return nil, err
+		}
+		sizes[name] = size
+		sizes[""] += size
+	}
+	return sizes, rows.Err()
+}
+
+// processFigure reads a figure of this process; 0 where there is none.
+func processFigure(file, name string, unit int64) int64 {
+	text, _ := os.ReadFile("/proc/self/" + file)
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == name {
+			v, _ := strconv.ParseInt(fields[1], 10, 64)
+			return v * unit
+		}
+	}
+	return 0
+}
+
+// claim takes the identity with this number through a claim to its completion.
+func (g *growing) claim(ctx context.Context, i int64, retention time.Duration) error {
+	a := newAttempt(i)
+	a.Retention = retention
+	c, err := g.store.Begin(ctx, a)
+	if err != nil {
+		return err
+	}
+	_, err = c.Complete(c.Context(ctx), response)
+	return err
+}
+
+func (g *growing) fill(ctx context.Context, n int64) error {
+	g.filled = n
+	return each(ctx, g.callers, n, func(ctx context.Context, i int64) error {
+		if i%growthShare == 0 {
+			return g.claim(ctx, i, time.Microsecond)
+		}
+		return g.claim(ctx, i, 30*24*time.Hour)
+	})
+}
+
+// claimOne claims an identity of its own, whose record has expired at once, so
+// that what is measured does not make the store grow.
+func (g *growing) claimOne(ctx context.Context) error {
+	return g.claim(ctx, -g.claimed.Add(1), time.Microsecond)
+}
+
+// replayOne looks up any of the records that the store was filled with.
+func (g *growing) replayOne(ctx context.Context) error {
+	i := 1 + mathrand.Int64N(g.filled)
+	if i%growthShare == 0 {
+		i--
+	}
+	_, err := g.store.Begin(ctx, newAttempt(i))
+	taken, ok := errors.AsType[*semel.ConflictError](err)
+	if !ok || taken.Record.State != semel.StateCompleted || len(taken.Record.Result.Body) != len(response.Body) {
+		return fmt.Errorf("record %d is not there: %w", i, err)
+	}
+	return nil
+}
+
+// timed runs op in growthCallers goroutines until until is closed, or limit
+// calls were made, and adds how long each call took.
+func timed(ctx context.Context, until <-chan struct{}, limit int64, op func(context.Context) error, took *[]time.Duration) error {
+	var mu sync.Mutex
+	var left atomic.Int64
+	left.Store(limit)
+	var wg sync.WaitGroup
+	var failed error
+	for range growthCallers {
+		wg.Go(func() {
+			var own []time.Duration
+			var err error
+			for err == nil && left.Add(-1) >= 0 {
+				select {
+				case <-until:
+					left.Store(0)
+					continue
+				default:
+				}
+				start := time.Now()
+				if err = op(ctx); err == nil {
+					own = append(own, time.Since(start))
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			*took = append(*took, own...)
+			failed = errors.Join(failed, err)
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+// measure fills the store to n records and measures it.
+func (g *growing) measure(ctx context.Context, n int64, cycles int, slice time.Duration) (growth, error) {
+	m := growth{Records: n, Bytes: map[string]float64{}}
+	debug.FreeOSMemory() // what the store before has left
+	start := time.Now()
+	if err := g.fill(ctx, n); err != nil {
+		return m, err
+	}
+	m.FillPS = float64(n) / time.Since(start).Seconds()
+	sizes, err := g.settle(ctx)
+	if err != nil {
+		return m, err
+	}
+	for name, size := range sizes {
+		if name == "" {
+			m.Total = float64(size) / float64(n)
+		} else if per := float64(size) / float64(n); per >= 0.5 {
+			m.Bytes[name] = per
+		}
+	}
+
+	var claim, replay, claimSwept, replaySwept []time.Duration
+	var written int64
+	var claiming, sweeping time.Duration
+	quiet := func(op func(context.Context) error, limit int64, took *[]time.Duration) error {
+		until := make(chan struct{})
+		defer time.AfterFunc(slice, func() { close(until) }).Stop()
+		return timed(ctx, until, limit, op, took)
+	}
+	// While nothing is swept, claims leave no more than a part of what the store
+	// holds.
+	few := max(n/4, 1000)
+	claims := func() error {
+		before, err := g.written(ctx)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		if err := quiet(g.claimOne, few, &claim); err != nil {
+			return err
+		}
+		claiming += time.Since(start)
+		after, err := g.written(ctx)
+		written += after - before
+		return err
+	}
+	// As Store.Run does, but not for longer than a slice: the claims that are
+	// measured expire as well, so that it might not come to an end.
+	during := func(op func(context.Context) error, took *[]time.Duration) error {
+		until := make(chan struct{})
+		swept := make(chan error, 1)
+		go func() {
+			defer close(until)
+			var err error
+			start := time.Now()
+			for n := 1; n > 0 && err == nil && time.Since(start) < slice; m.Swept += n {
+				n, err = g.store.Sweep(ctx, 1000)
+			}
+			sweeping += time.Since(start)
+			swept <- err
+		}()
+		err := timed(ctx, until, 1<<62, op, took)
+		return errors.Join(err, <-swept)
+	}
+	for range cycles {
+		for _, part := range []func() error{
+			claims,
+			func() error { return during(g.claimOne, &claimSwept) },
+			claims,
+			func() error { return quiet(g.replayOne, 1<<62, &replay) },
+			func() error { return during(g.replayOne, &replaySwept) },
+		} {
+			if err := part(); err != nil {
+				return m, err
+			}
+		}
+	}
+	m.Claim, m.ClaimSwept = latencyOf(claim), latencyOf(claimSwept)
+	m.Replay, m.ReplaySwept = latencyOf(replay), latencyOf(replaySwept)
+	m.ClaimsPS = float64(len(claim)) / claiming.Seconds()
+	m.SweptPS = float64(m.Swept) / sweeping.Seconds()
+	m.WrittenPer = float64(written) / float64(len(claim))
+	m.RSS = processFigure("status", "VmRSS:", 1024)
+	return m, nil
+}
+
+func latencyOf(took []time.Duration) latency {
+	if len(took) == 0 {
+		return latency{}
+	}
+	slices.Sort(took)
+	at := func(q float64) float64 {
+		return float64(took[min(int(q*float64(len(took))), len(took)-1)].Nanoseconds()) / 1000
+	}
+	return latency{len(took), at(0.5), at(0.99)}
+}
+
+// checkGrowth makes sure that something was measured; how fast it was is for
+// who reads the figures.
+func checkGrowth(t *testing.T, g growth) {
+	for name, l := range map[string]latency{"claim": g.Claim, "replay": g.Replay, "claim during a sweep": g.ClaimSwept, "replay during a sweep": g.ReplaySwept} {
+		if l.Samples == 0 || l.P50 <= 0 || l.P99 < l.P50 {
+			t.Errorf("%s at %d records: %+v", name, g.Records, l)
+		}
+	}
+	if g.Swept == 0 {
+		t.Error("nothing was swept")
+	}
+	if least := float64(len(response.Head) + len(response.Body)); g.Total < least || len(g.Bytes) == 0 {
+		t.Errorf("%.0f bytes for a record whose result has %.0f: %v", g.Total, least, g.Bytes)
+	}
+}
+
+func printGrowth(all []growth) {
+	fmt.Printf("\n%s, %d CPUs, %s; %d callers; microseconds; the aims are p50 within 1.5 times of the first row's, and p99 during a sweep below 2 times\n",
+		all[0].Store, runtime.NumCPU(), runtime.Version(), growthCallers)
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "records\tclaim p50\tx\tp99\tswept p99\tx\treplay p50\tx\tp99\tswept p99\tx\tclaims/s\tswept/s\tbytes/record\twritten/claim\tRSS MiB\tfilled/s\t")
+	for _, g := range all {
+		times := func(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
+		fmt.Fprintf(w, "%d\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%.0f\t\n", g.Records,
+			g.Claim.P50, times(g.Claim.P50, all[0].Claim.P50), g.Claim.P99, g.ClaimSwept.P99, times(g.ClaimSwept.P99, g.Claim.P99),
+			g.Replay.P50, times(g.Replay.P50, all[0].Replay.P50), g.Replay.P99, g.ReplaySwept.P99, times(g.ReplaySwept.P99, g.Replay.P99),
+			g.ClaimsPS, g.SweptPS, g.Total, g.WrittenPer, g.RSS>>20, g.FillPS)
+	}
+	_ = w.Flush() // to the standard output
+	last := all[len(all)-1]
+	fmt.Printf("bytes for a record at %d:", last.Records)
+	for _, name := range slices.SortedFunc(maps.Keys(last.Bytes), func(a, b string) int { return cmp.Compare(last.Bytes[b], last.Bytes[a]) }) {
+		fmt.Printf(" %s %.0f", name, last.Bytes[name])
+	}
+	fmt.Println()
+}
