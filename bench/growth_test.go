@@ -3,6 +3,7 @@ package bench
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
@@ -109,7 +111,8 @@ type latency struct {
 type growth struct {
 	Store   string  `json:"store"`
 	Records int64   `json:"records"`
-	FillPS  float64 `json:"filled_per_s,omitempty"`
+	Copied  int64   `json:"copied,omitempty"` // of the records; the others were claimed
+	FillPS  float64 `json:"filled_per_s"`
 
 	Claim, Replay           latency
 	ClaimSwept, ReplaySwept latency // during a sweep
@@ -136,9 +139,13 @@ type growing struct {
 	// written counts bytes that were written so far.
 	written func(ctx context.Context) (int64, error)
 
-	filled  int64        // identities 1 to filled are on record, but for each growthShare-th
+	filled  int64        // identities 1 to filled were claimed; each growthShare-th has expired
 	claimed atomic.Int64 // identities that were claimed to be measured
 	callers int          // while filling
+
+	// copies makes, of what was filled in since the last call, so many copies
+	// under other identities; nil where claims are fast enough.
+	copies func(ctx context.Context, copies int64) error
 }
 
 // opener returns what opens a fresh store.
@@ -197,6 +204,7 @@ func growingPostgres(t *testing.T, url string, mode postgres.Mode) *growing {
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	return &growing{
 		store: s, callers: 64,
+		copies: copier(pool),
 		settle: func(ctx context.Context) (map[string]int64, error) { return postgresSizes(ctx, pool) },
 		written: func(ctx context.Context) (at int64, err error) {
 			err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&at)
@@ -235,6 +243,62 @@ func sqliteSizes(ctx context.Context, db *sql.DB, path string) (map[string]int64
 		sizes[""] += info.Size()
 	}
 	return sizes, nil
+}
+
+// copier copies rows of the store's large tables in SQL, whatever columns they
+// have, because claims by the million take hours. What must be unique is made
+// so: numbers go on behind the largest, bytes and the first text of an index are
+// digests of the old ones. The copies cannot be found by their identities.
+func copier(pool *pgxpool.Pool) func(ctx context.Context, copies int64) error {
+	copied := map[string]int64{} // by table, the largest number so far
+	return func(ctx context.Context, copies int64) error {
+		tables, err := pool.Query(ctx, `
+			SELECT c.relname, n.attname, format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %s s, generate_series(1, $1::bigint) g WHERE %I > $2',
+				c.oid::regclass, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
+				string_agg(CASE
+					WHEN a.attnum = n.attnum THEN format('%I + g * $3', a.attname)
+					WHEN NOT u.is_unique THEN quote_ident(a.attname)
+					WHEN a.atttypid = 'bytea'::regtype THEN format('substr(sha256(%I || int8send(g)), 1, length(%1$I))', a.attname)
+					WHEN u.is_first AND a.atttypid = 'text'::regtype THEN format('left(repeat(md5(%I || g), 8), length(%1$I))', a.attname)
+					ELSE quote_ident(a.attname) END, ', ' ORDER BY a.attnum), c.oid::regclass, n.attname)
+			FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped,
+				-- the table's number: the one column of its primary key
+				LATERAL (SELECT k.attname, k.attnum FROM pg_index i JOIN pg_attribute k ON k.attrelid = c.oid AND k.attnum = i.indkey[0]
+					WHERE i.indrelid = c.oid AND i.indisprimary AND i.indnkeyatts = 1 AND k.atttypid = 'int8'::regtype) n,
+				LATERAL (SELECT count(*) > 0 AS is_unique, coalesce(bool_or(i.indkey[0] = a.attnum), false) AS is_first
+					FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND a.attnum = ANY (i.indkey)) u
+			WHERE c.relnamespace = 'semel'::regnamespace AND c.relkind = 'r'
+			GROUP BY c.oid, c.relname, n.attname`)
+		if err != nil {
+			return err
+		}
+		type table struct{ Name, Number, Insert string }
+		all, err := pgx.CollectRows(tables, pgx.RowToStructByPos[table])
+		if err != nil {
+			return err
+		}
+		largest := int64(0)
+		for _, t := range all {
+			number := pgx.Identifier{t.Number}.Sanitize()
+			name := pgx.Identifier{"semel", t.Name}.Sanitize()
+			var last int64
+			if err := pool.QueryRow(ctx, "SELECT coalesce(max("+number+"), 0) FROM "+name).Scan(&last); err != nil {
+				return err
+			}
+			// The numbers since the last time, and gaps of them.
+			if _, err := pool.Exec(ctx, t.Insert, copies, copied[t.Name], last-copied[t.Name]); err != nil {
+				return fmt.Errorf("%s: %w", t.Insert, err)
+			}
+			copied[t.Name] = last + copies*(last-copied[t.Name])
+			largest = max(largest, copied[t.Name])
+		}
+		// All sequences go on behind everything.
+		for name := range copied {
+			copied[name] = largest
+		}
+		_, err = pool.Exec(ctx, `SELECT setval(c.oid, $1) FROM pg_class c WHERE c.relnamespace = 'semel'::regnamespace AND c.relkind = 'S'`, max(largest, 1))
+		return err
+	}
 }
 
 // postgresSizes vacuums, as the server would sooner or later, and lists the
@@ -276,9 +340,19 @@ func processFigure(file, name string, unit int64) int64 {
 	return 0
 }
 
+// randomAttempt is on the identity with this number, whose key looks like a
+// random UUID: an index over keys in their order is smaller and warmer than one
+// that real keys make.
+func randomAttempt(i int64) semel.Attempt {
+	a := newAttempt(i)
+	sum := sha256.Sum256(strconv.AppendInt(nil, i, 10))
+	a.Identity.Key = fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
+	return a
+}
+
 // claim takes the identity with this number through a claim to its completion.
 func (g *growing) claim(ctx context.Context, i int64, retention time.Duration) error {
-	a := newAttempt(i)
+	a := randomAttempt(i)
 	a.Retention = retention
 	c, err := g.store.Begin(ctx, a)
 	if err != nil {
@@ -288,14 +362,37 @@ func (g *growing) claim(ctx context.Context, i int64, retention time.Duration) e
 	return err
 }
 
+// mostClaimed is how many records a store that makes copies is filled with by
+// claims, and copiedIn in how many parts, so that they lie among the copies.
+const (
+	mostClaimed = 100_000
+	copiedIn    = 20
+)
+
+// fill fills the store. It claims the identities from 1 to g.filled.
 func (g *growing) fill(ctx context.Context, n int64) error {
-	g.filled = n
-	return each(ctx, g.callers, n, func(ctx context.Context, i int64) error {
-		if i%growthShare == 0 {
-			return g.claim(ctx, i, time.Microsecond)
+	parts, copies := int64(1), int64(0)
+	if g.copies != nil && n > mostClaimed {
+		parts, copies = copiedIn, n/mostClaimed-1
+	}
+	part := n / parts / (copies + 1)
+	for range parts {
+		from := g.filled
+		err := each(ctx, g.callers, part, func(ctx context.Context, i int64) error {
+			if i += from; i%growthShare == 0 {
+				return g.claim(ctx, i, time.Microsecond)
+			}
+			return g.claim(ctx, i, 30*24*time.Hour)
+		})
+		if err == nil && copies > 0 {
+			err = g.copies(ctx, copies)
 		}
-		return g.claim(ctx, i, 30*24*time.Hour)
-	})
+		if err != nil {
+			return err
+		}
+		g.filled += part
+	}
+	return nil
 }
 
 // claimOne claims an identity of its own, whose record has expired at once, so
@@ -310,7 +407,7 @@ func (g *growing) replayOne(ctx context.Context) error {
 	if i%growthShare == 0 {
 		i--
 	}
-	_, err := g.store.Begin(ctx, newAttempt(i))
+	_, err := g.store.Begin(ctx, randomAttempt(i))
 	taken, ok := errors.AsType[*semel.ConflictError](err)
 	if !ok || taken.Record.State != semel.StateCompleted || len(taken.Record.Result.Body) != len(response.Body) {
 		return fmt.Errorf("record %d is not there: %w", i, err)
@@ -360,6 +457,7 @@ func (g *growing) measure(ctx context.Context, n int64, cycles int, slice time.D
 	if err := g.fill(ctx, n); err != nil {
 		return m, err
 	}
+	m.Copied = n - g.filled
 	m.FillPS = float64(n) / time.Since(start).Seconds()
 	sizes, err := g.settle(ctx)
 	if err != nil {
@@ -479,6 +577,9 @@ func printGrowth(all []growth) {
 	}
 	_ = w.Flush() // to the standard output
 	last := all[len(all)-1]
+	if last.Copied > 0 {
+		fmt.Printf("%d of the %d records are copies made in SQL, which are not replayed\n", last.Copied, last.Records)
+	}
 	fmt.Printf("bytes for a record at %d:", last.Records)
 	for _, name := range slices.SortedFunc(maps.Keys(last.Bytes), func(a, b string) int { return cmp.Compare(last.Bytes[b], last.Bytes[a]) }) {
 		fmt.Printf(" %s %.0f", name, last.Bytes[name])
