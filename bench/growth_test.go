@@ -118,17 +118,21 @@ type growth struct {
 	Copied  int64   `json:"copied,omitempty"` // of the records; the others were claimed
 	FillPS  float64 `json:"filled_per_s"`
 
-	Claim, Replay           latency
-	ClaimSwept, ReplaySwept latency // during a sweep
-	ClaimsPS                float64 `json:"claims_per_s"`
-	SweptPS                 float64 `json:"swept_per_s"`
-	Swept                   int     `json:"swept"`
+	Claim       latency `json:"claim"`
+	Replay      latency `json:"replay"`
+	ClaimSwept  latency `json:"claim_during_sweep"`
+	ReplaySwept latency `json:"replay_during_sweep"`
+	ClaimsPS    float64 `json:"claims_per_s"`
+	SweptPS     float64 `json:"swept_per_s"`
+	Swept       int     `json:"swept"`
 
-	// Bytes on disk for each record, by table or index, and in all; and what went
-	// to the disk (SQLite) or into the log (PostgreSQL) for each claim with its
-	// completion, and for each record swept.
-	Bytes        map[string]float64 `json:"bytes_per_record"`
-	Total        float64            `json:"bytes_per_record_total"`
+	// Bytes on disk: by table or index, for each record that the store was filled
+	// with; of a record with its indexes; of an entry of the trail with its own. And
+	// what went to the disk (SQLite) or into the log (PostgreSQL) for each claim with
+	// its completion, and for each record swept.
+	Bytes        map[string]float64 `json:"bytes"`
+	Record       float64            `json:"bytes_per_record"`
+	Entry        float64            `json:"bytes_per_trail_entry"`
 	WrittenClaim float64            `json:"bytes_written_per_claim"`
 	WrittenSwept float64            `json:"bytes_written_per_swept"`
 	RSS          int64              `json:"rss_bytes"` // this process, 0 where it is not told
@@ -140,8 +144,11 @@ type growing struct {
 		semel.Store
 		semel.Sweeper
 	}
-	// settle brings the store's files to rest and says how large what in them is.
+	// settle brings the store's files to rest and says how large what in them is,
+	// by name, and under "" how large all of it is.
 	settle func(ctx context.Context) (map[string]int64, error)
+	// entries counts those of the table of the trail.
+	entries func(ctx context.Context) (n int64, err error)
 	// written counts bytes that were written so far.
 	written func(ctx context.Context) (int64, error)
 
@@ -189,6 +196,10 @@ func growingSQLite(t *testing.T) *growing {
 		store: s, callers: 512,
 		settle:  func(ctx context.Context) (map[string]int64, error) { return sqliteSizes(ctx, db, path) },
 		written: func(context.Context) (int64, error) { return processFigure("io", "write_bytes:", 1), nil },
+		entries: func(ctx context.Context) (n int64, err error) {
+			err = db.QueryRowContext(ctx, "SELECT count(*) FROM trail").Scan(&n)
+			return n, err
+		},
 	}
 }
 
@@ -215,6 +226,10 @@ func growingPostgres(t *testing.T, url string, mode postgres.Mode) *growing {
 		written: func(ctx context.Context) (at int64, err error) {
 			err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&at)
 			return at, err
+		},
+		entries: func(ctx context.Context) (n int64, err error) {
+			err = pool.QueryRow(ctx, "SELECT count(*) FROM semel.trail").Scan(&n)
+			return n, err
 		},
 	}
 }
@@ -478,12 +493,11 @@ func (g *growing) measure(ctx context.Context, n int64, cycles int, slice time.D
 		return m, err
 	}
 	for name, size := range sizes {
-		if name == "" {
-			m.Total = float64(size) / float64(n)
-		} else if per := float64(size) / float64(n); per >= 0.5 {
+		if per := float64(size) / float64(n); name != "" && per >= 0.5 {
 			m.Bytes[name] = per
 		}
 	}
+	m.Record = float64(sizes[""]-ofTrail(sizes)) / float64(n)
 
 	claim, replay := &way{callers: claimers, op: g.claimOne}, &way{callers: replayers, op: g.replayOne}
 	var claiming, sweeping time.Duration
@@ -548,7 +562,15 @@ func (g *growing) measure(ctx context.Context, n int64, cycles int, slice time.D
 	m.WrittenClaim = float64(claimed) / float64(len(claim.took))
 	m.WrittenSwept = float64(swept) / float64(max(alone, 1))
 	m.RSS = processFigure("status", "VmRSS:", 1024)
-	return m, nil
+
+	// By now there are entries of the trail, whether a store writes them with
+	// the record or when it sweeps it.
+	if sizes, err = g.settle(ctx); err != nil {
+		return m, err
+	}
+	entries, err := g.entries(ctx)
+	m.Entry = float64(ofTrail(sizes)) / float64(max(entries, 1))
+	return m, err
 }
 
 // writing adds to bytes what the store writes meanwhile.
@@ -563,6 +585,16 @@ func (g *growing) writing(ctx context.Context, bytes *int64, f func() error) err
 	after, err := g.written(ctx)
 	*bytes += after - before
 	return err
+}
+
+// ofTrail adds up the table of the trail and its indexes.
+func ofTrail(sizes map[string]int64) (sum int64) {
+	for name, size := range sizes {
+		if strings.HasPrefix(name, "trail") {
+			sum += size
+		}
+	}
+	return sum
 }
 
 func latencyOf(took []time.Duration) latency {
@@ -587,8 +619,8 @@ func checkGrowth(t *testing.T, g growth) {
 	if g.Swept == 0 {
 		t.Error("nothing was swept")
 	}
-	if least := float64(len(response.Head) + len(response.Body)); g.Total < least || len(g.Bytes) == 0 {
-		t.Errorf("%.0f bytes for a record whose result has %.0f: %v", g.Total, least, g.Bytes)
+	if least := float64(len(response.Head) + len(response.Body)); g.Record < least || g.Entry <= 0 || len(g.Bytes) == 0 {
+		t.Errorf("%.0f bytes for a record whose result has %.0f, %.0f for an entry of the trail: %v", g.Record, least, g.Entry, g.Bytes)
 	}
 }
 
@@ -596,20 +628,20 @@ func printGrowth(all []growth) {
 	fmt.Printf("\n%s, %d CPUs, %s; %d claim, %d replay; microseconds; the aims are p50 within 1.5 times of the first row's, and p99 during a sweep below 2 times\n",
 		all[0].Store, runtime.NumCPU(), runtime.Version(), claimers, replayers)
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "records\tclaim p50\tx\tp99\tswept p99\tx\treplay p50\tx\tp99\tswept p99\tx\tclaims/s\tswept/s\tbytes/record\twritten/claim\t/swept\tRSS MiB\tfilled/s\t")
+	fmt.Fprintln(w, "records\tclaim p50\tx\tp99\tswept p99\tx\treplay p50\tx\tp99\tswept p99\tx\tclaims/s\tswept/s\tbytes/record\tbytes/entry\twritten/claim\t/swept\tRSS MiB\tfilled/s\t")
 	for _, g := range all {
 		times := func(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
-		fmt.Fprintf(w, "%d\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%.0f\t\n", g.Records,
+		fmt.Fprintf(w, "%d\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%.0f\t\n", g.Records,
 			g.Claim.P50, times(g.Claim.P50, all[0].Claim.P50), g.Claim.P99, g.ClaimSwept.P99, times(g.ClaimSwept.P99, g.Claim.P99),
 			g.Replay.P50, times(g.Replay.P50, all[0].Replay.P50), g.Replay.P99, g.ReplaySwept.P99, times(g.ReplaySwept.P99, g.Replay.P99),
-			g.ClaimsPS, g.SweptPS, g.Total, g.WrittenClaim, g.WrittenSwept, g.RSS>>20, g.FillPS)
+			g.ClaimsPS, g.SweptPS, g.Record, g.Entry, g.WrittenClaim, g.WrittenSwept, g.RSS>>20, g.FillPS)
 	}
 	_ = w.Flush() // to the standard output
 	last := all[len(all)-1]
 	if last.Copied > 0 {
 		fmt.Printf("%d of the %d records are copies made in SQL, which are not replayed\n", last.Copied, last.Records)
 	}
-	fmt.Printf("bytes for a record at %d:", last.Records)
+	fmt.Printf("bytes on disk for each of %d records:", last.Records)
 	for _, name := range slices.SortedFunc(maps.Keys(last.Bytes), func(a, b string) int { return cmp.Compare(last.Bytes[b], last.Bytes[a]) }) {
 		fmt.Printf(" %s %.0f", name, last.Bytes[name])
 	}
