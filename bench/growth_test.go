@@ -431,7 +431,7 @@ func (g *growing) replayOne(ctx context.Context) error {
 	_, err := g.store.Begin(ctx, randomAttempt(i))
 	taken, ok := errors.AsType[*semel.ConflictError](err)
 	if !ok || taken.Record.State != semel.StateCompleted || len(taken.Record.Result.Body) != len(response.Body) {
-		return fmt.Errorf("record %d is not there: %w", i, err)
+		return fmt.Errorf("record %d is not there: %v", i, err)
 	}
 	return nil
 }
