@@ -89,7 +89,7 @@ func comparisons() []comparison {
 		for _, u := range []struct {
 			unit string
 			aim  aim
-		}{{"ns/op", ns}, {"allocs/op", allocs}, {"B/op", aim{}}} {
+		}{{"ns/op", ns}, {"cpu-ns/op", ns}, {"allocs/op", allocs}, {"B/op", aim{}}} {
 			add(path, u.unit+" added", peerName, added(subject, kind, u.unit), added(peer, kind, u.unit), u.aim)
 		}
 	}
