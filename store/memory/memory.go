@@ -47,7 +47,8 @@ type Store struct {
 	records map[semel.Identity]*record
 	expiry  expiryHeap
 	fence   uint64
-	trail   []semel.TrailEntry
+	trail   []semel.TrailEntry // a ring, once it is full
+	oldest  int                // in trail
 	noted   uint64
 }
 
@@ -55,6 +56,8 @@ type record struct {
 	semel.Record // its Lease is not kept up: leaseEnd is
 	token        semel.Token
 	leaseEnd     time.Time
+	place        int  // in the expiry heap, if it is completed
+	gone         bool // it has been removed
 }
 
 // New returns an empty store.
@@ -84,6 +87,15 @@ func (s *Store) find(id semel.Identity, now time.Time) *record {
 	return r
 }
 
+// remove takes a record out. Called with mu held.
+func (s *Store) remove(r *record) {
+	r.gone = true
+	if r.State == semel.StateCompleted {
+		heap.Remove(&s.expiry, r.place)
+	}
+	delete(s.records, r.Identity)
+}
+
 func (r *record) expired(now time.Time) bool {
 	return r.State == semel.StateCompleted && !r.ExpiresAt.After(now)
 }
@@ -103,12 +115,16 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	r := s.find(a.Identity, now)
+	r := s.records[a.Identity]
+	if r != nil && r.expired(now) {
+		s.remove(r)
+		r = nil
+	}
 	takeover := r != nil
 	switch {
 	case r == nil:
-		if err := s.makeRoom(a.Identity, now); err != nil {
-			return nil, err
+		if len(s.records) >= s.config.MaxRecords && s.sweep(now, 1) == 0 {
+			return nil, ErrFull
 		}
 		r = &record{Record: semel.Record{
 			ID: s.names.ID(s.fence + 1), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
@@ -116,7 +132,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 		s.records[a.Identity] = r
 	case r.State == semel.StateInProgress && r.token == a.Token && a.Token != (semel.Token{}):
 		r.leaseEnd = now.Add(a.Lease)
-		return &claim{store: s, id: a.Identity, record: r.ID, fence: r.Fence, token: r.token, lease: a.Lease}, nil
+		return &claim{store: s, record: r, fence: r.Fence, token: r.token, lease: a.Lease}, nil
 	case a.Takeover == r.Fence && r.unsettled(now):
 		r.State = semel.StateInProgress
 		r.Reopened, r.Cause, r.SettledAt = false, "", time.Time{}
@@ -130,18 +146,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	if takeover {
 		s.enter(now, semel.TrailTakeover, r, a.Origin, "", "")
 	}
-	return &claim{store: s, id: a.Identity, record: r.ID, fence: r.Fence, token: r.token, lease: a.Lease}, nil
-}
-
-// makeRoom makes sure that a record for id may be added. Called with mu held.
-func (s *Store) makeRoom(id semel.Identity, now time.Time) error {
-	if s.records[id] != nil || len(s.records) < s.config.MaxRecords {
-		return nil
-	}
-	if s.sweep(now, 1) == 0 {
-		return ErrFull
-	}
-	return nil
+	return &claim{store: s, record: r, fence: r.Fence, token: r.token, lease: a.Lease}, nil
 }
 
 // unsettled reports whether the record may be taken over, or marked unknown.
@@ -197,7 +202,7 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (_ semel.Record
 		r.Fence = s.fence
 		s.complete(r, d.Result, now)
 	case semel.DecideNoEffect:
-		delete(s.records, d.Identity)
+		s.remove(r)
 	case semel.DecideExecuteAgain:
 		s.fence++
 		r.Fence, r.token = s.fence, semel.Token{}
@@ -221,7 +226,7 @@ func minTime(a, b time.Time) time.Time {
 func (s *Store) complete(r *record, res semel.Result, now time.Time) {
 	r.State, r.Result, r.Cause, r.Reopened = semel.StateCompleted, res, "", false
 	r.SettledAt, r.ExpiresAt = now, now.Add(r.Retention)
-	heap.Push(&s.expiry, expiring{at: r.ExpiresAt, id: r.Identity, fence: r.Fence})
+	heap.Push(&s.expiry, r)
 }
 
 // Sweep implements semel.Sweeper.
@@ -235,13 +240,9 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 }
 
 func (s *Store) sweep(now time.Time, limit int) (n int) {
-	for n < limit && len(s.expiry) > 0 && !s.expiry[0].at.After(now) {
-		e := heap.Pop(&s.expiry).(expiring)
-		// The record may have been replaced since; then it is another's.
-		if r := s.records[e.id]; r != nil && r.Fence == e.fence && r.expired(now) {
-			delete(s.records, e.id)
-			n++
-		}
+	for n < limit && len(s.expiry) > 0 && s.expiry[0].expired(now) {
+		s.remove(s.expiry[0])
+		n++
 	}
 	return n
 }
@@ -316,20 +317,21 @@ func pageSize(limit int) int {
 
 // enter writes an audit entry about r. Called with mu held.
 func (s *Store) enter(now time.Time, kind semel.TrailKind, r *record, o semel.Origin, label, cause string) {
-	s.append(now, semel.TrailEntry{
+	s.append(now, &semel.TrailEntry{
 		Kind: kind, RecordID: r.ID, Fence: r.Fence, Tenant: r.Identity.Tenant, Actor: r.Identity.Actor,
 		Operation: r.Identity.Operation, Key: r.Identity.Key, Origin: o, Label: label, Cause: cause,
 	})
 }
 
-func (s *Store) append(now time.Time, e semel.TrailEntry) {
+func (s *Store) append(now time.Time, e *semel.TrailEntry) {
 	s.noted++
 	e.Position, e.Seq, e.Instance, e.At = s.noted, s.noted, s.instance, now
-	if len(s.trail) >= s.config.MaxTrail {
-		// Forget a tenth at a time, so that appending stays cheap.
-		s.trail = slices.Delete(s.trail, 0, max(1, s.config.MaxTrail/10))
+	if len(s.trail) < s.config.MaxTrail {
+		s.trail = append(s.trail, *e)
+		return
 	}
-	s.trail = append(s.trail, e)
+	s.trail[s.oldest] = *e
+	s.oldest = (s.oldest + 1) % len(s.trail)
 }
 
 // Note implements semel.Trail. It writes at once and loses nothing.
@@ -339,7 +341,7 @@ func (s *Store) Note(e semel.TrailEntry) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.append(time.Now(), e)
+	s.append(time.Now(), &e)
 }
 
 // Trail implements semel.Trail.
@@ -351,10 +353,11 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []semel.TrailEntry
-	for _, e := range s.trail {
+	for n := range s.trail {
 		if len(out) == limit {
 			break
 		}
+		e := &s.trail[(s.oldest+n)%len(s.trail)]
 		if e.Position <= f.After ||
 			f.RecordID != "" && e.RecordID != f.RecordID ||
 			f.Tenant != "" && e.Tenant != f.Tenant ||
@@ -369,7 +372,7 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 			!f.Until.IsZero() && !e.At.Before(f.Until) {
 			continue
 		}
-		out = append(out, e)
+		out = append(out, *e)
 	}
 	return out, nil
 }
@@ -377,15 +380,14 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 // claim is a claim on one record.
 type claim struct {
 	store  *Store
-	id     semel.Identity
-	record string
+	record *record
 	fence  uint64
 	token  semel.Token
 	lease  time.Duration
 }
 
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
-func (c *claim) RecordID() string                            { return c.record }
+func (c *claim) RecordID() string                            { return c.record.ID }
 func (c *claim) Fence() uint64                               { return c.fence }
 func (c *claim) Transactional() bool                         { return false }
 
@@ -397,8 +399,8 @@ func (c *claim) own(ctx context.Context, change func(r *record, now time.Time) e
 	c.store.mu.Lock()
 	defer c.store.mu.Unlock()
 	now := time.Now()
-	r := c.store.find(c.id, now)
-	if r == nil || r.Fence != c.fence || r.token != c.token {
+	r := c.record
+	if r.gone || r.expired(now) || r.Fence != c.fence || r.token != c.token {
 		return semel.ErrLostClaim
 	}
 	return change(r, now)
@@ -447,7 +449,7 @@ func (c *claim) Release(ctx context.Context) error {
 		if r.State == semel.StateCompleted {
 			return semel.ErrLostClaim
 		}
-		delete(c.store.records, c.id)
+		c.store.remove(r)
 		c.store.enter(now, semel.TrailReleased, r, r.Origin, "", "")
 		return nil
 	})
@@ -478,23 +480,26 @@ func (c *claim) Renew(ctx context.Context) error {
 	})
 }
 
-type expiring struct {
-	at    time.Time
-	id    semel.Identity
-	fence uint64
-}
-
 // expiryHeap orders completed records by the end of their retention.
-type expiryHeap []expiring
+type expiryHeap []*record
 
 func (h expiryHeap) Len() int           { return len(h) }
-func (h expiryHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h expiryHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *expiryHeap) Push(x any)        { *h = append(*h, x.(expiring)) }
+func (h expiryHeap) Less(i, j int) bool { return h[i].ExpiresAt.Before(h[j].ExpiresAt) }
+func (h expiryHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *expiryHeap) Push(x any) {
+	r := x.(*record)
+	r.place = len(*h)
+	*h = append(*h, r)
+}
+
 func (h *expiryHeap) Pop() any {
 	old := *h
-	e := old[len(old)-1]
-	old[len(old)-1] = expiring{}
+	r := old[len(old)-1]
+	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
-	return e
+	return r
 }

@@ -117,8 +117,13 @@ func TestTrailForgetsTheOldest(t *testing.T) {
 		s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: fmt.Sprint(i)})
 	}
 	entries, err := s.Trail(t.Context(), semel.TrailFilter{})
-	if err != nil || len(entries) > 20 || len(entries) < 18 || entries[len(entries)-1].Key != "99" {
-		t.Fatalf("%d entries, %v", len(entries), err)
+	if err != nil || len(entries) != 20 {
+		t.Fatalf("%d entries, %v; want 20", len(entries), err)
+	}
+	for i, e := range entries {
+		if e.Key != fmt.Sprint(80+i) || e.Position != uint64(81+i) {
+			t.Errorf("entry %d is about %s at position %d; want %d", i, e.Key, e.Position, 80+i)
+		}
 	}
 }
 
