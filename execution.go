@@ -31,10 +31,11 @@ type Execution struct {
 	work workContext     // the handler's
 
 	mu       sync.Mutex
-	leaseEnd time.Time // by this process's monotonic clock, never later than the store's
-	settling bool      // fn has ended: what renewals learn means nothing to it any more
-	stopped  bool      // no more ticks
-	timer    *time.Timer
+	leaseEnd time.Time   // by this process's monotonic clock, never later than the store's
+	settling bool        // fn has ended: what renewals learn means nothing to it any more
+	stopped  bool        // no more ticks
+	timer    *time.Timer // from the first tick on
+	beat     beat        // until then
 
 	steps takenSteps // that ChildKey has named
 
@@ -42,8 +43,12 @@ type Execution struct {
 	// an overdue handler's Hold and its result come one after the other. It
 	// guards what follows.
 	settled sync.Mutex
-	ended   bool // completed or released, or the claim was lost
-	outcome Outcome
+	ended   bool        // completed or released, or the claim was lost
+	telling lazyContext // of the first call that tells the store
+	answer  Answer
+	result  Result
+	expires time.Time // of the record, if answer is Executed
+	found   *Record   // otherwise: what the answer is about
 	err     error
 }
 
@@ -86,22 +91,22 @@ func (x *Execution) Transactional() bool { return x.claim.Transactional() }
 
 // newExecution starts the lease's clock at asked, before the claim was asked
 // for, so that it never runs behind the store's.
-func newExecution(g *Guard, s Submit, claim Claim, asked time.Time) *Execution {
-	x := &Execution{guard: g, submit: s, claim: claim, leaseEnd: asked.Add(g.policy.Lease)}
+func newExecution(g *Guard, s *Submit, claim Claim, asked time.Time) *Execution {
+	x := &Execution{guard: g, submit: *s, claim: claim, leaseEnd: asked.Add(g.policy.Lease)}
 	x.work.x = x
-	x.work.deadline, x.work.expired = time.Now().Add(g.policy.Deadline), ErrDeadline
+	x.work.expired = ErrDeadline
 	return x
 }
 
 // run executes fn in the calling goroutine and settles the claim, also when fn
 // panics or ends the goroutine. Then it lets that go on.
 func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, error)) {
+	now := time.Now()
 	x.ctx, x.work.parent = ctx, ctx
+	x.work.deadline = now.Add(x.guard.policy.Deadline)
 	defer x.work.end(nil)
 
-	x.mu.Lock()
-	x.timer = time.AfterFunc(x.guard.policy.Heartbeat, x.tick)
-	x.mu.Unlock()
+	x.guard.beats.wait(x, now)
 	defer x.stop()
 
 	returned := false
@@ -125,12 +130,12 @@ func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, e
 func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result, error)) (Outcome, error) {
 	ended := make(chan struct{})
 	go func() {
-		defer x.guard.work.leave(x.submit)
+		defer x.guard.work.leave(&x.submit)
 		defer func() {
 			_ = recover() // it is on record, and nobody above would take it
 			close(ended)
 			if x.submit.Settled != nil {
-				x.submit.Settled(x.outcome, x.err)
+				x.submit.Settled(x.outcome(), x.err)
 			}
 		}()
 		x.run(ctx, fn)
@@ -141,12 +146,12 @@ func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result
 	}
 	select {
 	case <-ended:
-		return x.outcome, x.err
+		return x.outcome(), x.err
 	case <-impatient:
 	}
 	select {
 	case <-ended: // both were ready
-		return x.outcome, x.err
+		return x.outcome(), x.err
 	default:
 	}
 	rec := x.record(StateInProgress)
@@ -204,7 +209,11 @@ func (x *Execution) tick() {
 	if !x.settling {
 		next = min(next, max(time.Until(overdue), time.Millisecond))
 	}
-	x.timer.Reset(next)
+	if x.timer == nil {
+		x.timer = time.AfterFunc(next, x.tick)
+	} else {
+		x.timer.Reset(next)
+	}
 }
 
 // lose cancels the work because its claim is lost. Once fn has ended a renewal
@@ -225,10 +234,13 @@ func (x *Execution) lose(cause error) {
 
 // stop ends the ticks. One that is under way may go on to its end.
 func (x *Execution) stop() {
+	x.guard.beats.leave(x)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.stopped = true
-	x.timer.Stop()
+	if x.timer != nil {
+		x.timer.Stop()
+	}
 }
 
 // giveUp holds the record of a handler that has outrun its deadline. Its result,
@@ -329,9 +341,7 @@ func (x *Execution) complete(res Result, failure error) {
 	}
 	switch {
 	case err == nil:
-		rec := x.record(StateCompleted)
-		rec.ExpiresAt, rec.Retention, rec.Result = expires, x.guard.policy.Retention, res
-		x.answer(Outcome{Answer: Executed, Result: res, Record: rec}, failure)
+		x.answer, x.result, x.expires, x.err = Executed, res, expires, failure
 	case errors.Is(err, ErrLostClaim):
 		x.answerFromRecord()
 	case errors.Is(err, ErrRolledBack):
@@ -341,17 +351,29 @@ func (x *Execution) complete(res Result, failure error) {
 	}
 }
 
-// answer says what the execution came to.
-func (x *Execution) answer(out Outcome, err error) {
-	out.Claimed = true
-	x.ended, x.outcome, x.err = true, out, err
+// outcome is what the execution came to.
+func (x *Execution) outcome() Outcome {
+	out := Outcome{Answer: x.answer, Result: x.result, Claimed: true}
+	switch {
+	case x.found != nil:
+		out.Record = *x.found
+	case x.answer == Executed:
+		out.Record = x.record(StateCompleted)
+		out.Record.ExpiresAt, out.Record.Retention, out.Record.Result = x.expires, x.guard.policy.Retention, x.result
+	}
+	return out
 }
 
 // fail answers with e, about the record in state s.
 func (x *Execution) fail(s State, e *Error) {
 	rec := x.record(s)
-	e.Record, e.Claimed = &rec, true
-	x.answer(failed(e))
+	x.failAbout(&rec, e)
+}
+
+// failAbout answers with e, about a record that was found.
+func (x *Execution) failAbout(r *Record, e *Error) {
+	e.Record, e.Claimed = r, true
+	x.ended, x.answer, x.found, x.err = true, e.Answer, r, e
 }
 
 // rolledBack answers for a transaction that is certainly gone, whatever the
@@ -382,7 +404,7 @@ func (x *Execution) tell(what string, call func(context.Context) error) error {
 func (x *Execution) tellWithin(timeout time.Duration, what string, call func(context.Context) error) error {
 	var end time.Time
 	for wait := 20 * time.Millisecond; ; wait = min(wait*2, time.Second) {
-		ctx := storeContext(x.ctx, timeout)
+		ctx := x.callContext(timeout)
 		err := call(ctx)
 		ctx.end(nil)
 		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge) {
@@ -399,6 +421,16 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 		}
 		pause(context.WithoutCancel(x.ctx), wait)
 	}
+}
+
+// callContext is storeContext for a call that tells the store what became of the
+// execution. Usually there is one, so the first has its place in x.
+func (x *Execution) callContext(timeout time.Duration) *lazyContext {
+	if x.telling.parent != nil {
+		return storeContext(x.ctx, timeout)
+	}
+	x.telling.parent, x.telling.deadline = x.ctx, time.Now().Add(timeout)
+	return &x.telling
 }
 
 // record describes the claim without asking the store.
@@ -433,18 +465,15 @@ func (x *Execution) answerFromRecord() {
 		x.fail(StateUnknown, x.guard.unknown(errors.Join(ErrLostClaim, err)))
 		return
 	}
-	bare := r
-	bare.Result = Result{}
-	var out Outcome
-	switch {
-	case r.State == StateCompleted:
-		out, err = replay(r)
-	case r.State == StateInProgress && !r.Lapsed():
-		out, err = failed(&Error{Answer: InProgress, Record: &bare, Claimed: true, RetryAfter: r.Lease, Err: ErrLostClaim})
-	default:
-		e := x.guard.unknown(ErrLostClaim)
-		e.Record, e.Claimed = &bare, true
-		out, err = failed(e)
+	if r.State == StateCompleted {
+		x.answer, x.result, x.found, x.err = Replayed, r.Result, &r, recordedFailure(&r)
+		return
 	}
-	x.answer(out, err)
+	r.Result = Result{}
+	switch {
+	case r.State == StateInProgress && !r.Lapsed():
+		x.failAbout(&r, &Error{Answer: InProgress, RetryAfter: r.Lease, Err: ErrLostClaim})
+	default:
+		x.failAbout(&r, x.guard.unknown(ErrLostClaim))
+	}
 }

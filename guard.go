@@ -91,6 +91,7 @@ type Guard struct {
 	policy   Policy
 	observe  Observer
 	work     *work
+	beats    *beats // those of the policy's heartbeat
 	waiters  *waiters
 }
 
@@ -123,7 +124,7 @@ func (g *Guard) With(p Policy) (*Guard, error) {
 		return nil, fmt.Errorf("semel: policy: %w", err)
 	}
 	with := *g
-	with.policy = p
+	with.policy, with.beats = p, g.work.beatsOf(p.Heartbeat)
 	return &with, nil
 }
 
@@ -195,12 +196,12 @@ func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 		defer func() { g.observe.Answered(ctx, answered(s, out, err, time.Since(start))) }()
 	}
 	if err := s.Identity.Validate(); err != nil {
-		return failed(&Error{Answer: Rejected, Err: err})
+		return out, out.fail(&Error{Answer: Rejected, Err: err})
 	}
 	if ctx.Err() != nil {
-		return failed(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
+		return out, out.fail(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
 	}
-	x, out, err := g.beginOrWait(ctx, s)
+	x, err := g.beginOrWait(ctx, &s, &out)
 	if x == nil {
 		return out, err
 	}
@@ -208,11 +209,11 @@ func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 		return x.detach(ctx, fn)
 	}
 	defer func() {
-		g.work.leave(s)
-		out, err = x.outcome, x.err // also for the observer of a panic
+		g.work.leave(&s)
+		out, err = x.outcome(), x.err // also for the observer of a panic
 	}()
 	x.run(ctx, fn)
-	return x.outcome, x.err
+	return out, err
 }
 
 func answered(s Submit, out Outcome, err error, took time.Duration) Answered {
@@ -228,18 +229,19 @@ func answered(s Submit, out Outcome, err error, took time.Duration) Answered {
 	return a
 }
 
-func failed(e *Error) (Outcome, error) {
-	out := Outcome{Answer: e.Answer}
+// fail makes the outcome that goes with e.
+func (out *Outcome) fail(e *Error) error {
+	*out = Outcome{Answer: e.Answer}
 	if e.Record != nil {
 		out.Record = *e.Record
 	}
-	return out, e
+	return e
 }
 
 // beginOrWait claims the identity, if need be after waiting for others that
-// execute it. It returns an execution, in work that has been entered, or the
-// answer.
-func (g *Guard) beginOrWait(ctx context.Context, s Submit) (*Execution, Outcome, error) {
+// execute it. It returns an execution, in work that has been entered, or nil and
+// the answer.
+func (g *Guard) beginOrWait(ctx context.Context, s *Submit, out *Outcome) (*Execution, error) {
 	var w *waiter
 	if s.Wait > 0 {
 		w = g.newWaiter(s.Identity, s.Wait)
@@ -247,24 +249,23 @@ func (g *Guard) beginOrWait(ctx context.Context, s Submit) (*Execution, Outcome,
 	}
 	for {
 		if err := g.work.enter(s); err != nil {
-			out, err := failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
-			return nil, out, err
+			return nil, out.fail(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
 		}
-		x, out, err := g.begin(ctx, s)
+		x, err := g.begin(ctx, s, out)
 		if x != nil {
-			return x, Outcome{}, nil
+			return x, nil
 		}
 		g.work.leave(s)
 		if out.Answer == InProgress && w != nil && w.next(ctx, out.Record) {
 			continue
 		}
 		g.note(s, out)
-		return nil, out, err
+		return nil, err
 	}
 }
 
-// begin claims the identity. It returns an execution, or the answer.
-func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error) {
+// begin claims the identity. It returns an execution, or nil and the answer.
+func (g *Guard) begin(ctx context.Context, s *Submit, out *Outcome) (*Execution, error) {
 	a := NewAttempt(s.Identity, s.Fingerprint, g.policy.Lease, g.policy.Retention)
 	a.Origin = s.Origin
 	settled := false
@@ -275,23 +276,21 @@ func (g *Guard) begin(ctx context.Context, s Submit) (*Execution, Outcome, error
 		if err == nil {
 			x := newExecution(g, s, claim, asked)
 			x.doubt = a.Takeover != 0 && !settled
-			return x, Outcome{}, nil
+			return x, nil
 		}
 		conflict, ok := errors.AsType[*ConflictError](err)
 		if !ok {
-			out, err := failed(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
-			return nil, out, err
+			return nil, out.fail(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
 		}
-		again, out, err := g.meet(ctx, &a, conflict.Record)
+		again, err := g.meet(ctx, &a, &conflict.Record, out)
 		if !again {
-			return nil, out, err
+			return nil, err
 		}
 		// Whoever takes over does not know what became of the attempt before,
 		// unless it was looked up just now.
 		settled = g.policy.OnCrash == Reconcile && !conflict.Record.Reopened
 	}
-	out, err := failed(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
-	return nil, out, err
+	return nil, out.fail(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
 }
 
 // claim calls Begin so that a lost answer strands no claim. It does not follow
@@ -373,28 +372,27 @@ func (g *Guard) abandon(ctx context.Context, a Attempt) {
 
 // meet decides what a record in the way means. again is true when Begin is
 // worth another call, with what meet changed in a.
-func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out Outcome, err error) {
-	answer := func(e *Error) (bool, Outcome, error) {
-		bare := r
+func (g *Guard) meet(ctx context.Context, a *Attempt, r *Record, out *Outcome) (again bool, err error) {
+	answer := func(e *Error) (bool, error) {
+		bare := *r
 		bare.Result = Result{}
 		e.Record = &bare
-		out, err := failed(e)
-		return false, out, err
+		return false, out.fail(e)
 	}
 	if r.Fingerprint.Differs(a.Fingerprint) {
 		return answer(&Error{Answer: Mismatch})
 	}
 	switch {
 	case r.State == StateCompleted:
-		out, err := replay(r)
-		return false, out, err
+		*out = Outcome{Answer: Replayed, Result: r.Result, Record: *r}
+		return false, recordedFailure(r)
 	case r.State == StateInProgress && !r.Lapsed():
 		// The lease is renewed while the owner lives, so what is left of it
 		// says little about when the owner will be done.
 		return answer(&Error{Answer: InProgress, RetryAfter: min(r.Lease, g.policy.Heartbeat)})
 	case r.Reopened, g.policy.OnCrash == Retry:
 		a.Takeover = r.Fence
-		return true, Outcome{}, nil
+		return true, nil
 	}
 
 	// Unknown, or lapsed and therefore about to be. Marking it comes before
@@ -406,9 +404,9 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		})
 		switch {
 		case err == nil:
-			r = marked
+			r = &marked
 		case errors.Is(err, ErrStaleFence), errors.Is(err, ErrNotFound):
-			return true, Outcome{}, nil
+			return true, nil
 		default:
 			// It is not on record that the outcome is unknown, so it need not
 			// stay so: the owner may still be there.
@@ -420,7 +418,7 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r Record) (again bool, out
 		case err != nil:
 			return answer(g.unknown(err))
 		case decided:
-			return true, Outcome{}, nil
+			return true, nil
 		}
 	}
 	return answer(g.unknown(nil))
@@ -436,20 +434,20 @@ func (g *Guard) unknown(cause error) *Error {
 	return e
 }
 
-func replay(r Record) (Outcome, error) {
-	out := Outcome{Answer: Replayed, Result: r.Result, Record: r}
+// recordedFailure is the failure that a completed record tells of, if it does.
+func recordedFailure(r *Record) error {
 	if r.Result.Codec == codecError {
-		return out, &RecordedError{Message: string(r.Result.Body)}
+		return &RecordedError{Message: string(r.Result.Body)}
 	}
-	return out, nil
+	return nil
 }
 
 // reconcile asks the policy's look-up and acts on its finding. decided means
 // that the record has changed, or may now be taken over.
-func (g *Guard) reconcile(ctx context.Context, a *Attempt, r Record) (decided bool, err error) {
+func (g *Guard) reconcile(ctx context.Context, a *Attempt, r *Record) (decided bool, err error) {
 	lctx, cancel := context.WithTimeout(ctx, g.policy.Lease)
 	defer cancel()
-	bare := r
+	bare := *r
 	bare.Result = Result{}
 	finding, err := g.policy.Reconcile(lctx, bare)
 	if err != nil {
@@ -555,7 +553,7 @@ func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 
 // note has an audit entry written for an answer that met a record and changed
 // none.
-func (g *Guard) note(s Submit, out Outcome) {
+func (g *Guard) note(s *Submit, out *Outcome) {
 	if g.notes == nil || out.Record.State == 0 {
 		return
 	}
@@ -565,7 +563,7 @@ func (g *Guard) note(s Submit, out Outcome) {
 }
 
 // entry fills in whose entry it is.
-func entry(s Submit, e TrailEntry) TrailEntry {
+func entry(s *Submit, e TrailEntry) TrailEntry {
 	e.Tenant, e.Actor, e.Operation, e.Key = s.Identity.Tenant, s.Identity.Actor, s.Identity.Operation, s.Identity.Key
 	e.Origin = s.Origin
 	return e
@@ -575,7 +573,7 @@ func entry(s Submit, e TrailEntry) TrailEntry {
 // protection. For entry points that are configured to fail open.
 func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
 	if g.notes != nil {
-		g.notes.trail.Note(entry(s, TrailEntry{Kind: TrailFailedOpen, Cause: "store unavailable"}))
+		g.notes.trail.Note(entry(&s, TrailEntry{Kind: TrailFailedOpen, Cause: "store unavailable"}))
 	}
 	if g.observe.FailedOpen != nil {
 		g.observe.FailedOpen(ctx, s.Identity.Scope, cause)

@@ -16,12 +16,16 @@ type lazyContext struct {
 	deadline time.Time
 	expired  error // the cause at the deadline; nil for context.DeadlineExceeded
 
-	mu     sync.Mutex
-	made   context.Context // by package context, once it is needed
+	mu    sync.Mutex
+	made  *madeContext // by package context, once it is needed
+	ended bool         // by end, before it was made
+	cause error
+}
+
+type madeContext struct {
+	context.Context
 	cancel context.CancelCauseFunc
 	stop   context.CancelFunc
-	ended  bool // by end, before it was made
-	cause  error
 }
 
 // Deadline implements context.Context.
@@ -58,14 +62,14 @@ func (c *lazyContext) make() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.made == nil {
-		var made context.Context
-		made, c.cancel = context.WithCancelCause(context.WithoutCancel(c.parent))
+		ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.parent))
 		if c.ended {
-			c.cancel(c.cause)
+			cancel(c.cause)
 		}
-		c.made, c.stop = context.WithDeadlineCause(made, c.deadline, c.expired)
+		c.made = &madeContext{cancel: cancel}
+		c.made.Context, c.made.stop = context.WithDeadlineCause(ctx, c.deadline, c.expired)
 	}
-	return c.made
+	return c.made.Context
 }
 
 // end cancels the context and gives up what was made. The first cause counts; a
@@ -74,8 +78,8 @@ func (c *lazyContext) end(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.made != nil {
-		c.cancel(cause)
-		c.stop()
+		c.made.cancel(cause)
+		c.made.stop()
 		return
 	}
 	if !c.ended && time.Now().Before(c.deadline) {

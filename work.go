@@ -3,6 +3,7 @@ package semel
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // work counts what guards that share it are at, and keeps it within bounds.
@@ -13,8 +14,9 @@ type work struct {
 	running   int // submits that claim or execute
 	detached  int // of those
 	tenants   map[string]int
-	behind    int // what goes on besides: renewals, and lost grants that are pursued
-	abandoned int // of those
+	beats     map[time.Duration]*beats // by heartbeat
+	behind    int                      // what goes on besides: renewals, and lost grants that are pursued
+	abandoned int                      // of those
 	draining  bool
 	idle      chan struct{}
 
@@ -23,9 +25,21 @@ type work struct {
 }
 
 func newWork(c Config) *work {
-	w := &work{config: c, tenants: map[string]int{}, idle: make(chan struct{})}
+	w := &work{config: c, tenants: map[string]int{}, beats: map[time.Duration]*beats{}, idle: make(chan struct{})}
 	w.stopping, w.stop = context.WithCancel(context.Background())
 	return w
+}
+
+// beatsOf returns what executions with that heartbeat share.
+func (w *work) beatsOf(heartbeat time.Duration) *beats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.beats[heartbeat]
+	if b == nil {
+		b = &beats{heartbeat: heartbeat, draining: w.draining}
+		w.beats[heartbeat] = b
+	}
+	return b
 }
 
 // maxAbandoned bounds how many lost grants are pursued at once, so that an
@@ -34,7 +48,7 @@ func newWork(c Config) *work {
 const maxAbandoned = 256
 
 // enter counts a submit. It fails with ErrDraining or a *BusyError.
-func (w *work) enter(s Submit) error {
+func (w *work) enter(s *Submit) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c, tenant := &w.config, s.Identity.Tenant
@@ -58,7 +72,7 @@ func (w *work) enter(s Submit) error {
 	return nil
 }
 
-func (w *work) leave(s Submit) {
+func (w *work) leave(s *Submit) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.running--
@@ -120,6 +134,9 @@ func (w *work) drain() <-chan struct{} {
 	if !w.draining {
 		w.draining = true
 		w.stop()
+		for _, b := range w.beats {
+			b.drain()
+		}
 		w.ended()
 	}
 	return w.idle
