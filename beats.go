@@ -21,8 +21,7 @@ type beats struct {
 
 // beat is an execution's place among those that wait for their first renewal.
 type beat struct {
-	due            time.Time
-	waits          bool
+	due            time.Time // zero if it does not wait
 	before, behind *Execution
 }
 
@@ -32,7 +31,7 @@ func (b *beats) wait(x *Execution, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at := &x.beat
-	at.waits, at.due = true, now.Add(b.heartbeat)
+	at.due = now.Add(b.heartbeat)
 	if at.before = b.last; b.last == nil {
 		b.first = x
 	} else {
@@ -60,7 +59,7 @@ func (b *beats) leave(x *Execution) {
 
 func (b *beats) take(x *Execution) {
 	at := x.beat
-	if !at.waits {
+	if at.due.IsZero() {
 		return
 	}
 	x.beat = beat{}

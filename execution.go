@@ -27,8 +27,7 @@ type Execution struct {
 	claim  Claim
 	doubt  bool // an attempt before this one may have had the effect
 
-	ctx  context.Context // the caller's: for its values
-	work workContext     // the handler's
+	work workContext // the handler's; its parent is the caller's
 
 	mu       sync.Mutex
 	leaseEnd time.Time   // by this process's monotonic clock, never later than the store's
@@ -102,7 +101,7 @@ func newExecution(g *Guard, s *Submit, claim Claim, asked time.Time) *Execution 
 // panics or ends the goroutine. Then it lets that go on.
 func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, error)) {
 	now := time.Now()
-	x.ctx, x.work.parent = ctx, ctx
+	x.work.parent = ctx
 	x.work.deadline = now.Add(x.guard.policy.Deadline)
 	defer x.work.end(nil)
 
@@ -184,7 +183,7 @@ func (x *Execution) tick() {
 	}
 
 	next := p.Heartbeat
-	ctx := storeContext(x.ctx, min(p.StoreTimeout, leaseEnd.Sub(now)))
+	ctx := storeContext(x.work.parent, min(p.StoreTimeout, leaseEnd.Sub(now)))
 	err := x.claim.Renew(ctx)
 	ctx.end(nil)
 	if errors.Is(err, ErrLostClaim) {
@@ -201,7 +200,7 @@ func (x *Execution) tick() {
 		leaseEnd = now.Add(p.Lease)
 	} else {
 		if x.guard.observe.StoreFailed != nil {
-			x.guard.observe.StoreFailed(x.ctx, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: "renew", Err: err})
+			x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: "renew", Err: err})
 		}
 		next = min(next, max(p.Heartbeat/4, time.Millisecond), max(time.Until(leaseEnd), time.Millisecond))
 	}
@@ -228,7 +227,7 @@ func (x *Execution) lose(cause error) {
 	}
 	x.work.end(cause)
 	if x.guard.observe.LeaseLost != nil {
-		x.guard.observe.LeaseLost(x.ctx, LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause})
+		x.guard.observe.LeaseLost(x.work.parent, LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause})
 	}
 }
 
@@ -269,7 +268,7 @@ func (x *Execution) finish(res Result, err error) {
 	x.settled.Lock()
 	defer x.settled.Unlock()
 	if panicked, ok := err.(*PanicError); ok && x.guard.observe.Panicked != nil {
-		x.guard.observe.Panicked(x.ctx, Panicked{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Err: panicked})
+		x.guard.observe.Panicked(x.work.parent, Panicked{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Err: panicked})
 	}
 	if !x.ended {
 		x.settle(res, err)
@@ -411,7 +410,7 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 			return err
 		}
 		if x.guard.observe.StoreFailed != nil {
-			x.guard.observe.StoreFailed(x.ctx, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: what, Err: err})
+			x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: what, Err: err})
 		}
 		if end.IsZero() {
 			end = time.Now().Add(x.guard.policy.Lease)
@@ -419,7 +418,7 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 		if !time.Now().Add(wait).Before(end) {
 			return err
 		}
-		pause(context.WithoutCancel(x.ctx), wait)
+		pause(context.WithoutCancel(x.work.parent), wait)
 	}
 }
 
@@ -427,9 +426,9 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 // execution. Usually there is one, so the first has its place in x.
 func (x *Execution) callContext(timeout time.Duration) *lazyContext {
 	if x.telling.parent != nil {
-		return storeContext(x.ctx, timeout)
+		return storeContext(x.work.parent, timeout)
 	}
-	x.telling.parent, x.telling.deadline = x.ctx, time.Now().Add(timeout)
+	x.telling.parent, x.telling.deadline = x.work.parent, time.Now().Add(timeout)
 	return &x.telling
 }
 
@@ -444,7 +443,7 @@ func (x *Execution) record(s State) Record {
 // gone reports whether the record is certainly gone: a claim lost to its own
 // release, whose answer was lost, or to a resolution as "no effect".
 func (x *Execution) gone() bool {
-	ctx := x.guard.storeContext(x.ctx)
+	ctx := x.guard.storeContext(x.work.parent)
 	defer ctx.end(nil)
 	_, err := x.guard.store.Find(ctx, x.submit.Identity)
 	return errors.Is(err, ErrNotFound)
@@ -453,7 +452,7 @@ func (x *Execution) gone() bool {
 // answerFromRecord answers an owner that lost its claim by what the record
 // says now: someone else has settled it or is at it.
 func (x *Execution) answerFromRecord() {
-	ctx := x.guard.storeContext(x.ctx)
+	ctx := x.guard.storeContext(x.work.parent)
 	r, err := x.guard.store.Find(ctx, x.submit.Identity)
 	ctx.end(nil)
 	if err != nil && !errors.Is(err, ErrNotFound) {
