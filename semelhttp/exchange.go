@@ -1,13 +1,13 @@
 package semelhttp
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,16 +34,101 @@ type exchange struct {
 	ctx    handlerContext
 	cause  error // why the handler's context had ended when it returned
 
-	users atomic.Int32 // goroutines that need body and rec
+	users  atomic.Int32 // goroutines that need body and rec
+	buffer *[]byte      // what body has begun in; nil if there was none
+	called bool         // the handler was, and may have kept what it was given
+
+	run func(context.Context) (semel.Result, error) // execute, for Guard.Do
+}
+
+// newExchange returns an exchange without what the request asks for.
+func (p *protector) newExchange(w http.ResponseWriter, r *http.Request) *exchange {
+	e, _ := p.exchanges.Get().(*exchange)
+	if e == nil {
+		e = &exchange{}
+		e.run = e.execute
+	}
+	e.protector, e.w, e.r = p, w, r
+	e.body = spool{spools: p.Spools, max: inlineBody}
+	e.rec.kept = spool{spools: p.Spools, max: p.MaxInline}
+	return e
+}
+
+// release gives up what is held for the request. What a handler was given stays
+// its own for good: a handler may go on to use its request, writer or context
+// when it has returned, and then must not meet those of another request.
+func (e *exchange) release() {
+	p := e.protector
+	e.body.close()
+	e.rec.kept.close()
+	if e.buffer != nil && e.reader.end() {
+		p.buffers.Put(e.buffer)
+	}
+	if !e.called {
+		*e = exchange{run: e.run}
+		p.exchanges.Put(e)
+	}
 }
 
 // bodyReader is a request body in memory. It cannot be rewound, or a transport
-// might send it again by itself.
-type bodyReader struct{ r bytes.Reader }
+// might send it again by itself. Who reads on after the end has an error.
+type bodyReader struct {
+	mu   sync.Mutex
+	rest []byte
+	over bool
+	lent int // calls of WriteTo under way
+}
 
-func (b *bodyReader) Read(p []byte) (int, error)         { return b.r.Read(p) }
-func (b *bodyReader) WriteTo(w io.Writer) (int64, error) { return b.r.WriteTo(w) }
-func (*bodyReader) Close() error                         { return nil }
+func (b *bodyReader) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.over:
+		return 0, http.ErrBodyReadAfterClose
+	case len(b.rest) == 0:
+		return 0, io.EOF
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// WriteTo implements io.WriterTo. It has w at the bytes themselves, which are
+// not used for another request as long as it is.
+func (b *bodyReader) WriteTo(w io.Writer) (int64, error) {
+	b.mu.Lock()
+	if b.over {
+		b.mu.Unlock()
+		return 0, http.ErrBodyReadAfterClose
+	}
+	rest := b.rest
+	b.rest = nil
+	b.lent++
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.lent--
+		b.mu.Unlock()
+	}()
+	if len(rest) == 0 {
+		return 0, nil
+	}
+	n, err := w.Write(rest)
+	if n < len(rest) && err == nil {
+		err = io.ErrShortWrite
+	}
+	return int64(n), err
+}
+
+func (*bodyReader) Close() error { return nil }
+
+// end lets nobody read any more. It reports whether nobody has the bytes.
+func (b *bodyReader) end() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rest, b.over = nil, true
+	return b.lent == 0
+}
 
 // spoolReader is a request body in a spool. It cannot be rewound either.
 type spoolReader struct{ r *io.SectionReader }
@@ -117,7 +202,7 @@ func (e *exchange) serve() {
 		e.submit.Settled = func(semel.Outcome, error) { e.leave() }
 		e.users.Store(2)
 	}
-	out, err := e.Guard.Do(waits, e.submit, e.execute)
+	out, err := e.Guard.Do(waits, e.submit, e.run)
 	if e.async && !out.Claimed {
 		e.users.Store(1) // nobody has been called
 	}
@@ -125,11 +210,10 @@ func (e *exchange) serve() {
 	whole = true
 }
 
-// leave gives up what is held for the request when nobody needs it any more.
+// leave is called by each goroutine that needs the exchange no more.
 func (e *exchange) leave() {
 	if e.users.Add(-1) == 0 {
-		e.body.close()
-		e.rec.kept.close()
+		e.release()
 	}
 }
 
@@ -142,7 +226,7 @@ func (e *exchange) request(ctx context.Context) *http.Request {
 	case e.body.file != nil:
 		r.Body = &spoolReader{e.body.reader()}
 	case len(e.body.mem) > 0:
-		e.reader.r.Reset(e.body.mem)
+		e.reader.rest = e.body.mem
 		r.Body = &e.reader
 	}
 	r.GetBody = nil
@@ -164,6 +248,7 @@ func (e *exchange) request(ctx context.Context) *http.Request {
 
 // handle calls the handler.
 func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
+	e.called = true
 	r := e.request(ctx)
 	if r.MultipartForm == nil {
 		defer func() {
@@ -206,10 +291,7 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 }
 
 func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
-	failure, ok := errors.AsType[*semel.Error](err)
-	if !ok {
-		failure = &semel.Error{}
-	}
+	failure, _ := errors.AsType[*semel.Error](err) // there is one wherever it is used
 	if e.rec.passing() {
 		if out.Answer != semel.Executed && out.Answer != semel.Released {
 			// Nobody knows whether that was all, and the client must not take it

@@ -30,11 +30,13 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 	if c.Resources != nil {
 		c.Resources.add(c)
 	}
+	bodies := &uploads{}
+	c.Guard.OnDrain(bodies.drain)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
-		return &protector{Config: c, fingerprinter: fingerprinter, next: next, large: make(chan struct{}, 1)}
+		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, large: make(chan struct{}, 1)}
 	}, nil
 }
 
@@ -43,7 +45,9 @@ type protector struct {
 	Config
 	fingerprinter *Fingerprinter
 	next          http.Handler
-	readers       sync.Pool     // of *pacedReader
+	uploads       *uploads
+	buffers       sync.Pool     // of *[]byte, for request bodies
+	exchanges     sync.Pool     // of *exchange whose handler has not been called
 	large         chan struct{} // full while KeyOf has a large body in memory
 }
 
@@ -85,18 +89,10 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	e := &exchange{
-		protector: p,
-		w:         w,
-		r:         r,
-		expired:   expired,
-		submit: semel.Submit{
-			Identity: semel.Identity{Scope: scope, Key: key},
-			Origin:   p.Origin(r),
-		},
-	}
-	e.body = spool{spools: p.Spools, max: inlineBody}
-	e.rec.kept = spool{spools: p.Spools, max: p.MaxInline}
+	e := p.newExchange(w, r)
+	e.expired = expired
+	e.submit.Identity = semel.Identity{Scope: scope, Key: key}
+	e.submit.Origin = p.Origin(r)
 	problem = e.read()
 	if problem.Status == 0 && p.Contract.FirstSentHeader != "" {
 		// Once more, for the body may have taken longer than the record was
@@ -107,13 +103,13 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		problem = e.takeKey()
 	}
 	if problem.Status != 0 {
-		e.body.close()
+		e.release()
 		p.refuse(w, problem)
 		return
 	}
 	if !e.expired { // likewise
 		if e.expired, ok = p.verifyIssued(w, key, scope); !ok {
-			e.body.close()
+			e.release()
 			return
 		}
 	}

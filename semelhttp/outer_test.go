@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -494,30 +495,30 @@ func TestStreamThatPanicsIsSeenToBreakUnderRecover(t *testing.T) {
 // A handler that outlasts the http.TimeoutHandler around it goes on, and who asks
 // again has its answer.
 func TestTimeoutHandlerAround(t *testing.T) {
-	b, effects := newFixture(t), &orders{}
-	goOn, done := make(chan struct{}), make(chan struct{})
-	slow := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		<-goOn
-		if r.Context().Err() != nil {
-			t.Error("the handler was cancelled")
+	synctest.Test(t, func(t *testing.T) {
+		b, effects := newFixture(t), &orders{}
+		goOn, done := make(chan struct{}), make(chan struct{})
+		slow := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			<-goOn
+			if r.Context().Err() != nil {
+				t.Error("the handler was cancelled")
+			}
+			effects.ServeHTTP(w, r)
+		}))
+		waited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(done)
+			slow.ServeHTTP(w, r)
+		})
+		if a := direct(t, http.TimeoutHandler(waited, time.Second, "too late"), "k", "{}"); a.status != http.StatusServiceUnavailable || a.body != "too late" {
+			t.Fatalf("%d %q", a.status, a.body)
 		}
-		effects.ServeHTTP(w, r)
-	}))
-	waited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer close(done)
-		slow.ServeHTTP(w, r)
+		close(goOn)
+		<-done
+		if a := direct(t, slow, "k", "{}"); a.status != 201 || !a.replayed() {
+			t.Errorf("%d %v", a.status, a.header)
+		}
+		effects.want(t, 1)
 	})
-	s, _ := serve(t, http.TimeoutHandler(waited, time.Millisecond, "too late"), false)
-	if a := post(t, s, "k", "{}"); a.status != http.StatusServiceUnavailable || a.body != "too late" {
-		t.Fatalf("%d %q", a.status, a.body)
-	}
-	close(goOn)
-	<-done
-	s2, _ := serve(t, slow, false)
-	if a := post(t, s2, "k", "{}"); a.status != 201 || !a.replayed() {
-		t.Errorf("%d %v", a.status, a.header)
-	}
-	effects.want(t, 1)
 }
 
 // Likewise a replay whose record cannot be read to its end.

@@ -4,7 +4,6 @@ import (
 	"io"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -37,6 +36,10 @@ func (p Pace) withDefaults() Pace {
 
 // pacer cuts a client off that is slower than its pace. It is told of each
 // call that waits for the client. After reset it serves another client.
+//
+// Nearly all calls are over before they have taken too long, and most clients
+// make several: so the timer is set when none is running that goes off in time,
+// and a call that ends leaves it alone. When it goes off it sees how things are.
 type pacer struct {
 	w     http.ResponseWriter
 	write bool // what waits are writes
@@ -44,6 +47,7 @@ type pacer struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	rings time.Time // when the timer goes off; zero if it does not
 	since time.Time // when the call under way began; zero if there is none
 	due   time.Time // when that has taken too long
 	spent time.Duration
@@ -69,29 +73,55 @@ func (p *pacer) begin() {
 		left = min(left, owed)
 	}
 	p.due = p.since.Add(left)
+	if p.rings.IsZero() || p.due.Before(p.rings) {
+		p.ring(left)
+	}
+}
+
+// ring sets the timer. Called with mu held.
+func (p *pacer) ring(left time.Duration) {
+	p.rings = p.due
 	if p.timer == nil {
-		p.timer = time.AfterFunc(left, p.late)
+		p.timer = time.AfterFunc(left, p.rung)
 	} else {
 		p.timer.Reset(left)
 	}
 }
 
-func (p *pacer) end(n int) {
+// end says that n bytes have come of the call. If they were the last, how long it
+// took does not matter any more.
+func (p *pacer) end(n int, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.timer.Stop()
-	p.spent += time.Since(p.since)
+	if !last {
+		p.spent += time.Since(p.since)
+	}
 	p.since = time.Time{}
 	p.bytes += int64(n)
 }
 
-func (p *pacer) late() {
+func (p *pacer) rung() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Or the call has just ended, and perhaps another has begun.
-	if !p.since.IsZero() && !p.slow && !time.Now().Before(p.due) {
-		p.slow = true
-		p.cut()
+	p.rings = time.Time{}
+	if p.since.IsZero() || p.slow {
+		return
+	}
+	if left := time.Until(p.due); left > 0 {
+		p.ring(left)
+		return
+	}
+	p.slow = true
+	p.cut()
+}
+
+// rest gives up the timer, which would hold on to the client.
+func (p *pacer) rest() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.rings.IsZero() {
+		p.timer.Stop()
+		p.rings = time.Time{}
 	}
 }
 
@@ -119,14 +149,80 @@ var past = time.Unix(1, 0)
 type pacedReader struct {
 	io.ReadCloser
 	pacer
-	stopped atomic.Bool // cut off because the guard drains
+	stopped      bool // cut off because the guard drains; the uploads' mutex guards it
+	prior, later *pacedReader
 }
 
 func (r *pacedReader) Read(b []byte) (int, error) {
 	r.begin()
 	n, err := r.ReadCloser.Read(b)
-	r.end(n)
+	r.end(n, err == io.EOF)
 	return n, err
+}
+
+// uploads are the request bodies that are being read.
+type uploads struct {
+	mu       sync.Mutex
+	latest   *pacedReader // the others are prior to it
+	draining bool
+	idle     sync.Pool // of *pacedReader
+}
+
+// begin has a body read. It is cut off at once if the guard drains.
+func (u *uploads) begin(w http.ResponseWriter, body io.ReadCloser, pace Pace) *pacedReader {
+	r, _ := u.idle.Get().(*pacedReader)
+	if r == nil {
+		r = &pacedReader{}
+	}
+	r.ReadCloser = body
+	r.reset(w, false, pace)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if r.prior = u.latest; r.prior != nil {
+		r.prior.later = r
+	}
+	u.latest = r
+	if r.stopped = u.draining; r.stopped {
+		r.cut()
+	}
+	return r
+}
+
+// end is called when the body has been read, or is not to be read any more.
+// From then on nobody else has the reader.
+func (u *uploads) end(r *pacedReader) {
+	u.mu.Lock()
+	if r.later != nil {
+		r.later.prior = r.prior
+	} else {
+		u.latest = r.prior
+	}
+	if r.prior != nil {
+		r.prior.later = r.later
+	}
+	r.prior, r.later = nil, nil
+	u.mu.Unlock()
+	r.ReadCloser = nil
+	r.reset(nil, false, Pace{})
+	u.idle.Put(r)
+}
+
+// drain cuts all bodies off.
+func (u *uploads) drain() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.draining = true
+	for r := u.latest; r != nil; r = r.prior {
+		r.stopped = true
+		r.cut()
+	}
+}
+
+// wasStopped reports whether the body was cut off because the guard drains.
+func (u *uploads) wasStopped(r *pacedReader) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return r.stopped
 }
 
 // pacedWriter writes an answer's body to the client.
@@ -146,10 +242,11 @@ func newPacedWriter(w http.ResponseWriter, pace Pace) *pacedWriter {
 const writeAtOnce = 16 << 10
 
 func (w *pacedWriter) Write(b []byte) (n int, err error) {
+	defer w.rest()
 	for {
 		w.begin()
 		m, err := w.ResponseWriter.Write(b[n:min(n+writeAtOnce, len(b))])
-		w.end(m)
+		w.end(m, false)
 		if n += m; err != nil || n == len(b) {
 			return n, err
 		}
@@ -158,6 +255,7 @@ func (w *pacedWriter) Write(b []byte) (n int, err error) {
 
 func (w *pacedWriter) flush() error {
 	w.begin()
-	defer w.end(0)
+	defer w.rest()
+	defer w.end(0, false)
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }

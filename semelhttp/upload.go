@@ -52,48 +52,57 @@ func (e *exchange) readBody() Problem {
 	}
 	// A body that does not come holds nothing up: it is cut off when it is too
 	// slow, and when the server stops.
-	from, _ := e.readers.Get().(*pacedReader)
-	if from == nil {
-		from = &pacedReader{}
+	from := e.uploads.begin(e.w, r.Body, e.Pace)
+	defer e.uploads.end(from)
+	rest := io.Reader(from)
+	if r.ContentLength < 0 {
+		// It also tells the server not to wait for what is too much.
+		rest = http.MaxBytesReader(e.w, from, e.MaxRequestBody)
 	}
-	from.ReadCloser = r.Body
-	from.reset(e.w, false, e.Pace)
-	// It also tells the server not to wait for the rest.
-	limited := http.MaxBytesReader(e.w, from, e.MaxRequestBody)
-	body := make([]byte, 0, size)
-	for first := true; ; {
-		n, err := limited.Read(body[len(body):cap(body)])
+	body := e.room(int(size))
+	for {
+		n, err := rest.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
 		e.body.mem = body
 		if err == io.EOF {
-			if first {
-				from.ReadCloser = nil
-				e.readers.Put(from) // nobody else has it
-			}
 			return Problem{}
 		}
 		if err != nil {
 			return e.unreadable(err, from)
 		}
-		if first && int64(n) != r.ContentLength {
-			stop := e.Guard.OnDrain(func() {
-				from.stopped.Store(true)
-				from.cut()
-			})
-			defer stop()
-			first = false
-		}
 		if len(body) == cap(body) {
+			if rest == io.Reader(from) {
+				// There is no end where the declared length, which is within
+				// the limit, says so, or it is further away.
+				left := e.MaxRequestBody - int64(len(body))
+				if left < 0 {
+					return e.tooLarge()
+				}
+				rest = http.MaxBytesReader(e.w, from, left)
+			}
 			if max(int64(len(body)), r.ContentLength) > inlineBody {
-				return e.readLarge(limited, from)
+				return e.readLarge(rest, from)
 			}
 			more := min(int64(cap(body)), inlineBody+1-int64(cap(body)))
-			if rest := r.ContentLength + 1 - more; rest > 0 {
-				more = min(more, rest)
+			if declared := r.ContentLength + 1 - more; declared > 0 {
+				more = min(more, declared)
 			}
 			body = append(make([]byte, 0, int64(cap(body))+more), body...) // and no more than that
 		}
 	}
+}
+
+// room returns an empty buffer of that size for the request body, which is the
+// exchange's until release.
+func (e *exchange) room(size int) []byte {
+	e.buffer, _ = e.buffers.Get().(*[]byte)
+	if e.buffer == nil {
+		e.buffer = new([]byte)
+	}
+	if cap(*e.buffer) < size {
+		*e.buffer = make([]byte, 0, max(size, 2<<10))
+	}
+	return (*e.buffer)[:0:size]
 }
 
 // readLarge goes on with a body whose beginning has been read.
@@ -165,7 +174,7 @@ func (e *exchange) unreadable(err error, from *pacedReader) Problem {
 		return e.tooLarge()
 	}
 	switch {
-	case from.stopped.Load():
+	case e.uploads.wasStopped(from):
 		return stopping()
 	case from.wasSlow():
 		return ProblemBodyTooSlow.Problem()

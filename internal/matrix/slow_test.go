@@ -121,10 +121,14 @@ func (b *slowBody) Close() error {
 
 const slowSize = 400 << 10 // so it is spooled
 
-// slowBodies is 50: half of them withhold their last byte, the others drip.
+// slowBodies is 50: of them some withhold their last byte, some drip, and some send
+// nothing.
 func slowBodies(i int) (*slowBody, int64) {
 	b := &slowBody{gone: make(chan struct{}), ready: slowSize - 1}
-	if i%2 == 0 {
+	switch {
+	case i%5 == 4: // nothing at all
+		b.ready, b.drip = 0, time.Hour
+	case i%2 == 0:
 		b.ready, b.drip = 0, time.Second
 	}
 	return b, slowSize
