@@ -51,13 +51,18 @@ func checkPart(name, s string, limit int, mayBeEmpty bool) error {
 		return fmt.Errorf("%s is empty", name)
 	case len(s) > limit:
 		return fmt.Errorf("%s is %d bytes long; at most %d are allowed", name, len(s), limit)
-	case !utf8.ValidString(s):
-		return fmt.Errorf("%s is not valid UTF-8", name)
 	}
+	ascii := true
 	for i := range len(s) {
-		if s[i] < 0x20 || s[i] == 0x7f {
+		switch c := s[i]; {
+		case c < 0x20, c == 0x7f:
 			return fmt.Errorf("%s holds a control character at byte %d", name, i)
+		case c >= utf8.RuneSelf:
+			ascii = false
 		}
+	}
+	if !ascii && !utf8.ValidString(s) {
+		return fmt.Errorf("%s is not valid UTF-8", name)
 	}
 	return nil
 }

@@ -144,7 +144,10 @@ func (r KeyRules) Check(key string) error {
 	if len(key) > limit {
 		return errors.Join(append(errs, fmt.Errorf("the key is %d bytes long; at most %d are allowed", len(key), limit))...)
 	}
-	version := uuidVersion(key)
+	version := 0
+	if r.RequireUUID || r.MinEntropyBits > 0 {
+		version = uuidVersion(key)
+	}
 	if r.RequireUUID && version != 4 && version != 7 {
 		errs = append(errs, errors.New("the key must be a UUID of version 4 or 7"))
 	}

@@ -60,26 +60,36 @@ func encodeResult(method string, status int, outer, header, trailer http.Header,
 	if !isFinal(status) {
 		return semel.Result{}, false, fmt.Errorf("semelhttp: status %d is not that of a final response", status)
 	}
-	stored := storedFields(header)
 	noContent := status == http.StatusNoContent
 	measured := !noContent && method != http.MethodHead && status != http.StatusNotModified
-	for name, values := range stored {
-		if textproto.CanonicalMIMEHeaderKey(name) != "Content-Length" {
-			continue
-		}
-		for _, v := range values {
-			if n, err := strconv.ParseInt(v, 10, 64); measured && (err != nil || n != size) {
-				return semel.Result{}, false, ErrIncompleteBody
+	var stored, setRoom, addRoom [16]headerField
+	set, add := fields(setRoom[:0]), fields(addRoom[:0])
+	for _, f := range storedFields(header, stored[:0]) {
+		if textproto.CanonicalMIMEHeaderKey(f.name) == "Content-Length" {
+			for _, v := range f.values {
+				if n, err := strconv.ParseInt(v, 10, 64); measured && (err != nil || n != size) {
+					return semel.Result{}, false, ErrIncompleteBody
+				}
+			}
+			if measured || noContent {
+				continue
 			}
 		}
-		if measured || noContent {
-			delete(stored, name)
+		// What was there before the handler, and is still, is not its own.
+		switch before := outer[f.name]; {
+		case len(before) > len(f.values) || !slices.Equal(before, f.values[:len(before)]),
+			len(before) == 0 && !accumulates(f.name):
+			set = append(set, f)
+		case len(before) < len(f.values):
+			add = append(add, headerField{f.name, f.values[len(before):]})
 		}
 	}
-	h := head{status: status, set: stored, trailer: trailer}
-	h.leaveOut(outer)
-	h.removed(outer, header)
-	r = semel.Result{Codec: CodecHTTP, Head: h.encode(), Label: strconv.Itoa(status)}
+	for name := range outer {
+		if _, ok := header[name]; !ok {
+			set = append(set, headerField{name: name}) // the handler took it out
+		}
+	}
+	r = semel.Result{Codec: CodecHTTP, Head: encodeHead(status, set, add, trailer), Label: strconv.Itoa(status)}
 	if status/100 == 2 || status == http.StatusSeeOther {
 		r.Reference = header.Get("Location")
 	}
@@ -89,22 +99,16 @@ func encodeResult(method string, status int, outer, header, trailer http.Header,
 // isFinal reports whether status can be that of a final response.
 func isFinal(status int) bool { return status >= 200 && status <= 999 }
 
-// hopByHop are the fields that belong to a connection and not to a response
-// (RFC 9110 7.6.1, and what is older than it).
-var hopByHop = map[string]bool{
-	"Connection":                true,
-	"Keep-Alive":                true,
-	"Proxy-Authenticate":        true,
-	"Proxy-Authentication-Info": true,
-	"Proxy-Authorization":       true,
-	"Proxy-Connection":          true,
-	"Te":                        true,
-	"Trailer":                   true,
-	"Transfer-Encoding":         true,
-	"Upgrade":                   true,
+// isHopByHop reports whether a field belongs to a connection and not to a
+// response (RFC 9110 7.6.1, and what is older than it).
+func isHopByHop(canonical string) bool {
+	switch canonical {
+	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
+		"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
 }
-
-func isHopByHop(canonical string) bool { return hopByHop[canonical] }
 
 // StoredHeader returns a copy of the part of a response header that is
 // recorded: all but hop-by-hop fields, those that Connection names, Date,
@@ -118,15 +122,25 @@ func isHopByHop(canonical string) bool { return hopByHop[canonical] }
 // first write if there is none, from no more than that write, so the recorder
 // has to do the same before.
 func StoredHeader(h http.Header) http.Header {
-	stored := storedFields(h)
-	for name, values := range stored {
-		stored[name] = slices.Clone(values)
+	stored := make(http.Header, len(h))
+	for _, f := range storedFields(h, nil) {
+		stored[f.name] = slices.Clone(f.values)
 	}
 	return stored
 }
 
-// storedFields is StoredHeader with the values shared.
-func storedFields(h http.Header) http.Header {
+// headerField is a field of a header, under its name as somebody wrote it.
+type headerField struct {
+	name   string
+	values []string
+}
+
+// fields are those of a header, or some of them. Its methods take what a caller
+// holds on its stack.
+type fields []headerField
+
+// storedFields appends the fields of StoredHeader to into.
+func storedFields(h http.Header, into fields) fields {
 	var named map[string]bool
 	for name, values := range h {
 		if textproto.CanonicalMIMEHeaderKey(name) != "Connection" {
@@ -141,16 +155,15 @@ func storedFields(h http.Header) http.Header {
 			}
 		}
 	}
-	stored := make(http.Header, len(h))
 	for name, values := range h {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
 		if isHopByHop(canonical) || named[canonical] || strings.HasPrefix(name, http.TrailerPrefix) ||
 			canonical == "Date" || canonical == HeaderReplayed || canonical == HeaderExpires {
 			continue
 		}
-		stored[name] = values
+		into = append(into, headerField{name, values})
 	}
-	return stored
+	return into
 }
 
 // StoredTrailer returns the trailers of a response whose header was sent as of
@@ -190,14 +203,6 @@ func StoredTrailer(sent, final http.Header) http.Header {
 // headVersion is the first byte of an encoded head.
 const headVersion = 2
 
-// head is the head of a response, as far as it is the handler's.
-type head struct {
-	status  int
-	set     http.Header // a name without values is one that the handler removed
-	add     http.Header // values behind those that are there
-	trailer http.Header
-}
-
 // accumulates says of a field that whoever has something to say with it adds a
 // value, so that what the handler said stands beside what others have said.
 func accumulates(name string) bool {
@@ -208,57 +213,23 @@ func accumulates(name string) bool {
 	return false
 }
 
-// leaveOut removes from h.set what was there before the handler ran, and has
-// not been changed by it.
-func (h *head) leaveOut(outer http.Header) {
-	for name, values := range h.set {
-		before := outer[name]
-		if len(before) > len(values) || !slices.Equal(before, values[:len(before)]) {
-			continue // replaced
-		}
-		if len(before) == 0 && !accumulates(name) {
-			continue
-		}
-		delete(h.set, name)
-		if added := values[len(before):]; len(added) > 0 {
-			if h.add == nil {
-				h.add = http.Header{}
-			}
-			h.add[name] = added
-		}
+// set has the header say what the fields say.
+func (fs fields) set(into http.Header) {
+	for _, f := range fs {
+		into[f.name] = f.values
 	}
 }
 
-// removed notes the names that were there before the handler, and which it took
-// out of the header.
-func (h *head) removed(outer, sent http.Header) {
-	for name := range outer {
-		if _, ok := sent[name]; !ok {
-			h.set[name] = nil
-		}
+// add puts the fields' values behind those that are there.
+func (fs fields) add(into http.Header) {
+	for _, f := range fs {
+		into[f.name] = append(into[f.name][:len(into[f.name]):len(into[f.name])], f.values...)
 	}
 }
 
-// merge puts the head into a header in which there is what others have to say
-// about the answer at hand.
-func (h *head) merge(into http.Header) {
-	for name, values := range h.set {
-		into[name] = values
-	}
-	for name, values := range h.add {
-		into[name] = append(into[name][:len(into[name]):len(into[name])], values...)
-	}
-}
-
-// drop removes a field, however it is written.
-func (h *head) drop(name string) {
-	for _, fields := range []http.Header{h.set, h.add, h.trailer} {
-		for n := range fields {
-			if textproto.CanonicalMIMEHeaderKey(n) == name {
-				delete(fields, n)
-			}
-		}
-	}
+// without removes a field, however it is written.
+func (fs fields) without(name string) fields {
+	return slices.DeleteFunc(fs, func(f headerField) bool { return textproto.CanonicalMIMEHeaderKey(f.name) == name })
 }
 
 // EncodeHead encodes the head of a response: the status, and every name of
@@ -271,40 +242,48 @@ func (h *head) drop(name string) {
 // and the values. Numbers are unsigned varints; strings have their length before
 // them.
 func EncodeHead(status int, header, trailer http.Header) []byte {
-	h := head{status: status, set: header, trailer: trailer}
-	return h.encode()
+	set := make(fields, 0, len(header))
+	for name, values := range header {
+		set = append(set, headerField{name, values})
+	}
+	return encodeHead(status, set, nil, trailer)
 }
 
-func (h *head) encode() []byte {
-	b := make([]byte, 0, 16+headerBytes(h.set)+headerBytes(h.add)+headerBytes(h.trailer))
+// encodeHead encodes what is to be set, what is to be added and the trailer. It
+// sorts them.
+func encodeHead(status int, set, add fields, trailer http.Header) []byte {
+	var room [8]headerField
+	last := fields(room[:0])
+	for name, values := range trailer {
+		last = append(last, headerField{name, values})
+	}
+	b := make([]byte, 0, 16+set.size()+add.size()+last.size())
 	b = append(b, headVersion)
-	b = binary.AppendUvarint(b, uint64(h.status))
-	b = appendHeader(b, h.set)
-	b = appendHeader(b, h.add)
-	return appendHeader(b, h.trailer)
+	b = binary.AppendUvarint(b, uint64(status))
+	b = set.encode(b)
+	b = add.encode(b)
+	return last.encode(b)
 }
 
-// headerBytes is about the length of an encoded header.
-func headerBytes(h http.Header) int {
-	n := 0
-	for name, values := range h {
-		n += len(name) + 3
-		for _, v := range values {
+// size is about the length of the encoded fields.
+func (fs fields) size() (n int) {
+	for _, f := range fs {
+		n += len(f.name) + 3
+		for _, v := range f.values {
 			n += len(v) + 2
 		}
 	}
 	return n
 }
 
-func appendHeader(b []byte, h http.Header) []byte {
-	b = binary.AppendUvarint(b, uint64(len(h)))
-	if len(h) == 0 {
-		return b
-	}
-	for _, name := range sortedNames(h) {
-		b = appendString(b, name)
-		b = binary.AppendUvarint(b, uint64(len(h[name])))
-		for _, v := range h[name] {
+// encode sorts the fields and appends them to b.
+func (fs fields) encode(b []byte) []byte {
+	slices.SortFunc(fs, func(a, b headerField) int { return strings.Compare(a.name, b.name) })
+	b = binary.AppendUvarint(b, uint64(len(fs)))
+	for _, f := range fs {
+		b = appendString(b, f.name)
+		b = binary.AppendUvarint(b, uint64(len(f.values)))
+		for _, v := range f.values {
 			b = appendString(b, v)
 		}
 	}
@@ -319,36 +298,71 @@ var ErrBadHead = errors.New("semelhttp: the recorded head of a response cannot b
 // if there is none. The error is ErrBadHead, also for a status that a final
 // response cannot have; it takes memory in proportion to b at most.
 func DecodeHead(b []byte) (status int, header, trailer http.Header, err error) {
-	h, err := decodeHead(b)
+	h, set, add, err := decodeHead(b, nil)
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	header = h.set
-	if header == nil {
-		header = http.Header{}
-	}
-	h.merge(header)
+	header = make(http.Header, len(set))
+	set.set(header)
+	add.add(header)
 	return h.status, header, h.trailer, nil
 }
 
-func decodeHead(b []byte) (h head, err error) {
+// head is a decoded head of a response without its fields.
+type head struct {
+	status  int
+	trailer http.Header
+	spare   values // left over
+}
+
+// decodeHead decodes a head. Its fields, of which those without values are such
+// as the handler removed, and those with values to add, are in room if there is
+// enough.
+func decodeHead(b []byte, room fields) (h head, set, add fields, err error) {
 	if len(b) == 0 || b[0] != headVersion {
-		return head{}, ErrBadHead
+		return head{}, nil, nil, ErrBadHead
 	}
 	d := headDecoder{s: string(b[1:])}
 	h.status = d.int(999)
-	h.set, h.add, h.trailer = d.header(), d.header(), d.header()
-	if d.bad || d.s != "" || !isFinal(h.status) {
-		return head{}, ErrBadHead
+	set = d.fields(room)
+	add = d.fields(set[len(set):])
+	if trailer := d.fields(nil); len(trailer) > 0 {
+		h.trailer = make(http.Header, len(trailer))
+		trailer.set(h.trailer)
 	}
-	return h, nil
+	if d.bad || d.s != "" || !isFinal(h.status) {
+		return head{}, nil, nil, ErrBadHead
+	}
+	h.spare = d.values
+	return h, set, add, nil
+}
+
+// values is room for values of header fields, of which there are several to a
+// response, so that not each needs a slice of its own.
+type values []string
+
+// take returns n of them.
+func (v *values) take(n int) []string {
+	if n > len(*v) {
+		*v = make(values, max(n, 8))
+	}
+	taken := (*v)[:n:n]
+	*v = (*v)[n:]
+	return taken
+}
+
+// one returns a single value.
+func (v *values) one(s string) []string {
+	taken := v.take(1)
+	taken[0] = s
+	return taken
 }
 
 // headDecoder consumes s. After anything bad it yields nothing more.
 type headDecoder struct {
 	s      string
 	bad    bool
-	values []string // room for those to come
+	values values // room for those to come
 }
 
 // int consumes a number of at most limit.
@@ -384,27 +398,20 @@ func (d *headDecoder) strings(n int) []string {
 	if n == 0 {
 		return nil
 	}
-	if n > len(d.values) {
-		d.values = make([]string, max(n, min(16, len(d.s))))
-	}
-	values := d.values[:n:n]
-	d.values = d.values[n:]
+	values := d.values.take(n)
 	for i := range values {
 		values[i] = d.string()
 	}
 	return values
 }
 
-func (d *headDecoder) header() http.Header {
+// fields consumes a header and appends it to into.
+func (d *headDecoder) fields(into fields) fields {
 	names := d.int(len(d.s))
 	if d.bad || names > len(d.s)/2 { // a name and a count take two bytes
 		d.bad = true
 		return nil
 	}
-	if names == 0 {
-		return nil
-	}
-	h := make(http.Header, min(names, 64))
 	last := ""
 	for i := range names {
 		name := d.string()
@@ -417,7 +424,7 @@ func (d *headDecoder) header() http.Header {
 			d.bad = true
 			return nil
 		}
-		h[name] = d.strings(n)
+		into = append(into, headerField{name, d.strings(n)})
 	}
-	return h
+	return into
 }

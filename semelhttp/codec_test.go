@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/semelhq/semel"
 )
@@ -57,19 +59,20 @@ func TestDecodeHeadRefuses(t *testing.T) {
 	}
 	wantBadHead(t, append(bytes.Clone(good), 0))
 	for name, b := range map[string]string{
-		"no version":            "\x00\xc8\x01\x00\x00",
-		"later version":         "\x02\xc8\x01\x00\x00",
-		"status 0":              "\x01\x00\x00\x00",
-		"status 101":            "\x01\x65\x00\x00",
-		"status 1000":           "\x01\xe8\x07\x00\x00",
-		"names out of order":    "\x01\xc8\x01\x02\x01B\x00\x01A\x00\x00",
-		"name twice":            "\x01\xc8\x01\x02\x01A\x00\x01A\x00\x00",
-		"empty name twice":      "\x01\xc8\x01\x02\x00\x00\x00\x00\x00",
-		"endless number":        "\x01\xc8\x01\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01",
-		"names beyond the end":  "\x01\xc8\x01\xff\xff\xff\xff\x0f",
-		"values beyond the end": "\x01\xc8\x01\x01\x01A\xff\xff\xff\xff\x07",
-		"string beyond the end": "\x01\xc8\x01\x01\x01A\x01\xff\xff\xff\xff\x07x\x00",
-		"string by one too far": "\x01\xc8\x01\x01\x01A\x01\x02x",
+		"no version":            "\x00\xc8\x01\x00\x00\x00",
+		"earlier version":       "\x01\xc8\x01\x00\x00\x00",
+		"later version":         "\x03\xc8\x01\x00\x00\x00",
+		"status 0":              "\x02\x00\x00\x00\x00",
+		"status 101":            "\x02\x65\x00\x00\x00",
+		"status 1000":           "\x02\xe8\x07\x00\x00\x00",
+		"names out of order":    "\x02\xc8\x01\x02\x01B\x00\x01A\x00\x00\x00",
+		"name twice":            "\x02\xc8\x01\x02\x01A\x00\x01A\x00\x00\x00",
+		"empty name twice":      "\x02\xc8\x01\x02\x00\x00\x00\x00\x00\x00",
+		"endless number":        "\x02\xc8\x01\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01",
+		"names beyond the end":  "\x02\xc8\x01\xff\xff\xff\xff\x0f",
+		"values beyond the end": "\x02\xc8\x01\x01\x01A\xff\xff\xff\xff\x07",
+		"string beyond the end": "\x02\xc8\x01\x01\x01A\x01\xff\xff\xff\xff\x07x\x00\x00",
+		"string by one too far": "\x02\xc8\x01\x01\x01A\x01\x02x",
 	} {
 		t.Run(name, func(t *testing.T) { wantBadHead(t, []byte(b)) })
 	}
@@ -88,11 +91,11 @@ func wantBadHead(t *testing.T, b []byte) {
 func TestDecodeHeadAllocatesInProportion(t *testing.T) {
 	rest := strings.Repeat("\x00", 1<<20)
 	for name, b := range map[string][]byte{
-		"names":            []byte("\x01\xc8\x01\xff\xff\x1f" + rest),
-		"values":           []byte("\x01\xc8\x01\x01\x01A\xf0\xff\x3f\xef\xff\x3f" + rest),
-		"more than 4 GiB":  []byte("\x01\xc8\x01\x01\x01A\xff\xff\xff\xff\x0f" + rest),
-		"values, again":    []byte("\x01\xc8\x01\x02\x01A\xf0\xff\x3f\xef\xff\x3f" + rest),
-		"values by the MB": []byte("\x01\xc8\x01\x01\x01A\x80\x80\x40" + rest),
+		"names":            []byte("\x02\xc8\x01\xff\xff\x1f" + rest),
+		"values":           []byte("\x02\xc8\x01\x01\x01A\xf0\xff\x3f\xef\xff\x3f" + rest),
+		"more than 4 GiB":  []byte("\x02\xc8\x01\x01\x01A\xff\xff\xff\xff\x0f" + rest),
+		"values, again":    []byte("\x02\xc8\x01\x02\x01A\xf0\xff\x3f\xef\xff\x3f" + rest),
+		"values by the MB": []byte("\x02\xc8\x01\x01\x01A\x80\x80\x40" + rest),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
@@ -424,4 +427,14 @@ func BenchmarkHead(b *testing.B) {
 			_, _, _, _ = DecodeHead(head)
 		}
 	})
+}
+
+func TestHTTPDate(t *testing.T) {
+	zone := time.FixedZone("", -5*3600)
+	for range 1000 {
+		at := time.Unix(rand.Int64N(300_000_000_000), 0).In(zone) // up to the year 11476
+		if got, want := string(appendHTTPDate(nil, at)), at.UTC().Format(http.TimeFormat); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
 }

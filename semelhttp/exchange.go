@@ -431,5 +431,5 @@ func (e *exchange) own(expires time.Time) {
 	body := rec.kept.content()
 	body.coded = rec.outer.Get("Content-Encoding") != ""
 	rec.prepare(e.w.Header())
-	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, body, expires)
+	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, body, expires, nil)
 }
