@@ -299,7 +299,7 @@ func (g *Guard) begin(ctx context.Context, s *Submit, out *Outcome) (*Execution,
 // made: the lease cannot have begun before.
 func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.Time, err error) {
 	asked = time.Now()
-	claim, err = g.beginOnce(ctx, a)
+	claim, err = g.beginOnce(ctx, &a, asked)
 	for try := 0; err != nil; try++ {
 		if isConflict(err) {
 			return nil, asked, err
@@ -321,15 +321,15 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.T
 		}
 		pause(ctx, 20*time.Millisecond<<try)
 		asked = time.Now()
-		claim, err = g.beginOnce(ctx, a)
+		claim, err = g.beginOnce(ctx, &a, asked)
 	}
 	return claim, asked, nil
 }
 
-func (g *Guard) beginOnce(ctx context.Context, a Attempt) (Claim, error) {
-	call := g.storeContext(ctx)
+func (g *Guard) beginOnce(ctx context.Context, a *Attempt, now time.Time) (Claim, error) {
+	call := &lazyContext{parent: ctx, deadline: now.Add(g.policy.StoreTimeout)}
 	defer call.end(nil)
-	return g.store.Begin(call, a)
+	return g.store.Begin(call, *a)
 }
 
 // storeContext bounds one call of the store, without the caller's cancellation.
@@ -354,7 +354,7 @@ func (g *Guard) abandon(ctx context.Context, a Attempt) {
 	defer g.work.leaveAbandon()
 	end := time.Now().Add(g.policy.Lease)
 	for wait := 50 * time.Millisecond; time.Now().Before(end) && g.work.stopping.Err() == nil; wait = min(wait*2, time.Second) {
-		claim, err := g.beginOnce(ctx, a)
+		claim, err := g.beginOnce(ctx, &a, time.Now())
 		if isConflict(err) {
 			return
 		}

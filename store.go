@@ -29,7 +29,7 @@ var (
 )
 
 // ConflictError is Begin's answer when the identity is taken. Record is what
-// is in the way. A store that can see that the identity is claimed but not
+// is in the way; nobody changes it, for others may be told of the same. A store that can see that the identity is claimed but not
 // the record itself (another transaction holds it) returns a Record with only
 // Identity, StateInProgress and some Lease set.
 type ConflictError struct {

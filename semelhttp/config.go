@@ -389,9 +389,9 @@ const maxRequestID = 128
 // Context). Both are what the client says and prove nothing.
 func DefaultOrigin(r *http.Request) semel.Origin {
 	var o semel.Origin
-	if id := r.Header.Get("X-Request-Id"); isVisible(id) {
+	if lines := r.Header["X-Request-Id"]; len(lines) > 0 && isVisible(lines[0]) {
 		// Cloned so that a record does not keep the request's buffers alive.
-		o.RequestID = strings.Clone(id[:min(len(id), maxRequestID)])
+		o.RequestID = strings.Clone(lines[0][:min(len(lines[0]), maxRequestID)])
 	}
 	if lines := r.Header["Traceparent"]; len(lines) == 1 {
 		o.TraceID = strings.Clone(traceID(lines[0]))

@@ -53,11 +53,12 @@ type Store struct {
 }
 
 type record struct {
-	semel.Record // its Lease is not kept up: leaseEnd is
-	token        semel.Token
-	leaseEnd     time.Time
-	place        int  // in the expiry heap, if it is completed
-	gone         bool // it has been removed
+	*semel.Record // that of conflict; its Lease is not kept up: leaseEnd is
+	conflict      semel.ConflictError
+	token         semel.Token
+	leaseEnd      time.Time
+	place         int  // in the expiry heap, if it is completed
+	gone          bool // it has been removed
 }
 
 // New returns an empty store.
@@ -102,7 +103,7 @@ func (r *record) expired(now time.Time) bool {
 
 // read returns a copy of the record as it is at now.
 func (r *record) read(now time.Time) semel.Record {
-	out := r.Record
+	out := *r.Record
 	out.Lease = r.leaseEnd.Sub(now)
 	return out
 }
@@ -126,9 +127,10 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 		if len(s.records) >= s.config.MaxRecords && s.sweep(now, 1) == 0 {
 			return nil, ErrFull
 		}
-		r = &record{Record: semel.Record{
+		r = &record{conflict: semel.ConflictError{Record: semel.Record{
 			ID: s.names.ID(s.fence + 1), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
-		}}
+		}}}
+		r.Record = &r.conflict.Record
 		s.records[a.Identity] = r
 	case r.State == semel.StateInProgress && r.token == a.Token && a.Token != (semel.Token{}):
 		r.leaseEnd = now.Add(a.Lease)
@@ -136,6 +138,8 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	case a.Takeover == r.Fence && r.unsettled(now):
 		r.State = semel.StateInProgress
 		r.Reopened, r.Cause, r.SettledAt = false, "", time.Time{}
+	case r.State == semel.StateCompleted: // which it stays, as it is
+		return nil, &r.conflict
 	default:
 		return nil, &semel.ConflictError{Record: r.read(now)}
 	}
