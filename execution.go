@@ -155,7 +155,7 @@ func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result
 	}
 	rec := x.record(StateInProgress)
 	return Outcome{Answer: InProgress, Record: rec, Claimed: true},
-		&Error{Answer: InProgress, Record: &rec, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
+		&Error{Answer: InProgress, Record: &rec, Claimed: true, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
 }
 
 // tick renews the claim, and gives the handler up once it is overdue.
@@ -296,27 +296,35 @@ func (x *Execution) settle(res Result, err error) {
 		x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error", Failed: true},
 			&RecordedError{Message: err.Error(), Err: err})
 	case classNoEffect:
-		told := x.tell("release", x.claim.Release)
-		if errors.Is(told, ErrLostClaim) && !x.gone() {
+		switch told := x.tell("release", x.claim.Release); {
+		case told == nil, errors.Is(told, ErrRolledBack):
+			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
+		case errors.Is(told, ErrLostClaim) && !x.gone():
 			x.answerFromRecord() // someone else's: what it says, goes
-			return
-		}
-		if told != nil && !errors.Is(told, ErrLostClaim) {
-			err = errors.Join(err, told)
-		}
-		x.fail(StateInProgress, &Error{Answer: Released, Err: err})
-	default:
-		told := x.tell("hold", func(ctx context.Context) error { return x.claim.Hold(ctx, cause) })
-		switch {
-		case told == nil:
-			x.fail(StateUnknown, x.guard.unknown(err))
 		case errors.Is(told, ErrLostClaim):
-			x.answerFromRecord()
-		case errors.Is(told, ErrRolledBack):
-			x.rolledBack(errors.Join(err, told))
-		default:
+			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
+		case x.Transactional(): // nothing of it was ever to be committed
+			x.fail(StateInProgress, &Error{Answer: Released, Err: errors.Join(err, told)})
+		default: // the record stays, and becomes unknown
 			x.untold(errors.Join(err, told))
 		}
+	default:
+		x.held(err, x.tell("hold", func(ctx context.Context) error { return x.claim.Hold(ctx, cause) }))
+	}
+}
+
+// held answers for an outcome that is unknown because of err, by what the store
+// said when it was told to hold it.
+func (x *Execution) held(err, told error) {
+	switch {
+	case told == nil:
+		x.fail(StateUnknown, x.guard.unknown(err))
+	case errors.Is(told, ErrLostClaim):
+		x.answerFromRecord()
+	case errors.Is(told, ErrRolledBack):
+		x.rolledBack(errors.Join(err, told))
+	default:
+		x.untold(errors.Join(err, told))
 	}
 }
 
@@ -345,6 +353,11 @@ func (x *Execution) complete(res Result, failure error) {
 		x.answerFromRecord()
 	case errors.Is(err, ErrRolledBack):
 		x.rolledBack(errors.Join(failure, err))
+	case x.Transactional():
+		// Left alone it would keep its locks. To hold it is to roll it back, or
+		// to learn that it was committed after all.
+		const cause = "the result could not be recorded"
+		x.held(err, x.call("hold", x.guard.policy.StoreTimeout, func(ctx context.Context) error { return x.claim.Hold(ctx, cause) }))
 	default:
 		x.untold(err)
 	}
@@ -403,14 +416,9 @@ func (x *Execution) tell(what string, call func(context.Context) error) error {
 func (x *Execution) tellWithin(timeout time.Duration, what string, call func(context.Context) error) error {
 	var end time.Time
 	for wait := 20 * time.Millisecond; ; wait = min(wait*2, time.Second) {
-		ctx := x.callContext(timeout)
-		err := call(ctx)
-		ctx.end(nil)
-		if err == nil || errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge) {
+		err := x.call(what, timeout, call)
+		if err == nil || isVerdict(err) || errors.Is(err, ErrNotOpen) {
 			return err
-		}
-		if x.guard.observe.StoreFailed != nil {
-			x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: what, Err: err})
 		}
 		if end.IsZero() {
 			end = time.Now().Add(x.guard.policy.Lease)
@@ -420,6 +428,23 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 		}
 		pause(context.WithoutCancel(x.work.parent), wait)
 	}
+}
+
+// call calls the store once.
+func (x *Execution) call(what string, timeout time.Duration, call func(context.Context) error) error {
+	ctx := x.callContext(timeout)
+	err := call(ctx)
+	ctx.end(nil)
+	if err != nil && !isVerdict(err) && x.guard.observe.StoreFailed != nil {
+		x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: what, Err: err})
+	}
+	return err
+}
+
+// isVerdict reports whether err is what a store says of a claim, and not a
+// failure to say it.
+func isVerdict(err error) bool {
+	return errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge)
 }
 
 // callContext is storeContext for a call that tells the store what became of the

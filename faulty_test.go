@@ -624,6 +624,127 @@ func TestRolledBackIsNoEffect(t *testing.T) {
 	}
 }
 
+// transactional is a store whose claims live in transactions, as far as the guard
+// can see.
+type transactional struct{ *faulty }
+
+func (s transactional) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	c, err := s.faulty.Begin(ctx, a)
+	return transactionalClaim{c}, err
+}
+
+type transactionalClaim struct{ semel.Claim }
+
+func (transactionalClaim) Transactional() bool { return true }
+
+// A transaction whose result cannot be recorded is not left alone with its locks:
+// what the store makes of it then is what is told.
+func TestTransactionThatCannotBeCompletedIsRolledBack(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		hold   error
+		answer semel.Answer
+	}{
+		{"rolled back", semel.ErrRolledBack, semel.Released},
+		{"committed after all", semel.ErrLostClaim, semel.Replayed},
+		{"ended by its handler", nil, semel.Unknown},
+		{"the store is silent", errDown, semel.Unavailable},
+	} {
+		bubble(t, func(t *testing.T) {
+			s := &faulty{Store: newStore(t)}
+			held := 0
+			s.before = func(call string) error {
+				switch {
+				case call == "hold":
+					held++
+					return c.hold
+				case call == "complete" && c.answer != semel.Replayed:
+					return errDown
+				}
+				return nil
+			}
+			s.after = func(call string) error {
+				if call == "complete" { // the answer is lost
+					return errDown
+				}
+				return nil
+			}
+			start := time.Now()
+			out, err := newGuard(t, transactional{s}, semel.Policy{}).Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+				return semel.Result{}, nil
+			})
+			if out.Answer != c.answer || !out.Claimed || held != 1 || time.Since(start) > 15*time.Second {
+				t.Errorf("%s: %v, %v, after %d holds and %v", c.name, out.Answer, err, held, time.Since(start))
+			}
+			if c.answer == semel.Released && (!errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, errDown)) {
+				t.Errorf("%s: told %v", c.name, err)
+			}
+		})
+	}
+}
+
+// A key that could not be freed is not said to be free: its record becomes unknown.
+func TestReleaseThatFailsIsNotToldAsReleased(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), before: failFor(time.Minute, "release", "renew")}
+		g := newGuard(t, s, semel.Policy{})
+		declined := errors.New("declined")
+		decline := func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(declined) }
+		out, err := g.Do(t.Context(), submit("k"), decline)
+		wantAnswer(t, out, err, semel.Unavailable)
+		if !out.Claimed || !errors.Is(err, declined) || !errors.Is(err, errDown) || errors.Is(err, semel.ErrNoEffect) {
+			t.Errorf("told %v", err)
+		}
+		time.Sleep(time.Minute)
+		out, err = g.Do(t.Context(), submit("k"), decline)
+		wantAnswer(t, out, err, semel.Unknown)
+
+		// A transaction has no record before its end, and nothing was committed.
+		s.before = failFor(time.Minute, "release", "renew")
+		out, err = newGuard(t, transactional{s}, semel.Policy{}).Do(t.Context(), submit("t"), decline)
+		wantAnswer(t, out, err, semel.Released)
+		if !errors.Is(err, errDown) {
+			t.Errorf("told %v", err)
+		}
+	})
+}
+
+// A store that is not open is asked once, and no grant of it is pursued.
+func TestClosedStoreIsAskedOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		calls := map[string]int{}
+		closed := false
+		s := &faulty{Store: newStore(t)}
+		s.before = func(call string) error {
+			if calls[call]++; closed {
+				return fmt.Errorf("closed: %w", semel.ErrNotOpen)
+			}
+			return nil
+		}
+		g := newGuard(t, s, semel.Policy{})
+		start := time.Now()
+		out, err := g.Do(t.Context(), submit("during"), func(context.Context) (semel.Result, error) {
+			closed = true
+			return semel.Result{}, nil
+		})
+		wantAnswer(t, out, err, semel.Unavailable)
+		if !out.Claimed || errors.Is(err, semel.ErrNoEffect) {
+			t.Errorf("told %v", err)
+		}
+		out, err = g.Do(t.Context(), submit("after"), func(context.Context) (semel.Result, error) {
+			t.Error("executed")
+			return semel.Result{}, nil
+		})
+		wantAnswer(t, out, err, semel.Unavailable)
+		if err := g.Drain(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if calls["begin"] != 2 || calls["complete"] != 1 || time.Since(start) > 0 {
+			t.Errorf("called %v in %v", calls, time.Since(start))
+		}
+	})
+}
+
 // Bug 12: renewals that fail must not be swallowed. Losing the lease cancels
 // the work.
 func TestFailedRenewalsCancelTheWork(t *testing.T) {

@@ -307,6 +307,9 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.T
 		if g.observe.StoreFailed != nil {
 			g.observe.StoreFailed(ctx, StoreFailed{Scope: a.Identity.Scope, Call: "begin", Err: err})
 		}
+		if errors.Is(err, ErrNotOpen) {
+			return nil, asked, err
+		}
 		if try == 2 {
 			// Begin may have been granted all the same. Nothing will be
 			// executed under that claim, so it must not end as an unknown
@@ -355,7 +358,7 @@ func (g *Guard) abandon(ctx context.Context, a Attempt) {
 	end := time.Now().Add(g.policy.Lease)
 	for wait := 50 * time.Millisecond; time.Now().Before(end) && g.work.stopping.Err() == nil; wait = min(wait*2, time.Second) {
 		claim, err := g.beginOnce(ctx, &a, time.Now())
-		if isConflict(err) {
+		if isConflict(err) || errors.Is(err, ErrNotOpen) {
 			return
 		}
 		if err == nil {

@@ -12,6 +12,9 @@ import (
 var (
 	// ErrNotFound: the identity has no record, or only an expired one.
 	ErrNotFound = errors.New("semel: no such record")
+	// ErrNotOpen: the store is closed, or could not be opened. The call certainly
+	// took no effect, and another would not either.
+	ErrNotOpen = errors.New("semel: the store is not open")
 	// ErrLostClaim: the claim's fence or token is stale. Someone took the
 	// record over, resolved it, or it was released; nothing was written.
 	ErrLostClaim = errors.New("semel: claim lost")

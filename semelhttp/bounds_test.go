@@ -463,6 +463,20 @@ func TestHangingStoreIsAnsweredInTime(t *testing.T) {
 		if a := direct(t, h, "k", "{}"); a.status != http.StatusConflict || time.Since(start) > 4*time.Second {
 			t.Errorf("a duplicate was answered %d after %v", a.status, time.Since(start))
 		}
+
+		// Who has its own request executed is in conflict with nobody.
+		r := newRequest(t, http.MethodPost, "http://shop.example/orders", "own", "{}")
+		r.Header.Set("Actor", "alice")
+		r.Header.Set("Prefer", "respond-async")
+		h = b.withResources(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { time.Sleep(time.Minute) }), semelhttp.ResourcesConfig{})
+		start = time.Now()
+		directRequest(h, r).want(t, semelhttp.ProblemStoreUnavailable)
+		if took := time.Since(start); took != 2*time.Second {
+			t.Errorf("a 202 came after %v", took)
+		}
+		if err := guard.Drain(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -363,7 +363,8 @@ func (e *exchange) ownFailure() int {
 func (e *exchange) inProgress(ctx context.Context, rec semel.Record, failure *semel.Error) {
 	ctx = context.WithoutCancel(ctx)
 	if e.async || e.InFlight == InFlightAccept {
-		if found, ok := e.Resources.visible(ctx, rec); ok {
+		switch found, err := e.Resources.visible(ctx, rec); {
+		case err == nil:
 			h := e.w.Header()
 			if e.async {
 				h.Set(headerPreferenceApplied, strings.TrimPrefix(h.Get(headerPreferenceApplied)+", respond-async", ", "))
@@ -373,6 +374,13 @@ func (e *exchange) inProgress(ctx context.Context, rec semel.Record, failure *se
 			}
 			h.Set("Location", e.Resources.StatusURL(rec.ID))
 			e.Resources.writeStatus(e.w, http.StatusAccepted, found)
+			return
+		case failure.Claimed && !errors.Is(err, semel.ErrNotFound):
+			// For others it is a conflict whatever the store says now.
+			p := ProblemStoreUnavailable.Problem()
+			p.Detail = "This request is being executed, but its record could not be looked up now. Keep the key: another key could cause the effect twice."
+			p.RetryAfter, p.StatusURL = max(failure.RetryAfter, time.Second), e.Resources.StatusURL(rec.ID)
+			e.refuse(e.w, p)
 			return
 		}
 	}

@@ -481,12 +481,15 @@ func waitApplied(d time.Duration) string {
 	return fmt.Sprintf("wait=%d", int64(d/time.Second))
 }
 
-// visible reports whether the record can be found, as it can not while its
-// transaction has not been committed.
-func (r *Resources) visible(ctx context.Context, rec semel.Record) (semel.Record, bool) {
+// visible returns the record as it is now. The error is semel.ErrNotFound where it
+// cannot be shown, as while its transaction has not been committed.
+func (r *Resources) visible(ctx context.Context, rec semel.Record) (semel.Record, error) {
 	if r == nil || rec.ID == "" {
-		return semel.Record{}, false
+		return semel.Record{}, semel.ErrNotFound
 	}
 	found, err := r.Guard.Find(ctx, rec.Identity)
-	return found, err == nil && found.ID == rec.ID
+	if err == nil && found.ID != rec.ID {
+		err = semel.ErrNotFound
+	}
+	return found, err
 }
