@@ -17,7 +17,7 @@ import (
 
 var (
 	// ErrClosed: the store has been closed.
-	ErrClosed = errors.New("postgres: the store is closed")
+	ErrClosed = fmt.Errorf("postgres: the store is closed: %w", semel.ErrNotOpen)
 	// ErrUnfit: the database is set up so that it cannot keep a store's
 	// promises. The error says how.
 	ErrUnfit = errors.New("postgres: the database cannot hold a store")

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrClosed: the store has been closed. A call that was waiting took no effect.
-var ErrClosed = errors.New("sqlite: the store is closed")
+var ErrClosed = fmt.Errorf("sqlite: the store is closed: %w", semel.ErrNotOpen)
 
 // ErrBusy: the file's lock was not to be had within Config.BusyTimeout. Nothing
 // was opened, claimed or written, and trying again later is safe. Somebody else
