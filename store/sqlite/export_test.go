@@ -5,24 +5,32 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/recordid"
 )
 
 // FilterQueries returns, with parameters written as 1, queries of List, Trail,
 // Find and Sweep and the index that each shall use.
 func FilterQueries() map[string]string {
-	list := func(f semel.Filter) string { q, _ := listQuery(f, 0); return q }
-	trail := func(f semel.TrailFilter) string { q, _ := trailQuery(f); return q }
+	names, err := recordid.New(make([]byte, recordid.SecretBytes))
+	if err != nil {
+		panic(err)
+	}
+	s := &Store{names: names}
+	list := func(f semel.Filter) string { q, _ := s.listQuery(f, 0); return q }
+	trail := func(f semel.TrailFilter) string { q, _ := s.trailQuery(f); return q }
 	queries := map[string]string{
-		selectRecord:                                                             "sqlite_autoindex_record_1",
-		selectExpired:                                                            "record_expiry",
-		list(semel.Filter{}):                                                     "PRIMARY KEY",
-		list(semel.Filter{ID: "x"}):                                              "record_id",
-		list(semel.Filter{Key: "x"}):                                             "sqlite_autoindex_record_1",
+		selectRecord:                        "record_digest",
+		selectExpired:                       "record_expiry",
+		list(semel.Filter{}):                "PRIMARY KEY",
+		list(semel.Filter{ID: names.ID(7)}): "PRIMARY KEY",
+		list(semel.Filter{Key: "x"}):        "record_key",
+		list(semel.Filter{Tenant: "t", Actor: "a", Operation: "o", Key: "x"}):    "record_digest",
 		list(semel.Filter{State: semel.StateUnknown}):                            "record_open",
 		list(semel.Filter{State: semel.StateInProgress}):                         "record_open",
 		list(semel.Filter{Lapsed: true}):                                         "record_open",
 		trail(semel.TrailFilter{}):                                               "PRIMARY KEY",
-		trail(semel.TrailFilter{RecordID: "x"}):                                  "trail_record",
+		trail(semel.TrailFilter{RecordID: "x"}):                                  "trail_record_id",
+		trail(semel.TrailFilter{RecordID: names.ID(7)}):                          "trail_record",
 		trail(semel.TrailFilter{Key: "x"}):                                       "trail_key",
 		trail(semel.TrailFilter{Tenant: "t", Key: "x"}):                          "trail_key",
 		trail(semel.TrailFilter{RequestID: "x"}):                                 "trail_request",

@@ -301,7 +301,7 @@ func verifyPieces(t *testing.T, s *Store, life string) map[string]string {
 }
 
 // verifyTrail looks at the trail behind position after, and returns how far it came.
-func verifyTrail(t *testing.T, s *Store, life, instance string, after uint64, want map[string]string) uint64 {
+func verifyTrail(t *testing.T, s *Store, life string, instance instance, after uint64, want map[string]string) uint64 {
 	t.Helper()
 	ctx := t.Context()
 	told := map[string]string{}
@@ -316,7 +316,7 @@ func verifyTrail(t *testing.T, s *Store, life, instance string, after uint64, wa
 		}
 		for _, e := range entries {
 			after = e.Position
-			if e.Instance != instance {
+			if e.Instance != instance.String() {
 				continue
 			}
 			told[strings.TrimPrefix(e.Key, life)] += string(e.Kind) + " "
@@ -431,7 +431,7 @@ func TestOneFailureSparesItsGroup(t *testing.T) {
 	f := &faults{}
 	s := openFaulty(t, f, Config{})
 	f.arm(func(_ int, query string, args []driver.NamedValue) (before, after bool) {
-		return query == insertRecord && args[3].Value == "key 5", false
+		return query == insertRecord && args[9].Value == "key 5", false
 	})
 	for i, err := range beginTogether(t, s, 16) {
 		if i == 5 {

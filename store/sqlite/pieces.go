@@ -137,7 +137,8 @@ func (s *Store) discard(ctx context.Context, g *staging) {
 // selectStale finds bodies that no record waits for any more.
 const selectStale = `
 	SELECT body, (SELECT coalesce(sum(octet_length(bytes)), 0) FROM piece WHERE piece.body = staging.body) FROM staging
-	WHERE NOT EXISTS (SELECT 1 FROM record WHERE record.fence = staging.fence AND record.state <> 2) LIMIT ?`
+	WHERE NOT EXISTS (SELECT 1 FROM record WHERE (number = staging.fence AND record.fence IS NULL OR record.fence = staging.fence)
+		AND state <> 2) LIMIT ?`
 
 // sweepStaged removes what processes that died have left, and reports how many
 // bodies that was.

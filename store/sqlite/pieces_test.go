@@ -478,61 +478,51 @@ func TestTxUnreadablePiecesLeaveTheClaim(t *testing.T) {
 	}
 }
 
-// A file of the first version is brought up to date, with what it holds.
+// A file of the first version is brought up to date, with what it holds, and a
+// program of that version is told.
 func TestUpgradeFromVersion1(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
-	if _, err := locate(path, false); err != nil {
+	f := &faults{}
+	old := openFaulty(t, f, Config{Path: path})
+	if _, err := mustBegin(t, old, attempt("old")).Complete(t.Context(), inPieces('o')); err != nil {
 		t.Fatal(err)
 	}
-	c, err := connect(t.Context(), path, "")
+	before, err := old.Find(t.Context(), identity("old"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := time.Now().UnixMicro()
-	for _, script := range []string{migrations[0], fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = 1", applicationID)} {
-		if err := c.script(t.Context(), script); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := c.exec(t.Context(), `INSERT INTO record (fence, token, id, tenant, actor, operation, key, state, begun_at, lease_until,
-			retention, settled_at, expires_at, fingerprint_scheme, fingerprint_sum, codec, tombstone, head, body)
-		VALUES (7, ?, 'id', 'acme', 'user-17', 'payments.create', 'old', 2, ?2, ?2, 1, ?2, ?3, '', ?1, 'test/1', 0, ?1, ?1)`,
-		driver.Value([]byte("whole")), now, now+micros(time.Hour)); err != nil {
+	if err := old.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.exec(t.Context(), "UPDATE counter SET fence = 7"); err != nil {
-		t.Fatal(err)
+	known := migrations
+	migrations = append(known[:len(known):len(known)], "ALTER TABLE record ADD COLUMN later TEXT; CREATE TABLE later (n INTEGER) STRICT;")
+	defer func() { migrations = known }()
+	// An upgrade that fails changes nothing.
+	failed := false
+	f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+		failed = failed || strings.HasPrefix(query, "ALTER")
+		return strings.HasPrefix(query, "ALTER"), false
+	})
+	if _, err := open(t.Context(), Config{Path: path}, f.dial); !failed || !errors.Is(err, errInjected) {
+		t.Fatalf("Open with an upgrade that fails: %v", err)
 	}
-	if err := c.close(); err != nil {
-		t.Fatal(err)
-	}
+	f.arm(nil)
 
-	s := openFaulty(t, &faults{}, Config{Path: path})
-	if r, err := s.Find(t.Context(), identity("old")); err != nil || string(r.Result.Body) != "whole" || r.Result.Pieces != nil {
-		t.Fatalf("the old record reads %+v, %v", r.Result, err)
+	s := openFaulty(t, f, Config{Path: path})
+	after, err := s.Find(t.Context(), identity("old"))
+	if err != nil || after.ID != before.ID {
+		t.Fatalf("the old record reads %+v, %v; want %+v", after, err, before)
 	}
+	wantPieces(t, after, 'o')
 	claim := mustBegin(t, s, attempt("new"))
-	if claim.Fence() != 8 {
+	if claim.Fence() != 2 {
 		t.Errorf("the next fence is %d", claim.Fence())
 	}
-	if _, err := claim.Complete(t.Context(), inPieces('n')); err != nil {
-		t.Fatal(err)
-	}
-	r, err := s.Find(t.Context(), identity("new"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantPieces(t, r, 'n')
-	pass(t, s, 2*time.Hour)
-	if n, err := s.Sweep(t.Context(), 10); n != 2 || err != nil {
-		t.Fatalf("Sweep removed %d records, %v", n, err)
-	}
-	wantNothingLeft(t, s)
-	// A program of that version is told.
-	known := migrations
-	migrations = migrations[:1]
-	defer func() { migrations = known }()
+	migrations = known
 	if _, err := open(t.Context(), Config{Path: path}, connect); !errors.Is(err, ErrNewerSchema) || !strings.Contains(err.Error(), "version 2, not 1") {
 		t.Errorf("Open by a program of the first version: %v", err)
+	}
+	if _, err := s.Begin(t.Context(), attempt("newer")); !errors.Is(err, ErrNewerSchema) {
+		t.Errorf("Begin by a program of the first version: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,18 +22,18 @@ const (
 
 // The columns that tx.stored reads.
 const (
-	recordColumns = `fence, token, id, tenant, actor, operation, key, state, reopened,
-		begun_at, lease_until, retention, settled_at, expires_at,
+	recordColumns = `number, coalesce(fence, number), token, state, expires_at, lease_until, settled_at,
+		begun_at, retention, reopened, tenant, actor, operation, key,
 		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause`
-	resultColumns = `codec, label, reference, tombstone, head, body, pieces, pieces_size`
+	resultColumns = `codec, label, reference, tombstone, pieces, pieces_size, head, body`
 
-	selectRecord = `SELECT ` + recordColumns + `, ` + resultColumns + ` FROM record
-		WHERE key = ? AND operation = ? AND actor = ? AND tenant = ?`
+	selectRecord = `SELECT ` + recordColumns + `, ` + resultColumns + ` FROM record WHERE digest = ?`
 )
 
 // stored is a record with what only the store knows of it.
 type stored struct {
 	semel.Record
+	number     uint64
 	token      []byte
 	leaseUntil int64
 	expiresAt  int64
@@ -48,19 +49,24 @@ func (s *stored) unsettled(now int64) bool {
 }
 
 // record reads recordColumns, as the record is at now.
-func (r *row) record(now int64) (s stored) {
-	s.Fence = uint64(r.int())
+func (r *row) record(names namer, now int64) (s stored) {
+	s.number, s.Fence = uint64(r.int()), uint64(r.int())
+	s.ID = names.ID(s.number)
 	s.token = r.blob()
-	s.ID = r.text()
-	s.Identity.Tenant, s.Identity.Actor, s.Identity.Operation, s.Identity.Key = r.text(), r.text(), r.text(), r.text()
 	s.State = semel.State(r.int())
-	s.Reopened = r.int() != 0
-	s.BegunAt = time.UnixMicro(r.int())
-	s.leaseUntil = r.int()
-	s.Lease = duration(s.leaseUntil - now)
-	s.Retention = duration(r.int())
-	s.SettledAt, _ = r.time()
 	s.ExpiresAt, s.expiresAt = r.time()
+	if s.leaseUntil = r.int(); s.leaseUntil != 0 {
+		s.Lease = duration(s.leaseUntil - now)
+	}
+	s.SettledAt, _ = r.time()
+	s.BegunAt = time.UnixMicro(r.int())
+	retention := r.int()
+	s.Retention = duration(retention)
+	if s.State == semel.StateCompleted {
+		s.SettledAt = time.UnixMicro(s.expiresAt - retention)
+	}
+	s.Reopened = r.int() != 0
+	s.Identity.Tenant, s.Identity.Actor, s.Identity.Operation, s.Identity.Key = r.text(), r.text(), r.text(), r.text()
 	s.Fingerprint.Scheme = r.text()
 	copy(s.Fingerprint.Sum[:], r.blob())
 	s.Origin = semel.Origin{RequestID: r.text(), EventID: r.text(), TraceID: r.text()}
@@ -70,12 +76,10 @@ func (r *row) record(now int64) (s stored) {
 
 // result reads resultColumns.
 func (r *row) result(s *Store) semel.Result {
-	res := semel.Result{
-		Codec: r.text(), Label: r.text(), Reference: r.text(), Tombstone: r.int() != 0,
-		Head: r.blob(), Body: r.blob(),
-	}
+	res := semel.Result{Codec: r.text(), Label: r.text(), Reference: r.text(), Tombstone: r.int() != 0}
 	body, none := column[int64](r)
 	size := r.int()
+	res.Head, res.Body = r.blob(), r.blob()
 	if !none {
 		res.Pieces = s.pieces(body, size)
 	}
@@ -112,9 +116,24 @@ func orNull(s string) driver.Value {
 	return s
 }
 
-func identityArgs(id semel.Identity) []driver.Value {
-	return []driver.Value{id.Key, id.Operation, id.Actor, id.Tenant}
+func oneOrNull(b bool) driver.Value {
+	if !b {
+		return nil
+	}
+	return int64(1)
 }
+
+// namer is recordid.Namer, or a test's.
+type namer interface {
+	ID(number uint64) string
+	Number(id string) (number uint64, ok bool)
+	Digest(id semel.Identity) [16]byte
+}
+
+// errCollision: two identities have one digest, so that only one of them can
+// have a record. That does not happen by chance, nor can anybody bring it about
+// who does not know the store's secret.
+var errCollision = errors.New("sqlite: the record of this identity's digest is another identity's; the file was tampered with, or its secret was")
 
 // cut shortens a text to what is stored of it.
 func cut(s string) string {
@@ -164,24 +183,32 @@ func resultBytes(r semel.Result) int { return len(r.Head) + len(r.Body) + len(r.
 
 // find returns the record of id in the transaction, expired or not.
 func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
+	digest := t.store.names.Digest(id)
 	err = t.query(selectRecord, func(r *row) {
-		s, found = r.record(t.now), true
+		s, found = r.record(t.store.names, t.now), true
 		s.Result = r.result(t.store)
-	}, identityArgs(id)...)
+	}, digest[:])
+	if err == nil && found && s.Identity != id {
+		return stored{}, false, errCollision
+	}
 	return s, found, err
 }
 
 // find returns the committed record of id, unless there is none or it has
 // expired.
 func (s *Store) find(ctx context.Context, id semel.Identity) (rec stored, found bool, err error) {
+	digest := s.names.Digest(id)
 	err = s.read(ctx, func(c *conn) error {
 		now := time.Now().UnixMicro()
 		return c.query(ctx, selectRecord, func(r *row) {
-			rec, found = r.record(now), true
+			rec, found = r.record(s.names, now), true
 			rec.Result = r.result(s)
 			found = !rec.expired(now)
-		}, identityArgs(id)...)
+		}, digest[:])
 	})
+	if err == nil && rec.number != 0 && rec.Identity != id {
+		return stored{}, false, errCollision
+	}
 	return rec, found && err == nil, err
 }
 
@@ -212,6 +239,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	// claiming; so known tells which it is likely to be. Being wrong costs
 	// time only: the writer is the arbiter, and a look is taken as well if its
 	// turn is long in coming.
+	digest := s.names.Digest(a.Identity)
 	look := func() error {
 		rec, found, err := s.find(ctx, a.Identity)
 		if err == nil && found && !rec.sameClaim(a.Token) && (a.Takeover == 0 || a.Takeover != rec.Fence) {
@@ -224,14 +252,13 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 			return nil, err
 		}
 	}
-	c, err := writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(a) }, look)
+	c, err := writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(&a, digest) }, look)
 	if err == nil || isConflict(err) {
 		s.known.add(a.Identity)
 	}
 	if err != nil {
 		return nil, err
 	}
-	c.store = s
 	return c, nil
 }
 
@@ -244,66 +271,74 @@ func (s *stored) sameClaim(t semel.Token) bool {
 	return s.State == semel.StateInProgress && string(s.token) == string(t[:])
 }
 
-// insertRecord changes one row, the new one or the expired one that it replaces,
-// or none. Whether a record has expired is asked here, in the write itself:
-// what was read earlier may have changed since.
-const insertRecord = `
-	INSERT INTO record (fence, token, id, key, operation, actor, tenant, state,
-		begun_at, lease_until, retention, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id)
-	VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?)
-	ON CONFLICT (key, operation, actor, tenant) DO UPDATE SET
-		fence = excluded.fence, token = excluded.token, id = excluded.id, state = 1, reopened = 0,
-		begun_at = excluded.begun_at, lease_until = excluded.lease_until, retention = excluded.retention,
-		settled_at = NULL, expires_at = NULL,
-		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
-		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
-		cause = NULL, codec = NULL, label = NULL, reference = NULL, tombstone = NULL, head = NULL, body = NULL,
-		pieces = NULL, pieces_size = NULL
-		WHERE record.state = 2 AND record.expires_at <= excluded.begun_at`
+const (
+	insertRecord = `
+		INSERT INTO record (number, digest, state, token, lease_until, begun_at, retention, tenant, actor, operation, key,
+			fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id)
+		VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+		ON CONFLICT (digest) DO NOTHING`
 
-func (t *tx) begin(a semel.Attempt) (*claim, error) {
-	c := &claim{
-		record: semel.NewRecordID(), fence: t.fence + 1, token: a.Token[:],
-		lease: micros(a.Lease), retention: micros(a.Retention),
-	}
+	// One that is in progress or unknown is never replaced.
+	deleteExpired = "DELETE FROM record WHERE number = ? AND state = 2 AND expires_at <= ?"
+)
+
+// insert adds the record of c, unless its digest has one.
+func (t *tx) insert(c *claim, a *semel.Attempt, digest []byte) (ok bool, err error) {
 	n, err := t.exec(insertRecord,
-		int64(c.fence), c.token, c.record, a.Identity.Key, a.Identity.Operation, a.Identity.Actor, a.Identity.Tenant,
-		t.now, t.now+c.lease, c.retention, a.Fingerprint.Scheme, a.Fingerprint.Sum[:],
+		int64(c.number), digest, c.token, t.now+c.lease, t.now, c.retention,
+		a.Identity.Tenant, a.Identity.Actor, a.Identity.Operation, a.Identity.Key,
+		orNull(a.Fingerprint.Scheme), a.Fingerprint.Sum[:],
 		orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID))
-	if err != nil {
-		return nil, err
-	}
 	if n == 1 {
 		t.fence++
-		return c, nil
 	}
+	return n == 1, err
+}
 
+func (t *tx) begin(a *semel.Attempt, digest [16]byte) (*claim, error) {
+	c := &claim{
+		store: t.store, number: t.fence + 1, fence: t.fence + 1, token: a.Token[:],
+		lease: micros(a.Lease), retention: micros(a.Retention),
+	}
+	if ok, err := t.insert(c, a, digest[:]); ok || err != nil {
+		return c, err
+	}
 	rec, found, err := t.find(a.Identity)
 	switch {
 	case err != nil:
 		return nil, err
 	case !found:
 		return nil, errors.New("sqlite: begin: the record in the way cannot be read")
+	case rec.expired(t.now):
+		// A record that is begun anew has another number, and so another id.
+		if _, err := t.exec(deleteExpired, int64(rec.number), t.now); err != nil {
+			return nil, err
+		}
+		ok, err := t.insert(c, a, digest[:])
+		if err == nil && !ok {
+			err = errors.New("sqlite: begin: the expired record in the way cannot be removed")
+		}
+		return c, err
 	}
-	c.record = rec.ID
+	c.number = rec.number
 	switch {
 	case rec.sameClaim(a.Token):
 		c.fence, c.retention = rec.Fence, micros(rec.Retention)
-		_, err := t.exec("UPDATE record SET lease_until = ? WHERE fence = ?", t.now+c.lease, int64(rec.Fence))
+		_, err := t.exec("UPDATE record SET lease_until = ? WHERE number = ?", t.now+c.lease, int64(rec.number))
 		return c, err
 	case a.Takeover == rec.Fence && rec.unsettled(t.now):
 		_, err := t.exec(`
-			UPDATE record SET fence = ?, token = ?, state = 1, reopened = 0,
+			UPDATE record SET fence = ?, token = ?, state = 1, reopened = NULL,
 				begun_at = ?, lease_until = ?, retention = ?, settled_at = NULL,
 				request_id = ?, event_id = ?, trace_id = ?, cause = NULL
-			WHERE fence = ?`,
+			WHERE number = ?`,
 			int64(c.fence), c.token, t.now, t.now+c.lease, c.retention,
-			orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID), int64(rec.Fence))
+			orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID), int64(rec.number))
 		if err != nil {
 			return nil, err
 		}
 		t.fence++
-		return c, t.enter(semel.TrailTakeover, c.fence, "", "")
+		return c, t.enter(semel.TrailTakeover, c.number, "", "")
 	}
 	return nil, &semel.ConflictError{Record: rec.Record}
 }
@@ -311,8 +346,7 @@ func (t *tx) begin(a semel.Attempt) (*claim, error) {
 // claim is a claim on the record with its fence and token.
 type claim struct {
 	store            *Store
-	record           string
-	fence            uint64
+	number, fence    uint64
 	token            []byte
 	lease, retention int64 // microseconds
 
@@ -321,16 +355,28 @@ type claim struct {
 }
 
 func (c *claim) Context(ctx context.Context) context.Context { return ctx }
-func (c *claim) RecordID() string                            { return c.record }
+func (c *claim) RecordID() string                            { return c.store.names.ID(c.number) }
 func (c *claim) Fence() uint64                               { return c.fence }
 func (c *claim) Transactional() bool                         { return false }
 
+// owned is the condition that the record is the claim's.
+const owned = " WHERE number = ? AND token = ? AND fence IS ?"
+
+// own appends the parameters of owned.
+func (c *claim) own(args ...driver.Value) []driver.Value {
+	var fence driver.Value
+	if c.fence != c.number {
+		fence = int64(c.fence)
+	}
+	return append(args, int64(c.number), c.token, fence)
+}
+
 // state returns the state of the claim's record, or 0 if the claim is lost.
 func (c *claim) state(t *tx) (s semel.State, expires int64, err error) {
-	err = t.query("SELECT state, expires_at FROM record WHERE fence = ? AND token = ?", func(r *row) {
+	err = t.query("SELECT state, expires_at FROM record"+owned, func(r *row) {
 		s = semel.State(r.int())
 		_, expires = r.time()
-	}, int64(c.fence), c.token)
+	}, c.own()...)
 	return s, expires, err
 }
 
@@ -387,6 +433,10 @@ func (c *claim) completePieces(ctx context.Context, res semel.Result) (expires t
 	return expires, err
 }
 
+const completeRecord = `
+	UPDATE record SET state = 2, expires_at = ?, lease_until = NULL, settled_at = NULL, reopened = NULL, cause = NULL,
+		codec = ?, label = ?, reference = ?, tombstone = ?, pieces = ?, pieces_size = ?, head = ?, body = ?` + owned + ` AND state <> 2`
+
 // complete records a result, whose body is g if it is in pieces.
 func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error) {
 	var body, size driver.Value
@@ -397,12 +447,8 @@ func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error)
 		body, size = g.body, g.from.Size
 	}
 	expires := t.now + c.retention
-	n, err := t.exec(`
-		UPDATE record SET state = 2, settled_at = ?, expires_at = ?, cause = NULL,
-			codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?, pieces = ?, pieces_size = ?
-		WHERE fence = ? AND token = ? AND state <> 2`,
-		t.now, expires, orNull(res.Codec), orNull(res.Label), orNull(res.Reference), res.Tombstone, res.Head, res.Body,
-		body, size, int64(c.fence), c.token)
+	n, err := t.exec(completeRecord, c.own(
+		expires, orNull(res.Codec), orNull(res.Label), orNull(res.Reference), oneOrNull(res.Tombstone), body, size, res.Head, res.Body)...)
 	switch {
 	case err != nil:
 		return time.Time{}, err
@@ -417,7 +463,7 @@ func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error)
 			return time.Time{}, err
 		}
 	}
-	return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.fence, res.Label, "")
+	return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.number, res.Label, "")
 }
 
 // completed is the answer of a claim that has completed its record before, or
@@ -445,10 +491,10 @@ func (c *claim) Release(ctx context.Context) error {
 		case state != semel.StateInProgress && state != semel.StateUnknown:
 			return none{}, semel.ErrLostClaim
 		}
-		if err := t.enter(semel.TrailReleased, c.fence, "", ""); err != nil {
+		if err := t.enter(semel.TrailReleased, c.number, "", ""); err != nil {
 			return none{}, err
 		}
-		_, err = t.exec("DELETE FROM record WHERE fence = ?", int64(c.fence))
+		_, err = t.exec("DELETE FROM record WHERE number = ?", int64(c.number))
 		return none{}, err
 	})
 	if err == nil {
@@ -461,15 +507,13 @@ func (c *claim) Release(ctx context.Context) error {
 func (c *claim) Hold(ctx context.Context, cause string) error {
 	cause = cut(cause)
 	_, err := write(ctx, c.store, 0, func(t *tx) (none, error) {
-		n, err := t.exec(`
-			UPDATE record SET state = 3, settled_at = ?1, lease_until = min(lease_until, ?1), cause = ?2
-			WHERE fence = ?3 AND token = ?4 AND state = 1`,
-			t.now, orNull(cause), int64(c.fence), c.token)
+		n, err := t.exec("UPDATE record SET state = 3, settled_at = ?, lease_until = min(lease_until, ?), cause = ?"+owned+" AND state = 1",
+			c.own(t.now, t.now, orNull(cause))...)
 		if err != nil {
 			return none{}, err
 		}
 		if n == 1 {
-			return none{}, t.enter(semel.TrailHeld, c.fence, "", cause)
+			return none{}, t.enter(semel.TrailHeld, c.number, "", cause)
 		}
 		state, _, err := c.state(t)
 		if err == nil && state != semel.StateUnknown {
@@ -483,8 +527,7 @@ func (c *claim) Hold(ctx context.Context, cause string) error {
 // Renew implements semel.Claim.
 func (c *claim) Renew(ctx context.Context) error {
 	_, err := write(ctx, c.store, 0, func(t *tx) (none, error) {
-		n, err := t.exec("UPDATE record SET lease_until = ? WHERE fence = ? AND token = ? AND state = 1",
-			t.now+c.lease, int64(c.fence), c.token)
+		n, err := t.exec("UPDATE record SET lease_until = ?"+owned+" AND state = 1", c.own(t.now+c.lease)...)
 		if err == nil && n == 0 {
 			err = semel.ErrLostClaim
 		}
@@ -554,7 +597,7 @@ func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
 		return semel.Record{}, err
 	}
 	kind, label := semel.TrailResolved, d.Decision.String()
-	was := int64(rec.Fence)
+	number := int64(rec.number)
 	switch d.Decision {
 	case semel.DecideUnknown:
 		if rec.State == semel.StateUnknown {
@@ -562,7 +605,7 @@ func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
 		}
 		kind, label = semel.TrailHeld, ""
 		rec.State, rec.Reopened, rec.SettledAt, rec.Cause = semel.StateUnknown, false, time.UnixMicro(t.now), d.Cause
-		_, err = t.exec("UPDATE record SET state = 3, reopened = 0, settled_at = ?, cause = ? WHERE fence = ?", t.now, orNull(d.Cause), was)
+		_, err = t.exec("UPDATE record SET state = 3, reopened = NULL, settled_at = ?, cause = ? WHERE number = ?", t.now, orNull(d.Cause), number)
 	case semel.DecideResult:
 		var body, size driver.Value
 		if g != nil {
@@ -580,14 +623,14 @@ func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
 		rec.Fence, rec.State, rec.Result, rec.Cause, rec.Reopened = t.fence, semel.StateCompleted, d.Result, "", false
 		rec.SettledAt, rec.ExpiresAt = time.UnixMicro(t.now), time.UnixMicro(expires)
 		_, err = t.exec(`
-			UPDATE record SET fence = ?, token = NULL, state = 2, reopened = 0, settled_at = ?, expires_at = ?, cause = NULL,
-				codec = ?, label = ?, reference = ?, tombstone = ?, head = ?, body = ?, pieces = ?, pieces_size = ?
-			WHERE fence = ?`,
-			int64(t.fence), t.now, expires,
-			orNull(d.Result.Codec), orNull(d.Result.Label), orNull(d.Result.Reference), d.Result.Tombstone, d.Result.Head, d.Result.Body,
-			body, size, was)
+			UPDATE record SET fence = ?, token = NULL, state = 2, expires_at = ?, lease_until = NULL, settled_at = NULL, reopened = NULL, cause = NULL,
+				codec = ?, label = ?, reference = ?, tombstone = ?, pieces = ?, pieces_size = ?, head = ?, body = ?
+			WHERE number = ?`,
+			int64(t.fence), expires,
+			orNull(d.Result.Codec), orNull(d.Result.Label), orNull(d.Result.Reference), oneOrNull(d.Result.Tombstone),
+			body, size, d.Result.Head, d.Result.Body, number)
 	case semel.DecideNoEffect:
-		_, err = t.exec("DELETE FROM record WHERE fence = ?", was)
+		_, err = t.exec("DELETE FROM record WHERE number = ?", number)
 	case semel.DecideExecuteAgain:
 		t.fence++
 		rec.Fence, rec.State, rec.Cause, rec.Reopened, rec.SettledAt = t.fence, semel.StateInProgress, "", true, time.Time{}
@@ -595,7 +638,7 @@ func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
 		rec.Lease = duration(rec.leaseUntil - t.now)
 		_, err = t.exec(`
 			UPDATE record SET fence = ?, token = NULL, state = 1, reopened = 1, settled_at = NULL, lease_until = ?, cause = NULL
-			WHERE fence = ?`, int64(t.fence), rec.leaseUntil, was)
+			WHERE number = ?`, int64(t.fence), rec.leaseUntil, number)
 	}
 	if err != nil {
 		return semel.Record{}, err
@@ -615,8 +658,14 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	err := s.read(ctx, func(c *conn) error {
 		now := time.Now().UnixMicro()
 		out = nil
-		query, args := listQuery(f, now)
-		return c.queryOnce(ctx, query, func(r *row) { out = append(out, r.record(now).Record) }, args...)
+		query, args := s.listQuery(f, now)
+		if query == "" {
+			return nil
+		}
+		return c.queryOnce(ctx, query, func(r *row) {
+			r.int() // what the listing is ordered by
+			out = append(out, r.record(s.names, now).Record)
+		}, args...)
 	})
 	if err != nil {
 		return nil, err
@@ -624,15 +673,14 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	return out, nil
 }
 
-func listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
-	w := where{table: "record", order: "fence", columns: recordColumns}
-	w.after(f.After)
+// listQuery returns the query of a listing, or "" where nothing can be found.
+func (s *Store) listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
+	var w where
 	w.add("(state <> 2 OR expires_at > ?)", now)
-	w.equalInBuckets("id", f.ID)
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
-	w.equal("key", f.Key)
+	w.key(f.Key)
 	if f.State != 0 {
 		w.add("state = ?", int64(f.State))
 	}
@@ -657,5 +705,33 @@ func listQuery(f semel.Filter, now int64) (query string, args []driver.Value) {
 	if f.Lapsed || f.State == semel.StateInProgress || f.State == semel.StateUnknown || f.Cause != "" {
 		w.add("expires_at IS NULL") // in the words of the index record_open, which else is not used
 	}
-	return w.query(f.Limit)
+	if f.ID != "" {
+		number, ok := s.names.Number(f.ID)
+		if !ok || number > math.MaxInt64 {
+			return "", nil
+		}
+		w = w.with("number = ?", int64(number))
+	}
+	const (
+		fence = "coalesce(fence, number)"
+		list  = ", " + recordColumns + " FROM record WHERE "
+	)
+	after, limit := int64(f.After), pageSize(f.Limit)
+	anywhere := w.with(fence+" > ?", after)
+	switch {
+	case f.ID != "":
+		return "SELECT " + fence + list + anywhere.String(), anywhere.args
+	case f.Key != "" && f.Tenant != "" && f.Actor != "" && f.Operation != "":
+		digest := s.names.Digest(semel.Identity{
+			Scope: semel.Scope{Tenant: f.Tenant, Actor: f.Actor, Operation: f.Operation}, Key: f.Key,
+		})
+		one := anywhere.with("digest = ?", digest[:])
+		return "SELECT " + fence + list + one.String(), one.args
+	case f.Key != "":
+		return inBuckets("record", "number", fence+", "+recordColumns, -1, anywhere, "1", limit)
+	}
+	// Both halves are read in their order, each by its index, and merged.
+	numbers, fences := w.with("fence IS NULL AND number > ?", after), w.with("fence > ?", after)
+	return "SELECT number" + list + numbers.String() + " UNION ALL SELECT fence" + list + fences.String() +
+		" ORDER BY 1 LIMIT " + strconv.Itoa(limit), append(numbers.args, fences.args...)
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+
+	"github.com/semelhq/semel/internal/recordid"
 )
 
 // Each file of schema/ takes the schema from one version to the next. A file
@@ -91,6 +93,11 @@ func (c *conn) migrate(ctx context.Context) (err error) {
 	}
 	for _, ddl := range migrations[k.version:] {
 		if err := c.script(ctx, ddl); err != nil {
+			return err
+		}
+	}
+	if k.version == 0 { // SQLite's own random numbers may be poor ones where there is no /dev/urandom
+		if _, err := c.exec(ctx, "UPDATE counter SET secret = ?", recordid.NewSecret()); err != nil {
 			return err
 		}
 	}

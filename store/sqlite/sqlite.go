@@ -134,7 +134,8 @@ type Store struct {
 	config   Config
 	dial     dialer
 	files    *files
-	instance string // of this handle, in the audit trail
+	names    namer
+	instance instance // of this handle, in the audit trail
 	known    known
 	readers  readers
 	notes    notes
@@ -173,7 +174,7 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 	s := &Store{
 		config:   c,
 		dial:     dial,
-		instance: semel.NewRecordID(),
+		instance: newInstance(),
 		queue:    make(chan *op, c.MaxQueue),
 		stop:     make(chan struct{}),
 		done:     make(chan struct{}),

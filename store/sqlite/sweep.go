@@ -51,18 +51,18 @@ func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err
 
 // The size of a result is read without it. Deleting has to walk through it.
 const selectExpired = `
-	SELECT fence, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) + coalesce(pieces_size, 0)
+	SELECT number, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) + coalesce(pieces_size, 0)
 	FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT ?`
 
 func (t *tx) sweepRecords(limit int) (n int, err error) {
-	type expired struct{ fence, bytes int64 }
+	type expired struct{ number, bytes int64 }
 	var rows []expired
 	err = t.query(selectExpired, func(r *row) { rows = append(rows, expired{r.int(), r.int()}) }, t.now, int64(limit))
 	if err != nil {
 		return 0, err
 	}
 	for bytes := int64(0); n < len(rows) && bytes < sweepBytes; n++ {
-		if _, err := t.exec("DELETE FROM record WHERE fence = ?", rows[n].fence); err != nil {
+		if _, err := t.exec("DELETE FROM record WHERE number = ?", rows[n].number); err != nil {
 			return 0, err
 		}
 		bytes += rows[n].bytes

@@ -3,7 +3,6 @@ package sqlite_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,12 +31,12 @@ func TestRun(t *testing.T) {
 	// More than two batches, long past every time.
 	db := raw(t, path)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 102499)
-		INSERT INTO record SELECT n, token, 'id' || n, tenant, actor, operation, key || n, state, reopened,
-			begun_at, lease_until, retention, settled_at, 1000 + n, fingerprint_scheme, fingerprint_sum,
-			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body, pieces, pieces_size
+		INSERT INTO record SELECT n, randomblob(16), state, NULL, token, 1000 + n, NULL, NULL, begun_at, retention, reopened,
+			tenant, actor, operation, key || n, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause,
+			codec, label, reference, tombstone, pieces, pieces_size, head, body
 		FROM record, n WHERE key = 'key 0'`)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 101499)
-		INSERT INTO trail SELECT n, instance, seq, 1000 + n, kind, record_id, tenant, actor, operation, key, fence,
+		INSERT INTO trail SELECT n, instance, seq, 1000 + n, kind, record, record_id, tenant, actor, operation, key, fence,
 			request_id, event_id, trace_id, label, cause, count
 		FROM trail, n WHERE key = 'key 0'`)
 	mustExec(t, db, "UPDATE counter SET fence = 200000, position = 200000")
@@ -157,12 +156,12 @@ func TestSearchAcrossBuckets(t *testing.T) {
 	fill(t, s, 2)
 	db := raw(t, path)
 	for _, position := range []int{2047, 2048, 2049, 10_000, 1 << 40, 1<<62 + 5} {
-		mustExec(t, db, `INSERT INTO trail SELECT ?, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
+		mustExec(t, db, `INSERT INTO trail SELECT ?, instance, seq, at, kind, record, record_id, tenant, actor, operation, key, fence,
 			request_id, event_id, trace_id, label, cause, count FROM trail WHERE key = 'key 1' AND position < 3`, position)
-		mustExec(t, db, `INSERT INTO record SELECT ?1, token, id || ?1, tenant, actor, operation, key || ?1, state, reopened,
-			begun_at, lease_until, retention, settled_at, expires_at, fingerprint_scheme, fingerprint_sum,
-			request_id, event_id, trace_id, cause, codec, label, reference, tombstone, head, body, pieces, pieces_size
-			FROM record WHERE key = 'key 1'`, position)
+		mustExec(t, db, `INSERT INTO record SELECT ?1, randomblob(16), state, NULL, token, expires_at, NULL, NULL, begun_at, retention, reopened,
+			tenant, actor || ?1, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause,
+			codec, label, reference, tombstone, pieces, pieces_size, head, body
+			FROM record WHERE key = 'key 1' AND number < 3`, position)
 	}
 	first, err := s.Find(t.Context(), identity("key 1"))
 	if err != nil {
@@ -186,14 +185,19 @@ func TestSearchAcrossBuckets(t *testing.T) {
 			t.Errorf("Trail behind its end found %+v, %v", page, err)
 		}
 	}
-	for _, fence := range append(want, first.Fence) {
-		id := first.ID
-		if fence != first.Fence {
-			id += fmt.Sprint(fence)
+	f := semel.Filter{Key: "key 1", Limit: 1}
+	for _, fence := range append([]uint64{first.Fence}, want...) {
+		got, err := s.List(t.Context(), f)
+		if err != nil || len(got) != 1 || got[0].Fence != fence {
+			t.Fatalf("List %+v found %+v, %v; want fence %d", f, got, err, fence)
 		}
-		if got, err := s.List(t.Context(), semel.Filter{ID: id}); err != nil || len(got) != 1 || got[0].Fence != fence {
-			t.Errorf("List of %s found %+v, %v; want fence %d", id, got, err, fence)
+		f.After = fence
+		if byID, err := s.List(t.Context(), semel.Filter{ID: got[0].ID}); err != nil || len(byID) != 1 || byID[0].Fence != fence {
+			t.Errorf("List of %s found %+v, %v; want fence %d", got[0].ID, byID, err, fence)
 		}
+	}
+	if page, err := s.List(t.Context(), f); err != nil || len(page) != 0 {
+		t.Errorf("List behind its end found %+v, %v", page, err)
 	}
 	if got, err := s.List(t.Context(), semel.Filter{ID: "nobody's"}); err != nil || len(got) != 0 {
 		t.Errorf("List of an unknown id found %+v, %v", got, err)

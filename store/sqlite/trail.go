@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
@@ -154,16 +156,16 @@ func (w *writer) lastNotes() error {
 	}
 }
 
-const trailColumns = `position, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
+const trailColumns = `position, instance, seq, at, kind, record, record_id, tenant, actor, operation, key, fence,
 	request_id, event_id, trace_id, label, cause, count`
 
-// enter adds an entry about the record with fence to the trail.
-func (t *tx) enter(kind semel.TrailKind, fence uint64, label, cause string) error {
+// enter adds an entry about the record with that number to the trail.
+func (t *tx) enter(kind semel.TrailKind, number uint64, label, cause string) error {
 	n, err := t.exec(`
 		INSERT INTO trail (`+trailColumns+`)
-		SELECT ?, ?, ?, ?, ?, id, tenant, actor, operation, key, fence, request_id, event_id, trace_id, ?, ?, NULL
-		FROM record WHERE fence = ?`,
-		int64(t.position+1), t.instance, int64(t.seq+1), t.now, string(kind), orNull(label), orNull(cause), int64(fence))
+		SELECT ?, ?, ?, ?, ?, number, NULL, tenant, actor, operation, key, coalesce(fence, number), request_id, event_id, trace_id, ?, ?, NULL
+		FROM record WHERE number = ?`,
+		int64(t.position+1), int64(t.instance), int64(t.seq+1), t.now, string(kind), orNull(label), orNull(cause), int64(number))
 	if err == nil && n != 1 {
 		err = errors.New("sqlite: the record is gone in the middle of its change")
 		t.err = err
@@ -183,12 +185,29 @@ func (t *tx) append(at time.Time, e semel.TrailEntry) error {
 	if e.Count > 0 {
 		count = int64(e.Count)
 	}
-	_, err := t.exec(`INSERT INTO trail (`+trailColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		int64(t.position), t.instance, int64(t.seq), at.UnixMicro(), string(e.Kind),
-		e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key, int64(e.Fence),
+	number, foreign := recordOf(t.store.names, e.RecordID)
+	_, err := t.exec(`INSERT INTO trail (`+trailColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		int64(t.position), int64(t.instance), int64(t.seq), at.UnixMicro(), string(e.Kind),
+		number, foreign, e.Tenant, e.Actor, e.Operation, e.Key, int64(e.Fence),
 		orNull(e.RequestID), orNull(e.EventID), orNull(e.TraceID), orNull(e.Label), orNull(e.Cause), count)
 	return err
 }
+
+// recordOf splits the id of a record into its number, or what is none of this
+// store's.
+func recordOf(names namer, id string) (number, foreign driver.Value) {
+	if n, ok := names.Number(id); ok && n <= math.MaxInt64 {
+		return int64(n), nil
+	}
+	return nil, orNull(id)
+}
+
+// instance is the writer of entries, a random number.
+type instance int64
+
+func newInstance() instance { return instance(rand.Int64()) }
+
+func (i instance) String() string { return fmt.Sprintf("%016x", uint64(i)) }
 
 // Trail implements semel.Trail. The Seq of an entry that tells of a loss counts
 // the lost entries as well.
@@ -199,8 +218,8 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 	var out []semel.TrailEntry
 	err := s.read(ctx, func(c *conn) error {
 		out = nil
-		query, args := trailQuery(f)
-		return c.queryOnce(ctx, query, func(r *row) { out = append(out, r.trailEntry()) }, args...)
+		query, args := s.trailQuery(f)
+		return c.queryOnce(ctx, query, func(r *row) { out = append(out, r.trailEntry(s.names)) }, args...)
 	})
 	if err != nil {
 		return nil, err
@@ -208,14 +227,21 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 	return out, nil
 }
 
-func trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
-	w := where{table: "trail", order: "position", columns: trailColumns}
-	w.after(f.After)
-	w.equalInBuckets("record_id", f.RecordID)
+func (s *Store) trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
+	var w where
+	after := int64(f.After)
+	w.add("position > ?", after)
+	number, foreign := recordOf(s.names, f.RecordID)
+	switch {
+	case number != nil:
+		w.add("record = ?", number)
+	case foreign != nil:
+		w.add("record_id = ?", foreign)
+	}
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
-	w.equalInBuckets("key", f.Key)
+	w.key(f.Key)
 	w.equal("kind", string(f.Kind))
 	w.equal("request_id", f.RequestID)
 	w.equal("event_id", f.EventID)
@@ -226,13 +252,23 @@ func trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
 	if !f.Until.IsZero() {
 		w.add("at < ?", ceilMicro(f.Until))
 	}
-	return w.query(f.Limit)
+	limit := pageSize(f.Limit)
+	if number != nil || f.Key != "" || f.RequestID != "" || f.EventID != "" || f.TraceID != "" {
+		return inBuckets("trail", "position", trailColumns, after, w, "position", limit)
+	}
+	return "SELECT " + trailColumns + " FROM trail WHERE " + w.String() + " ORDER BY position LIMIT " + strconv.Itoa(limit), w.args
 }
 
 // trailEntry reads trailColumns.
-func (r *row) trailEntry() (e semel.TrailEntry) {
-	e.Position, e.Instance, e.Seq = uint64(r.int()), r.text(), uint64(r.int())
-	e.At, e.Kind, e.RecordID = time.UnixMicro(r.int()), semel.TrailKind(r.text()), r.text()
+func (r *row) trailEntry(names namer) (e semel.TrailEntry) {
+	e.Position, e.Instance, e.Seq = uint64(r.int()), instance(r.int()).String(), uint64(r.int())
+	e.At, e.Kind = time.UnixMicro(r.int()), semel.TrailKind(r.text())
+	if number, foreign := column[int64](r); !foreign {
+		e.RecordID = names.ID(uint64(number))
+	}
+	if foreign := r.text(); foreign != "" {
+		e.RecordID = foreign
+	}
 	e.Tenant, e.Actor, e.Operation, e.Key = r.text(), r.text(), r.text(), r.text()
 	e.Fence = uint64(r.int())
 	e.RequestID, e.EventID, e.TraceID = r.text(), r.text(), r.text()

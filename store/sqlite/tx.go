@@ -82,7 +82,7 @@ func (q querier) QueryRowContext(ctx context.Context, query string, args ...any)
 // the lock like everyone else, and find the record once it is committed.
 type TxStore struct {
 	*Store
-	instance string
+	instance instance
 	turn     chan struct{} // a lock that can be waited for with a context
 
 	// Under turn.
@@ -100,7 +100,7 @@ type TxStore struct {
 // for a store, and close the view instead of the store.
 func (s *Store) Transactional() *TxStore {
 	return &TxStore{
-		Store: s, instance: semel.NewRecordID(),
+		Store: s, instance: newInstance(),
 		turn: make(chan struct{}, 1), open: make(map[semel.Identity]*txClaim),
 	}
 }
@@ -287,7 +287,7 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 	t.counters, err = t.conn.counters()
 	if err == nil && fresh { // the last commit of the session before may have failed, or not
 		err = t.query("SELECT max(seq) FROM trail WHERE position > ? AND instance = ?",
-			func(r *row) { s.seq = max(s.seq, uint64(r.int())) }, int64(s.position), s.instance)
+			func(r *row) { s.seq = max(s.seq, uint64(r.int())) }, int64(s.position), int64(s.instance))
 	}
 	if err != nil {
 		s.drop()
@@ -469,7 +469,7 @@ func (c *txClaim) begin(ctx context.Context) error {
 	}
 	c.tx, c.before = t, t.counters
 	if _, err = t.exec("SAVEPOINT semel_claim"); err == nil {
-		c.record, err = t.begin(c.attempt)
+		c.record, err = t.begin(&c.attempt, s.names.Digest(c.attempt.Identity))
 	}
 	if err == nil {
 		_, err = t.exec("SAVEPOINT semel_work")
@@ -485,7 +485,6 @@ func (c *txClaim) begin(ctx context.Context) error {
 		}
 		return err
 	}
-	c.record.store = s.Store
 	s.fence = max(s.fence, c.record.fence)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -498,7 +497,7 @@ func (c *txClaim) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, claimKey{}, c)
 }
 
-func (c *txClaim) RecordID() string    { return c.record.record }
+func (c *txClaim) RecordID() string    { return c.record.RecordID() }
 func (c *txClaim) Fence() uint64       { return c.record.fence }
 func (c *txClaim) Transactional() bool { return true }
 
@@ -575,8 +574,8 @@ func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, erro
 func (c *txClaim) expiry(ctx context.Context) (time.Time, error) {
 	var at int64
 	err := c.store.read(ctx, func(conn *conn) error {
-		return conn.query(ctx, "SELECT expires_at FROM record WHERE fence = ? AND token = ? AND state = 2",
-			func(r *row) { at = r.int() }, int64(c.record.fence), c.record.token)
+		return conn.query(ctx, "SELECT expires_at FROM record"+owned+" AND state = 2",
+			func(r *row) { at = r.int() }, c.record.own()...)
 	})
 	switch {
 	case err != nil:
@@ -726,7 +725,7 @@ func (c *txClaim) forget(t *tx, cause string) error {
 	id := c.attempt.Identity
 	t.fence = max(t.fence, c.record.fence)
 	err := t.append(time.Now(), semel.TrailEntry{
-		Kind: semel.TrailReleased, RecordID: c.record.record, Fence: c.record.fence,
+		Kind: semel.TrailReleased, RecordID: c.record.RecordID(), Fence: c.record.fence,
 		Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation, Key: id.Key,
 		Origin: c.attempt.Origin, Cause: cause,
 	})

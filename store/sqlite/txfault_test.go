@@ -87,7 +87,7 @@ func txFaultAt(t *testing.T, n int, lost bool, life string) (hit bool) {
 	}
 	seq := uint64(0)
 	for _, e := range entries {
-		if e.Instance == s.instance {
+		if e.Instance == s.instance.String() {
 			if seq++; e.Seq != seq {
 				t.Errorf("%s at call %d, %s: entry %d follows %d", life, n, where, e.Seq, seq-1)
 			}

@@ -2,30 +2,19 @@ package sqlite
 
 import (
 	"database/sql/driver"
-	"math"
 	"strconv"
 	"strings"
 )
 
-// where builds a query for a page of a table's rows, in the order of their ids.
+// where collects the conditions of a query.
 type where struct {
-	table, order, columns string
-
 	conditions []string
 	args       []driver.Value
-	start      int64
-	bucketed   bool
 }
 
 func (w *where) add(condition string, args ...driver.Value) {
 	w.conditions = append(w.conditions, condition)
 	w.args = append(w.args, args...)
-}
-
-// after selects the rows behind the one with id.
-func (w *where) after(id uint64) {
-	w.start = int64(min(id, math.MaxInt64))
-	w.add(w.order+" > ?", w.start)
 }
 
 func (w *where) equal(column, value string) {
@@ -34,38 +23,49 @@ func (w *where) equal(column, value string) {
 	}
 }
 
-// equalInBuckets is equal for a column whose index begins with a bucket.
-func (w *where) equalInBuckets(column, value string) {
-	if value != "" {
-		w.equal(column, value)
-		w.bucketed = true
+// key selects rows by their key, in the words of the indexes of its end.
+func (w *where) key(key string) {
+	if key != "" {
+		w.add("substr(key, -6) = substr(?, -6) AND key = ?", key, key)
 	}
 }
 
-// query returns the query for a page of limit rows.
-func (w *where) query(limit int) (string, []driver.Value) {
+func (w where) String() string {
+	if len(w.conditions) == 0 {
+		return "true"
+	}
+	return strings.Join(w.conditions, " AND ")
+}
+
+// with returns w and one more condition.
+func (w where) with(condition string, args ...driver.Value) where {
+	return where{
+		append(w.conditions[:len(w.conditions):len(w.conditions)], condition),
+		append(w.args[:len(w.args):len(w.args)], args...),
+	}
+}
+
+func pageSize(limit int) int {
 	switch {
 	case limit <= 0:
-		limit = 100
+		return 100
 	case limit > 1000:
-		limit = 1000
+		return 1000
 	}
-	from := w.table
-	with := ""
-	args := w.args
-	if w.bucketed {
-		// The buckets that have rows, one after the other, each found by
-		// the id of its first row.
-		with = strings.NewReplacer("TABLE", w.table, "ID", w.order).Replace(`
-			WITH RECURSIVE bucket (n) AS (
-				SELECT (SELECT ID >> 11 FROM TABLE WHERE ID > ? ORDER BY ID LIMIT 1)
-				UNION ALL
-				SELECT (SELECT ID >> 11 FROM TABLE WHERE ID >= (n + 1) << 11 ORDER BY ID LIMIT 1) FROM bucket WHERE n IS NOT NULL
-			) `)
-		from = "bucket CROSS JOIN " + w.table
-		w.conditions = append(w.conditions, w.order+" >> 11 = n")
-		args = append([]driver.Value{w.start}, args...)
-	}
-	return with + "SELECT " + w.columns + " FROM " + from + " WHERE " + strings.Join(w.conditions, " AND ") +
-		" ORDER BY " + w.order + " LIMIT " + strconv.Itoa(limit), args
+	return limit
+}
+
+// inBuckets returns a query for rows of a table that an index of buckets finds,
+// the first limit in an order. Only buckets behind the id start are looked at.
+func inBuckets(table, id, columns string, start int64, w where, order string, limit int) (string, []driver.Value) {
+	// The buckets that have rows, one after the other, each found by the id
+	// of its first row.
+	with := strings.NewReplacer("TABLE", table, "ID", id).Replace(`
+		WITH RECURSIVE bucket (n) AS (
+			SELECT (SELECT ID >> 11 FROM TABLE WHERE ID > ? ORDER BY ID LIMIT 1)
+			UNION ALL
+			SELECT (SELECT ID >> 11 FROM TABLE WHERE ID >= (n + 1) << 11 ORDER BY ID LIMIT 1) FROM bucket WHERE n IS NOT NULL
+		) `)
+	return with + "SELECT " + columns + " FROM bucket CROSS JOIN " + table + " WHERE " + id + " >> 11 = n AND " + w.String() +
+		" ORDER BY " + order + " LIMIT " + strconv.Itoa(limit), append([]driver.Value{start}, w.args...)
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/semelhq/semel/internal/recordid"
 )
 
 // maxGroupBytes ends a group early, so that large results do not hold up many
@@ -177,7 +179,9 @@ func (w *writer) open(ctx context.Context) (err error) {
 		}
 	}
 	if err := patiently(func() (err error) {
-		w.last, err = w.conn.counters()
+		if w.store.names, err = w.conn.names(); err == nil {
+			w.last, err = w.conn.counters()
+		}
 		return err
 	}); err != nil {
 		return err
@@ -346,7 +350,7 @@ func (w *writer) reconnect() error {
 		}
 		return c.query(context.Background(),
 			"SELECT max(seq) FROM trail WHERE position > ? AND instance = ?",
-			func(r *row) { seq = max(seq, uint64(r.int())) }, int64(w.last.position), w.store.instance)
+			func(r *row) { seq = max(seq, uint64(r.int())) }, int64(w.last.position), int64(w.store.instance))
 	})
 	if err != nil {
 		if c != nil {
@@ -484,6 +488,19 @@ func (c *conn) counters() (n counters, err error) {
 	return n, err
 }
 
+// names returns the namer of the file's secret.
+func (c *conn) names() (namer, error) {
+	var secret []byte
+	if err := c.queryOnce(context.Background(), "SELECT secret FROM counter WHERE one = 1", func(r *row) { secret = r.blob() }); err != nil {
+		return nil, err
+	}
+	names, err := recordid.New(secret)
+	if err != nil {
+		return nil, fmt.Errorf("the secret that its records are found by is damaged: %w", err)
+	}
+	return names, nil
+}
+
 // tx is a transaction that holds the write lock.
 type tx struct {
 	counters
@@ -491,7 +508,7 @@ type tx struct {
 	conn     *conn
 	time     time.Time // read when the lock was won
 	now      int64     // time in microseconds
-	instance string
+	instance instance
 	seq      uint64
 	err      error // of the first statement that failed; the transaction is lost
 }
