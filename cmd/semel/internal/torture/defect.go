@@ -291,8 +291,8 @@ func openThief(path string) (*thief, error) {
 
 func (t *thief) steal(ctx context.Context, a semel.Attempt, fence uint64) error {
 	_, err := t.db.ExecContext(ctx, `
-		UPDATE record SET fence = ?, token = ?, state = 1, settled_at = NULL, expires_at = NULL
-		WHERE key = ? AND operation = ? AND actor = ? AND tenant = ?`,
+		UPDATE record SET fence = CASE WHEN number <> ?1 THEN ?1 END, token = ?2, state = 1, lease_until = 0, settled_at = NULL, expires_at = NULL
+		WHERE key = ?3 AND operation = ?4 AND actor = ?5 AND tenant = ?6`,
 		int64(fence), a.Token[:], a.Identity.Key, a.Identity.Operation, a.Identity.Actor, a.Identity.Tenant)
 	return err
 }
