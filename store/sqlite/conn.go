@@ -162,6 +162,16 @@ func (c *conn) queryOnce(ctx context.Context, query string, each func(*row), arg
 	return scan(rows, each)
 }
 
+// snapshot runs fn, whose queries see one state of the file.
+func (c *conn) snapshot(fn func() error) error {
+	if _, err := c.exec(context.Background(), "BEGIN"); err != nil {
+		return err
+	}
+	err := fn()
+	_, end := c.exec(context.Background(), "ROLLBACK")
+	return errors.Join(err, end)
+}
+
 func scan(rows driver.Rows, each func(*row)) error {
 	r := row{values: make([]driver.Value, len(rows.Columns()))}
 	for {

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"regexp"
 	"strings"
 	"time"
 
@@ -18,16 +19,25 @@ func FilterQueries() map[string]string {
 	s := &Store{names: names}
 	list := func(f semel.Filter) string { q, _ := s.listQuery(f, 0); return q }
 	trail := func(f semel.TrailFilter) string { q, _ := s.trailQuery(f); return q }
+	executions := func(f semel.TrailFilter) string { q, _ := s.executionsQuery(f, 0); return q }
+	numbered := regexp.MustCompile(`[?][0-9]`)
 	queries := map[string]string{
 		selectRecord:                        "record_digest",
 		selectExpired:                       "record_expiry",
 		list(semel.Filter{}):                "PRIMARY KEY",
 		list(semel.Filter{ID: names.ID(7)}): "PRIMARY KEY",
 		list(semel.Filter{Key: "x"}):        "record_key",
-		list(semel.Filter{Tenant: "t", Actor: "a", Operation: "o", Key: "x"}):    "record_digest",
-		list(semel.Filter{State: semel.StateUnknown}):                            "record_open",
-		list(semel.Filter{State: semel.StateInProgress}):                         "record_open",
-		list(semel.Filter{Lapsed: true}):                                         "record_open",
+		list(semel.Filter{Tenant: "t", Actor: "a", Operation: "o", Key: "x"}): "record_digest",
+		list(semel.Filter{State: semel.StateUnknown}):                         "record_open",
+		list(semel.Filter{State: semel.StateInProgress}):                      "record_open",
+		list(semel.Filter{Lapsed: true}):                                      "record_open",
+		executions(semel.TrailFilter{Key: "x"}):                               "record_key",
+		executions(semel.TrailFilter{RequestID: "x"}):                         "record_request",
+		executions(semel.TrailFilter{EventID: "x"}):                           "record_event",
+		executions(semel.TrailFilter{TraceID: "x", Tenant: "t"}):              "record_trace",
+		executions(semel.TrailFilter{RecordID: names.ID(7)}):                  "PRIMARY KEY",
+		selectRun: "PRIMARY KEY",
+		numbered.ReplaceAllString(selectRuns, "?"):                               "executed_at",
 		trail(semel.TrailFilter{}):                                               "PRIMARY KEY",
 		trail(semel.TrailFilter{RecordID: "x"}):                                  "trail_record_id",
 		trail(semel.TrailFilter{RecordID: names.ID(7)}):                          "trail_record",

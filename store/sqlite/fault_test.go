@@ -146,7 +146,7 @@ func attempt(key string) semel.Attempt {
 // answer lost. Callers that ask again, as the guard does, get what they asked
 // for, once; and the trail tells each change once, without a gap.
 func TestEveryFault(t *testing.T) {
-	for name, l := range map[string]lives{"records": {liveThrough, verifyLife, 40}, "pieces": {liveInPieces, verifyPieces, 30}} {
+	for name, l := range map[string]lives{"records": {liveThrough, verifyLife, 40}, "pieces": {liveInPieces, verifyPieces, 30}, "sweeps": {liveAndExpire, verifyExpired, 30}} {
 		for _, mode := range []string{"not carried out", "answer lost"} {
 			t.Run(name+" "+mode, func(t *testing.T) {
 				t.Parallel()
@@ -263,6 +263,40 @@ func liveInPieces(t *testing.T, s *Store, life string) {
 		_, err = s.Resolve(ctx, semel.Resolution{Identity: identity(life + "e"), Fence: e.Fence(), Decision: semel.DecideResult, Result: inPieces('e')})
 		return err
 	}, semel.ErrStaleFence)
+}
+
+// liveAndExpire has records end: replaced by a new claim, and swept.
+func liveAndExpire(t *testing.T, s *Store, life string) {
+	t.Helper()
+	ctx := t.Context()
+	for range 3 {
+		for _, key := range []string{"f", "g"} {
+			a := attempt(life + key)
+			a.Retention = 0
+			var c semel.Claim
+			insist(t, "Begin", func() (err error) { c, err = s.Begin(ctx, a); return err })
+			insist(t, "Complete", func() error {
+				// Over at once, so that one that is asked again is told that it lost the claim.
+				_, err := c.Complete(ctx, semel.Result{Label: "201"})
+				return err
+			}, semel.ErrLostClaim)
+		}
+	}
+	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: life + "note 0"})
+	insist(t, "Sweep", func() error { _, err := s.Sweep(ctx, 1); return err })
+	insist(t, "Sweep", func() error { _, err := s.Sweep(ctx, 10); return err })
+}
+
+func verifyExpired(t *testing.T, s *Store, life string) map[string]string {
+	t.Helper()
+	var records, runs int64
+	if err := s.read(t.Context(), func(c *conn) error {
+		return c.queryOnce(t.Context(), "SELECT (SELECT count(*) FROM record), (SELECT count(*) FROM executed)",
+			func(r *row) { records, runs = r.int(), r.int() })
+	}); err != nil || records != 0 || runs != 0 {
+		t.Errorf("%d records and %d rows of executed are left, %v", records, runs, err)
+	}
+	return map[string]string{"f": "executed executed executed ", "g": "executed executed executed ", "note 0": "replayed "}
 }
 
 func verifyLife(t *testing.T, s *Store, life string) map[string]string {

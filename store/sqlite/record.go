@@ -22,7 +22,7 @@ const (
 
 // The columns that tx.stored reads.
 const (
-	recordColumns = `number, coalesce(fence, number), token, state, expires_at, lease_until, settled_at,
+	recordColumns = `number, coalesce(fence, number), token, state, expires_at, position, lease_until, settled_at,
 		begun_at, retention, reopened, tenant, actor, operation, key,
 		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause`
 	resultColumns = `codec, label, reference, tombstone, pieces, pieces_size, head, body`
@@ -34,6 +34,7 @@ const (
 type stored struct {
 	semel.Record
 	number     uint64
+	position   uint64 // of the entry that the record is, or 0
 	token      []byte
 	leaseUntil int64
 	expiresAt  int64
@@ -55,6 +56,7 @@ func (r *row) record(names namer, now int64) (s stored) {
 	s.token = r.blob()
 	s.State = semel.State(r.int())
 	s.ExpiresAt, s.expiresAt = r.time()
+	s.position = uint64(r.int())
 	if s.leaseUntil = r.int(); s.leaseUntil != 0 {
 		s.Lease = duration(s.leaseUntil - now)
 	}
@@ -271,16 +273,11 @@ func (s *stored) sameClaim(t semel.Token) bool {
 	return s.State == semel.StateInProgress && string(s.token) == string(t[:])
 }
 
-const (
-	insertRecord = `
-		INSERT INTO record (number, digest, state, token, lease_until, begun_at, retention, tenant, actor, operation, key,
-			fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id)
-		VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-		ON CONFLICT (digest) DO NOTHING`
-
-	// One that is in progress or unknown is never replaced.
-	deleteExpired = "DELETE FROM record WHERE number = ? AND state = 2 AND expires_at <= ?"
-)
+const insertRecord = `
+	INSERT INTO record (number, digest, state, token, lease_until, begun_at, retention, tenant, actor, operation, key,
+		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id)
+	VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+	ON CONFLICT (digest) DO NOTHING`
 
 // insert adds the record of c, unless its digest has one.
 func (t *tx) insert(c *claim, a *semel.Attempt, digest []byte) (ok bool, err error) {
@@ -311,7 +308,7 @@ func (t *tx) begin(a *semel.Attempt, digest [16]byte) (*claim, error) {
 		return nil, errors.New("sqlite: begin: the record in the way cannot be read")
 	case rec.expired(t.now):
 		// A record that is begun anew has another number, and so another id.
-		if _, err := t.exec(deleteExpired, int64(rec.number), t.now); err != nil {
+		if err := t.remove([]removal{{number: rec.number, position: rec.position}}); err != nil {
 			return nil, err
 		}
 		ok, err := t.insert(c, a, digest[:])
@@ -434,7 +431,7 @@ func (c *claim) completePieces(ctx context.Context, res semel.Result) (expires t
 }
 
 const completeRecord = `
-	UPDATE record SET state = 2, expires_at = ?, lease_until = NULL, settled_at = NULL, reopened = NULL, cause = NULL,
+	UPDATE record SET state = 2, expires_at = ?, position = ?, lease_until = NULL, settled_at = NULL, reopened = NULL, cause = NULL,
 		codec = ?, label = ?, reference = ?, tombstone = ?, pieces = ?, pieces_size = ?, head = ?, body = ?` + owned + ` AND state <> 2`
 
 // complete records a result, whose body is g if it is in pieces.
@@ -448,7 +445,7 @@ func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error)
 	}
 	expires := t.now + c.retention
 	n, err := t.exec(completeRecord, c.own(
-		expires, orNull(res.Codec), orNull(res.Label), orNull(res.Reference), oneOrNull(res.Tombstone), body, size, res.Head, res.Body)...)
+		expires, int64(t.position+1), orNull(res.Codec), orNull(res.Label), orNull(res.Reference), oneOrNull(res.Tombstone), body, size, res.Head, res.Body)...)
 	switch {
 	case err != nil:
 		return time.Time{}, err
@@ -463,7 +460,8 @@ func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error)
 			return time.Time{}, err
 		}
 	}
-	return time.UnixMicro(expires), t.enter(semel.TrailExecuted, c.number, res.Label, "")
+	t.executed(c.number)
+	return time.UnixMicro(expires), nil
 }
 
 // completed is the answer of a claim that has completed its record before, or

@@ -72,6 +72,7 @@ func newHarness(t testing.TB) storetest.Harness {
 			mustExec(t, db, `UPDATE record SET begun_at = begun_at - ?1, lease_until = lease_until - ?1,
 				settled_at = settled_at - ?1, expires_at = expires_at - ?1`, d.Microseconds())
 			mustExec(t, db, `UPDATE trail SET at = at - ?`, d.Microseconds())
+			mustExec(t, db, `UPDATE executed SET at = at - ?`, d.Microseconds())
 		},
 		Open: func() semel.Store {
 			t.Helper()
@@ -98,6 +99,7 @@ func newHarness(t testing.TB) storetest.Harness {
 					DELETE FROM record; INSERT INTO record SELECT * FROM backup.record;
 					DELETE FROM piece; INSERT INTO piece SELECT * FROM backup.piece;
 					DELETE FROM staging; INSERT INTO staging SELECT * FROM backup.staging;
+					DELETE FROM executed; INSERT INTO executed SELECT * FROM backup.executed;
 					DELETE FROM trail; INSERT INTO trail SELECT * FROM backup.trail;
 					UPDATE counter SET (fence, position) = (SELECT fence, position FROM backup.counter);
 					COMMIT`)

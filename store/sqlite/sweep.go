@@ -15,8 +15,8 @@ const (
 	sweepBatch = 1000
 )
 
-// Sweep implements semel.Sweeper. It also removes at most limit audit entries
-// that are older than Config.TrailRetention. When it fails half way it reports
+// Sweep implements semel.Sweeper. It also removes about limit audit entries that
+// are older than Config.TrailRetention: the executions of one commit go together. When it fails half way it reports
 // what it has removed beside the error.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	records, _, err := s.sweep(ctx, limit)
@@ -51,30 +51,42 @@ func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err
 
 // The size of a result is read without it. Deleting has to walk through it.
 const selectExpired = `
-	SELECT number, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) + coalesce(pieces_size, 0)
+	SELECT number, position, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) + coalesce(pieces_size, 0)
 	FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT ?`
 
 func (t *tx) sweepRecords(limit int) (n int, err error) {
-	type expired struct{ number, bytes int64 }
-	var rows []expired
-	err = t.query(selectExpired, func(r *row) { rows = append(rows, expired{r.int(), r.int()}) }, t.now, int64(limit))
-	if err != nil {
-		return 0, err
-	}
-	for bytes := int64(0); n < len(rows) && bytes < sweepBytes; n++ {
-		if _, err := t.exec("DELETE FROM record WHERE number = ?", rows[n].number); err != nil {
-			return 0, err
+	var rows []removal
+	bytes := int64(0)
+	err = t.query(selectExpired, func(r *row) {
+		if bytes < sweepBytes {
+			rows = append(rows, removal{number: uint64(r.int()), position: uint64(r.int())})
+			bytes += r.int()
 		}
-		bytes += rows[n].bytes
+	}, t.now, int64(limit))
+	if err == nil {
+		err = t.remove(rows)
 	}
-	return n, nil
+	return len(rows), err
 }
 
-func (t *tx) sweepTrail(limit int, before int64) (int, error) {
-	n, err := t.exec(`
+// sweepTrail removes entries from before that time, also those that are records:
+// what is left of them is no entry any more.
+func (t *tx) sweepTrail(limit int, before int64) (n int, err error) {
+	type old struct{ position, records int64 }
+	var rows []old
+	err = t.query("SELECT position, records FROM executed WHERE at < ? ORDER BY at LIMIT ?",
+		func(r *row) { rows = append(rows, old{r.int(), r.int()}) }, before, int64(limit))
+	for i := 0; i < len(rows) && n < limit && err == nil; i++ {
+		_, err = t.exec("DELETE FROM executed WHERE position = ?", rows[i].position)
+		n += int(rows[i].records)
+	}
+	if err != nil || n >= limit {
+		return n, err
+	}
+	more, err := t.exec(`
 		DELETE FROM trail WHERE position IN (SELECT position FROM trail WHERE at < ? ORDER BY at LIMIT ?)`,
-		before, int64(limit))
-	return int(n), err
+		before, int64(limit-n))
+	return n + int(more), err
 }
 
 // Swept is what a sweep did.

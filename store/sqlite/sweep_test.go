@@ -31,14 +31,14 @@ func TestRun(t *testing.T) {
 	// More than two batches, long past every time.
 	db := raw(t, path)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 102499)
-		INSERT INTO record SELECT n, randomblob(16), state, NULL, token, 1000 + n, NULL, NULL, begun_at, retention, reopened,
+		INSERT INTO record SELECT n, randomblob(16), state, NULL, token, 1000 + n, NULL, NULL, NULL, begun_at, retention, reopened,
 			tenant, actor, operation, key || n, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause,
 			codec, label, reference, tombstone, pieces, pieces_size, head, body
 		FROM record, n WHERE key = 'key 0'`)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 101499)
 		INSERT INTO trail SELECT n, instance, seq, 1000 + n, kind, record, record_id, tenant, actor, operation, key, fence,
 			request_id, event_id, trace_id, label, cause, count
-		FROM trail, n WHERE key = 'key 0'`)
+		FROM trail, n WHERE key = 'held'`)
 	mustExec(t, db, "UPDATE counter SET fence = 200000, position = 200000")
 	mustExec(t, db, "BEGIN IMMEDIATE")
 
@@ -88,7 +88,7 @@ func TestTrailIsKeptForEver(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
 	s := open(t, sqlite.Config{Path: path, TrailRetention: -1})
 	fill(t, s, 3)
-	mustExec(t, raw(t, path), "UPDATE trail SET at = 0")
+	mustExec(t, raw(t, path), "UPDATE executed SET at = 0")
 	if _, err := s.Sweep(t.Context(), 100); err != nil {
 		t.Fatal(err)
 	}
@@ -97,12 +97,44 @@ func TestTrailIsKeptForEver(t *testing.T) {
 	}
 }
 
+// An execution whose record outlives the trail's retention is no entry any more,
+// then and when the record is swept.
+func TestTrailEndsBeforeItsRecords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	s := open(t, sqlite.Config{Path: path, TrailRetention: time.Hour})
+	fill(t, s, 3)
+	db := raw(t, path)
+	mustExec(t, db, "UPDATE executed SET at = at - ?", (2 * time.Hour).Microseconds())
+	for range 2 {
+		if n, err := s.Sweep(t.Context(), 100); err != nil {
+			t.Fatal(n, err)
+		}
+		for _, f := range []semel.TrailFilter{{}, {Key: "key 1"}, {Kind: semel.TrailExecuted}} {
+			if trail, err := s.Trail(t.Context(), f); err != nil || len(trail) != 0 {
+				t.Errorf("Trail %+v shows %+v, %v", f, trail, err)
+			}
+		}
+		if _, err := s.Find(t.Context(), identity("key 1")); err != nil {
+			break
+		}
+		mustExec(t, db, "UPDATE record SET expires_at = 1")
+	}
+	// A record that ends before a sweep has come to its entry.
+	fill(t, s, 3)
+	mustExec(t, db, "UPDATE executed SET at = at - ?", (2 * time.Hour).Microseconds())
+	mustExec(t, db, "UPDATE record SET expires_at = 1")
+	fill(t, s, 3)
+	if trail, err := s.Trail(t.Context(), semel.TrailFilter{Key: "key 2"}); err != nil || len(trail) != 1 || time.Since(trail[0].At) > time.Hour {
+		t.Errorf("the trail of a record that was replaced, after its retention: %+v, %v", trail, err)
+	}
+}
+
 // Positions are not given out again when the trail has been emptied.
 func TestPositionsSurviveASweep(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
 	s := open(t, sqlite.Config{Path: path})
 	fill(t, s, 3)
-	mustExec(t, raw(t, path), "UPDATE trail SET at = 0")
+	mustExec(t, raw(t, path), "UPDATE executed SET at = 0")
 	if _, err := s.Sweep(t.Context(), 100); err != nil {
 		t.Fatal(err)
 	}
@@ -156,9 +188,9 @@ func TestSearchAcrossBuckets(t *testing.T) {
 	fill(t, s, 2)
 	db := raw(t, path)
 	for _, position := range []int{2047, 2048, 2049, 10_000, 1 << 40, 1<<62 + 5} {
-		mustExec(t, db, `INSERT INTO trail SELECT ?, instance, seq, at, kind, record, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, count FROM trail WHERE key = 'key 1' AND position < 3`, position)
-		mustExec(t, db, `INSERT INTO record SELECT ?1, randomblob(16), state, NULL, token, expires_at, NULL, NULL, begun_at, retention, reopened,
+		mustExec(t, db, `INSERT INTO trail SELECT ?1, 7, ?1, 0, 'replayed', number, NULL, tenant, actor, operation, key, number,
+			NULL, NULL, NULL, NULL, NULL, 1 FROM record WHERE key = 'key 1' AND number < 3`, position)
+		mustExec(t, db, `INSERT INTO record SELECT ?1, randomblob(16), state, NULL, token, expires_at, position + ?1, NULL, NULL, begun_at, retention, reopened,
 			tenant, actor || ?1, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause,
 			codec, label, reference, tombstone, pieces, pieces_size, head, body
 			FROM record WHERE key = 'key 1' AND number < 3`, position)

@@ -156,11 +156,28 @@ func (w *writer) lastNotes() error {
 	}
 }
 
-const trailColumns = `position, instance, seq, at, kind, record, record_id, tenant, actor, operation, key, fence,
+const (
+	trailColumns = `position, instance, seq, at, kind, record, record_id, tenant, actor, operation, key, fence,
 	request_id, event_id, trace_id, label, cause, count`
+
+	// selectLastSeq finds what an instance wrote behind a position.
+	selectLastSeq = `
+		SELECT max((SELECT coalesce(max(seq), 0) FROM trail WHERE position > ?1 AND instance = ?2),
+			(SELECT coalesce(max(seq), 0) FROM executed WHERE position > ?1 AND instance = ?2))`
+)
+
+// instance is a writer of entries: a random number, shown as a text.
+type instance int64
+
+func newInstance() instance { return instance(rand.Int64()) }
+
+func (i instance) String() string { return fmt.Sprintf("%016x", uint64(i)) }
 
 // enter adds an entry about the record with that number to the trail.
 func (t *tx) enter(kind semel.TrailKind, number uint64, label, cause string) error {
+	if err := t.flush(); err != nil {
+		return err
+	}
 	n, err := t.exec(`
 		INSERT INTO trail (`+trailColumns+`)
 		SELECT ?, ?, ?, ?, ?, number, NULL, tenant, actor, operation, key, coalesce(fence, number), request_id, event_id, trace_id, ?, ?, NULL
@@ -177,6 +194,9 @@ func (t *tx) enter(kind semel.TrailKind, number uint64, label, cause string) err
 
 // append adds e to the trail.
 func (t *tx) append(at time.Time, e semel.TrailEntry) error {
+	if err := t.flush(); err != nil {
+		return err
+	}
 	t.position++
 	if t.seq++; e.Kind == semel.TrailLost {
 		t.seq += e.Count // the lost ones had numbers too
@@ -202,24 +222,31 @@ func recordOf(names namer, id string) (number, foreign driver.Value) {
 	return nil, orNull(id)
 }
 
-// instance is the writer of entries, a random number.
-type instance int64
-
-func newInstance() instance { return instance(rand.Int64()) }
-
-func (i instance) String() string { return fmt.Sprintf("%016x", uint64(i)) }
-
 // Trail implements semel.Trail. The Seq of an entry that tells of a loss counts
 // the lost entries as well.
 func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEntry, error) {
-	if f.After > math.MaxInt64 {
+	if f.After >= math.MaxInt64 {
 		return nil, nil
 	}
 	var out []semel.TrailEntry
 	err := s.read(ctx, func(c *conn) error {
-		out = nil
-		query, args := s.trailQuery(f)
-		return c.queryOnce(ctx, query, func(r *row) { out = append(out, r.trailEntry(s.names)) }, args...)
+		return c.snapshot(func() error {
+			out = nil
+			query, args := s.trailQuery(f)
+			if err := c.queryOnce(ctx, query, func(r *row) { out = append(out, r.trailEntry(s.names)) }, args...); err != nil {
+				return err
+			}
+			if f.Kind != "" && f.Kind != semel.TrailExecuted {
+				return nil
+			}
+			end := uint64(math.MaxInt64 - 1)
+			if limit := pageSize(f.Limit); len(out) == limit {
+				end = out[limit-1].Position
+			}
+			executed, err := s.executions(ctx, c, f, end)
+			out = merge(out, executed, pageSize(f.Limit))
+			return err
+		})
 	})
 	if err != nil {
 		return nil, err
@@ -227,6 +254,23 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 	return out, nil
 }
 
+// merge returns the first limit entries of both, which are in order.
+func merge(a, b []semel.TrailEntry, limit int) []semel.TrailEntry {
+	if len(b) == 0 {
+		return a
+	}
+	out := make([]semel.TrailEntry, 0, min(len(a)+len(b), limit))
+	for len(out) < limit && len(a)+len(b) > 0 {
+		if len(b) == 0 || len(a) > 0 && a[0].Position < b[0].Position {
+			out, a = append(out, a[0]), a[1:]
+		} else {
+			out, b = append(out, b[0]), b[1:]
+		}
+	}
+	return out
+}
+
+// trailQuery returns the query for what is in the table trail.
 func (s *Store) trailQuery(f semel.TrailFilter) (query string, args []driver.Value) {
 	var w where
 	after := int64(f.After)
@@ -238,14 +282,8 @@ func (s *Store) trailQuery(f semel.TrailFilter) (query string, args []driver.Val
 	case foreign != nil:
 		w.add("record_id = ?", foreign)
 	}
-	w.equal("tenant", f.Tenant)
-	w.equal("actor", f.Actor)
-	w.equal("operation", f.Operation)
-	w.key(f.Key)
+	w.identity(f)
 	w.equal("kind", string(f.Kind))
-	w.equal("request_id", f.RequestID)
-	w.equal("event_id", f.EventID)
-	w.equal("trace_id", f.TraceID)
 	if !f.Since.IsZero() {
 		w.add("at >= ?", ceilMicro(f.Since))
 	}

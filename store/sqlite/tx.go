@@ -286,7 +286,7 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 	t := &tx{store: s.Store, conn: s.session.conn, instance: s.instance, time: now, now: now.UnixMicro()}
 	t.counters, err = t.conn.counters()
 	if err == nil && fresh { // the last commit of the session before may have failed, or not
-		err = t.query("SELECT max(seq) FROM trail WHERE position > ? AND instance = ?",
+		err = t.query(selectLastSeq,
 			func(r *row) { s.seq = max(s.seq, uint64(r.int())) }, int64(s.position), int64(s.instance))
 	}
 	if err != nil {
@@ -339,6 +339,7 @@ func (s *TxStore) rollback() {
 
 // commit writes t's counters and commits it.
 func (s *TxStore) commit(t *tx) error {
+	_ = t.flush() // kept in t.err
 	if t.err == nil {
 		_, _ = t.exec("UPDATE counter SET fence = ?, position = ?", int64(t.fence), int64(t.position))
 	}
@@ -766,7 +767,7 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 			return c.lost(ctx, err)
 		}
 		// Only the trail and the fence are at stake now.
-		c.tx.position, c.tx.seq, c.tx.err = c.before.position, c.store.seq, nil
+		c.tx.position, c.tx.seq, c.tx.run, c.tx.err = c.before.position, c.store.seq, nil, nil
 		_ = c.forget(c.tx, cause)
 		c.end(as)
 		if as == txReleased {

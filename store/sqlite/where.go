@@ -4,6 +4,8 @@ import (
 	"database/sql/driver"
 	"strconv"
 	"strings"
+
+	"github.com/semelhq/semel"
 )
 
 // where collects the conditions of a query.
@@ -28,6 +30,17 @@ func (w *where) key(key string) {
 	if key != "" {
 		w.add("substr(key, -6) = substr(?, -6) AND key = ?", key, key)
 	}
+}
+
+// identity selects by what entries and records have alike.
+func (w *where) identity(f semel.TrailFilter) {
+	w.equal("tenant", f.Tenant)
+	w.equal("actor", f.Actor)
+	w.equal("operation", f.Operation)
+	w.key(f.Key)
+	w.equal("request_id", f.RequestID)
+	w.equal("event_id", f.EventID)
+	w.equal("trace_id", f.TraceID)
 }
 
 func (w where) String() string {

@@ -348,8 +348,7 @@ func (w *writer) reconnect() error {
 				return err
 			}
 		}
-		return c.query(context.Background(),
-			"SELECT max(seq) FROM trail WHERE position > ? AND instance = ?",
+		return c.query(context.Background(), selectLastSeq,
 			func(r *row) { seq = max(seq, uint64(r.int())) }, int64(w.last.position), int64(w.store.instance))
 	})
 	if err != nil {
@@ -384,6 +383,7 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 			_ = t.append(n.at, n.entry) // kept in t.err
 		}
 	}
+	_ = t.flush() // kept in t.err
 	if t.err == nil && t.counters != before {
 		_, _ = t.exec("UPDATE counter SET fence = ?, position = ?", int64(t.fence), int64(t.position))
 	}
@@ -510,7 +510,8 @@ type tx struct {
 	now      int64     // time in microseconds
 	instance instance
 	seq      uint64
-	err      error // of the first statement that failed; the transaction is lost
+	run      []uint64 // the records of the last entries, which are executions not in the file yet
+	err      error    // of the first statement that failed; the transaction is lost
 }
 
 func (t *tx) exec(query string, args ...driver.Value) (int64, error) {

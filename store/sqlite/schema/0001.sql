@@ -20,6 +20,9 @@ CREATE TABLE record (
   -- The random half of the claim; NULL once a resolution has ended it.
   token              BLOB,
   expires_at         INTEGER CHECK ((expires_at IS NOT NULL) = (state = 2)),
+  -- Of the entry "executed" in the trail, which the record itself is for as long
+  -- as it is there; see the table executed. NULL where there is no such entry.
+  position           INTEGER,
   -- NULL once completed, as is settled_at, which is then retention before the
   -- end.
   lease_until        INTEGER,
@@ -55,7 +58,30 @@ CREATE INDEX record_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX record_open ON record (state) WHERE expires_at IS NULL;
 -- The end of a key tells about as many apart as all of it.
 CREATE INDEX record_key ON record (number >> 11, substr(key, -6));
+CREATE INDEX record_request ON record (number >> 11, request_id) WHERE request_id IS NOT NULL;
+CREATE INDEX record_event ON record (number >> 11, event_id) WHERE event_id IS NOT NULL;
+CREATE INDEX record_trace ON record (number >> 11, trace_id) WHERE trace_id IS NOT NULL;
 
+-- What the entries "executed" of the trail say beyond their records. A row stands
+-- for entries of one commit with positions one after the other. Who removes a
+-- record writes its entry into trail.
+CREATE TABLE executed (
+  -- Of the first entry.
+  position INTEGER PRIMARY KEY,
+  instance INTEGER NOT NULL,
+  -- Of the last entry.
+  seq      INTEGER NOT NULL,
+  at       INTEGER NOT NULL,
+  -- How many of the records are still there.
+  records  INTEGER NOT NULL,
+  -- The numbers of the records, each as the distance from the one before: signed
+  -- varints.
+  numbers  BLOB    NOT NULL
+) STRICT;
+
+CREATE INDEX executed_at ON executed (at);
+
+-- The other entries of the trail, and those whose records are gone.
 CREATE TABLE trail (
   position   INTEGER PRIMARY KEY,
   -- A random number, which the trail shows as a text.
