@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"bytes"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -15,20 +16,27 @@ import (
 )
 
 // conn is one connection and its prepared statements, for one goroutine at a
-// time. It talks to the driver without database/sql in between: this package
-// has its own pool, and a writer that runs thousands of statements a second.
+// time: by SQLite's own functions or, where handlers share it, by the driver for
+// database/sql.
 type conn struct {
-	driver     connection
-	statements map[string]statement
-	args       []driver.NamedValue
+	database   *database
+	statements map[string]*native
+
+	driver   connection
+	prepared map[string]statement
+	args     []driver.NamedValue
+
+	// fault is a test's: it is told of each statement, and fails it instead of
+	// its being carried out, or after.
+	fault func(query string, args []driver.Value) (before, after error)
 }
 
+// connection and statement are what the driver's are.
 type connection interface {
 	driver.Conn
 	driver.ConnPrepareContext
 	driver.ExecerContext
 	driver.QueryerContext
-	IsReadOnly(schema string) (bool, error)
 	RegisterCommitHook(modernc.CommitHookFn)
 }
 
@@ -38,8 +46,8 @@ type statement interface {
 	driver.StmtQueryContext
 }
 
-// dialer is connect, or a test's.
-type dialer func(ctx context.Context, path, settings string) (*conn, error)
+// dialer is connect, or a test's. A shared connection is by the driver.
+type dialer func(ctx context.Context, path, settings string, shared bool) (*conn, error)
 
 // settings of every connection.
 const settings = `
@@ -56,7 +64,26 @@ const settings = `
 
 // connect opens a connection to the file at path, which exists, and runs more
 // settings. It does not write to the file.
-func connect(ctx context.Context, path, more string) (*conn, error) {
+func connect(ctx context.Context, path, more string, shared bool) (*conn, error) {
+	c := &conn{}
+	var err error
+	if shared {
+		c.prepared = make(map[string]statement)
+		c.driver, err = connectDriver(ctx, path)
+	} else {
+		c.statements = make(map[string]*native)
+		c.database, err = openDatabase(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := c.script(settings + more); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+func connectDriver(ctx context.Context, path string) (connection, error) {
 	q := url.Values{
 		"mode":       {"rw"},
 		"_error_rc":  {"1"}, // error texts are those of their own code
@@ -80,96 +107,165 @@ func connect(ctx context.Context, path, more string) (*conn, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("the driver's connection is an unexpected %T", raw), raw.Close())
 	}
-	c := &conn{driver: d, statements: make(map[string]statement)}
-	if err := c.script(ctx, settings+more); err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	return c, nil
+	return d, nil
 }
 
 func (c *conn) close() error {
+	if c.driver != nil {
+		for _, s := range c.prepared {
+			_ = s.Close() // repeats the error of the statement's last run
+		}
+		return c.driver.Close()
+	}
 	for _, s := range c.statements {
-		_ = s.Close() // repeats the error of the statement's last run
+		s.close()
 	}
-	return c.driver.Close()
+	return c.database.close()
 }
 
-// prepare returns the prepared statement of query, which is kept for the
-// connection's life: only for a fixed set of queries.
-func (c *conn) prepare(query string) (statement, error) {
-	if s, ok := c.statements[query]; ok {
-		return s, nil
+// exec runs a statement and returns how many rows it changed.
+func (c *conn) exec(query string, args ...driver.Value) (int64, error) {
+	return c.run(query, true, nil, args)
+}
+
+// query calls each with every row of a query.
+func (c *conn) query(query string, each func(*row), args ...driver.Value) error {
+	_, err := c.run(query, true, each, args)
+	return err
+}
+
+// queryOnce is query for a query that is not worth keeping prepared, and that
+// may take long: it is interrupted when ctx ends.
+func (c *conn) queryOnce(ctx context.Context, query string, each func(*row), args ...driver.Value) error {
+	if ctx.Done() != nil && c.database != nil {
+		interrupted := make(chan none)
+		stop := context.AfterFunc(ctx, func() {
+			c.database.interrupt()
+			close(interrupted)
+		})
+		defer func() {
+			if !stop() {
+				<-interrupted
+			}
+		}()
 	}
-	raw, err := c.driver.PrepareContext(context.Background(), query)
-	if err != nil {
-		return nil, err
+	_, err := c.run(query, false, each, args)
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
 	}
-	s, ok := raw.(statement)
+	return err
+}
+
+// run runs a statement, which is prepared once if it is to be kept: only for a
+// fixed set of them.
+func (c *conn) run(query string, keep bool, each func(*row), args []driver.Value) (changes int64, err error) {
+	if c.fault != nil {
+		before, after := c.fault(query, clone(args))
+		if before != nil {
+			return 0, before
+		}
+		if after != nil {
+			defer func() {
+				if err == nil {
+					err = after
+				}
+			}()
+		}
+	}
+	if c.driver != nil {
+		return c.runDriver(query, keep, each, clone(args))
+	}
+	s, ok := c.statements[query]
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("the driver's statement is an unexpected %T", raw), raw.Close())
+		if s, err = c.database.prepare(query); err != nil {
+			return 0, err
+		}
+		if keep {
+			c.statements[query] = s
+		} else {
+			defer s.close()
+		}
 	}
-	c.statements[query] = s
-	return s, nil
+	return s.run(each, args)
 }
 
-func (c *conn) bind(args []driver.Value) []driver.NamedValue {
+// clone copies parameters with all they hold. So those of SQLite's own functions
+// need not be allocated: nobody keeps them.
+func clone(args []driver.Value) []driver.Value {
+	all := make([]driver.Value, len(args))
+	for i, a := range args {
+		switch v := a.(type) {
+		case int64:
+			all[i] = v
+		case string:
+			all[i] = strings.Clone(v)
+		case []byte:
+			all[i] = bytes.Clone(v)
+		}
+	}
+	return all
+}
+
+// script runs statements without parameters.
+func (c *conn) script(statements string) error {
+	if c.driver != nil {
+		_, err := c.driver.ExecContext(context.Background(), statements, nil)
+		return err
+	}
+	if c.fault != nil {
+		before, after := c.fault(statements, nil)
+		if before != nil {
+			return before
+		}
+		return errors.Join(c.database.script(statements), after)
+	}
+	return c.database.script(statements)
+}
+
+// snapshot runs fn, whose queries see one state of the file.
+func (c *conn) snapshot(fn func() error) error {
+	if _, err := c.exec("BEGIN"); err != nil {
+		return err
+	}
+	err := fn()
+	_, end := c.exec("ROLLBACK")
+	return errors.Join(err, end)
+}
+
+// runDriver is run by the driver, whose connection handlers share.
+func (c *conn) runDriver(query string, keep bool, each func(*row), args []driver.Value) (int64, error) {
+	s, ok := c.prepared[query]
+	if !ok {
+		raw, err := c.driver.PrepareContext(context.Background(), query)
+		if err != nil {
+			return 0, err
+		}
+		if s, ok = raw.(statement); !ok {
+			return 0, errors.Join(fmt.Errorf("the driver's statement is an unexpected %T", raw), raw.Close())
+		}
+		if keep {
+			c.prepared[query] = s
+		} else {
+			defer s.Close()
+		}
+	}
 	clear(c.args) // of the last statement, which may have held a large result
 	c.args = c.args[:0]
 	for i, a := range args {
 		c.args = append(c.args, driver.NamedValue{Ordinal: i + 1, Value: a})
 	}
-	return c.args
-}
-
-// exec runs a statement and returns how many rows it changed.
-func (c *conn) exec(ctx context.Context, query string, args ...driver.Value) (int64, error) {
-	s, err := c.prepare(query)
+	if each == nil {
+		res, err := s.ExecContext(context.Background(), c.args)
+		if err != nil {
+			return 0, err
+		}
+		return res.RowsAffected()
+	}
+	rows, err := s.QueryContext(context.Background(), c.args)
 	if err != nil {
 		return 0, err
 	}
-	res, err := s.ExecContext(ctx, c.bind(args))
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
-}
-
-// query calls each with every row of a query.
-func (c *conn) query(ctx context.Context, query string, each func(*row), args ...driver.Value) error {
-	s, err := c.prepare(query)
-	if err != nil {
-		return err
-	}
-	rows, err := s.QueryContext(ctx, c.bind(args))
-	if err != nil {
-		return err
-	}
-	return scan(rows, each)
-}
-
-// script runs statements that are not worth keeping prepared.
-func (c *conn) script(ctx context.Context, statements string) error {
-	_, err := c.driver.ExecContext(ctx, statements, nil)
-	return err
-}
-
-// queryOnce is query for a query that is not worth keeping prepared.
-func (c *conn) queryOnce(ctx context.Context, query string, each func(*row), args ...driver.Value) error {
-	rows, err := c.driver.QueryContext(ctx, query, c.bind(args))
-	if err != nil {
-		return err
-	}
-	return scan(rows, each)
-}
-
-// snapshot runs fn, whose queries see one state of the file.
-func (c *conn) snapshot(fn func() error) error {
-	if _, err := c.exec(context.Background(), "BEGIN"); err != nil {
-		return err
-	}
-	err := fn()
-	_, end := c.exec(context.Background(), "ROLLBACK")
-	return errors.Join(err, end)
+	return 0, scan(rows, each)
 }
 
 func scan(rows driver.Rows, each func(*row)) error {
@@ -194,31 +290,100 @@ func scan(rows driver.Rows, each func(*row)) error {
 // row reads the columns of a row from left to right. A column of another type
 // than asked for is remembered as an error: the file is not what it should be.
 type row struct {
-	values []driver.Value
-	next   int
+	native *native        // where it is read from, or
+	values []driver.Value // by the driver
+	next   int32
 	err    error
 }
 
-func column[T any](r *row) (v T, null bool) {
+// is reports whether the next column is of a type. It is not if it is NULL.
+func (r *row) is(kind int32) bool {
+	found := r.native.kind(r.next)
+	if found != kind && found != sqlite3.SQLITE_NULL && r.err == nil {
+		r.err = fmt.Errorf("column %d holds an unexpected value of type %d", r.next+1, found)
+	}
+	return found == kind
+}
+
+func (r *row) int() int64 { n, _ := r.number(); return n }
+
+// number is int for a column that may be NULL.
+func (r *row) number() (n int64, ok bool) {
+	if r.native == nil {
+		return column[int64](r)
+	}
+	if ok = r.is(sqlite3.SQLITE_INTEGER); ok {
+		n = r.native.int(r.next)
+	}
+	r.next++
+	return n, ok
+}
+
+func (r *row) text() string { return r.textLike("") }
+
+// textLike is text, and like itself where that is what the column holds.
+func (r *row) textLike(like string) (s string) {
+	if r.native == nil {
+		s, _ = column[string](r)
+		return s
+	}
+	if r.is(sqlite3.SQLITE_TEXT) {
+		if b := r.native.bytes(r.next); string(b) == like {
+			s = like
+		} else {
+			s = string(b)
+		}
+	}
+	r.next++
+	return s
+}
+
+func (r *row) blob() []byte {
+	if r.native == nil {
+		b, _ := column[[]byte](r)
+		return b
+	}
+	b := r.bytes()
+	if b == nil {
+		return nil
+	}
+	return append(make([]byte, 0, len(b)), b...)
+}
+
+// bytes is blob for who does not keep it, nor change it.
+func (r *row) bytes() (b []byte) {
+	if r.native == nil {
+		b, _ = column[[]byte](r)
+		return b
+	}
+	if r.is(sqlite3.SQLITE_BLOB) {
+		if b = r.native.bytes(r.next); b == nil {
+			b = []byte{}
+		}
+	}
+	r.next++
+	return b
+}
+
+func column[T any](r *row) (v T, ok bool) {
 	i := r.next
 	r.next++
 	if r.values[i] == nil {
-		return v, true
+		return v, false
 	}
-	v, ok := r.values[i].(T)
+	v, ok = r.values[i].(T)
 	if !ok && r.err == nil {
 		r.err = fmt.Errorf("column %d holds an unexpected %T", i+1, r.values[i])
 	}
-	return v, false
+	return v, ok
 }
-
-func (r *row) int() int64   { v, _ := column[int64](r); return v }
-func (r *row) text() string { v, _ := column[string](r); return v }
-func (r *row) blob() []byte { v, _ := column[[]byte](r); return v }
 
 // code returns SQLite's extended result code of err, or 0.
 func code(err error) int {
-	if e, ok := errors.AsType[*modernc.Error](err); ok {
+	if e, ok := errors.AsType[interface {
+		error
+		Code() int
+	}](err); ok {
 		return e.Code()
 	}
 	return 0

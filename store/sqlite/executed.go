@@ -40,7 +40,7 @@ func (r *row) run() (n run) {
 	last := uint64(r.int())
 	n.at = r.int()
 	number := uint64(0)
-	for b := r.blob(); len(b) > 0; {
+	for b := r.bytes(); len(b) > 0; {
 		d, size := binary.Varint(b)
 		if size <= 0 {
 			r.err = errRun
@@ -200,7 +200,7 @@ func (s *Store) executions(ctx context.Context, c *conn, f semel.TrailFilter, en
 			}
 			for i, e := range page {
 				var n run
-				if err := c.query(ctx, selectRun, func(r *row) { n = r.run() }, int64(e.Position)); err != nil {
+				if err := c.query(selectRun, func(r *row) { n = r.run() }, int64(e.Position)); err != nil {
 					return nil, err
 				}
 				if e.Position <= end && len(out) < limit && n.has(e.Position, numbers[i]) && n.at >= since && n.at < until {
@@ -218,12 +218,12 @@ func (s *Store) executions(ctx context.Context, c *conn, f semel.TrailFilter, en
 
 	var w where
 	w.add("number = ? AND position = ?") // the first two parameters
-	w.identity(f)
+	w.entry(f)
 	query := "SELECT " + executionColumns + " FROM record WHERE " + w.String()
 	// The run that After is in the middle of comes first.
 	for from, more := int64(0), true; more && len(out) < limit; {
 		var runs []run
-		if err := c.query(ctx, selectRuns, func(r *row) { runs = append(runs, r.run()) },
+		if err := c.query(selectRuns, func(r *row) { runs = append(runs, r.run()) },
 			from, int64(f.After), start, int64(end), int64(runsAtOnce)); err != nil {
 			return nil, err
 		}
@@ -236,7 +236,7 @@ func (s *Store) executions(ctx context.Context, c *conn, f semel.TrailFilter, en
 					continue
 				}
 				args := append([]driver.Value{int64(n.numbers[i]), int64(position)}, w.args...)
-				if err := c.query(ctx, query, func(r *row) {
+				if err := c.query(query, func(r *row) {
 					e, _ := r.execution(s.names)
 					n.complete(&e)
 					out = append(out, e)
@@ -266,14 +266,17 @@ const selectRuns = `
 func (s *Store) executionsQuery(f semel.TrailFilter, after uint64) (query string, args []driver.Value) {
 	var w where
 	w.add("position > ?", int64(after))
-	w.identity(f)
+	w.entry(f)
+	w.equal("key", f.Key)
 	if f.RecordID != "" {
 		number, foreign := recordOf(s.names, f.RecordID)
 		if foreign != nil {
 			return "", nil
 		}
 		w.add("number = ?", number)
-		return "SELECT " + executionColumns + " FROM record WHERE " + w.String() + " LIMIT " + strconv.Itoa(pageSize(f.Limit)), w.args
+	}
+	if f.RecordID != "" || f.Key != "" {
+		return "SELECT " + executionColumns + " FROM record WHERE " + w.String() + " ORDER BY position LIMIT " + strconv.Itoa(pageSize(f.Limit)), w.args
 	}
 	return inBuckets("record", "number", executionColumns, -1, w, "position", pageSize(f.Limit))
 }

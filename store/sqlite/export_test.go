@@ -22,16 +22,16 @@ func FilterQueries() map[string]string {
 	executions := func(f semel.TrailFilter) string { q, _ := s.executionsQuery(f, 0); return q }
 	numbered := regexp.MustCompile(`[?][0-9]`)
 	queries := map[string]string{
-		selectRecord:                        "record_digest",
+		selectRecord:                        "record_identity",
 		selectExpired:                       "record_expiry",
 		list(semel.Filter{}):                "PRIMARY KEY",
 		list(semel.Filter{ID: names.ID(7)}): "PRIMARY KEY",
-		list(semel.Filter{Key: "x"}):        "record_key",
-		list(semel.Filter{Tenant: "t", Actor: "a", Operation: "o", Key: "x"}): "record_digest",
+		list(semel.Filter{Key: "x"}):        "record_identity",
+		list(semel.Filter{Tenant: "t", Actor: "a", Operation: "o", Key: "x"}): "record_identity",
 		list(semel.Filter{State: semel.StateUnknown}):                         "record_open",
 		list(semel.Filter{State: semel.StateInProgress}):                      "record_open",
 		list(semel.Filter{Lapsed: true}):                                      "record_open",
-		executions(semel.TrailFilter{Key: "x"}):                               "record_key",
+		executions(semel.TrailFilter{Key: "x"}):                               "record_identity",
 		executions(semel.TrailFilter{RequestID: "x"}):                         "record_request",
 		executions(semel.TrailFilter{EventID: "x"}):                           "record_event",
 		executions(semel.TrailFilter{TraceID: "x", Tenant: "t"}):              "record_trace",

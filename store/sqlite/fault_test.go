@@ -23,10 +23,10 @@ type faults struct {
 	mu      sync.Mutex
 	calls   int
 	commits int
-	decide  func(call int, query string, args []driver.NamedValue) (before, after bool)
+	decide  func(call int, query string, args []driver.Value) (before, after bool)
 }
 
-func (f *faults) arm(decide func(call int, query string, args []driver.NamedValue) (before, after bool)) {
+func (f *faults) arm(decide func(call int, query string, args []driver.Value) (before, after bool)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls, f.commits, f.decide = 0, 0, decide
@@ -38,85 +38,57 @@ func (f *faults) counted() (calls, commits int) {
 	return f.calls, f.commits
 }
 
-func (f *faults) around(query string, args []driver.NamedValue, call func() error) error {
+func (f *faults) fault(query string, args []driver.Value) (before, after error) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.calls++
 	if query == "COMMIT" {
 		f.commits++
 	}
-	var before, after bool
-	if f.decide != nil {
-		before, after = f.decide(f.calls, query, args)
+	if f.decide == nil {
+		return nil, nil
 	}
-	f.mu.Unlock()
-	if before {
-		return errInjected
+	instead, lost := f.decide(f.calls, query, args)
+	if instead {
+		before = errInjected
 	}
-	err := call()
-	if after && err == nil {
-		return errInjected
+	if lost {
+		after = errInjected
 	}
-	return err
+	return before, after
 }
 
-func (f *faults) dial(ctx context.Context, path, settings string) (c *conn, err error) {
-	err = f.around("dial", nil, func() error {
-		c, err = connect(ctx, path, settings+"PRAGMA synchronous = OFF;") // these tests lose no power
-		return err
-	})
-	if err != nil {
-		if c != nil {
-			err = errors.Join(err, c.close())
+func (f *faults) dial(ctx context.Context, path, settings string, shared bool) (*conn, error) {
+	before, after := f.fault("dial", nil)
+	if before != nil {
+		return nil, before
+	}
+	c, err := connect(ctx, path, settings+"PRAGMA synchronous = OFF;", shared) // these tests lose no power
+	if err == nil && after != nil {
+		return nil, errors.Join(after, c.close())
+	}
+	if err == nil {
+		c.fault = f.fault
+		if shared {
+			c.driver = &faultyConn{c.driver, f}
 		}
-		return nil, err
 	}
-	c.driver = &faultyConn{c.driver, f}
-	return c, nil
+	return c, err
 }
 
+// faultyConn fails what handlers do.
 type faultyConn struct {
 	connection
 	faults *faults
 }
 
-func (c *faultyConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	s, err := c.connection.PrepareContext(ctx, query)
-	if err != nil {
-		return nil, err
-	}
-	return &faultyStatement{s.(statement), query, c.faults}, nil
-}
-
 func (c *faultyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (r driver.Result, err error) {
-	err = c.faults.around(query, args, func() error {
-		r, err = c.connection.ExecContext(ctx, query, args)
-		return err
-	})
-	return r, err
-}
-
-type faultyStatement struct {
-	statement
-	query  string
-	faults *faults
-}
-
-func (s *faultyStatement) ExecContext(ctx context.Context, args []driver.NamedValue) (r driver.Result, err error) {
-	err = s.faults.around(s.query, args, func() error {
-		r, err = s.statement.ExecContext(ctx, args)
-		return err
-	})
-	return r, err
-}
-
-func (s *faultyStatement) QueryContext(ctx context.Context, args []driver.NamedValue) (r driver.Rows, err error) {
-	err = s.faults.around(s.query, args, func() error {
-		r, err = s.statement.QueryContext(ctx, args)
-		return err
-	})
-	if err != nil && r != nil {
-		_ = r.Close()
-		r = nil
+	before, after := c.faults.fault(query, nil)
+	if before != nil {
+		return nil, before
+	}
+	if r, err = c.connection.ExecContext(ctx, query, args); err == nil && after != nil {
+		return nil, after
 	}
 	return r, err
 }
@@ -169,7 +141,7 @@ func (l lives) fail(t *testing.T, instead bool) {
 	reached, position := 0, uint64(0)
 	for at := 1; ; at++ {
 		s := openFaulty(t, f, verifier.config)
-		f.arm(func(call int, query string, _ []driver.NamedValue) (before, after bool) {
+		f.arm(func(call int, query string, _ []driver.Value) (before, after bool) {
 			if call != at {
 				return false, false
 			}
@@ -464,8 +436,8 @@ func TestLargeWritesEndAGroup(t *testing.T) {
 func TestOneFailureSparesItsGroup(t *testing.T) {
 	f := &faults{}
 	s := openFaulty(t, f, Config{})
-	f.arm(func(_ int, query string, args []driver.NamedValue) (before, after bool) {
-		return query == insertRecord && args[9].Value == "key 5", false
+	f.arm(func(_ int, query string, args []driver.Value) (before, after bool) {
+		return query == insertRecord && args[9] == "key 5", false
 	})
 	for i, err := range beginTogether(t, s, 16) {
 		if i == 5 {
@@ -488,7 +460,7 @@ func TestFailedCommitIsReportedToAll(t *testing.T) {
 	for _, happened := range []bool{false, true} {
 		f := &faults{}
 		s := openFaulty(t, f, Config{})
-		f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+		f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
 			if _, commits := f.calls, f.commits; query != "COMMIT" || commits != 2 { // the first is that of block
 				return false, false
 			}
@@ -685,8 +657,8 @@ func TestNotesOutlastAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := make(chan none, 100)
-	f.arm(func(_ int, query string, args []driver.NamedValue) (before, after bool) {
-		if strings.Contains(query, "INTO trail") && slices.ContainsFunc(args, func(a driver.NamedValue) bool { return a.Value == "poison" }) {
+	f.arm(func(_ int, query string, args []driver.Value) (before, after bool) {
+		if strings.Contains(query, "INTO trail") && slices.Contains(args, driver.Value("poison")) {
 			failed <- none{}
 			return true, false
 		}
@@ -743,7 +715,7 @@ func TestSettings(t *testing.T) {
 		}
 	}
 	err = s.read(t.Context(), func(c *conn) error {
-		_, err := c.exec(t.Context(), "DELETE FROM record")
+		_, err := c.exec("DELETE FROM record")
 		return err
 	})
 	if err == nil || !strings.Contains(err.Error(), "readonly") {
@@ -775,5 +747,42 @@ func TestSweepOfLargeResults(t *testing.T) {
 	}
 	if removed, err := s.Sweep(t.Context(), 100); err != nil || removed != n-5 {
 		t.Errorf("Sweep removed the last %d, %v; want %d", removed, err, n-5)
+	}
+}
+
+// A writer that is alone with its file reads the counters once. Once another
+// has written it reads them again, and no number is given out twice.
+func TestCountersAreReadWhenOthersWrote(t *testing.T) {
+	f := &faults{}
+	s, other := openFaulty(t, f, Config{}), (*Store)(nil)
+	reads := 0
+	f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
+		if query == selectCounters {
+			reads++
+		}
+		return false, false
+	})
+	fences := map[uint64]bool{}
+	begin := func(s *Store, key string) {
+		t.Helper()
+		c := mustBegin(t, s, attempt(key))
+		if fences[c.Fence()] {
+			t.Fatalf("fence %d was given out twice", c.Fence())
+		}
+		fences[c.Fence()] = true
+	}
+	for i := range 10 {
+		begin(s, fmt.Sprint(i))
+	}
+	if reads > 1 {
+		t.Errorf("ten writes read the counters %d times", reads)
+	}
+	other = openFaulty(t, f, Config{Path: s.config.Path})
+	for i := range 10 {
+		begin(other, fmt.Sprint("other ", i))
+		begin(s, fmt.Sprint("this ", i))
+	}
+	if reads < 20 {
+		t.Errorf("two handles by turns read the counters %d times", reads)
 	}
 }

@@ -132,8 +132,9 @@ var ErrFileLost = errors.New("sqlite: the database file was removed, moved or re
 
 // files remembers which files a store has open.
 type files struct {
-	path string
-	seen [3]fs.FileInfo
+	path  string
+	names [3]string
+	seen  [3]fileID
 }
 
 var companions = [3]string{"", "-wal", "-shm"}
@@ -141,11 +142,12 @@ var companions = [3]string{"", "-wal", "-shm"}
 func observeFiles(path string) (*files, error) {
 	f := &files{path: path}
 	for i, suffix := range companions {
-		info, err := os.Lstat(path + suffix)
+		f.names[i] = path + suffix
+		id, err := identify(f.names[i])
 		if err != nil {
 			return nil, err
 		}
-		f.seen[i] = info
+		f.seen[i] = id
 	}
 	return f, nil
 }
@@ -153,13 +155,13 @@ func observeFiles(path string) (*files, error) {
 // check reports whether the files are still in their places. On Windows open
 // files cannot be moved, and the check finds nothing.
 func (f *files) check() error {
-	for i, suffix := range companions {
-		info, err := os.Lstat(f.path + suffix)
+	for i, name := range f.names {
+		id, err := identify(name)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrFileLost, err)
 		}
-		if !os.SameFile(info, f.seen[i]) {
-			return fmt.Errorf("%w: %s is another file now", ErrFileLost, f.path+suffix)
+		if !sameFile(id, f.seen[i]) {
+			return fmt.Errorf("%w: %s is another file now", ErrFileLost, name)
 		}
 	}
 	return nil

@@ -10,13 +10,16 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// clumsy is a namer whose digests collide: it looks at the first letter of a
-// key only.
+// clumsy is a namer whose digests collide.
 type clumsy struct{ namer }
 
-func (c clumsy) Digest(id semel.Identity) (d [16]byte) {
-	d[0] = id.Key[0]
-	return d
+func (c clumsy) Digest(semel.Identity) (d [16]byte) { return d }
+
+// elsewhere is identity in another tenant.
+func elsewhere(key string) semel.Identity {
+	id := identity(key)
+	id.Tenant = "another"
+	return id
 }
 
 // Two identities with one digest: the second is refused everywhere, as what it
@@ -24,23 +27,25 @@ func (c clumsy) Digest(id semel.Identity) (d [16]byte) {
 func TestDigestsThatCollide(t *testing.T) {
 	s := openFaulty(t, &faults{}, Config{})
 	s.names = clumsy{s.names}
-	first := mustBegin(t, s, attempt("a1"))
+	first := mustBegin(t, s, attempt("a"))
+	second := attempt("a")
+	second.Identity = elsewhere("a")
 	check := func() {
 		t.Helper()
-		if _, err := s.Begin(t.Context(), attempt("a2")); !errors.Is(err, errCollision) {
+		if _, err := s.Begin(t.Context(), second); !errors.Is(err, errCollision) {
 			t.Errorf("Begin: %v; want errCollision", err)
 		}
-		s.known.add(identity("a2")) // so that it looks first
-		if _, err := s.Begin(t.Context(), attempt("a2")); !errors.Is(err, errCollision) {
+		s.known.add(elsewhere("a")) // so that it looks first
+		if _, err := s.Begin(t.Context(), second); !errors.Is(err, errCollision) {
 			t.Errorf("Begin, which looks first: %v; want errCollision", err)
 		}
-		if _, err := s.Find(t.Context(), identity("a2")); !errors.Is(err, errCollision) {
+		if _, err := s.Find(t.Context(), elsewhere("a")); !errors.Is(err, errCollision) {
 			t.Errorf("Find: %v; want errCollision", err)
 		}
-		if _, err := s.Resolve(t.Context(), semel.Resolution{Identity: identity("a2"), Fence: first.Fence(), Decision: semel.DecideUnknown}); !errors.Is(err, errCollision) {
+		if _, err := s.Resolve(t.Context(), semel.Resolution{Identity: elsewhere("a"), Fence: first.Fence(), Decision: semel.DecideUnknown}); !errors.Is(err, errCollision) {
 			t.Errorf("Resolve: %v; want errCollision", err)
 		}
-		f := semel.Filter{Tenant: "acme", Actor: "user-17", Operation: "payments.create", Key: "a2"}
+		f := semel.Filter{Tenant: "another", Actor: "user-17", Operation: "payments.create", Key: "a"}
 		if records, err := s.List(t.Context(), f); err != nil || len(records) != 0 {
 			t.Errorf("List found %+v, %v", records, err)
 		}
@@ -52,7 +57,7 @@ func TestDigestsThatCollide(t *testing.T) {
 	check()
 	pass(t, s, 2*time.Hour)
 	check()
-	if _, err := s.Find(t.Context(), identity("a1")); !errors.Is(err, semel.ErrNotFound) {
+	if _, err := s.Find(t.Context(), identity("a")); !errors.Is(err, semel.ErrNotFound) {
 		t.Errorf("the expired record: %v", err)
 	}
 	mustBegin(t, s, attempt("b")) // others are not concerned
@@ -97,12 +102,12 @@ func TestIDsBelongToTheFile(t *testing.T) {
 		}
 	}
 	// By hand the schema has a secret of its own too.
-	byHand, err := connect(t.Context(), mustLocate(t), "")
+	byHand, err := connect(t.Context(), mustLocate(t), "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer byHand.close()
-	if err := byHand.script(t.Context(), Schema()); err != nil {
+	if err := byHand.script(Schema()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := byHand.names(); err != nil {

@@ -166,7 +166,7 @@ func (s *Store) pieces(body, size int64) *semel.Pieces {
 		)
 		err := s.read(ctx, func(c *conn) error {
 			found = false
-			return c.query(ctx, selectPiece, func(r *row) { piece, found = r.blob(), true }, body, int64(n))
+			return c.query(selectPiece, func(r *row) { piece, found = r.blob(), true }, body, int64(n))
 		})
 		if err == nil && !found {
 			err = semel.ErrNotFound

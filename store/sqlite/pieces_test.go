@@ -230,7 +230,7 @@ func TestClaimLostBehindItsPieces(t *testing.T) {
 	f := &faults{}
 	s := openFaulty(t, f, Config{})
 	c := mustBegin(t, s, attempt("k"))
-	thief, err := connect(t.Context(), s.files.path, "")
+	thief, err := connect(t.Context(), s.files.path, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,13 +241,13 @@ func TestClaimLostBehindItsPieces(t *testing.T) {
 	}()
 	res := inPieces('x')
 	inserted, stolen := 0, false
-	f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+	f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
 		switch {
 		case query == insertPiece:
 			inserted++
 		case query == "BEGIN IMMEDIATE" && inserted == res.Pieces.Count() && !stolen:
 			stolen = true
-			if _, err := thief.exec(t.Context(), "UPDATE record SET token = NULL"); err != nil {
+			if _, err := thief.exec("UPDATE record SET token = NULL"); err != nil {
 				t.Error(err)
 			}
 		}
@@ -351,7 +351,7 @@ func TestLostAnswersLeaveThePieces(t *testing.T) {
 		s := openFaulty(t, f, Config{})
 		loseNext := func() {
 			settled := false
-			f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+			f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
 				settled = settled || strings.Contains(query, "UPDATE record SET") && strings.Contains(query, "pieces = ?")
 				if !settled || query != "COMMIT" {
 					return false, false
@@ -499,7 +499,7 @@ func TestUpgradeFromVersion1(t *testing.T) {
 	defer func() { migrations = known }()
 	// An upgrade that fails changes nothing.
 	failed := false
-	f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+	f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
 		failed = failed || strings.HasPrefix(query, "ALTER")
 		return strings.HasPrefix(query, "ALTER"), false
 	})

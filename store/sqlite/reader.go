@@ -55,7 +55,7 @@ func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
 	if err == nil {
 		err = patient(ctx, s.config.BusyTimeout, func() (err error) {
 			if c == nil {
-				if c, err = s.dial(ctx, s.files.path, "PRAGMA query_only = 1;"); err != nil {
+				if c, err = s.dial(ctx, s.files.path, "PRAGMA query_only = 1;", false); err != nil {
 					return err
 				}
 			}

@@ -27,7 +27,7 @@ const (
 		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause`
 	resultColumns = `codec, label, reference, tombstone, pieces, pieces_size, head, body`
 
-	selectRecord = `SELECT ` + recordColumns + `, ` + resultColumns + ` FROM record WHERE digest = ?`
+	selectRecord = `SELECT ` + recordColumns + `, ` + resultColumns + ` FROM record WHERE key = ? AND digest = ?`
 )
 
 // stored is a record with what only the store knows of it.
@@ -49,8 +49,8 @@ func (s *stored) unsettled(now int64) bool {
 	return s.State == semel.StateUnknown || s.State == semel.StateInProgress && s.leaseUntil <= now
 }
 
-// record reads recordColumns, as the record is at now.
-func (r *row) record(names namer, now int64) (s stored) {
+// record reads recordColumns, as the record is at now. It is likely that of like.
+func (r *row) record(names namer, now int64, like *semel.Identity) (s stored) {
 	s.number, s.Fence = uint64(r.int()), uint64(r.int())
 	s.ID = names.ID(s.number)
 	s.token = r.blob()
@@ -68,9 +68,10 @@ func (r *row) record(names namer, now int64) (s stored) {
 		s.SettledAt = time.UnixMicro(s.expiresAt - retention)
 	}
 	s.Reopened = r.int() != 0
-	s.Identity.Tenant, s.Identity.Actor, s.Identity.Operation, s.Identity.Key = r.text(), r.text(), r.text(), r.text()
+	s.Identity.Tenant, s.Identity.Actor = r.textLike(like.Tenant), r.textLike(like.Actor)
+	s.Identity.Operation, s.Identity.Key = r.textLike(like.Operation), r.textLike(like.Key)
 	s.Fingerprint.Scheme = r.text()
-	copy(s.Fingerprint.Sum[:], r.blob())
+	copy(s.Fingerprint.Sum[:], r.bytes())
 	s.Origin = semel.Origin{RequestID: r.text(), EventID: r.text(), TraceID: r.text()}
 	s.Cause = r.text()
 	return s
@@ -79,10 +80,10 @@ func (r *row) record(names namer, now int64) (s stored) {
 // result reads resultColumns.
 func (r *row) result(s *Store) semel.Result {
 	res := semel.Result{Codec: r.text(), Label: r.text(), Reference: r.text(), Tombstone: r.int() != 0}
-	body, none := column[int64](r)
+	body, inPieces := r.number()
 	size := r.int()
 	res.Head, res.Body = r.blob(), r.blob()
-	if !none {
+	if inPieces {
 		res.Pieces = s.pieces(body, size)
 	}
 	return res
@@ -90,8 +91,8 @@ func (r *row) result(s *Store) semel.Result {
 
 // time reads a time that may be missing.
 func (r *row) time() (time.Time, int64) {
-	us, null := column[int64](r)
-	if null {
+	us, ok := r.number()
+	if !ok {
 		return time.Time{}, 0
 	}
 	return time.UnixMicro(us), us
@@ -132,8 +133,16 @@ type namer interface {
 	Digest(id semel.Identity) [16]byte
 }
 
-// errCollision: two identities have one digest, so that only one of them can
-// have a record. That does not happen by chance, nor can anybody bring it about
+// digest tells the identities of one key apart: eight bytes are enough for that.
+type digest [8]byte
+
+func (s *Store) digest(id semel.Identity) digest {
+	whole := s.names.Digest(id)
+	return digest(whole[:len(digest{})])
+}
+
+// errCollision: two identities of one key have one digest, so that only one of
+// them can have a record. That does not happen by chance, nor can anybody bring it about
 // who does not know the store's secret.
 var errCollision = errors.New("sqlite: the record of this identity's digest is another identity's; the file was tampered with, or its secret was")
 
@@ -185,11 +194,11 @@ func resultBytes(r semel.Result) int { return len(r.Head) + len(r.Body) + len(r.
 
 // find returns the record of id in the transaction, expired or not.
 func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
-	digest := t.store.names.Digest(id)
+	digest := t.store.digest(id)
 	err = t.query(selectRecord, func(r *row) {
-		s, found = r.record(t.store.names, t.now), true
+		s, found = r.record(t.store.names, t.now, &id), true
 		s.Result = r.result(t.store)
-	}, digest[:])
+	}, id.Key, digest[:])
 	if err == nil && found && s.Identity != id {
 		return stored{}, false, errCollision
 	}
@@ -199,14 +208,14 @@ func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
 // find returns the committed record of id, unless there is none or it has
 // expired.
 func (s *Store) find(ctx context.Context, id semel.Identity) (rec stored, found bool, err error) {
-	digest := s.names.Digest(id)
+	digest := s.digest(id)
 	err = s.read(ctx, func(c *conn) error {
 		now := time.Now().UnixMicro()
-		return c.query(ctx, selectRecord, func(r *row) {
-			rec, found = r.record(s.names, now), true
+		return c.query(selectRecord, func(r *row) {
+			rec, found = r.record(s.names, now, &id), true
 			rec.Result = r.result(s)
 			found = !rec.expired(now)
-		}, digest[:])
+		}, id.Key, digest[:])
 	})
 	if err == nil && rec.number != 0 && rec.Identity != id {
 		return stored{}, false, errCollision
@@ -241,7 +250,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	// claiming; so known tells which it is likely to be. Being wrong costs
 	// time only: the writer is the arbiter, and a look is taken as well if its
 	// turn is long in coming.
-	digest := s.names.Digest(a.Identity)
+	digest := s.digest(a.Identity)
 	look := func() error {
 		rec, found, err := s.find(ctx, a.Identity)
 		if err == nil && found && !rec.sameClaim(a.Token) && (a.Takeover == 0 || a.Takeover != rec.Fence) {
@@ -277,7 +286,7 @@ const insertRecord = `
 	INSERT INTO record (number, digest, state, token, lease_until, begun_at, retention, tenant, actor, operation, key,
 		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id)
 	VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-	ON CONFLICT (digest) DO NOTHING`
+	ON CONFLICT (key, digest) DO NOTHING`
 
 // insert adds the record of c, unless its digest has one.
 func (t *tx) insert(c *claim, a *semel.Attempt, digest []byte) (ok bool, err error) {
@@ -292,7 +301,7 @@ func (t *tx) insert(c *claim, a *semel.Attempt, digest []byte) (ok bool, err err
 	return n == 1, err
 }
 
-func (t *tx) begin(a *semel.Attempt, digest [16]byte) (*claim, error) {
+func (t *tx) begin(a *semel.Attempt, digest digest) (*claim, error) {
 	c := &claim{
 		store: t.store, number: t.fence + 1, fence: t.fence + 1, token: a.Token[:],
 		lease: micros(a.Lease), retention: micros(a.Retention),
@@ -359,13 +368,13 @@ func (c *claim) Transactional() bool                         { return false }
 // owned is the condition that the record is the claim's.
 const owned = " WHERE number = ? AND token = ? AND fence IS ?"
 
-// own appends the parameters of owned.
-func (c *claim) own(args ...driver.Value) []driver.Value {
-	var fence driver.Value
-	if c.fence != c.number {
-		fence = int64(c.fence)
+// lastFence is the parameter of owned for the fence, which the record has only
+// if it is not its number.
+func (c *claim) lastFence() driver.Value {
+	if c.fence == c.number {
+		return nil
 	}
-	return append(args, int64(c.number), c.token, fence)
+	return int64(c.fence)
 }
 
 // state returns the state of the claim's record, or 0 if the claim is lost.
@@ -373,7 +382,7 @@ func (c *claim) state(t *tx) (s semel.State, expires int64, err error) {
 	err = t.query("SELECT state, expires_at FROM record"+owned, func(r *row) {
 		s = semel.State(r.int())
 		_, expires = r.time()
-	}, c.own()...)
+	}, int64(c.number), c.token, c.lastFence())
 	return s, expires, err
 }
 
@@ -444,8 +453,9 @@ func (c *claim) complete(t *tx, res semel.Result, g *staging) (time.Time, error)
 		body, size = g.body, g.from.Size
 	}
 	expires := t.now + c.retention
-	n, err := t.exec(completeRecord, c.own(
-		expires, int64(t.position+1), orNull(res.Codec), orNull(res.Label), orNull(res.Reference), oneOrNull(res.Tombstone), body, size, res.Head, res.Body)...)
+	n, err := t.exec(completeRecord,
+		expires, int64(t.position+1), orNull(res.Codec), orNull(res.Label), orNull(res.Reference), oneOrNull(res.Tombstone),
+		body, size, res.Head, res.Body, int64(c.number), c.token, c.lastFence())
 	switch {
 	case err != nil:
 		return time.Time{}, err
@@ -506,7 +516,7 @@ func (c *claim) Hold(ctx context.Context, cause string) error {
 	cause = cut(cause)
 	_, err := write(ctx, c.store, 0, func(t *tx) (none, error) {
 		n, err := t.exec("UPDATE record SET state = 3, settled_at = ?, lease_until = min(lease_until, ?), cause = ?"+owned+" AND state = 1",
-			c.own(t.now, t.now, orNull(cause))...)
+			t.now, t.now, orNull(cause), int64(c.number), c.token, c.lastFence())
 		if err != nil {
 			return none{}, err
 		}
@@ -525,7 +535,8 @@ func (c *claim) Hold(ctx context.Context, cause string) error {
 // Renew implements semel.Claim.
 func (c *claim) Renew(ctx context.Context) error {
 	_, err := write(ctx, c.store, 0, func(t *tx) (none, error) {
-		n, err := t.exec("UPDATE record SET lease_until = ?"+owned+" AND state = 1", c.own(t.now+c.lease)...)
+		n, err := t.exec("UPDATE record SET lease_until = ?"+owned+" AND state = 1",
+			t.now+c.lease, int64(c.number), c.token, c.lastFence())
 		if err == nil && n == 0 {
 			err = semel.ErrLostClaim
 		}
@@ -662,7 +673,7 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 		}
 		return c.queryOnce(ctx, query, func(r *row) {
 			r.int() // what the listing is ordered by
-			out = append(out, r.record(s.names, now).Record)
+			out = append(out, r.record(s.names, now, &semel.Identity{}).Record)
 		}, args...)
 	})
 	if err != nil {
@@ -678,7 +689,7 @@ func (s *Store) listQuery(f semel.Filter, now int64) (query string, args []drive
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
-	w.key(f.Key)
+	w.equal("key", f.Key)
 	if f.State != 0 {
 		w.add("state = ?", int64(f.State))
 	}
@@ -720,13 +731,13 @@ func (s *Store) listQuery(f semel.Filter, now int64) (query string, args []drive
 	case f.ID != "":
 		return "SELECT " + fence + list + anywhere.String(), anywhere.args
 	case f.Key != "" && f.Tenant != "" && f.Actor != "" && f.Operation != "":
-		digest := s.names.Digest(semel.Identity{
+		digest := s.digest(semel.Identity{
 			Scope: semel.Scope{Tenant: f.Tenant, Actor: f.Actor, Operation: f.Operation}, Key: f.Key,
 		})
 		one := anywhere.with("digest = ?", digest[:])
 		return "SELECT " + fence + list + one.String(), one.args
 	case f.Key != "":
-		return inBuckets("record", "number", fence+", "+recordColumns, -1, anywhere, "1", limit)
+		return "SELECT " + fence + list + anywhere.String() + " ORDER BY 1 LIMIT " + strconv.Itoa(limit), anywhere.args
 	}
 	// Both halves are read in their order, each by its index, and merged.
 	numbers, fences := w.with("fence IS NULL AND number > ?", after), w.with("fence > ?", after)

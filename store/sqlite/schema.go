@@ -81,7 +81,7 @@ func (k fileKind) check() error {
 func (c *conn) migrate(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
-			_, _ = c.exec(context.Background(), "ROLLBACK") // err tells more
+			_, _ = c.exec("ROLLBACK") // err tells more
 		}
 	}()
 	k, err := c.kind(ctx)
@@ -92,21 +92,21 @@ func (c *conn) migrate(ctx context.Context) (err error) {
 		return err
 	}
 	for _, ddl := range migrations[k.version:] {
-		if err := c.script(ctx, ddl); err != nil {
+		if err := c.script(ddl); err != nil {
 			return err
 		}
 	}
 	if k.version == 0 { // SQLite's own random numbers may be poor ones where there is no /dev/urandom
-		if _, err := c.exec(ctx, "UPDATE counter SET secret = ?", recordid.NewSecret()); err != nil {
+		if _, err := c.exec("UPDATE counter SET secret = ?", recordid.NewSecret()); err != nil {
 			return err
 		}
 	}
 	if k.version < int64(len(migrations)) {
-		if err := c.script(ctx, fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d",
+		if err := c.script(fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d",
 			applicationID, len(migrations))); err != nil {
 			return err
 		}
 	}
-	_, err = c.exec(ctx, "COMMIT")
+	_, err = c.exec("COMMIT")
 	return err
 }

@@ -141,6 +141,7 @@ type Store struct {
 	notes    notes
 
 	queue chan *op
+	slow  signal        // to those whose turn is long in coming
 	stop  chan struct{} // closed when Close begins
 	done  chan struct{} // closed when the writer has ended
 
@@ -179,9 +180,11 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 		stop:     make(chan struct{}),
 		done:     make(chan struct{}),
 	}
+	s.slow.init()
 	s.known.seed = maphash.MakeSeed()
 	s.notes.init(c.MaxNotes)
 	w := &writer{store: s}
+	w.slowTime = time.AfterFunc(time.Hour, w.slowTurn)
 	if err := w.open(ctx); err != nil {
 		switch code(err) & 0xff {
 		case sqlite3.SQLITE_READONLY:

@@ -31,7 +31,7 @@ func TestRun(t *testing.T) {
 	// More than two batches, long past every time.
 	db := raw(t, path)
 	mustExec(t, db, `WITH RECURSIVE n(n) AS (VALUES (100000) UNION ALL SELECT n + 1 FROM n WHERE n < 102499)
-		INSERT INTO record SELECT n, randomblob(16), state, NULL, token, 1000 + n, NULL, NULL, NULL, begun_at, retention, reopened,
+		INSERT INTO record SELECT n, randomblob(8), state, NULL, token, 1000 + n, NULL, NULL, NULL, begun_at, retention, reopened,
 			tenant, actor, operation, key || n, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause,
 			codec, label, reference, tombstone, pieces, pieces_size, head, body
 		FROM record, n WHERE key = 'key 0'`)
@@ -190,7 +190,7 @@ func TestSearchAcrossBuckets(t *testing.T) {
 	for _, position := range []int{2047, 2048, 2049, 10_000, 1 << 40, 1<<62 + 5} {
 		mustExec(t, db, `INSERT INTO trail SELECT ?1, 7, ?1, 0, 'replayed', number, NULL, tenant, actor, operation, key, number,
 			NULL, NULL, NULL, NULL, NULL, 1 FROM record WHERE key = 'key 1' AND number < 3`, position)
-		mustExec(t, db, `INSERT INTO record SELECT ?1, randomblob(16), state, NULL, token, expires_at, position + ?1, NULL, NULL, begun_at, retention, reopened,
+		mustExec(t, db, `INSERT INTO record SELECT ?1, randomblob(8), state, NULL, token, expires_at, position + ?1, NULL, NULL, begun_at, retention, reopened,
 			tenant, actor || ?1, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause,
 			codec, label, reference, tombstone, pieces, pieces_size, head, body
 			FROM record WHERE key = 'key 1' AND number < 3`, position)

@@ -282,7 +282,8 @@ func (s *Store) trailQuery(f semel.TrailFilter) (query string, args []driver.Val
 	case foreign != nil:
 		w.add("record_id = ?", foreign)
 	}
-	w.identity(f)
+	w.entry(f)
+	w.key(f.Key)
 	w.equal("kind", string(f.Kind))
 	if !f.Since.IsZero() {
 		w.add("at >= ?", ceilMicro(f.Since))
@@ -301,7 +302,7 @@ func (s *Store) trailQuery(f semel.TrailFilter) (query string, args []driver.Val
 func (r *row) trailEntry(names namer) (e semel.TrailEntry) {
 	e.Position, e.Instance, e.Seq = uint64(r.int()), instance(r.int()).String(), uint64(r.int())
 	e.At, e.Kind = time.UnixMicro(r.int()), semel.TrailKind(r.text())
-	if number, foreign := column[int64](r); !foreign {
+	if number, ok := r.number(); ok {
 		e.RecordID = names.ID(uint64(number))
 	}
 	if foreign := r.text(); foreign != "" {

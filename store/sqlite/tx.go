@@ -170,9 +170,9 @@ func (h *handlerConn) inside() error {
 
 // inTransaction reports whether a transaction is open: none can be begun in it.
 func (c *conn) inTransaction() (bool, error) {
-	_, err := c.exec(context.Background(), "BEGIN")
+	_, err := c.exec("BEGIN")
 	if err == nil {
-		_, err = c.exec(context.Background(), "ROLLBACK") // of nothing
+		_, err = c.exec("ROLLBACK") // of nothing
 		return false, err
 	}
 	if code(err) == sqlite3.SQLITE_ERROR {
@@ -270,7 +270,7 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 				return err
 			}
 		}
-		return s.session.conn.begin(context.Background())
+		return s.session.conn.begin()
 	})
 	if err != nil {
 		switch {
@@ -299,7 +299,7 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 }
 
 func (s *TxStore) connect(ctx context.Context) error {
-	c, err := s.dial(ctx, s.files.path, "PRAGMA foreign_keys = 1;")
+	c, err := s.dial(ctx, s.files.path, "PRAGMA foreign_keys = 1;", true)
 	if err != nil {
 		return err
 	}
@@ -331,7 +331,7 @@ func (s *TxStore) drop() {
 // rollback takes back what the session's transaction has done, for certain.
 func (s *TxStore) rollback() {
 	// After some errors SQLite has rolled back already, and says so.
-	_, _ = s.session.conn.exec(context.Background(), "ROLLBACK")
+	_, _ = s.session.conn.exec("ROLLBACK")
 	if in, err := s.session.conn.inTransaction(); in || err != nil {
 		s.drop()
 	}
@@ -347,7 +347,7 @@ func (s *TxStore) commit(t *tx) error {
 		return t.err
 	}
 	s.session.committing = true
-	_, err := t.conn.exec(context.Background(), "COMMIT")
+	_, err := t.conn.exec("COMMIT")
 	s.session.committing = false
 	if err != nil {
 		return &commitError{err}
@@ -470,7 +470,7 @@ func (c *txClaim) begin(ctx context.Context) error {
 	}
 	c.tx, c.before = t, t.counters
 	if _, err = t.exec("SAVEPOINT semel_claim"); err == nil {
-		c.record, err = t.begin(&c.attempt, s.names.Digest(c.attempt.Identity))
+		c.record, err = t.begin(&c.attempt, s.digest(c.attempt.Identity))
 	}
 	if err == nil {
 		_, err = t.exec("SAVEPOINT semel_work")
@@ -575,8 +575,8 @@ func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, erro
 func (c *txClaim) expiry(ctx context.Context) (time.Time, error) {
 	var at int64
 	err := c.store.read(ctx, func(conn *conn) error {
-		return conn.query(ctx, "SELECT expires_at FROM record"+owned+" AND state = 2",
-			func(r *row) { at = r.int() }, c.record.own()...)
+		return conn.query("SELECT expires_at FROM record"+owned+" AND state = 2",
+			func(r *row) { at = r.int() }, int64(c.record.number), c.record.token, c.record.lastFence())
 	})
 	switch {
 	case err != nil:
@@ -665,11 +665,11 @@ func (c *txClaim) returnTo(savepoint string, undo bool) error {
 		return err
 	}
 	if undo {
-		if _, err := c.tx.conn.exec(context.Background(), "ROLLBACK TO "+savepoint); err != nil {
+		if _, err := c.tx.conn.exec("ROLLBACK TO " + savepoint); err != nil {
 			return err
 		}
 	}
-	_, err = c.tx.conn.exec(context.Background(), "RELEASE "+savepoint)
+	_, err = c.tx.conn.exec("RELEASE " + savepoint)
 	return err
 }
 

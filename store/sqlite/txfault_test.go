@@ -47,7 +47,7 @@ func txFaultAt(t *testing.T, n int, lost bool, life string) (hit bool) {
 		t.Fatal(err)
 	}
 	where := ""
-	f.arm(func(call int, query string, _ []driver.NamedValue) (before, after bool) {
+	f.arm(func(call int, query string, _ []driver.Value) (before, after bool) {
 		if call != n {
 			return false, false
 		}
@@ -173,7 +173,7 @@ func lostCommit(t *testing.T, applied, asked bool) {
 		t.Fatal(err)
 	}
 	down := false
-	f.arm(func(_ int, query string, _ []driver.NamedValue) (before, after bool) {
+	f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
 		if query == "COMMIT" && !down {
 			down = true
 			return !applied, applied

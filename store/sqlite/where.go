@@ -25,19 +25,18 @@ func (w *where) equal(column, value string) {
 	}
 }
 
-// key selects rows by their key, in the words of the indexes of its end.
+// key selects entries by their key, in the words of the index of its end.
 func (w *where) key(key string) {
 	if key != "" {
 		w.add("substr(key, -6) = substr(?, -6) AND key = ?", key, key)
 	}
 }
 
-// identity selects by what entries and records have alike.
-func (w *where) identity(f semel.TrailFilter) {
+// entry selects by what entries and records have alike, but for the key.
+func (w *where) entry(f semel.TrailFilter) {
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
-	w.key(f.Key)
 	w.equal("request_id", f.RequestID)
 	w.equal("event_id", f.EventID)
 	w.equal("trace_id", f.TraceID)

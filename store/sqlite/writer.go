@@ -45,9 +45,22 @@ func writeOrLook[T any](ctx context.Context, s *Store, size int, fn func(*tx) (T
 	return value, answer
 }
 
-// lookAfter is when a turn is long in coming: others have the file's lock, or
-// the disk is slow.
-const lookAfter = 5 * time.Millisecond
+// A turn is long in coming once the one before waits for the file's lock for
+// lookAfter, or takes slowTurn, as where the disk is slow. A writer that is merely
+// busy answers sooner than everybody's looks would.
+const (
+	lookAfter = 5 * time.Millisecond
+	slowTurn  = 100 * time.Millisecond
+)
+
+// signal wakes all who wait for it, again and again.
+type signal struct {
+	channel atomic.Pointer[chan none]
+}
+
+func (s *signal) init()             { s.channel.Store(new(make(chan none))) }
+func (s *signal) wait() <-chan none { return *s.channel.Load() }
+func (s *signal) fire()             { close(*s.channel.Swap(new(make(chan none)))) }
 
 // op is a write that waits for its group.
 type op struct {
@@ -81,13 +94,16 @@ func (s *Store) submit(ctx context.Context, o *op) error {
 		return ErrClosed
 	default:
 	}
-	var slow <-chan time.Time
+	var slow <-chan none
 	if o.look != nil {
-		t := time.NewTimer(lookAfter)
-		defer t.Stop()
-		slow = t.C
+		slow = s.slow.wait()
 	}
 	queue, ended := s.queue, s.stop
+	select {
+	case queue <- o: // the usual case, for which the larger select is not needed
+		queue, ended = nil, s.done
+	default:
+	}
 	var err error
 	for err == nil {
 		select {
@@ -126,14 +142,29 @@ type writer struct {
 	group []*op
 	tx    tx
 	last  counters // as this store's last commit left them
-	seq   uint64   // of the last committed audit entry
 
+	// If alone is set, the counters are still last for as long as the file has
+	// that version: nobody else has written to it.
+	alone   bool
+	version uint32
+	seq     uint64 // of the last committed audit entry
+
+	busy     atomic.Bool // in a turn
+	slowTime *time.Timer // for turns that take long
 	noteTime *time.Timer
 	noteRest time.Time // until then notes wait
 	pending  []note    // taken from the queue, not yet committed
 	unsure   bool      // pending was in a commit that failed
 
 	crowded time.Time // until then others are taken to want the lock too
+}
+
+// slowTurn tells those who wait that a turn takes long, for as long as it does.
+func (w *writer) slowTurn() {
+	if w.busy.Load() {
+		w.store.slow.fire()
+		w.slowTime.Reset(slowTurn)
+	}
 }
 
 // open opens the file for the first time.
@@ -144,7 +175,7 @@ func (w *writer) open(ctx context.Context) (err error) {
 	}
 	patiently := func(try func() error) error { return patient(ctx, w.store.config.BusyTimeout, try) }
 	if err := patiently(func() (err error) {
-		w.conn, err = w.store.dial(ctx, path, "")
+		w.conn, err = w.store.dial(ctx, path, "", false)
 		return err
 	}); err != nil {
 		return err
@@ -154,8 +185,8 @@ func (w *writer) open(ctx context.Context) (err error) {
 			err = errors.Join(err, w.conn.close())
 		}
 	}()
-	if ro, err := w.conn.driver.IsReadOnly("main"); err != nil || ro {
-		return errors.Join(errors.New("the file is not writable"), err)
+	if w.conn.database.readOnly() {
+		return errors.New("the file is not writable")
 	}
 	// First look, then touch: another application's file stays as it is.
 	var k fileKind
@@ -171,7 +202,7 @@ func (w *writer) open(ctx context.Context) (err error) {
 		return err
 	}
 	if k.version < int64(len(migrations)) { // else the lock is not needed, which others may have
-		if err := patiently(func() error { return w.conn.begin(ctx) }); err != nil {
+		if err := patiently(func() error { return w.conn.begin() }); err != nil {
 			return err
 		}
 		if err := w.conn.migrate(ctx); err != nil {
@@ -191,8 +222,8 @@ func (w *writer) open(ctx context.Context) (err error) {
 }
 
 // begin begins a transaction that holds the write lock.
-func (c *conn) begin(ctx context.Context) error {
-	_, err := c.exec(ctx, "BEGIN IMMEDIATE")
+func (c *conn) begin() error {
+	_, err := c.exec("BEGIN IMMEDIATE")
 	return err
 }
 
@@ -237,6 +268,7 @@ func (w *writer) run() {
 	defer close(s.done)
 	w.noteTime = time.NewTimer(time.Hour)
 	defer w.noteTime.Stop()
+	defer w.slowTime.Stop()
 	for {
 		select {
 		case o := <-s.queue:
@@ -256,7 +288,11 @@ func (w *writer) run() {
 
 // turn writes one group: first, if there is one, and what else is waiting.
 func (w *writer) turn(first *op) {
+	w.busy.Store(true)
+	w.slowTime.Reset(slowTurn)
 	defer func() {
+		w.busy.Store(false)
+		w.slowTime.Stop()
 		clear(w.group)
 		if w.hasNotes() {
 			w.awaitNotes()
@@ -271,7 +307,7 @@ func (w *writer) turn(first *op) {
 		return
 	}
 	if settled, err := w.commit(w.group, w.dueNotes(noteDelay)); !settled {
-		w.alone(err)
+		w.oneByOne(err)
 	}
 	if time.Now().Before(w.crowded) {
 		// The lock goes to whoever asks at the right moment. Leave one, or
@@ -314,10 +350,16 @@ func (w *writer) lock() error {
 			return err
 		}
 	}
+	since := time.Now()
 	err := patient(context.Background(), w.store.config.BusyTimeout, func() error {
-		err := w.conn.begin(context.Background())
+		err := w.conn.begin()
 		if isBusy(err) {
-			w.crowded = time.Now().Add(time.Second)
+			now := time.Now()
+			if now.Sub(since) > lookAfter {
+				since = now
+				w.store.slow.fire()
+			}
+			w.crowded = now.Add(time.Second)
 		}
 		return err
 	})
@@ -327,7 +369,15 @@ func (w *writer) lock() error {
 	}
 	now := time.Now()
 	w.tx = tx{store: w.store, conn: w.conn, instance: w.store.instance, seq: w.seq, time: now, now: now.UnixMicro()}
-	if w.tx.counters, err = w.conn.counters(); err != nil {
+	version, err := w.conn.database.version()
+	switch {
+	case err == nil && w.alone && version == w.version:
+		w.tx.counters = w.last
+		return nil
+	case err == nil:
+		w.tx.counters, err = w.conn.counters()
+	}
+	if err != nil {
 		w.rollback(err)
 		return err
 	}
@@ -344,11 +394,11 @@ func (w *writer) reconnect() error {
 	seq := w.seq
 	err := patient(context.Background(), w.store.config.BusyTimeout, func() (err error) {
 		if c == nil {
-			if c, err = w.store.dial(context.Background(), w.store.files.path, ""); err != nil {
+			if c, err = w.store.dial(context.Background(), w.store.files.path, "", false); err != nil {
 				return err
 			}
 		}
-		return c.query(context.Background(), selectLastSeq,
+		return c.query(selectLastSeq,
 			func(r *row) { seq = max(seq, uint64(r.int())) }, int64(w.last.position), int64(w.store.instance))
 	})
 	if err != nil {
@@ -363,7 +413,7 @@ func (w *writer) reconnect() error {
 	// The old connection goes last: closing the only one would remove the
 	// companion files. Its own errors are known.
 	_ = w.conn.close()
-	w.conn, w.seq, w.unsure, w.broken = c, seq, false, false
+	w.conn, w.seq, w.unsure, w.broken, w.alone = c, seq, false, false, false
 	return nil
 }
 
@@ -391,9 +441,9 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 		w.rollback(t.err)
 		return false, t.err
 	}
-	if _, err := w.conn.exec(context.Background(), "COMMIT"); err != nil {
+	if _, err := w.conn.exec("COMMIT"); err != nil {
 		w.rollback(err)
-		w.last = before
+		w.last, w.alone = before, false
 		w.broken, w.unsure = true, len(notes) > 0
 		w.noteRest = time.Now().Add(noteRest)
 		for _, o := range ops {
@@ -402,6 +452,9 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 		return true, err
 	}
 	w.last, w.seq = t.counters, t.seq
+	var unknown error
+	w.version, unknown = w.conn.database.version()
+	w.alone = unknown == nil
 	if len(notes) > 0 {
 		w.pending = nil
 	}
@@ -412,8 +465,9 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 }
 
 func (w *writer) rollback(cause error) {
+	w.alone = false
 	// After some errors SQLite has rolled back already, and says so.
-	_, _ = w.conn.exec(context.Background(), "ROLLBACK")
+	_, _ = w.conn.exec("ROLLBACK")
 	switch code(cause) & 0xff {
 	case sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG:
 		// The statement was to blame, not the connection.
@@ -429,9 +483,9 @@ func settle(ops []*op, err error) {
 	}
 }
 
-// alone runs every op of a group that failed with err in a transaction of its
+// oneByOne runs every op of a group that failed with err in a transaction of its
 // own, so that only those fail that must.
-func (w *writer) alone(err error) {
+func (w *writer) oneByOne(err error) {
 	if len(w.group) == 1 && len(w.pending) == 0 {
 		settle(w.group, err)
 		return
@@ -476,9 +530,11 @@ type counters struct {
 	fence, position uint64
 }
 
+const selectCounters = "SELECT fence, position, user_version FROM counter, pragma_user_version"
+
 func (c *conn) counters() (n counters, err error) {
 	var version int64
-	err = c.query(context.Background(), "SELECT fence, position, user_version FROM counter, pragma_user_version", func(r *row) {
+	err = c.query(selectCounters, func(r *row) {
 		n = counters{fence: uint64(r.int()), position: uint64(r.int())}
 		version = r.int()
 	})
@@ -515,7 +571,7 @@ type tx struct {
 }
 
 func (t *tx) exec(query string, args ...driver.Value) (int64, error) {
-	n, err := t.conn.exec(context.Background(), query, args...)
+	n, err := t.conn.exec(query, args...)
 	if err != nil && t.err == nil {
 		t.err = err
 	}
@@ -523,7 +579,7 @@ func (t *tx) exec(query string, args ...driver.Value) (int64, error) {
 }
 
 func (t *tx) query(query string, each func(*row), args ...driver.Value) error {
-	err := t.conn.query(context.Background(), query, each, args...)
+	err := t.conn.query(query, each, args...)
 	if err != nil && t.err == nil {
 		t.err = err
 	}

@@ -1,17 +1,18 @@
 -- Times and durations are microseconds, by the clock of the host. What is empty
 -- or not known is NULL where the column allows it.
 --
--- Some indexes begin with a bucket: the number of a run of 2,048 rows. Keys and
--- the ids of requests are random, so in an index of their own each would touch
--- another page, and the log would grow by that page; behind a bucket, the rows
--- of one commit share a few. Who searches such an index goes through the buckets.
+-- Some indexes begin with a bucket: the number of a run of 2,048 rows. What is
+-- in random order, as the ids of requests are, would in an index of its own touch
+-- another page for each row, and the log would grow by that page; behind a bucket,
+-- the rows of one commit share a few. Who searches such an index goes through the
+-- buckets.
 
 CREATE TABLE record (
   -- The fence of the claim that began the record. As the rowid it finds a
   -- claim's record in one step and keeps inserts at the end. The record's id is
   -- this number in disguise.
   number             INTEGER PRIMARY KEY,
-  -- Of the identity: the first 16 bytes of a keyed hash.
+  -- Of the identity: the first eight bytes of a keyed hash.
   digest             BLOB    NOT NULL,
   -- 1 in progress, 2 completed, 3 unknown
   state              INTEGER NOT NULL CHECK (state BETWEEN 1 AND 3),
@@ -52,12 +53,12 @@ CREATE TABLE record (
   body               BLOB
 ) STRICT;
 
-CREATE UNIQUE INDEX record_digest ON record (digest);
+-- The key first: keys that rise with time or by a counter then share pages. The
+-- digest stands for tenant, actor and operation.
+CREATE UNIQUE INDEX record_identity ON record (key, digest);
 CREATE INDEX record_fence ON record (fence) WHERE fence IS NOT NULL;
 CREATE INDEX record_expiry ON record (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX record_open ON record (state) WHERE expires_at IS NULL;
--- The end of a key tells about as many apart as all of it.
-CREATE INDEX record_key ON record (number >> 11, substr(key, -6));
 CREATE INDEX record_request ON record (number >> 11, request_id) WHERE request_id IS NOT NULL;
 CREATE INDEX record_event ON record (number >> 11, event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX record_trace ON record (number >> 11, trace_id) WHERE trace_id IS NOT NULL;
@@ -109,6 +110,7 @@ CREATE TABLE trail (
 CREATE INDEX trail_at ON trail (at);
 CREATE INDEX trail_record ON trail (position >> 11, record) WHERE record IS NOT NULL;
 CREATE INDEX trail_record_id ON trail (record_id) WHERE record_id IS NOT NULL;
+-- The end of a key tells about as many apart as all of it.
 CREATE INDEX trail_key ON trail (position >> 11, substr(key, -6));
 CREATE INDEX trail_request ON trail (position >> 11, request_id) WHERE request_id IS NOT NULL;
 CREATE INDEX trail_event ON trail (position >> 11, event_id) WHERE event_id IS NOT NULL;
