@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -153,5 +154,79 @@ func BenchmarkPieces(b *testing.B) {
 	b.ReportMetric(ms(took[len(took)-1]), "other-max-ms")
 	if err := s.Close(); err != nil {
 		b.Fatal(err)
+	}
+}
+
+// BenchmarkSweep has 16 callers claim and complete, with and without a sweep of
+// expired records beside them. The metrics are the callers', in milliseconds,
+// and how many records a second the sweep removes.
+func BenchmarkSweep(b *testing.B) {
+	const callers, expired = 16, 40_000
+	for _, sweeping := range []bool{false, true} {
+		b.Run(fmt.Sprintf("sweeping=%v", sweeping), func(b *testing.B) {
+			s, err := sqlite.Open(b.Context(), sqlite.Config{Path: filepath.Join(b.TempDir(), "semel.db")})
+			if err != nil {
+				b.Fatal(err)
+			}
+			pair := func(ctx context.Context, retention time.Duration) error {
+				a := attempt(semel.NewKey())
+				a.Retention = retention
+				c, err := s.Begin(ctx, a)
+				if err == nil {
+					_, err = c.Complete(ctx, result)
+				}
+				return err
+			}
+			var filling sync.WaitGroup
+			for range 256 {
+				filling.Go(func() {
+					for range expired / 256 {
+						if err := pair(b.Context(), 0); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			filling.Wait()
+			swept, took := 0, time.Duration(0)
+			stop, done := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(done)
+				for start := time.Now(); sweeping; took = time.Since(start) {
+					n, err := s.Sweep(b.Context(), 1000)
+					if swept += n; err != nil {
+						b.Error(err)
+					}
+					select {
+					case <-stop:
+						return
+					default:
+					}
+				}
+			}()
+			var mu sync.Mutex
+			var all []time.Duration
+			b.ResetTimer()
+			run(b, callers, func(ctx context.Context) error {
+				start := time.Now()
+				err := pair(ctx, time.Hour)
+				mu.Lock()
+				defer mu.Unlock()
+				all = append(all, time.Since(start))
+				return err
+			})
+			close(stop)
+			<-done
+			slices.Sort(all)
+			ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+			b.ReportMetric(ms(all[len(all)/2]), "p50-ms")
+			b.ReportMetric(ms(all[len(all)*99/100]), "p99-ms")
+			if sweeping {
+				b.ReportMetric(float64(swept)/took.Seconds(), "swept/s")
+			}
+			if err := s.Close(); err != nil {
+				b.Fatal(err)
+			}
+		})
 	}
 }
