@@ -7,7 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -59,55 +59,112 @@ func BenchmarkSQLite(b *testing.B) {
 	}
 }
 
-// BenchmarkSQLiteReplay counts look-ups of completed records by one caller, a
-// Begin that is refused with the record, beside a prepared select by key, each
-// among 10,000.
+// BenchmarkSQLiteReplay asks for one of many completed identities again, beside a
+// prepared select by key that reads head and body.
 func BenchmarkSQLiteReplay(b *testing.B) {
 	const records = 10_000
 	b.Run("store", func(b *testing.B) {
-		s := openStore(b, "sqlite")
-		if err := each(b.Context(), 256, records, func(ctx context.Context, i int64) error {
-			c, err := s.Begin(ctx, newAttempt(i))
-			if err != nil {
-				return err
-			}
-			_, err = c.Complete(ctx, response)
-			return err
-		}); err != nil {
+		s, err := sqlite.Open(b.Context(), sqlite.Config{Path: filepath.Join(b.TempDir(), "semel.db")})
+		if err != nil {
 			b.Fatal(err)
 		}
+		defer s.Close()
+		fill(b, s, records)
+		attempts := make([]semel.Attempt, records)
+		for i := range attempts {
+			attempts[i] = newAttempt(int64(i) + 1)
+		}
 		b.ReportAllocs()
-		for b.Loop() {
-			_, err := s.Begin(b.Context(), newAttempt(1+mathrand.Int64N(records)))
-			taken, ok := errors.AsType[*semel.ConflictError](err)
-			if !ok || len(taken.Record.Result.Body) != len(response.Body) {
-				b.Fatalf("the record in the way: %v", err)
+		b.ResetTimer()
+		for i := range b.N {
+			_, err := s.Begin(b.Context(), attempts[i%records])
+			if c, ok := errors.AsType[*semel.ConflictError](err); !ok || len(c.Record.Result.Body) != len(response.Body) {
+				b.Fatal(err)
 			}
 		}
 	})
 	b.Run("plain", func(b *testing.B) {
 		p := openPlain(b, true)
-		if err := each(b.Context(), 256, records, func(_ context.Context, i int64) error {
-			return p.write(row(newAttempt(i), len(response.Head)+len(response.Body)))
-		}); err != nil {
+		keys := make([]string, records)
+		for i := range keys {
+			a := newAttempt(int64(i) + 1)
+			keys[i] = a.Identity.Key
+			if err := p.write(row(a, len(response.Head)+len(response.Body))); err != nil {
+				b.Fatal(err)
+			}
+		}
+		db, err := sql.Open("sqlite", p.path)
+		if err != nil {
 			b.Fatal(err)
 		}
-		find, err := p.db.Prepare("SELECT id, tenant, actor, operation, bytes, at FROM rows WHERE key = ?")
+		defer db.Close()
+		find, err := db.Prepare("SELECT id, tenant, actor, operation, bytes, at FROM rows WHERE key = ?")
 		if err != nil {
 			b.Fatal(err)
 		}
 		defer find.Close()
 		b.ReportAllocs()
-		for b.Loop() {
+		b.ResetTimer()
+		for i := range b.N {
 			var id, tenant, actor, operation string
 			var bytes []byte
 			var at int64
-			err := find.QueryRow(newAttempt(1+mathrand.Int64N(records)).Identity.Key).Scan(&id, &tenant, &actor, &operation, &bytes, &at)
-			if err != nil || len(bytes) < len(response.Body) {
-				b.Fatalf("%d bytes, %v", len(bytes), err)
+			if err := find.QueryRowContext(b.Context(), keys[i%records]).Scan(&id, &tenant, &actor, &operation, &bytes, &at); err != nil {
+				b.Fatal(err)
 			}
 		}
 	})
+}
+
+// BenchmarkSQLiteSize reports how many bytes of the file a record takes with its
+// trail, body and head included, once the log is in the file.
+func BenchmarkSQLiteSize(b *testing.B) {
+	const records = 100_000
+	for _, callers := range []int{1, 256} {
+		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+			n := min(records, callers*2000)
+			for range b.N {
+				path := filepath.Join(b.TempDir(), "semel.db")
+				s, err := sqlite.Open(b.Context(), sqlite.Config{Path: path})
+				if err != nil {
+					b.Fatal(err)
+				}
+				fillBy(b, s, n, callers)
+				if err := s.Close(); err != nil { // which checkpoints
+					b.Fatal(err)
+				}
+				info, err := os.Stat(path)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric(float64(info.Size())/float64(n), "bytes/record")
+			}
+		})
+	}
+}
+
+// fill completes the first n identities.
+func fill(b *testing.B, s *sqlite.Store, n int) { fillBy(b, s, n, 256) }
+
+func fillBy(b *testing.B, s *sqlite.Store, n, callers int) {
+	b.Helper()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				c, err := s.Begin(b.Context(), newAttempt(i))
+				if err == nil {
+					_, err = c.Complete(b.Context(), response)
+				}
+				if err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func newAttempt(i int64) semel.Attempt {
@@ -157,7 +214,7 @@ func each(ctx context.Context, callers int, n int64, op func(ctx context.Context
 
 // plain is the floor: one goroutine, one connection, one prepared insert.
 type plain struct {
-	db    *sql.DB
+	path  string
 	queue chan plainWrite
 }
 
@@ -178,7 +235,8 @@ func row(a semel.Attempt, result int) []driver.NamedValue {
 }
 
 func openPlain(b *testing.B, grouped bool) *plain {
-	db, err := sql.Open("sqlite", filepath.Join(b.TempDir(), "plain.db")+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)")
+	path := filepath.Join(b.TempDir(), "plain.db")
+	db, err := sql.Open("sqlite", path+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -191,7 +249,7 @@ func openPlain(b *testing.B, grouped bool) *plain {
 	if err != nil {
 		b.Fatal(err)
 	}
-	p := &plain{db: db, queue: make(chan plainWrite, 1024)}
+	p := &plain{path: path, queue: make(chan plainWrite, 1024)}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
