@@ -786,3 +786,168 @@ func TestCountersAreReadWhenOthersWrote(t *testing.T) {
 		t.Errorf("two handles by turns read the counters %d times", reads)
 	}
 }
+
+// A duplicate is answered by a look when the writer's turn takes long, of which
+// this handle does not know that it is a duplicate.
+func TestDuplicateDoesNotWaitForASlowTurn(t *testing.T) {
+	f := &faults{}
+	s := openFaulty(t, f, Config{})
+	mustBegin(t, s, attempt("k"))
+	other := openFaulty(t, f, Config{Path: s.config.Path})
+	release := block(t, other)
+	defer release()
+	for range 2 { // the second comes when the turn is slow already
+		if _, err := other.Begin(t.Context(), attempt("k")); !isConflict(err) {
+			t.Errorf("Begin of a duplicate behind a turn that does not end: %v", err)
+		}
+	}
+}
+
+// A query that takes long ends with its context, and the connection serves on.
+func TestLongQueryEndsWithItsContext(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{Readers: 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	rows := 0
+	err := s.read(ctx, func(c *conn) error {
+		return c.queryOnce(ctx, "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT n FROM n", func(*row) {
+			if rows++; rows == 1000 {
+				cancel()
+			}
+		})
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a query without end was answered %v", err)
+	}
+	for range 100 {
+		if _, err := s.List(t.Context(), semel.Filter{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A value of a type that the schema does not allow is an error, not a zero.
+func TestValuesOfAnotherType(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{})
+	for _, query := range []string{"SELECT 'text'", "SELECT x'00'", "SELECT 1.5"} {
+		if err := s.read(t.Context(), func(c *conn) error {
+			return c.query(query, func(r *row) { r.int() })
+		}); err == nil || !strings.Contains(err.Error(), "column 1") {
+			t.Errorf("%s, read as an integer: %v", query, err)
+		}
+	}
+	if err := s.read(t.Context(), func(c *conn) error {
+		return c.query("SELECT 7, 8", func(r *row) { r.text(); r.blob() })
+	}); err == nil {
+		t.Error("integers were read as a text and a blob")
+	}
+	err := s.read(t.Context(), func(c *conn) error { return c.query("SELECT ?, ?", func(*row) {}, int64(1)) })
+	if err == nil || !strings.Contains(err.Error(), "parameters") {
+		t.Errorf("one parameter for two: %v", err)
+	}
+}
+
+// What is bound is what is read: empty is not missing, and no byte is special.
+func TestValuesReadBack(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{})
+	long := strings.Repeat("\x00\xff\xc3é", mostBuffer)
+	for _, want := range []string{"", "\x00", "a\x00b", "\xff\xfe", long, "short again"} {
+		err := s.read(t.Context(), func(c *conn) error {
+			return c.query("SELECT ?, ?, ?, ?", func(r *row) {
+				text, blob := r.text(), r.blob()
+				missing, none := r.blob(), r.text()
+				if text != want || string(blob) != want || blob == nil || missing != nil || none != "" {
+					t.Errorf("%.10q reads back as text %.10q and blob %.10q; nothing as %q and %q", want, text, blob, missing, none)
+				}
+			}, want, []byte(want), []byte(nil), nil)
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A claim without a token, as who makes its attempt by hand may have, is no less
+// lost when its record has moved on.
+func TestClaimsWithoutATokenAreFenced(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{})
+	a := attempt("k")
+	a.Token = semel.Token{}
+	old := mustBegin(t, s, a)
+	pass(t, s, 2*time.Minute)
+	a.Takeover = old.Fence()
+	a.Token = semel.Token{1}
+	over := mustBegin(t, s, a)
+	pass(t, s, 2*time.Minute)
+	a.Takeover = over.Fence()
+	a.Token = semel.Token{}
+	mustBegin(t, s, a)
+	for name, call := range map[string]func() error{
+		"Complete": func() error { _, err := old.Complete(t.Context(), semel.Result{}); return err },
+		"Renew":    func() error { return old.Renew(t.Context()) },
+		"Hold":     func() error { return old.Hold(t.Context(), "") },
+		"Release":  func() error { return old.Release(t.Context()) },
+	} {
+		if err := call(); !errors.Is(err, semel.ErrLostClaim) {
+			t.Errorf("%s by the claim of another fence: %v", name, err)
+		}
+	}
+}
+
+// A record that is over at once may be replaced in the very commit that completed
+// it: its entry is in the trail all the same, ahead of what comes later.
+func TestReplacedInItsOwnCommit(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{})
+	first, second := attempt("k"), attempt("k")
+	first.Retention = 0
+	c := mustBegin(t, s, first).(*claim)
+	if _, err := write(t.Context(), s, 0, func(t *tx) (none, error) {
+		if _, err := c.complete(t, semel.Result{Label: "first"}, nil); err != nil {
+			return none{}, err
+		}
+		again, err := t.begin(&second, s.digest(second.Identity))
+		if err == nil {
+			_, err = again.complete(t, semel.Result{Label: "second"}, nil)
+		}
+		return none{}, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := s.Trail(t.Context(), semel.TrailFilter{Key: "k"})
+	if err != nil || len(entries) != 2 || entries[0].Label != "first" || entries[1].Label != "second" ||
+		entries[0].Seq != 1 || entries[1].Seq != 2 || entries[0].RecordID == entries[1].RecordID {
+		t.Errorf("the trail of a record that was replaced in its own commit: %+v, %v", entries, err)
+	}
+}
+
+// What a sweep of the trail reports are entries, also of those that records are.
+func TestSweptEntriesAreCounted(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{TrailRetention: time.Hour})
+	for i := range 5 {
+		c := mustBegin(t, s, attempt(fmt.Sprint(i)))
+		if err := c.Hold(t.Context(), "lost contact"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Complete(t.Context(), semel.Result{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := write(t.Context(), s, 0, func(t *tx) (int64, error) {
+		_, err := t.exec("UPDATE executed SET at = 0")
+		if err == nil {
+			_, err = t.exec("UPDATE trail SET at = 0")
+		}
+		return 0, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, want := range []int{3, 7, 0} {
+		records, entries, err := s.sweep(t.Context(), max(want, 3))
+		if total += entries; err != nil || records != 0 || entries != want {
+			t.Errorf("a sweep removed %d records and %d entries, %v; want %d entries", records, entries, err, want)
+		}
+	}
+	if total != 10 {
+		t.Errorf("%d entries were swept; want 10", total)
+	}
+}

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"database/sql/driver"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -18,7 +19,7 @@ func (c clumsy) Digest(semel.Identity) (d [16]byte) { return d }
 // elsewhere is identity in another tenant.
 func elsewhere(key string) semel.Identity {
 	id := identity(key)
-	id.Tenant = "another"
+	id.Tenant = "acne"
 	return id
 }
 
@@ -45,7 +46,7 @@ func TestDigestsThatCollide(t *testing.T) {
 		if _, err := s.Resolve(t.Context(), semel.Resolution{Identity: elsewhere("a"), Fence: first.Fence(), Decision: semel.DecideUnknown}); !errors.Is(err, errCollision) {
 			t.Errorf("Resolve: %v; want errCollision", err)
 		}
-		f := semel.Filter{Tenant: "another", Actor: "user-17", Operation: "payments.create", Key: "a"}
+		f := semel.Filter{Tenant: "acne", Actor: "user-17", Operation: "payments.create", Key: "a"}
 		if records, err := s.List(t.Context(), f); err != nil || len(records) != 0 {
 			t.Errorf("List found %+v, %v", records, err)
 		}
@@ -87,7 +88,15 @@ func TestDamagedSecret(t *testing.T) {
 // and no id tells the number behind it.
 func TestIDsBelongToTheFile(t *testing.T) {
 	f := &faults{}
+	random := false
+	f.arm(func(_ int, query string, _ []driver.Value) (before, after bool) {
+		random = random || strings.HasPrefix(query, "UPDATE counter SET secret")
+		return false, false
+	})
 	s := openFaulty(t, f, Config{})
+	if !random {
+		t.Error("the secret of a new file is not this program's")
+	}
 	again, other := openFaulty(t, f, Config{Path: s.config.Path}), openFaulty(t, f, Config{})
 	id := mustBegin(t, s, attempt("k")).RecordID()
 	if r, err := again.Find(t.Context(), identity("k")); err != nil || r.ID != id {

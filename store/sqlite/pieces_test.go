@@ -189,6 +189,21 @@ func TestNoPieceIsLeftBehind(t *testing.T) {
 			must(t, resolve(t, s, c, semel.DecideNoEffect, semel.Result{}))
 			return true
 		},
+		"spared after a takeover": func(t *testing.T, s *Store, c semel.Claim) bool {
+			pass(t, s, 2*time.Minute)
+			a := attempt("k")
+			a.Takeover = c.Fence()
+			c = mustBegin(t, s, a)
+			begun(t, c)
+			if _, err := s.Sweep(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			if pieces, staged := left(t, s); pieces != stagePieces || staged != 1 {
+				t.Fatalf("a sweep left %d pieces of a body whose record still waits, and %d marks", pieces, staged)
+			}
+			must(t, c.Release(t.Context()))
+			return true
+		},
 		"resolved in pieces": func(t *testing.T, s *Store, c semel.Claim) bool {
 			must(t, c.Hold(t.Context(), "lost contact"))
 			if err := resolve(t, s, c, semel.DecideResult, fails(stagePieces)); !errors.Is(err, semel.ErrTooLarge) {
