@@ -139,6 +139,7 @@ type Store struct {
 	known    known
 	readers  readers
 	notes    notes
+	hints    hints // of the outbox
 
 	queue chan *op
 	slow  signal        // to those whose turn is long in coming

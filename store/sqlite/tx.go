@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sqlite3 "modernc.org/sqlite/lib"
@@ -451,6 +452,7 @@ type txClaim struct {
 	attempt  semel.Attempt
 	settling chan struct{} // a lock that can be waited for with a context
 	granted  bool          // under store.mu
+	enqueued atomic.Bool   // messages, to the outbox
 
 	// Under settling, but for work, which does not change.
 	state    txState
@@ -618,6 +620,9 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) (expires time.Time
 	if err == nil {
 		c.end(txCommitted)
 		s.known.add(c.attempt.Identity)
+		if c.enqueued.Load() {
+			s.hints.send()
+		}
 		return expires, nil
 	}
 	if failed, ok := errors.AsType[*commitError](err); ok && code(failed)&0xff != sqlite3.SQLITE_CONSTRAINT {

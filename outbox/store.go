@@ -1,0 +1,274 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Errors of every store, possibly wrapped.
+var (
+	// ErrLeaseLost: another claim has the message, or it is settled or gone.
+	// Nothing was written.
+	ErrLeaseLost = errors.New("outbox: the claim on the message is lost")
+	// ErrNotFound: the store holds no such message.
+	ErrNotFound = errors.New("outbox: no such message")
+	// ErrDuplicate: the store holds a message with this ID.
+	ErrDuplicate = errors.New("outbox: there is a message with this id")
+	// ErrPurgeAll: a purge named neither an id nor a state. Nothing was removed.
+	ErrPurgeAll = errors.New("outbox: a purge needs an id or a state")
+)
+
+// Store holds messages. It keeps no policy: it says what is so, by its own
+// clock, and the Relay decides. How messages are enqueued is each store's own
+// matter, since it is done in its native transactions.
+//
+// All methods are safe for concurrent use, by many goroutines and processes.
+// None holds a lock after it has returned. When ctx ends first, whether the
+// call took effect is open. Package outboxtest is the contract in executable
+// form.
+type Store interface {
+	// Claim leases due messages to the caller, each under a fence that no
+	// claim before has had. A message is due if it is pending, first in its
+	// lane or without a key, not before its NotBefore and the end of a delay
+	// that Settle gave it, and not leased to anybody. A lease that is over
+	// counts as none. The cost does not depend on how many messages wait.
+	Claim(ctx context.Context, c Claim) ([]Claimed, error)
+	// Mark records that the claimed message's effect may happen from now on;
+	// who claims it next finds it Unsure. ErrLeaseLost if the claim is.
+	Mark(ctx context.Context, ref Ref) error
+	// Renew starts the leases again from now, and returns those that are lost.
+	// A lease that is over but has not been claimed by another is renewed.
+	Renew(ctx context.Context, lease time.Duration, refs []Ref) (lost []Ref, err error)
+	// Settle ends claims with what became of them, and returns those that
+	// were lost and changed nothing. Settling again changes nothing and is not
+	// told as lost, so an answer that was lost may be asked for again.
+	Settle(ctx context.Context, s []Settlement) (lost []Ref, err error)
+	// Status returns what waits, topic by topic in their order.
+	Status(ctx context.Context) ([]TopicStatus, error)
+	// Sweep removes at most limit messages that are settled and past what r
+	// wants kept. It never removes a message that is pending or unknown, or
+	// dead and blocking its lane.
+	Sweep(ctx context.Context, r Retention, limit int) (int, error)
+}
+
+// Watcher is a store that can tell sooner than polling finds out that messages
+// may have become due.
+type Watcher interface {
+	// Watch returns a channel that gets a value when messages may have become
+	// due; values that nobody takes are dropped. Call stop when done.
+	Watch() (hints <-chan struct{}, stop func())
+}
+
+// Admin is a store whose messages can be looked at and decided on by people.
+type Admin interface {
+	Status(ctx context.Context) ([]TopicStatus, error)
+	// Find returns the message with this id, or ErrNotFound.
+	Find(ctx context.Context, id string) (Entry, error)
+	// List returns a page of messages, ordered by Position, without payloads.
+	List(ctx context.Context, f Filter) ([]Entry, error)
+	// Redrive makes dead and unknown messages pending again, their attempts
+	// counted anew. A message that still blocks its lane is first in it. One
+	// whose lane has gone on is delivered out of order, which Redriven tells.
+	// Of concurrent calls one redrives a message.
+	Redrive(ctx context.Context, f Filter) ([]Redriven, error)
+	// Purge removes messages for good, and unblocks their lanes. A message
+	// under a lease is left alone. f must name an ID or a State.
+	Purge(ctx context.Context, f Filter) ([]Entry, error)
+}
+
+// Claim asks for messages.
+type Claim struct {
+	// Topic is the one to take messages of; empty for all.
+	Topic string
+	// Max is how many to take at most.
+	Max int
+	// MaxBytes is how many bytes of payload to take at most; the first message
+	// is taken whatever its size. 0 is no limit.
+	MaxBytes int
+	Lease    time.Duration
+	// Suspect allows one message among the claimed whose last two claims
+	// lapsed or more: it may be what kills its relays.
+	Suspect bool
+}
+
+// SuspectLapses is after how many claims in a row that lapsed a message is a
+// suspect.
+const SuspectLapses = 2
+
+// Ref names a claim on a message.
+type Ref struct {
+	Position uint64
+	Fence    uint64
+}
+
+// Claimed is a message under a claim.
+type Claimed struct {
+	Ref
+	Message
+	EnqueuedAt time.Time
+	// Attempts counts the claims on the message, this one among them, without
+	// those that were released.
+	Attempts int
+	// Lapses counts how many claims in a row before this one have lapsed.
+	Lapses int
+	// Unsure says that an earlier claim was marked and not settled, or settled
+	// so.
+	Unsure bool
+	// Malformed says why the row holds no message that can be delivered: it
+	// was not enqueued by this library.
+	Malformed error
+}
+
+// Outcome says what became of a claim.
+type Outcome uint8
+
+const (
+	// OutcomeDelivered: the message has arrived. Its lane goes on.
+	OutcomeDelivered Outcome = iota + 1
+	// OutcomeRetry: it is due again after Delay. Its lane waits.
+	OutcomeRetry
+	// OutcomeDead: it is not tried again unless it is redriven.
+	OutcomeDead
+	// OutcomeUnknown: nobody can know whether it has arrived.
+	OutcomeUnknown
+	// OutcomeReleased: nothing was tried. It is due at once, and the claim
+	// does not count as an attempt.
+	OutcomeReleased
+)
+
+// Settlement ends a claim.
+type Settlement struct {
+	Ref
+	Outcome Outcome
+	// Delay goes with OutcomeRetry.
+	Delay time.Duration
+	// Unsure goes with OutcomeRetry: the message may have arrived.
+	Unsure bool
+	// Blocks goes with OutcomeDead and OutcomeUnknown: the lane waits until
+	// the message is redriven or purged.
+	Blocks bool
+	// Cause says why, in at most 1,024 bytes.
+	Cause string
+}
+
+// State is where a message is in its life.
+type State string
+
+const (
+	StatePending   State = "pending"
+	StateDelivered State = "delivered"
+	StateDead      State = "dead"
+	StateUnknown   State = "unknown"
+)
+
+// ParseState is the inverse of a State's text.
+func ParseState(s string) (State, error) {
+	switch State(s) {
+	case StatePending, StateDelivered, StateDead, StateUnknown:
+		return State(s), nil
+	}
+	return "", fmt.Errorf("outbox: there is no state %q; there are pending, delivered, dead and unknown", s)
+}
+
+// CountLimit is where counting stops, so that a look at a full outbox costs
+// little: a count of as much says "this many or more".
+const CountLimit = 100_000
+
+// TopicStatus is what a topic's messages are at.
+type TopicStatus struct {
+	Topic string
+	// OldestAge is for how long the oldest pending message could have been
+	// delivered by now: since it was enqueued or, where that is later, since
+	// its NotBefore. 0 where none waits. It is the first figure to watch.
+	OldestAge time.Duration
+	// Each of the counts stops at CountLimit. Blocked are dead or unknown
+	// messages that hold up their lane.
+	Pending, Dead, Unknown, Blocked int
+}
+
+// Retention says how long settled messages are kept. Whichever bound is reached
+// first counts. Zero fields mean the defaults; negative ones mean no bound.
+type Retention struct {
+	// Delivered is how long delivered messages are kept, by the store's clock.
+	// Default 24 h.
+	Delivered time.Duration
+	// MaxDelivered is how many are. Default 100,000.
+	MaxDelivered int
+	// Dead is how long dead messages are kept that block no lane. Default: for
+	// ever.
+	Dead time.Duration
+	// MaxDead is how many are, the latest. Default: all.
+	MaxDead int
+}
+
+// WithDefaults returns r with the defaults in place, and -1 for no bound.
+func (r Retention) WithDefaults() Retention {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+		*v = max(*v, -1)
+	}
+	count := func(v *int, n int) {
+		if *v == 0 {
+			*v = n
+		}
+		*v = max(*v, -1)
+	}
+	def(&r.Delivered, 24*time.Hour)
+	count(&r.MaxDelivered, 100_000)
+	def(&r.Dead, -1)
+	count(&r.MaxDead, -1)
+	return r
+}
+
+// Filter selects messages. Empty fields select all.
+type Filter struct {
+	ID    string
+	State State
+	Topic string
+	Key   string
+	// Cause selects by why a message is where it is: the whole text or, with a
+	// * at its end, how the text begins.
+	Cause string
+	// After selects messages behind the one with this Position.
+	After uint64
+	// Limit is the length of a page: default 100, at most 1,000.
+	Limit int
+}
+
+// Entry is a message and where it is.
+type Entry struct {
+	Message
+	Position   uint64
+	State      State
+	EnqueuedAt time.Time
+	// DueAt is when a pending message is due: again, if it was tried. Zero if
+	// it is due now, or waits for others of its lane.
+	DueAt time.Time
+	// Waiting says that others of its lane come before it.
+	Waiting bool
+	// LeaseLeft is what is left of a claim's lease; 0 if nobody has one.
+	LeaseLeft time.Duration
+	SettledAt time.Time
+	Attempts  int
+	Lapses    int
+	Redriven  int
+	// Blocks says that a dead or unknown message holds up its lane.
+	Blocks bool
+	Unsure bool
+	Cause  string
+	// Size is the payload's, also where a list leaves the payload out.
+	Size int
+}
+
+// Redriven is a message that was redriven.
+type Redriven struct {
+	ID       string
+	Position uint64
+	// OutOfOrder says that its lane has gone on without it: messages that were
+	// enqueued later have been delivered before it, or will be.
+	OutOfOrder bool
+}

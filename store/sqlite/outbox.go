@@ -1,0 +1,467 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/outbox"
+)
+
+// ErrNoTransaction: the context is not that of a handler that works in the
+// transaction of its claim. Nothing was enqueued.
+var ErrNoTransaction = errors.New("sqlite: the context carries no transaction of a claim: use EnqueueTx, or a TxStore")
+
+// Enqueue adds messages to the outbox in the transaction of the claim that a
+// handler works under, which ctx comes from: they are delivered if that is
+// committed, and never otherwise. Relays in this process are woken by the commit.
+// It fails with ErrNoTransaction where there is none, and with
+// outbox.ErrDuplicate where an id is taken; the transaction can go on either way.
+func Enqueue(ctx context.Context, messages ...outbox.Message) error {
+	c, ok := ctx.Value(claimKey{}).(*txClaim)
+	if !ok {
+		return ErrNoTransaction
+	}
+	c.enqueued.Store(true)
+	return enqueue(ctx, c.work, messages)
+}
+
+// EnqueueTx adds messages to the outbox in a transaction of the caller's, on a
+// file that a Store has been opened on before: they are delivered if it is
+// committed, and never otherwise. Relays find them by polling; Outbox.Wake after
+// the commit has those of this process look at once.
+//
+// It fails with outbox.ErrDuplicate where an id is taken, as far as the driver is
+// the one that this package uses. What was added before it failed stays in the
+// transaction: roll it back.
+func EnqueueTx(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
+	return enqueue(ctx, tx, messages)
+}
+
+const (
+	insertMessage   = "INSERT INTO outbox (id, topic, key, type, headers, not_before, payload) VALUES "
+	insertOne       = "(?, ?, ?, ?, ?, ?, ?)"
+	enqueueTogether = 50 // messages in a statement
+)
+
+func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
+	for _, m := range messages {
+		if err := m.Validate(); err != nil {
+			return err
+		}
+	}
+	var args []any
+	for len(messages) > 0 {
+		some := messages[:min(len(messages), enqueueTogether)]
+		messages = messages[len(some):]
+		args = args[:0]
+		for _, m := range some {
+			if m.ID == "" {
+				m.ID = semel.NewKey()
+			}
+			var headers, before any
+			if len(m.Headers) > 0 {
+				b, err := json.Marshal(m.Headers)
+				if err != nil {
+					return fmt.Errorf("sqlite: headers: %w", err)
+				}
+				headers = string(b)
+			}
+			if !m.NotBefore.IsZero() {
+				before = max(ceilMicro(m.NotBefore), 1)
+			}
+			payload := m.Payload
+			if payload == nil {
+				payload = []byte{} // nil would be NULL
+			}
+			args = append(args, m.ID, m.Topic, sql.NullString{String: m.Key, Valid: m.Key != ""}, m.Type, headers, before, payload)
+		}
+		query := insertMessage + insertOne + strings.Repeat(", "+insertOne, len(some)-1)
+		if _, err := tx.ExecContext(ctx, query, args...); err != nil {
+			if code(err) == sqlite3.SQLITE_CONSTRAINT_UNIQUE {
+				return fmt.Errorf("%w: %w", outbox.ErrDuplicate, err)
+			}
+			return fmt.Errorf("sqlite: enqueue: %w", err)
+		}
+	}
+	return nil
+}
+
+// Outbox is the outbox in a store's file. It implements outbox.Store, Watcher and
+// Admin, and ends with the store.
+//
+// Its writes are grouped with the store's others; looks, an idle relay's among
+// them, never wait for the write lock. The clock is the host's. Where it was set
+// back, relays notice and move leases and delays by as much, so nothing waits for
+// longer than about a minute because of it; where it is set forward, leases end
+// early, and what is under way may be delivered twice.
+type Outbox struct {
+	store *Store
+
+	mu    sync.Mutex
+	after string // the last topic that a claim for all topics came to
+}
+
+var (
+	_ outbox.Store   = (*Outbox)(nil)
+	_ outbox.Watcher = (*Outbox)(nil)
+	_ outbox.Admin   = (*Outbox)(nil)
+)
+
+// Outbox returns the outbox in the store's file.
+func (s *Store) Outbox() *Outbox { return &Outbox{store: s} }
+
+// Wake has the relays in this process that work on this Store look for messages
+// now. Call it after the commit of a transaction with EnqueueTx.
+func (o *Outbox) Wake() { o.store.hints.send() }
+
+// Watch implements outbox.Watcher. It tells of what was enqueued with Enqueue
+// through this Store, and of calls of Wake.
+func (o *Outbox) Watch() (<-chan struct{}, func()) { return o.store.hints.watch() }
+
+// hints wakes those who watch.
+type hints struct {
+	mu       sync.Mutex
+	watchers map[chan struct{}]struct{}
+}
+
+func (h *hints) send() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for c := range h.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (h *hints) watch() (<-chan struct{}, func()) {
+	c := make(chan struct{}, 1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watchers == nil {
+		h.watchers = map[chan struct{}]struct{}{}
+	}
+	h.watchers[c] = struct{}{}
+	return c, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.watchers, c)
+	}
+}
+
+// Who searches for what is due finds it at the beginning of a topic's part of
+// the index: first what has no time, then what is over, then what is not.
+const (
+	selectFresh = `
+		SELECT position, 0, octet_length(payload) FROM outbox
+		WHERE topic = ? AND due = 0 ORDER BY position LIMIT ?`
+	selectOverdue = `
+		SELECT position, lapses + leased, octet_length(payload) FROM outbox
+		WHERE topic = ? AND due > 0 AND due <= ? ORDER BY due LIMIT ?`
+	existsDue = `SELECT topic FROM outbox WHERE topic = ? AND due <= ? LIMIT 1`
+	// From one topic to the next, without what is between.
+	selectDueTopics = `
+		WITH RECURSIVE next (topic) AS (
+			SELECT (SELECT topic FROM outbox WHERE due IS NOT NULL AND topic > ?1 ORDER BY topic LIMIT 1)
+			UNION ALL
+			SELECT (SELECT o.topic FROM outbox o WHERE o.due IS NOT NULL AND o.topic > next.topic ORDER BY o.topic LIMIT 1)
+			FROM next WHERE next.topic IS NOT NULL
+		)
+		SELECT topic FROM next
+		WHERE topic IS NOT NULL AND EXISTS (SELECT 1 FROM outbox o WHERE o.topic = next.topic AND o.due <= ?2)
+		LIMIT ?3`
+	existsDelayed = `SELECT 1 FROM outbox WHERE due IS NOT NULL LIMIT 1`
+	selectClock   = `SELECT at FROM outbox_clock`
+	// What was enqueued with a time keeps it: that is a time of the calendar.
+	shiftDelays = `UPDATE outbox SET due = max(due - ?1, 1) WHERE due > ?2 AND due IS NOT not_before`
+	claimOne    = `
+		UPDATE outbox SET fence = ?, leased = 1, due = ?, attempts = attempts + 1, lapses = lapses + leased
+		WHERE position = ?
+		RETURNING id, topic, key, type, headers, CAST(payload AS BLOB), created_at, not_before, attempts, lapses, unsure`
+)
+
+const (
+	// topicsAtOnce is of how many topics a claim takes messages at most.
+	topicsAtOnce = 64
+	// suspectRoom is how many suspects a claim reads over.
+	suspectRoom = 64
+	// clockStep is by how much the clock must have gone back to be noticed.
+	clockStep = int64(time.Second / time.Microsecond)
+	// clockIdle is for how long the clock is not looked at while messages only
+	// wait for their time.
+	clockIdle = int64(30 * time.Second / time.Microsecond)
+)
+
+// Claim implements outbox.Store. Messages of several topics are taken in turn.
+// Those that come back after a delay, or a lease, take up to half of a claim
+// before those that were never tried.
+func (o *Outbox) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, error) {
+	if c.Max <= 0 {
+		return nil, nil
+	}
+	topics, tick, err := o.due(ctx, c.Topic)
+	if err != nil || len(topics) == 0 && !tick {
+		return nil, err
+	}
+	claimed, err := write(ctx, o.store, 256*c.Max, func(t *tx) ([]outbox.Claimed, error) {
+		if err := t.tickOutbox(); err != nil {
+			return nil, err
+		}
+		return t.claimMessages(c, topics)
+	})
+	return claimed, err
+}
+
+// due returns topics in which something is due, without the write lock, and
+// whether the clock is to be looked at.
+func (o *Outbox) due(ctx context.Context, topic string) (topics []string, tick bool, err error) {
+	o.mu.Lock()
+	after := o.after
+	o.mu.Unlock()
+	err = o.store.read(ctx, func(conn *conn) error {
+		topics, tick = nil, false
+		now := time.Now().UnixMicro()
+		add := func(r *row) { topics = append(topics, r.text()) }
+		if topic != "" {
+			err = conn.query(ctx, existsDue, add, topic, now)
+		} else {
+			err = conn.query(ctx, selectDueTopics, add, after, now, int64(topicsAtOnce))
+			if err == nil && len(topics) < topicsAtOnce && after != "" {
+				behind := len(topics)
+				err = conn.query(ctx, selectDueTopics, func(r *row) {
+					if topic := r.text(); topic <= after {
+						topics = append(topics, topic)
+					}
+				}, "", now, int64(topicsAtOnce-behind))
+			}
+		}
+		if err != nil || len(topics) > 0 {
+			return err
+		}
+		var at int64
+		if err := conn.query(ctx, selectClock, func(r *row) { at = r.int() }); err != nil {
+			return err
+		}
+		if now >= at-clockStep && now <= at+clockIdle {
+			return nil
+		}
+		return conn.query(ctx, existsDelayed, func(*row) { tick = true })
+	})
+	if err == nil && topic == "" && len(topics) > 0 {
+		o.mu.Lock()
+		o.after = topics[len(topics)-1]
+		o.mu.Unlock()
+	}
+	return topics, tick, err
+}
+
+// tickOutbox notices a clock that went back, and moves what waits with it.
+func (t *tx) tickOutbox() error {
+	var at int64
+	if err := t.query(selectClock, func(r *row) { at = r.int() }); err != nil {
+		return err
+	}
+	back := at - t.now
+	if back > clockStep {
+		if _, err := t.exec(shiftDelays, back, t.now); err != nil {
+			return err
+		}
+	}
+	if back > clockStep || back < -clockStep {
+		_, err := t.exec("UPDATE outbox_clock SET at = ?", t.now)
+		return err
+	}
+	return nil
+}
+
+// candidate is a message that may be claimed.
+type candidate struct{ position, lapses, size int64 }
+
+func (t *tx) claimMessages(c outbox.Claim, topics []string) (claimed []outbox.Claimed, err error) {
+	fence := 1 + rand.Int64N(1<<62)
+	left := int64(c.MaxBytes)
+	suspect := c.Suspect
+	for i, topic := range topics {
+		room := c.Max - len(claimed)
+		share := (room + len(topics) - i - 1) / (len(topics) - i)
+		if share == 0 {
+			break
+		}
+		var fresh, overdue []candidate
+		if err := t.query(selectOverdue, collect(&overdue), topic, t.now, int64(share+suspectRoom)); err != nil {
+			return nil, err
+		}
+		if err := t.query(selectFresh, collect(&fresh), topic, int64(share)); err != nil {
+			return nil, err
+		}
+		chosen := overdue[:0]
+		for _, m := range overdue {
+			if m.lapses >= outbox.SuspectLapses {
+				if !suspect {
+					continue
+				}
+				suspect = false
+			}
+			chosen = append(chosen, m)
+		}
+		// Neither kind starves the other.
+		old := min(len(chosen), max((share+1)/2, share-len(fresh)))
+		chosen = append(chosen[:old:old], fresh[:min(len(fresh), share-old)]...)
+		for _, m := range chosen {
+			if c.MaxBytes > 0 && len(claimed) > 0 && m.size > left {
+				return claimed, nil
+			}
+			left -= m.size
+			err := t.query(claimOne, func(r *row) { claimed = append(claimed, r.claimed(fence)) },
+				fence, t.now+micros(c.Lease), m.position)
+			if err != nil {
+				return nil, err
+			}
+			claimed[len(claimed)-1].Position = uint64(m.position)
+		}
+	}
+	return claimed, nil
+}
+
+func collect(to *[]candidate) func(*row) {
+	return func(r *row) { *to = append(*to, candidate{r.int(), r.int(), r.int()}) }
+}
+
+// claimed reads what claimOne returns.
+func (r *row) claimed(fence int64) (m outbox.Claimed) {
+	m.Fence = uint64(fence)
+	m.ID, m.Topic, m.Key, m.Type = r.text(), r.text(), r.text(), r.text()
+	m.Headers, m.Malformed = r.headers()
+	m.Payload = r.blob()
+	m.EnqueuedAt = time.UnixMicro(r.int())
+	m.NotBefore = r.instant()
+	m.Attempts, m.Lapses, m.Unsure = int(r.int()), int(r.int()), r.int() != 0
+	return m
+}
+
+func (r *row) headers() (h map[string]string, err error) {
+	if s := r.text(); s != "" {
+		if err := json.Unmarshal([]byte(s), &h); err != nil {
+			return nil, errors.New("the headers are not a JSON object of texts")
+		}
+	}
+	return h, nil
+}
+
+// instant reads a time that may be NULL.
+func (r *row) instant() time.Time {
+	us, null := column[int64](r)
+	if null {
+		return time.Time{}
+	}
+	return time.UnixMicro(us)
+}
+
+// Mark implements outbox.Store.
+func (o *Outbox) Mark(ctx context.Context, ref outbox.Ref) error {
+	_, err := write(ctx, o.store, 64, func(t *tx) (struct{}, error) {
+		n, err := t.exec("UPDATE outbox SET unsure = 1 WHERE position = ? AND fence = ? AND leased = 1",
+			int64(ref.Position), int64(ref.Fence))
+		if err == nil && n == 0 {
+			err = outbox.ErrLeaseLost
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// Renew implements outbox.Store.
+func (o *Outbox) Renew(ctx context.Context, lease time.Duration, refs []outbox.Ref) (lost []outbox.Ref, err error) {
+	return write(ctx, o.store, 64*len(refs), func(t *tx) (lost []outbox.Ref, err error) {
+		if err := t.tickOutbox(); err != nil {
+			return nil, err
+		}
+		for _, ref := range refs {
+			n, err := t.exec("UPDATE outbox SET due = ? WHERE position = ? AND fence = ? AND leased = 1",
+				t.now+micros(lease), int64(ref.Position), int64(ref.Fence))
+			if err != nil {
+				return nil, err
+			}
+			if n == 0 {
+				lost = append(lost, ref)
+			}
+		}
+		return lost, nil
+	})
+}
+
+const (
+	settleEnd = `
+		UPDATE outbox SET state = ?, due = NULL, leased = 0, lapses = 0, in_lane = ?, settled_at = ?, cause = ?
+		WHERE position = ? AND fence = ? AND leased = 1`
+	settleRetry = `
+		UPDATE outbox SET due = ?, leased = 0, lapses = 0, unsure = ?, cause = ?
+		WHERE position = ? AND fence = ? AND leased = 1`
+	settleRelease = `
+		UPDATE outbox SET due = 0, leased = 0, lapses = 0, attempts = attempts - 1
+		WHERE position = ? AND fence = ? AND leased = 1`
+	selectSettled = `SELECT 1 FROM outbox WHERE position = ? AND fence = ? AND leased = 0`
+)
+
+// Settle implements outbox.Store.
+func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (lost []outbox.Ref, err error) {
+	return write(ctx, o.store, 128*len(settlements), func(t *tx) (lost []outbox.Ref, err error) {
+		for _, s := range settlements {
+			held, err := t.settleMessage(s)
+			if err != nil {
+				return nil, err
+			}
+			if !held {
+				lost = append(lost, s.Ref)
+			}
+		}
+		return lost, nil
+	})
+}
+
+func (t *tx) settleMessage(s outbox.Settlement) (held bool, err error) {
+	position, fence := int64(s.Position), int64(s.Fence)
+	end := func(state outbox.State) (int64, error) {
+		return t.exec(settleEnd, string(state), flag(s.Blocks), t.now, orNull(cut(s.Cause)), position, fence)
+	}
+	var n int64
+	switch s.Outcome {
+	case outbox.OutcomeDelivered:
+		s.Blocks, s.Cause = false, ""
+		n, err = end(outbox.StateDelivered)
+	case outbox.OutcomeDead:
+		n, err = end(outbox.StateDead)
+	case outbox.OutcomeUnknown:
+		n, err = end(outbox.StateUnknown)
+	case outbox.OutcomeRetry:
+		n, err = t.exec(settleRetry, t.now+micros(s.Delay), flag(s.Unsure), orNull(cut(s.Cause)), position, fence)
+	case outbox.OutcomeReleased:
+		n, err = t.exec(settleRelease, position, fence)
+	default:
+		return false, fmt.Errorf("sqlite: there is no outcome %d", s.Outcome)
+	}
+	if err != nil || n > 0 {
+		return true, err
+	}
+	err = t.query(selectSettled, func(*row) { held = true }, position, fence)
+	return held, err
+}
+
+func flag(b bool) driver.Value {
+	if b {
+		return int64(1)
+	}
+	return int64(0)
+}
