@@ -64,7 +64,7 @@ func (c *courier) run(ctx context.Context) error {
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	var deliveries, keepers sync.WaitGroup
-	keep, stop := context.WithCancel(work)
+	keep, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	keepers.Go(func() { c.renew(keep) })
 	keepers.Go(func() { c.settle(keep) })

@@ -1,0 +1,797 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/store/memory"
+)
+
+// Everything here runs in virtual time: in a bubble that tells how long things
+// took to the nanosecond.
+
+// post is where deliveries arrive.
+type post struct {
+	mu      sync.Mutex
+	arrived []outbox.Delivery
+	at      []time.Duration
+	start   time.Time
+	counts  map[string]int // of what was observed
+	errs    []error
+	most    int // under way at once
+	under   int
+	// answer says what to do with a delivery that arrives; nil is to take it.
+	answer func(context.Context, outbox.Delivery) error
+}
+
+func newPost() *post { return &post{start: time.Now(), counts: map[string]int{}} }
+
+func (p *post) Deliver(ctx context.Context, d outbox.Delivery) error {
+	p.mu.Lock()
+	p.under++
+	p.most = max(p.most, p.under)
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.under--
+	}()
+	if p.answer != nil {
+		if err := p.answer(ctx, d); err != nil {
+			return err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.arrived = append(p.arrived, d)
+	p.at = append(p.at, time.Since(p.start))
+	return nil
+}
+
+func (p *post) ids() (ids []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range p.arrived {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+func (p *post) count(what string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.counts[what]
+}
+
+func (p *post) observer() *outbox.Observer {
+	on := func(what string) func(context.Context, outbox.Attempted) {
+		return func(_ context.Context, a outbox.Attempted) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.counts[what]++
+			if a.Err != nil {
+				p.errs = append(p.errs, a.Err)
+			}
+		}
+	}
+	return &outbox.Observer{
+		Delivered: on("delivered"), Retried: on("retried"), Dead: on("dead"), Unknown: on("unknown"), LeaseLost: on("lease lost"),
+		StoreFailed: func(_ context.Context, call string, _ error) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.counts["failed "+call]++
+		},
+	}
+}
+
+// start runs a relay until the returned function is called, which waits for it.
+func start(t *testing.T, c outbox.Config, routes ...outbox.Route) (stop func() error) {
+	t.Helper()
+	c.Routes = routes
+	r, err := outbox.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	return sync.OnceValue(func() error {
+		cancel()
+		return <-done
+	})
+}
+
+func stopped(t *testing.T, stop func() error) {
+	t.Helper()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func enqueue(t *testing.T, o *memory.Outbox, messages ...outbox.Message) {
+	t.Helper()
+	if err := o.Enqueue(t.Context(), messages...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lane makes messages whose ids are the lane's name and a number.
+func lane(topic, key string, n int) (all []outbox.Message) {
+	for i := range n {
+		all = append(all, outbox.Message{ID: fmt.Sprint(key, ".", i), Topic: topic, Key: key})
+	}
+	return all
+}
+
+func find(t *testing.T, o *memory.Outbox, id string) outbox.Entry {
+	t.Helper()
+	e, err := o.Find(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func want[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %v; want %v", what, got, want)
+	}
+}
+
+func wantIDs(t *testing.T, got []string, ids ...string) {
+	t.Helper()
+	if !slices.Equal(got, ids) {
+		t.Errorf("delivered %q; want %q", got, ids)
+	}
+}
+
+// pass lets time go by until everybody waits for something.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func bubble(t *testing.T, fn func(t *testing.T, o *memory.Outbox, p *post)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { fn(t, memory.NewOutbox(), newPost()) })
+}
+
+// Four relays deliver what eight writers enqueue for few lanes, in opposite
+// orders, to a sink that fails at random, panics and stalls for longer than a
+// lease. Everything arrives once, and every lane in its order.
+func TestRelaysDeliverEverythingInOrder(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		const writers, rounds, lanes = 8, 30, 5
+		p.answer = func(ctx context.Context, d outbox.Delivery) error {
+			switch rand.IntN(12) {
+			case 0:
+				return errors.New("no")
+			case 1:
+				panic("no")
+			case 2:
+				return outbox.RetryAfter(time.Duration(rand.IntN(5))*time.Second, errors.New("busy"))
+			case 3:
+				time.Sleep(20 * time.Second)
+			default:
+				time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+			}
+			return ctx.Err()
+		}
+		var stops []func() error
+		for range 4 {
+			stops = append(stops, start(t, outbox.Config{Store: o, Observer: p.observer()},
+				outbox.Route{Topic: "t", Sink: p, MaxAttempts: 1000, MaxBackoff: 10 * time.Second, MaxInFlight: 8}))
+		}
+		// The order of a lane is that of the enqueueing, which this lock tells.
+		var (
+			mu    sync.Mutex
+			order = map[string][]string{}
+			wg    sync.WaitGroup
+		)
+		for w := range writers {
+			wg.Go(func() {
+				for n := range rounds {
+					var some []outbox.Message
+					for l := range lanes {
+						if w%2 == 1 {
+							l = lanes - 1 - l
+						}
+						some = append(some, outbox.Message{ID: fmt.Sprint(w, "-", n, "-", l), Topic: "t", Key: fmt.Sprint("lane", l)})
+					}
+					mu.Lock()
+					enqueue(t, o, some...)
+					for _, m := range some {
+						order[m.Key] = append(order[m.Key], m.ID)
+					}
+					mu.Unlock()
+					time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		const all = writers * rounds * lanes
+		for p.count("delivered") < all && time.Since(p.start) < 24*time.Hour {
+			pass(time.Minute)
+		}
+		for _, stop := range stops {
+			stopped(t, stop)
+		}
+		want(t, "number delivered", len(p.arrived), all)
+		got := map[string][]string{}
+		for _, d := range p.arrived {
+			got[d.Key] = append(got[d.Key], d.ID)
+		}
+		for key, ids := range order {
+			if !slices.Equal(got[key], ids) {
+				t.Errorf("%s was delivered in another order than enqueued", key)
+			}
+		}
+		want(t, "number of leases lost", p.count("lease lost"), 0)
+		if p.count("retried") == 0 {
+			t.Error("nothing failed")
+		}
+	})
+}
+
+// A delivery that takes many leases is renewed all the while.
+func TestSlowHandlerKeepsItsLease(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		p.answer = func(context.Context, outbox.Delivery) error { time.Sleep(10 * time.Minute); return nil }
+		route := outbox.Route{Topic: "t", Sink: p, Timeout: time.Hour}
+		a := start(t, outbox.Config{Store: o, Observer: p.observer()}, route)
+		b := start(t, outbox.Config{Store: o, Observer: p.observer()}, route)
+		enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
+		pass(time.Hour)
+		stopped(t, a)
+		stopped(t, b)
+		wantIDs(t, p.ids(), "m")
+		want(t, "attempts", find(t, o, "m").Attempts, 1)
+	})
+}
+
+// A message whose every attempt fails, one whose sink panics and one that is
+// refused for good hold up their own lanes and nothing else.
+func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
+	for _, policy := range []outbox.DeadPolicy{outbox.Block, outbox.Skip} {
+		t.Run(fmt.Sprint(policy), func(t *testing.T) {
+			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+				p.answer = func(_ context.Context, d outbox.Delivery) error {
+					switch d.ID {
+					case "fails.0":
+						return errors.New("no")
+					case "panics.0":
+						panic("no")
+					case "refused.0":
+						return outbox.Permanent(errors.New("gone"))
+					}
+					return nil
+				}
+				stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 5, OnDead: policy})
+				enqueue(t, o, slices.Concat(lane("t", "fails", 3), lane("t", "panics", 3), lane("t", "refused", 3), lane("t", "good", 3), lane("t", "", 3))...)
+				synctest.Wait()
+				pass(900 * time.Millisecond) // before the first failure is tried again
+				ids := p.ids()
+				slices.Sort(ids)
+				early := []string{".0", ".1", ".2", "good.0", "good.1", "good.2"}
+				if policy == outbox.Skip {
+					early = append(early, "refused.1", "refused.2")
+				}
+				wantIDs(t, ids, early...)
+				pass(time.Hour)
+				stopped(t, stop)
+				for _, key := range []string{"fails", "panics", "refused"} {
+					e := find(t, o, key+".0")
+					want(t, "state", e.State, outbox.StateDead)
+					want(t, "whether it blocks", e.Blocks, policy == outbox.Block)
+					want(t, "whether the next was delivered", slices.Contains(p.ids(), key+".1"), policy == outbox.Skip)
+				}
+				want(t, "attempts", find(t, o, "fails.0").Attempts, 5)
+				want(t, "attempts", find(t, o, "refused.0").Attempts, 1)
+				if cause := find(t, o, "panics.0").Cause; !strings.Contains(cause, "panicked: no") {
+					t.Errorf("the cause of a panic is %q", cause)
+				}
+				// A redrive of what blocks goes on in order.
+				p.answer = nil
+				done, err := o.Redrive(t.Context(), outbox.Filter{ID: "fails.0"})
+				if err != nil || len(done) != 1 || done[0].OutOfOrder != (policy == outbox.Skip) {
+					t.Errorf("redriven: %+v, %v", done, err)
+				}
+				p.arrived = nil
+				stop = start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p})
+				pass(time.Minute)
+				stopped(t, stop)
+				if policy == outbox.Block {
+					wantIDs(t, p.ids(), "fails.0", "fails.1", "fails.2")
+				} else {
+					wantIDs(t, p.ids(), "fails.0")
+				}
+			})
+		})
+	}
+}
+
+// The delay doubles up to its bound, is never more, and is at least what the
+// receiver asks for.
+func TestBackoff(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		var at []time.Time
+		p.answer = func(_ context.Context, d outbox.Delivery) error {
+			at = append(at, time.Now())
+			if d.Attempt == 6 {
+				return outbox.RetryAfter(10*time.Minute, errors.New("busy"))
+			}
+			return errors.New("no")
+		}
+		stop := start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 8, Backoff: 4 * time.Second, MaxBackoff: time.Minute})
+		enqueue(t, o, outbox.Message{Topic: "t"})
+		pass(time.Hour)
+		stopped(t, stop)
+		want(t, "attempts", len(at), 8)
+		for i, most := range []time.Duration{4, 8, 16, 32, 60, 660, 60} {
+			least := most / 2
+			if i == 5 {
+				least = 600
+			}
+			// A poll may come a second late.
+			if d := at[i+1].Sub(at[i]); d < least*time.Second || d > (most+1)*time.Second {
+				t.Errorf("delay %d is %v; want %v to %v s", i+1, d, int(least), int(most))
+			}
+		}
+	})
+}
+
+// What is under way is finished when a relay is stopped, and what cannot be
+// finished is given back at once, without counting as an attempt.
+func TestDrain(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		p.answer = func(ctx context.Context, d outbox.Delivery) error {
+			if d.ID == "slow" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			time.Sleep(5 * time.Second)
+			return nil
+		}
+		stop := start(t, outbox.Config{Store: o, Drain: 8 * time.Second, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, Timeout: time.Hour})
+		enqueue(t, o, outbox.Message{ID: "quick", Topic: "t"}, outbox.Message{ID: "slow", Topic: "t"})
+		pass(time.Second)
+		began := time.Now()
+		stopped(t, stop)
+		want(t, "time to stop", time.Since(began), 8*time.Second)
+		wantIDs(t, p.ids(), "quick")
+		want(t, "state", find(t, o, "quick").State, outbox.StateDelivered)
+		e := find(t, o, "slow")
+		if e.State != outbox.StatePending || e.Attempts != 0 || e.LeaseLeft != 0 || !e.DueAt.IsZero() {
+			t.Errorf("what was not finished is %+v", e)
+		}
+	})
+}
+
+// A slow sink holds up its own route, and no more is under way than allowed.
+func TestRoutesDoNotShareTheirBounds(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		stuck := newPost()
+		stuck.answer = func(ctx context.Context, _ outbox.Delivery) error { <-ctx.Done(); return ctx.Err() }
+		p.answer = func(context.Context, outbox.Delivery) error { time.Sleep(time.Second); return nil }
+		stop := start(t, outbox.Config{Store: o},
+			outbox.Route{Topic: "stuck", Sink: stuck, MaxInFlight: 3, Timeout: 20 * time.Minute}, outbox.Route{Topic: "good", Sink: p, MaxInFlight: 2})
+		for range 10 {
+			enqueue(t, o, outbox.Message{Topic: "stuck"}, outbox.Message{Topic: "good"})
+		}
+		pass(time.Minute)
+		want(t, "number delivered", len(p.ids()), 10)
+		want(t, "number under way", p.most, 2)
+		want(t, "number under way of the stuck", stuck.most, 3)
+		stopped(t, stop)
+	})
+}
+
+// Bytes under way have a bound of their own.
+func TestBytesInFlight(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		p.answer = func(context.Context, outbox.Delivery) error { time.Sleep(time.Second); return nil }
+		for range 12 {
+			enqueue(t, o, outbox.Message{Topic: "t", Payload: make([]byte, outbox.MaxPayload)})
+		}
+		stop := start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p, MaxBytesInFlight: 3*outbox.MaxPayload + 100})
+		pass(time.Minute)
+		stopped(t, stop)
+		want(t, "number delivered", len(p.ids()), 12)
+		want(t, "number under way", p.most, 3)
+	})
+}
+
+// A relay that dies between what may be the effect and its record leaves an
+// unknown message under hold, and a repetition under retry.
+func TestDiedAtTheEffect(t *testing.T) {
+	for _, policy := range []outbox.UnknownPolicy{outbox.Hold, outbox.Retry} {
+		t.Run(fmt.Sprint(policy), func(t *testing.T) {
+			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+				enqueue(t, o, outbox.Message{ID: "before", Topic: "t"}, outbox.Message{ID: "at", Topic: "t"})
+				dead, err := o.Claim(t.Context(), outbox.Claim{Max: 2, Lease: time.Minute}) // by a relay that dies
+				if err != nil || o.Mark(t.Context(), dead[1].Ref) != nil {
+					t.Fatal(dead, err)
+				}
+				p.answer = func(ctx context.Context, d outbox.Delivery) error { return d.BeforeEffect(ctx) }
+				stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, OnUnknown: policy})
+				pass(10 * time.Minute)
+				stopped(t, stop)
+				if policy == outbox.Hold {
+					wantIDs(t, p.ids(), "before")
+					want(t, "state", find(t, o, "at").State, outbox.StateUnknown)
+					want(t, "number unknown", p.count("unknown"), 1)
+					return
+				}
+				want(t, "number delivered", len(p.ids()), 2)
+				for _, d := range p.arrived {
+					want(t, "unsure of "+d.ID, d.Unsure, d.ID == "at")
+				}
+			})
+		})
+	}
+}
+
+// What a sink may answer, before and after the point where the effect may happen.
+func TestOutcomes(t *testing.T) {
+	no := errors.New("no")
+	for _, tt := range []struct {
+		name    string
+		marked  bool
+		err     error
+		policy  outbox.UnknownPolicy
+		state   outbox.State
+		retried int
+	}{
+		{"error", false, no, outbox.Hold, outbox.StateDead, 2},
+		{"permanent", false, outbox.Permanent(no), outbox.Hold, outbox.StateDead, 0},
+		{"uncertain, held", false, outbox.Uncertain(no), outbox.Hold, outbox.StateUnknown, 0},
+		{"uncertain, retried", false, outbox.Uncertain(no), outbox.Retry, outbox.StateUnknown, 2},
+		{"error behind the effect, held", true, no, outbox.Hold, outbox.StateUnknown, 0},
+		{"error behind the effect, retried", true, no, outbox.Retry, outbox.StateUnknown, 2},
+		{"certain failure behind the effect", true, outbox.RetryAfter(0, no), outbox.Hold, outbox.StateDead, 2},
+		{"permanent behind the effect", true, fmt.Errorf("wrapped: %w", outbox.Permanent(no)), outbox.Hold, outbox.StateDead, 0},
+		{"delivered behind the effect", true, nil, outbox.Hold, outbox.StateDelivered, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+				p.answer = func(ctx context.Context, d outbox.Delivery) error {
+					if tt.marked {
+						if err := d.BeforeEffect(ctx); err != nil {
+							return err
+						}
+					}
+					return tt.err
+				}
+				stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 3, OnUnknown: tt.policy})
+				enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
+				pass(time.Hour)
+				stopped(t, stop)
+				want(t, "state", find(t, o, "m").State, tt.state)
+				want(t, "number of retries", p.count("retried"), tt.retried)
+			})
+		})
+	}
+}
+
+// faulty is a store whose calls fail: instead of being carried out, or after.
+type faulty struct {
+	*memory.Outbox
+	fail func(call string) (before, after bool)
+}
+
+var errFault = errors.New("injected fault")
+
+func around[T any](f *faulty, name string, call func() (T, error)) (T, error) {
+	before, after := f.fail(name)
+	var zero T
+	if before {
+		return zero, errFault
+	}
+	v, err := call()
+	if after {
+		return zero, errFault
+	}
+	return v, err
+}
+
+func (f *faulty) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, error) {
+	return around(f, "claim", func() ([]outbox.Claimed, error) { return f.Outbox.Claim(ctx, c) })
+}
+
+func (f *faulty) Renew(ctx context.Context, lease time.Duration, refs []outbox.Ref) ([]outbox.Ref, error) {
+	return around(f, "renew", func() ([]outbox.Ref, error) { return f.Outbox.Renew(ctx, lease, refs) })
+}
+
+func (f *faulty) Settle(ctx context.Context, s []outbox.Settlement) ([]outbox.Ref, error) {
+	return around(f, "settle", func() ([]outbox.Ref, error) { return f.Outbox.Settle(ctx, s) })
+}
+
+func (f *faulty) Mark(ctx context.Context, ref outbox.Ref) error {
+	_, err := around(f, "mark", func() (struct{}, error) { return struct{}{}, f.Outbox.Mark(ctx, ref) })
+	return err
+}
+
+// Every call of a store fails at times, before or after it took effect. A commit
+// whose answer was lost is neither a loss nor a second delivery, but where a
+// claim's answer was lost: that waits for its lease.
+func TestStoreFailsAtTimes(t *testing.T) {
+	for _, call := range []string{"claim", "renew", "settle", "mark"} {
+		for _, when := range []string{"before", "after"} {
+			t.Run(call+" "+when, func(t *testing.T) {
+				bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+					var n atomic.Int64
+					f := &faulty{Outbox: o, fail: func(name string) (before, after bool) {
+						if name != call || n.Add(1)%2 == 0 {
+							return false, false
+						}
+						return when == "before", when == "after"
+					}}
+					p.answer = func(ctx context.Context, d outbox.Delivery) error {
+						time.Sleep(20 * time.Second)
+						return d.BeforeEffect(ctx)
+					}
+					stop := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxInFlight: 4})
+					enqueue(t, o, slices.Concat(lane("t", "x", 5), lane("t", "y", 5))...)
+					time.Sleep(time.Hour)
+					stopped(t, stop)
+					got := map[string][]string{}
+					for _, d := range p.arrived {
+						got[d.Key] = append(got[d.Key], d.ID)
+					}
+					for _, key := range []string{"x", "y"} {
+						wantIDs(t, got[key], key+".0", key+".1", key+".2", key+".3", key+".4")
+					}
+					if p.count("failed "+call) == 0 {
+						t.Error("nothing failed")
+					}
+				})
+			})
+		}
+	}
+}
+
+// A relay that cannot renew its leases cancels what is under way before somebody
+// else can have it.
+func TestLeaseThatCannotBeRenewedIsGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		var down atomic.Bool
+		f := &faulty{Outbox: o, fail: func(string) (bool, bool) { return down.Load(), false }}
+		var ended time.Duration
+		p.answer = func(ctx context.Context, d outbox.Delivery) error {
+			if d.Attempt == 1 {
+				down.Store(true)
+				<-ctx.Done()
+				ended = time.Since(p.start)
+				if !errors.Is(context.Cause(ctx), outbox.ErrLeaseLost) {
+					t.Errorf("it ended by %v", context.Cause(ctx))
+				}
+				return ctx.Err()
+			}
+			return nil
+		}
+		cut := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, Timeout: time.Hour})
+		enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
+		pass(time.Second)
+		other := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p})
+		pass(time.Minute)
+		if ended < 15*time.Second || ended > 16500*time.Millisecond {
+			t.Errorf("with a lease of 15 s the delivery was cancelled after %v", ended)
+		}
+		wantIDs(t, p.ids(), "m")
+		down.Store(false)
+		pass(time.Minute)
+		stopped(t, cut)
+		stopped(t, other)
+		want(t, "state", find(t, o, "m").State, outbox.StateDelivered)
+		want(t, "number of leases lost", p.count("lease lost"), 1)
+	})
+}
+
+// A relay that was paused finds that another has its messages: it cancels what is
+// under way and changes nothing.
+func TestStaleRelayChangesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		paused := make(chan struct{})
+		f := &faulty{Outbox: o, fail: func(call string) (bool, bool) {
+			if call == "renew" {
+				<-paused
+			}
+			return false, false
+		}}
+		p.answer = func(ctx context.Context, d outbox.Delivery) error {
+			if d.ID == "x.0" && d.Attempt == 1 {
+				<-paused
+				time.Sleep(time.Second)
+				return errors.New("late")
+			}
+			return nil
+		}
+		stale := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, Timeout: time.Hour})
+		enqueue(t, o, lane("t", "x", 2)...)
+		pass(time.Second)
+		other := start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p})
+		pass(time.Minute)
+		close(paused)
+		pass(time.Minute)
+		stopped(t, stale)
+		stopped(t, other)
+		want(t, "state", find(t, o, "x.0").State, outbox.StateDelivered)
+		want(t, "attempts", find(t, o, "x.0").Attempts, 2)
+		want(t, "number of leases lost", p.count("lease lost"), 1)
+	})
+}
+
+// A message that kills every relay that touches it is given up in the end, and
+// those that were claimed with it are delivered.
+func TestMessageThatKillsItsRelays(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		for i := range 10 {
+			enqueue(t, o, outbox.Message{ID: fmt.Sprint("m", i), Topic: "t"})
+		}
+		for deaths := 0; ; deaths++ {
+			ctx, kill := context.WithCancel(t.Context())
+			// A dead relay's calls do nothing.
+			f := &faulty{Outbox: o, fail: func(string) (bool, bool) { return ctx.Err() != nil, false }}
+			p.answer = func(_ context.Context, d outbox.Delivery) error {
+				if d.ID == "m7" {
+					kill()
+				}
+				time.Sleep(time.Second) // so that all are under way
+				if ctx.Err() != nil {
+					return errors.New("dead")
+				}
+				return nil
+			}
+			r, err := outbox.New(outbox.Config{Store: f, Drain: time.Second, Routes: []outbox.Route{{Topic: "t", Sink: p, MaxAttempts: 6}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			within, cancel := context.WithTimeout(ctx, 2*time.Minute)
+			_ = r.Run(within)
+			cancel()
+			if ctx.Err() == nil {
+				kill()
+				want(t, "number of deaths", deaths, 6)
+				break
+			}
+			if deaths > 50 {
+				t.Fatal("it kills relays for ever")
+			}
+		}
+		want(t, "state", find(t, o, "m7").State, outbox.StateDead)
+		ids := p.ids()
+		slices.Sort(ids)
+		wantIDs(t, ids, "m0", "m1", "m2", "m3", "m4", "m5", "m6", "m8", "m9")
+	})
+}
+
+// A relay that has nothing to do looks ever less often, and a hint wakes it.
+func TestPolling(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		var claims atomic.Int64
+		f := &faulty{Outbox: o, fail: func(call string) (bool, bool) {
+			if call == "claim" {
+				claims.Add(1)
+			}
+			return false, false
+		}}
+		r, err := outbox.New(outbox.Config{Store: struct{ outbox.Store }{f}, Routes: []outbox.Route{{Sink: p}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { done <- r.Run(ctx) }()
+		pass(10 * time.Second)
+		before := claims.Load()
+		pass(time.Minute)
+		if n := claims.Load() - before; n < 60 || n > 85 {
+			t.Errorf("an idle relay looked %d times in a minute", n)
+		}
+		enqueue(t, o, outbox.Message{Topic: "t"})
+		began := time.Now()
+		for len(p.ids()) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if d := time.Since(began); d > time.Second+time.Millisecond {
+			t.Errorf("without a hint a message waited %v", d)
+		}
+		pass(10 * time.Second)
+		enqueue(t, o, outbox.Message{Topic: "t"})
+		r.Wake()
+		synctest.Wait()
+		want(t, "number delivered at once with a hint", len(p.ids()), 2)
+		if err := r.Run(ctx); err == nil {
+			t.Error("it ran twice at the same time")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+
+		// The store's own hints do the same.
+		stop := start(t, outbox.Config{Store: o}, outbox.Route{Sink: p})
+		pass(time.Minute)
+		enqueue(t, o, slices.Concat(lane("t", "x", 20), lane("u", "x", 0))...)
+		synctest.Wait()
+		want(t, "number delivered at once", len(p.ids()), 22)
+		stopped(t, stop)
+	})
+}
+
+// The observer is told of everything once.
+func TestObserver(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		var (
+			mu    sync.Mutex
+			seen  []outbox.TopicStatus
+			swept int
+			fill  []string
+		)
+		obs := p.observer()
+		obs.Status = func(_ context.Context, s []outbox.TopicStatus) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, s...)
+		}
+		obs.Swept = func(_ context.Context, n int) { swept += n }
+		obs.Claimed = func(_ context.Context, f outbox.Fetched) {
+			if f.Got > 0 {
+				fill = append(fill, fmt.Sprint(f.Got, " of ", f.Asked))
+			}
+		}
+		p.answer = func(_ context.Context, d outbox.Delivery) error {
+			if d.Attempt < 3 && d.Key == "x" {
+				return errors.New("no")
+			}
+			return nil
+		}
+		enqueue(t, o, lane("t", "x", 1)...)
+		enqueue(t, o, make([]outbox.Message, 0)...)
+		for range 9 {
+			enqueue(t, o, outbox.Message{Topic: "t"})
+		}
+		pass(time.Minute)
+		stop := start(t, outbox.Config{Store: o, Observer: obs, PollMax: time.Minute}, outbox.Route{Sink: p, MaxInFlight: 8})
+		pass(25 * time.Hour)
+		stopped(t, stop)
+		if len(seen) == 0 || seen[0].OldestAge < time.Minute || seen[0].Topic != "t" {
+			t.Errorf("of what waited was told %+v", seen)
+		}
+		want(t, "number delivered", p.count("delivered"), 10)
+		want(t, "number retried", p.count("retried"), 2)
+		want(t, "number swept", swept, 10)
+		want(t, "first claim", fill[0], "8 of 8")
+	})
+}
+
+func TestConfig(t *testing.T) {
+	sink := outbox.SinkFunc(func(context.Context, outbox.Delivery) error { return nil })
+	for _, tt := range []struct {
+		c    outbox.Config
+		want []string
+	}{
+		{outbox.Config{}, []string{"Store is nil", "Routes is empty"}},
+		{outbox.Config{Store: memory.NewOutbox(), Routes: []outbox.Route{{}, {Topic: "t", Sink: sink}, {Topic: "t", Sink: sink}}}, []string{"Sink is nil", "all topics beside others", `two routes for the topic "t"`}},
+		{outbox.Config{Lease: -1, PollMin: time.Minute, PollMax: time.Second, Drain: -1, StoreTimeout: -1, StatusEvery: -1}, []string{"Lease", "PollMax", "Drain", "StoreTimeout", "StatusEvery"}},
+		{outbox.Config{Routes: []outbox.Route{{MaxAttempts: -1, Backoff: -1, MaxBackoff: -2, Timeout: -1, MaxInFlight: -1, MaxBytesInFlight: 1, OnDead: 7}}}, []string{"MaxAttempts", "Backoff", "MaxBackoff", "Timeout", "MaxInFlight", "MaxBytesInFlight", "OnDead"}},
+	} {
+		_, err := outbox.New(tt.c)
+		for _, w := range tt.want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%q is not in: %v", w, err)
+			}
+		}
+	}
+}
