@@ -3,13 +3,20 @@
 package sqlite_test
 
 import (
+	"context"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
@@ -66,4 +73,76 @@ func TestRelaysKilledAndPaused(t *testing.T) {
 		t.Errorf("%d repetitions after %d cuts, %d kills and %d pauses of relays with %d under way", r.repeated, r.cut, kills, pauses, relayInFlight)
 	}
 	t.Logf("%d messages, %d kills, %d pauses, %d cuts, %d refusals, %d repetitions", committed, kills, pauses, r.cut, r.refused, r.repeated)
+}
+
+// The disk fills up under writers and a relay, and has room again. What was
+// acknowledged is delivered, once, and what was refused is not.
+func TestOutboxFullDisk(t *testing.T) {
+	const child = "SEMEL_TEST_OUTBOX_FULL_DISK" // as in TestFullDisk
+	if os.Getenv(child) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOutboxFullDisk$", "-test.v")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS: TestOutboxFullDisk") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	path := filepath.Join(t.TempDir(), "semel.db")
+	o := open(t, sqlite.Config{Path: path}).Outbox()
+	db := raw(t, path)
+	got, failed := make(arrivals, 10_000), make(chan struct{}, 10_000)
+	hold := make(chan struct{})
+	relay(t, o, outbox.Config{
+		Routes: []outbox.Route{{Sink: outbox.SinkFunc(func(ctx context.Context, d outbox.Delivery) error {
+			<-hold
+			return got.Deliver(ctx, d)
+		})}},
+		Observer: &outbox.Observer{StoreFailed: func(context.Context, string, error) { failed <- struct{}{} }},
+	})
+	enqueueAll(t, db, 20)
+
+	log, err := os.Stat(path + "-wal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	full := limit
+	full.Cur = uint64(log.Size()) + 200_000
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		t.Fatal(err)
+	}
+	acknowledged := map[string]bool{}
+	refused := 0
+	for i := 0; refused < 3; i++ {
+		id := fmt.Sprint("m", i)
+		err := enqueue(t.Context(), db, outbox.Message{ID: id, Topic: "t", Payload: make([]byte, 20_000)})
+		acknowledged[id] = err == nil
+		if err != nil {
+			refused++
+		}
+	}
+	close(hold) // now settlements fail
+	<-failed
+	<-failed
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	allDelivered(t, path)
+	seen := map[string]bool{}
+	for len(got) > 0 {
+		id := <-got
+		if seen[id] {
+			t.Errorf("%s came twice", id)
+		}
+		seen[id] = true
+	}
+	for id, is := range acknowledged {
+		if seen[id] != is {
+			t.Errorf("%s was acknowledged %v and delivered %v", id, is, seen[id])
+		}
+	}
 }

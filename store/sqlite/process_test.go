@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	play, ok := map[string]func(path string, in *bufio.Scanner) error{
-		"open": playOpen, "race": playRace, "work": playWork, "sweep": playSweep, "relay": playRelay,
+		"open": playOpen, "race": playRace, "work": playWork, "sweep": playSweep, "relay": playRelay, "pay": playPay,
 	}[role]
 	if !ok {
 		fmt.Fprintf(os.Stderr, "no such role: %q\n", role)
