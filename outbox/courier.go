@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -369,6 +370,7 @@ func (c *courier) settle(ctx context.Context) {
 	size, pause := mostSettled, c.config.PollMin
 	var failed []outcome // which are tried again
 	for {
+		runtime.Gosched() // those that end together are settled together
 		c.mu.Lock()
 		todo := append(c.outcomes, failed...)
 		n := min(len(todo), size)

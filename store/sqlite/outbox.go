@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sqlite3 "modernc.org/sqlite/lib"
@@ -107,6 +108,7 @@ func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
 // early, and what is under way may be delivered twice.
 type Outbox struct {
 	store *Store
+	busy  atomic.Bool // the last claim found something
 
 	mu    sync.Mutex
 	after string // the last topic that a claim for all topics came to
@@ -163,13 +165,16 @@ func (h *hints) watch() (<-chan struct{}, func()) {
 
 // Who searches for what is due finds it at the beginning of a topic's part of
 // the index: first what has no time, then what is over, then what is not.
+//
+// A LIMIT that is a parameter and no more would have SQLite prepare the statement
+// anew for each value.
 const (
 	selectFresh = `
 		SELECT position, 0, octet_length(payload) FROM outbox
-		WHERE topic = ? AND due = 0 ORDER BY position LIMIT ?`
+		WHERE topic = ? AND due = 0 ORDER BY position LIMIT 0 + ?`
 	selectOverdue = `
 		SELECT position, lapses + leased, octet_length(payload) FROM outbox
-		WHERE topic = ? AND due > 0 AND due <= ? ORDER BY due LIMIT ?`
+		WHERE topic = ? AND due > 0 AND due <= ? ORDER BY due LIMIT 0 + ?`
 	existsDue = `SELECT topic FROM outbox WHERE topic = ? AND due <= ? LIMIT 1`
 	// From one topic to the next, without what is between.
 	selectDueTopics = `
@@ -181,7 +186,7 @@ const (
 		)
 		SELECT topic FROM next
 		WHERE topic IS NOT NULL AND EXISTS (SELECT 1 FROM outbox o WHERE o.topic = next.topic AND o.due <= ?2)
-		LIMIT ?3`
+		LIMIT 0 + ?3`
 	existsDelayed = `SELECT 1 FROM outbox WHERE due IS NOT NULL LIMIT 1`
 	selectClock   = `SELECT at FROM outbox_clock`
 	// What was enqueued with a time keeps it: that is a time of the calendar.
@@ -211,60 +216,92 @@ func (o *Outbox) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, e
 	if c.Max <= 0 {
 		return nil, nil
 	}
-	topics, tick, err := o.due(ctx, c.Topic)
-	if err != nil || len(topics) == 0 && !tick {
-		return nil, err
-	}
-	claimed, err := write(ctx, o.store, 256*c.Max, func(t *tx) ([]outbox.Claimed, error) {
-		if err := t.tickOutbox(); err != nil {
-			return nil, err
-		}
-		return t.claimMessages(c, topics)
-	})
-	return claimed, err
-}
-
-// due returns topics in which something is due, without the write lock, and
-// whether the clock is to be looked at.
-func (o *Outbox) due(ctx context.Context, topic string) (topics []string, tick bool, err error) {
 	o.mu.Lock()
 	after := o.after
 	o.mu.Unlock()
-	err = o.store.read(ctx, func(conn *conn) error {
-		topics, tick = nil, false
-		now := time.Now().UnixMicro()
-		add := func(r *row) { topics = append(topics, r.text()) }
-		if topic != "" {
-			err = conn.query(ctx, existsDue, add, topic, now)
-		} else {
-			err = conn.query(ctx, selectDueTopics, add, after, now, int64(topicsAtOnce))
-			if err == nil && len(topics) < topicsAtOnce && after != "" {
-				behind := len(topics)
-				err = conn.query(ctx, selectDueTopics, func(r *row) {
-					if topic := r.text(); topic <= after {
-						topics = append(topics, topic)
-					}
-				}, "", now, int64(topicsAtOnce-behind))
+	// Who probably finds nothing looks first, without the write lock.
+	if !o.busy.Load() {
+		found := false
+		err := o.store.read(ctx, func(conn *conn) (err error) {
+			found, err = worthClaiming(ctx, conn, c.Topic)
+			return err
+		})
+		if err != nil || !found {
+			return nil, err
+		}
+	}
+	type result struct {
+		claimed []outbox.Claimed
+		last    string
+	}
+	r, err := write(ctx, o.store, 256*c.Max, func(t *tx) (r result, err error) {
+		if err := t.tickOutbox(); err != nil {
+			return r, err
+		}
+		topics := []string{c.Topic}
+		if c.Topic == "" {
+			if topics, err = dueTopics(context.Background(), t.conn, after, t.now); err != nil {
+				t.fail(err)
+				return r, err
 			}
 		}
-		if err != nil || len(topics) > 0 {
-			return err
+		if len(topics) > 0 {
+			r.last = topics[len(topics)-1]
+			r.claimed, err = t.claimMessages(c, topics)
 		}
-		var at int64
-		if err := conn.query(ctx, selectClock, func(r *row) { at = r.int() }); err != nil {
-			return err
-		}
-		if now >= at-clockStep && now <= at+clockIdle {
-			return nil
-		}
-		return conn.query(ctx, existsDelayed, func(*row) { tick = true })
+		return r, err
 	})
-	if err == nil && topic == "" && len(topics) > 0 {
+	o.busy.Store(len(r.claimed) > 0)
+	if r.last != "" {
 		o.mu.Lock()
-		o.after = topics[len(topics)-1]
+		o.after = r.last
 		o.mu.Unlock()
 	}
-	return topics, tick, err
+	return r.claimed, err
+}
+
+func (t *tx) fail(err error) {
+	if t.err == nil {
+		t.err = err
+	}
+}
+
+// worthClaiming reports whether something is due, or the clock is to be looked at.
+func worthClaiming(ctx context.Context, c *conn, topic string) (found bool, err error) {
+	now := time.Now().UnixMicro()
+	if topic == "" {
+		topics, err := dueTopics(ctx, c, "", now)
+		if err != nil || len(topics) > 0 {
+			return true, err
+		}
+	} else {
+		if err := c.query(ctx, existsDue, func(*row) { found = true }, topic, now); err != nil || found {
+			return true, err
+		}
+	}
+	var at int64
+	if err := c.query(ctx, selectClock, func(r *row) { at = r.int() }); err != nil {
+		return false, err
+	}
+	if now >= at-clockStep && now <= at+clockIdle {
+		return false, nil
+	}
+	err = c.query(ctx, existsDelayed, func(*row) { found = true })
+	return found, err
+}
+
+// dueTopics returns topics in which something is due: those behind after, then
+// those before.
+func dueTopics(ctx context.Context, c *conn, after string, now int64) (topics []string, err error) {
+	err = c.query(ctx, selectDueTopics, func(r *row) { topics = append(topics, r.text()) }, after, now, int64(topicsAtOnce))
+	if left := topicsAtOnce - len(topics); err == nil && left > 0 && after != "" {
+		err = c.query(ctx, selectDueTopics, func(r *row) {
+			if topic := r.text(); topic <= after {
+				topics = append(topics, topic)
+			}
+		}, "", now, int64(left))
+	}
+	return topics, err
 }
 
 // tickOutbox notices a clock that went back, and moves what waits with it.

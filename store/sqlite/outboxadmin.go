@@ -25,12 +25,12 @@ const (
 		SELECT topic,
 			(SELECT coalesce(o.not_before, o.created_at) FROM outbox o WHERE o.state = 'pending' AND o.topic = next.topic
 				ORDER BY coalesce(o.not_before, o.created_at) LIMIT 1),
-			(SELECT count(*) FROM (SELECT 1 FROM outbox o WHERE o.state = 'pending' AND o.topic = next.topic LIMIT ?))
-		FROM next WHERE topic IS NOT NULL LIMIT ?`
+			(SELECT count(*) FROM (SELECT 1 FROM outbox o WHERE o.state = 'pending' AND o.topic = next.topic LIMIT 0 + ?))
+		FROM next WHERE topic IS NOT NULL LIMIT 0 + ?`
 	selectGivenUp = `
 		SELECT topic, state, count(*), sum(in_lane = 1 AND key IS NOT NULL)
-		FROM (SELECT topic, state, in_lane, key FROM outbox WHERE state = ?1 AND state <> 'pending' LIMIT ?2)
-		GROUP BY topic, state LIMIT ?3`
+		FROM (SELECT topic, state, in_lane, key FROM outbox WHERE state = ?1 AND state <> 'pending' LIMIT 0 + ?2)
+		GROUP BY topic, state LIMIT 0 + ?3`
 )
 
 // Status implements outbox.Store. It tells of the first 1,000 topics.
@@ -76,11 +76,11 @@ func (o *Outbox) Status(ctx context.Context) (all []outbox.TopicStatus, err erro
 // The conditions repeat what the index says of itself, or it would not be used.
 const (
 	notBlocking    = ` AND NOT (in_lane = 1 AND key IS NOT NULL) AND state <> 'pending'`
-	selectSurplus  = `SELECT settled_at, position FROM outbox WHERE state = ?` + notBlocking + ` ORDER BY settled_at DESC, position DESC LIMIT 1 OFFSET ?`
+	selectSurplus  = `SELECT settled_at, position FROM outbox WHERE state = ?` + notBlocking + ` ORDER BY settled_at DESC, position DESC LIMIT 1 OFFSET 0 + ?`
 	deleteMessages = `
 		DELETE FROM outbox WHERE position IN (
 			SELECT position FROM outbox WHERE state = ?` + notBlocking + ` AND (settled_at, position) <= (?, ?)
-			ORDER BY settled_at, position LIMIT ?)`
+			ORDER BY settled_at, position LIMIT 0 + ?)`
 )
 
 // Sweep implements outbox.Store. When it fails half way it reports what it has
@@ -252,8 +252,8 @@ func (o *Outbox) Purge(ctx context.Context, f outbox.Filter) ([]outbox.Entry, er
 // look is query for a query that is not worth keeping prepared.
 func (t *tx) look(query string, each func(*row), args []driver.Value) error {
 	err := t.conn.queryOnce(context.Background(), query, each, args...)
-	if err != nil && t.err == nil {
-		t.err = err
+	if err != nil {
+		t.fail(err)
 	}
 	return err
 }
