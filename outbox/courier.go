@@ -234,7 +234,15 @@ func (c *courier) cause(o outcome) outcome {
 	if o.err != nil {
 		o.Cause = cutCause(o.err.Error())
 	}
-	o.Blocks = c.route.OnDead == Block && (o.Outcome == OutcomeDead || o.Outcome == OutcomeUnknown)
+	switch o.Outcome {
+	case OutcomeDead:
+		o.Unsure = o.parcel.Unsure
+	case OutcomeUnknown:
+		o.Unsure = true
+	default:
+		return o
+	}
+	o.Blocks = c.route.OnDead == Block
 	return o
 }
 
@@ -251,9 +259,17 @@ func (c *courier) try(ctx context.Context, p *parcel) (err error) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			_, err := call(ctx, c.config, "mark", func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, c.config.Store.Mark(ctx, p.Ref)
+			lost, err := call(ctx, c.config, "mark", func(ctx context.Context) (bool, error) {
+				err := c.config.Store.Mark(ctx, p.Ref)
+				if errors.Is(err, ErrLeaseLost) {
+					return true, nil
+				}
+				return false, err
 			})
+			if lost {
+				c.lose(ctx, p, true)
+				err = ErrLeaseLost
+			}
 			if err != nil {
 				return fmt.Errorf("outbox: nothing was sent, since that could not be put on record: %w", err)
 			}

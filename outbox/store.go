@@ -144,7 +144,7 @@ type Settlement struct {
 	Outcome Outcome
 	// Delay goes with OutcomeRetry.
 	Delay time.Duration
-	// Unsure goes with OutcomeRetry: the message may have arrived.
+	// Unsure says, of a message that is not delivered, that it may have arrived.
 	Unsure bool
 	// Blocks goes with OutcomeDead and OutcomeUnknown: the lane waits until
 	// the message is redriven or purged.
@@ -258,6 +258,7 @@ type Entry struct {
 	Redriven  int
 	// Blocks says that a dead or unknown message holds up its lane.
 	Blocks bool
+	// Unsure says that a message that is not delivered may have arrived.
 	Unsure bool
 	Cause  string
 	// Size is the payload's, also where a list leaves the payload out.

@@ -578,9 +578,16 @@ func marks(b *bench) {
 	b.settle(m, outbox.Settlement{Outcome: outbox.OutcomeRetry, Unsure: true})
 	m = b.one("m")
 	want(b, "unsure after an uncertain failure", m.Unsure, true)
-	b.settle(m, outbox.Settlement{Outcome: outbox.OutcomeUnknown})
+	b.settle(m, outbox.Settlement{Outcome: outbox.OutcomeUnknown, Unsure: true})
+	want(b, "unsure of what is unknown", b.find("m").Unsure, true)
 	b.redrive(outbox.Filter{State: outbox.StateUnknown})
-	want(b, "unsure after a redrive", b.one("m").Unsure, false)
+	m = b.one("m")
+	want(b, "unsure after a redrive", m.Unsure, false)
+	if err := b.Store.Mark(b.Context(), m.Ref); err != nil {
+		b.Fatal(err)
+	}
+	b.deliver(m)
+	want(b, "unsure of what is delivered", b.find("m").Unsure, false)
 }
 
 func suspects(b *bench) {

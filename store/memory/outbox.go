@@ -253,10 +253,13 @@ func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (l
 		switch s.Outcome {
 		case outbox.OutcomeDelivered:
 			l.end(outbox.StateDelivered, now, false)
+			l.Unsure, l.Cause = false, ""
 		case outbox.OutcomeDead:
 			l.end(outbox.StateDead, now, s.Blocks)
+			l.Unsure = s.Unsure
 		case outbox.OutcomeUnknown:
 			l.end(outbox.StateUnknown, now, s.Blocks)
+			l.Unsure = s.Unsure
 		case outbox.OutcomeRetry:
 			l.due, l.Unsure = now.Add(s.Delay), s.Unsure
 		case outbox.OutcomeReleased:

@@ -441,7 +441,7 @@ func (o *Outbox) Renew(ctx context.Context, lease time.Duration, refs []outbox.R
 
 const (
 	settleEnd = `
-		UPDATE outbox SET state = ?, due = NULL, leased = 0, lapses = 0, in_lane = ?, settled_at = ?, cause = ?
+		UPDATE outbox SET state = ?, due = NULL, leased = 0, lapses = 0, unsure = ?, in_lane = ?, settled_at = ?, cause = ?
 		WHERE position = ? AND fence = ? AND leased = 1`
 	settleRetry = `
 		UPDATE outbox SET due = ?, leased = 0, lapses = 0, unsure = ?, cause = ?
@@ -471,12 +471,12 @@ func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (l
 func (t *tx) settleMessage(s outbox.Settlement) (held bool, err error) {
 	position, fence := int64(s.Position), int64(s.Fence)
 	end := func(state outbox.State) (int64, error) {
-		return t.exec(settleEnd, string(state), flag(s.Blocks), t.now, orNull(cut(s.Cause)), position, fence)
+		return t.exec(settleEnd, string(state), flag(s.Unsure), flag(s.Blocks), t.now, orNull(cut(s.Cause)), position, fence)
 	}
 	var n int64
 	switch s.Outcome {
 	case outbox.OutcomeDelivered:
-		s.Blocks, s.Cause = false, ""
+		s.Unsure, s.Blocks, s.Cause = false, false, ""
 		n, err = end(outbox.StateDelivered)
 	case outbox.OutcomeDead:
 		n, err = end(outbox.StateDead)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,6 +23,8 @@ import (
 
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/httpsink"
+	"github.com/semelhq/semel/outbox/outboxtest"
+	"github.com/semelhq/semel/outbox/smtpsink"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
@@ -37,19 +40,46 @@ func playRelay(path string, in *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: path, BusyTimeout: time.Minute})
-	if err != nil {
-		return err
-	}
 	sink, err := httpsink.New(httpsink.Config{URL: url, AllowPrivate: true})
 	if err != nil {
 		return err
 	}
+	return relayUntilTold(path, in, d, outbox.Route{Sink: sink})
+}
+
+// playMailer is playRelay to a mail server, under the policy that it is told too.
+func playMailer(path string, in *bufio.Scanner) error {
+	in.Scan()
+	f := strings.Fields(in.Text())
+	if len(f) != 3 {
+		return fmt.Errorf("told %q", f)
+	}
+	d, err := time.ParseDuration(f[1])
+	if err != nil {
+		return err
+	}
+	sink, err := smtpsink.New(smtpsink.Config{Addr: f[0], From: "shop@example.com", TLS: smtpsink.NoTLS})
+	if err != nil {
+		return err
+	}
+	r := outbox.Route{Sink: sink}
+	if f[2] == "retry" {
+		r.OnUnknown = outbox.Retry
+	}
+	return relayUntilTold(path, in, d, r)
+}
+
+// relayUntilTold runs a relay until the input ends.
+func relayUntilTold(path string, in *bufio.Scanner, lease time.Duration, route outbox.Route) error {
+	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	route.MaxInFlight, route.MaxAttempts = relayInFlight, 1<<20
+	route.Backoff, route.MaxBackoff = 10*time.Millisecond, 50*time.Millisecond
 	r, err := outbox.New(outbox.Config{
-		Store: s.Outbox(), Lease: d, PollMin: 5 * time.Millisecond, PollMax: 50 * time.Millisecond, StoreTimeout: time.Minute,
-		Routes: []outbox.Route{{
-			Sink: sink, MaxInFlight: relayInFlight, MaxAttempts: 1 << 20, Backoff: 10 * time.Millisecond, MaxBackoff: 50 * time.Millisecond,
-		}},
+		Store: s.Outbox(), Lease: lease, PollMin: 5 * time.Millisecond, PollMax: 50 * time.Millisecond, StoreTimeout: time.Minute,
+		Routes: []outbox.Route{route},
 		Observer: &outbox.Observer{
 			StoreFailed: func(_ context.Context, call string, err error) { fmt.Fprintln(os.Stderr, "store failed:", call, err) },
 			Dead:        func(_ context.Context, a outbox.Attempted) { fmt.Fprintln(os.Stderr, "dead:", a.Err) },
@@ -276,4 +306,39 @@ func TestRelayProcessesDeliverOnce(t *testing.T) {
 		t.Error("the receiver refused nothing")
 	}
 	t.Logf("%d messages, %d refusals", committed, r.refused)
+}
+
+// playMailServer takes mail: it writes each Message-ID into a file, then answers.
+// The times before and behind that are when its senders die.
+func playMailServer(path string, in *bufio.Scanner) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	taken, err := os.OpenFile(path+".mails", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	s := &outboxtest.MailServer{Accept: func(m outboxtest.Mail) error {
+		if rand.IntN(20) == 0 {
+			return errors.New("451 later")
+		}
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+		for line := range strings.Lines(m.Data) {
+			if id, ok := strings.CutPrefix(line, "Message-ID: "); ok {
+				if _, err := fmt.Fprintln(taken, strings.TrimSpace(id)); err != nil {
+					return errors.New("451 no room")
+				}
+			}
+		}
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+		if rand.IntN(100) == 0 {
+			return net.ErrClosed
+		}
+		return nil
+	}}
+	fmt.Println(l.Addr())
+	go s.Serve(l)
+	in.Scan()
+	return errors.Join(l.Close(), taken.Close())
 }

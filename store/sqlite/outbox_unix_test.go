@@ -75,6 +75,101 @@ func TestRelaysKilledAndPaused(t *testing.T) {
 	t.Logf("%d messages, %d kills, %d pauses, %d cuts, %d refusals, %d repetitions", committed, kills, pauses, r.cut, r.refused, r.repeated)
 }
 
+// Mail under killed and paused relays and a server that cuts off, over real
+// connections. Under hold no mail is sent twice, and every one of which nobody
+// knows is listed as unknown; under retry none is missing, and a copy has the
+// Message-ID of the first.
+func TestMailUnderKills(t *testing.T) {
+	for _, policy := range []string{"hold", "retry"} {
+		t.Run(policy, func(t *testing.T) {
+			const mails = 1200
+			path := filepath.Join(t.TempDir(), "semel.db")
+			o := open(t, sqlite.Config{Path: path}).Outbox()
+			server := spawn(t, "smtpd", path)
+			addr := server.hear(t)
+			const lease = 800 * time.Millisecond
+			mailer := func() *child {
+				c := spawn(t, "mailer", path)
+				c.say(t, addr+" "+lease.String()+" "+policy)
+				return c
+			}
+			relays := []*child{mailer(), mailer(), mailer()}
+			db := raw(t, path)
+			ids := map[string]string{} // by Message-ID
+			var all []outbox.Message
+			for i := range mails {
+				m := outbox.Message{ID: fmt.Sprint("mail-", i), Topic: "mail", Headers: map[string]string{"To": "a@example.com", "Subject": "x"}}
+				all = append(all, m)
+				ids["<"+m.ID+"@example.com>"] = m.ID
+			}
+			if err := enqueue(t.Context(), db, all...); err != nil {
+				t.Fatal(err)
+			}
+			kills, pauses := 0, 0
+			for pendingMessages(t, db) > 0 && kills < 200 {
+				i := rand.IntN(len(relays))
+				if rand.IntN(5) == 0 {
+					pauses++
+					_ = relays[i].cmd.Process.Signal(syscall.SIGSTOP)
+					time.Sleep(lease + 300*time.Millisecond)
+					_ = relays[i].cmd.Process.Signal(syscall.SIGCONT)
+					continue
+				}
+				time.Sleep(time.Duration(20+rand.IntN(150)) * time.Millisecond)
+				kills++
+				_ = relays[i].cmd.Process.Kill()
+				_ = relays[i].cmd.Wait()
+				relays[i] = mailer()
+			}
+			allDelivered(t, path)
+			for _, c := range relays {
+				c.leave(t) // a paused one has said its last
+			}
+			server.leave(t)
+
+			content, err := os.ReadFile(path + ".mails")
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken := map[string]int{} // by id
+			for line := range strings.Lines(string(content)) {
+				id, ok := ids[strings.TrimSpace(line)]
+				if !ok {
+					t.Errorf("a mail has Message-ID %s, which is no message's", line)
+				}
+				taken[id]++
+			}
+			unknown, unknownSent, twice := 0, 0, 0
+			for _, m := range all {
+				e, err := o.Find(t.Context(), m.ID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n := taken[m.ID]
+				if n > 1 {
+					twice++
+				}
+				switch {
+				case e.State == outbox.StateUnknown && policy == "hold":
+					unknown++
+					if n > 0 {
+						unknownSent++
+					}
+				case e.State != outbox.StateDelivered || n == 0:
+					t.Errorf("%s is %s and was taken %d times: %s", m.ID, e.State, n, e.Cause)
+				}
+				if n > 1 && policy == "hold" {
+					t.Errorf("%s was sent %d times", m.ID, n)
+				}
+			}
+			if policy == "hold" && unknown == 0 || policy == "retry" && twice == 0 {
+				t.Errorf("nothing was ever unsure: %d kills, %d pauses", kills, pauses)
+			}
+			t.Logf("%s: %d mails, %d kills, %d pauses: %d unknown, of which %d had been sent; %d sent twice", policy, mails, kills, pauses, unknown, unknownSent, twice)
+		})
+	}
+}
+
 // The disk fills up under writers and a relay, and has room again. What was
 // acknowledged is delivered, once, and what was refused is not.
 func TestOutboxFullDisk(t *testing.T) {

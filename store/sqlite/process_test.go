@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 	}
 	play, ok := map[string]func(path string, in *bufio.Scanner) error{
 		"open": playOpen, "race": playRace, "work": playWork, "sweep": playSweep, "relay": playRelay, "pay": playPay,
+		"mailer": playMailer, "smtpd": playMailServer,
 	}[role]
 	if !ok {
 		fmt.Fprintf(os.Stderr, "no such role: %q\n", role)
