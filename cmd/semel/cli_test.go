@@ -46,6 +46,22 @@ func TestUsage(t *testing.T) {
 		{args: []string{"gateway", "--upstream", "http://u:p@x", "--store", "memory:"}, want: []string{"--upstream (SEMEL_UPSTREAM) may hold"}},
 		{args: []string{"gateway", "--upstream", "http://x", "--store", "memory:", "--credential-header", "a b"}, want: []string{`Credentials names "a b"`}},
 		{args: []string{"audit"}, want: []string{"search"}},
+		{args: []string{"outbox"}, want: []string{"list, purge, redrive, show, status"}},
+		{args: []string{"outbox", "status"}, want: []string{"--store (SEMEL_STORE): it is not set"}},
+		{args: []string{"outbox", "status", "--store", "postgres://x/y"}, want: []string{"SQLite files only"}},
+		{args: []string{"outbox", "list", "--store", db, "--state", "new"}, want: []string{"--state", "pending, delivered, dead, unknown"}},
+		{args: []string{"outbox", "show", "--store", db}, want: []string{"name one message by its id"}},
+		{args: []string{"outbox", "redrive", "--store", db, "x", "--state", "dead"}, want: []string{"select many with --state"}},
+		{args: []string{"outbox", "redrive", "--store", db, "--topic", "t"}, want: []string{"--state is missing"}},
+		{args: []string{"outbox", "redrive", "--store", db, "--state", "pending"}, want: []string{"dead, unknown"}},
+		{args: []string{"outbox", "purge", "--store", db, "--apply"}, want: []string{"name one message"}},
+		{args: []string{"relay"}, want: []string{"--sink (SEMEL_SINK) is not set"}},
+		{args: []string{"relay", "--sink", "http://x"}, want: []string{"--store (SEMEL_STORE): it is not set"}},
+		{args: []string{"relay", "--sink", "ftp://x"}, want: []string{`scheme "ftp"`}},
+		{args: []string{"relay", "--sink", "smtp://u:secret@x"}, want: []string{"SEMEL_SMTP_PASSWORD"}},
+		{args: []string{"relay", "--sink", "http://x", "--header", "nonsense"}, want: []string{"'Name: value'"}},
+		{args: []string{"relay", "--sink", "smtp://x/y"}, want: []string{"has a path"}},
+		{args: []string{"relay", "--sink", "http://x", "--store", db, "--topic", "a,a"}, want: []string{"two routes"}},
 	}
 	for _, tt := range tests {
 		t.Run(strings.Join(append(tt.args, tt.env...), " "), func(t *testing.T) {
@@ -98,7 +114,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("the help of gateway does not name %s and SEMEL_%s", flag, name)
 		}
 	}
-	for _, words := range []string{"keys list", "keys show", "keys release", "keys resolve", "audit search", "version", "schema"} {
+	for _, words := range []string{"keys list", "keys show", "keys release", "keys resolve", "audit search", "version", "schema", "outbox status", "outbox list", "outbox show", "outbox redrive", "outbox purge"} {
 		help := ok(t, append(strings.Fields(words), "--help")...)
 		if !strings.Contains(help, "Examples:") {
 			t.Errorf("semel %s has no example", words)

@@ -64,6 +64,8 @@ func (p *program) root() *cobra.Command {
   semel gateway   protects an HTTP service, in whatever language it is written
   semel keys      looks at what the gateway has recorded, and settles what is unknown
   semel audit     searches the trail of what happened
+  semel relay     delivers the messages that a service has enqueued
+  semel outbox    looks at those messages, and settles what could not be delivered
   semel torture   kills and cuts off gateways, and checks that effects happen once
   semel probe     judges from outside whether an operation survives duplicates
   semel conformance  checks that a server keeps the HTTP contract, case by case
@@ -73,7 +75,7 @@ a variable that is set to nothing counts as not set.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -1,0 +1,270 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/outbox/outboxtest"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// letters is an outbox with messages in every state.
+type letters struct {
+	t   *testing.T
+	url string
+}
+
+func newLetters(t *testing.T) *letters {
+	t.Helper()
+	l := &letters{t, newStore(t)}
+	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: strings.TrimPrefix(l.url, "sqlite:")})
+	noError(t, err)
+	defer func() { noError(t, s.Close()) }()
+	o := s.Outbox()
+	l.enqueue(
+		outbox.Message{ID: "delivered", Topic: "t"}, outbox.Message{ID: "dead", Topic: "t", Key: "k"}, outbox.Message{ID: "behind", Topic: "t", Key: "k"},
+		outbox.Message{ID: "skipped", Topic: "t", Key: "s"}, outbox.Message{ID: "unknown", Topic: "t"}, outbox.Message{ID: "claimed", Topic: "t"},
+		outbox.Message{ID: "later", Topic: "u", NotBefore: time.Now().Add(time.Hour)},
+	)
+	claimed, err := o.Claim(t.Context(), outbox.Claim{Max: 10, Lease: time.Hour})
+	noError(t, err)
+	for _, m := range claimed {
+		s := outbox.Settlement{Ref: m.Ref, Cause: "no " + m.ID}
+		switch m.ID {
+		case "delivered":
+			s.Outcome = outbox.OutcomeDelivered
+		case "dead":
+			s.Outcome, s.Blocks = outbox.OutcomeDead, true
+		case "skipped":
+			s.Outcome = outbox.OutcomeDead
+		case "unknown":
+			s.Outcome, s.Unsure = outbox.OutcomeUnknown, true
+		default:
+			continue
+		}
+		_, err := o.Settle(t.Context(), []outbox.Settlement{s})
+		noError(t, err)
+	}
+	l.enqueue(outbox.Message{ID: "due", Topic: "t", Key: "\x1b[31mred", Type: "paid", Headers: map[string]string{"A": "b"}, Payload: []byte("the payload\n")})
+	return l
+}
+
+func (l *letters) enqueue(messages ...outbox.Message) {
+	l.t.Helper()
+	db, err := sql.Open("sqlite", strings.TrimPrefix(l.url, "sqlite:")+"?_pragma=busy_timeout(10000)")
+	noError(l.t, err)
+	defer db.Close()
+	tx, err := db.Begin()
+	noError(l.t, err)
+	noError(l.t, sqlite.EnqueueTx(l.t.Context(), tx, messages...))
+	noError(l.t, tx.Commit())
+}
+
+func (l *letters) run(args ...string) output {
+	return semelWith(nil, "", append(append([]string{"outbox"}, args...), "--store", l.url)...)
+}
+
+func (l *letters) ids(args ...string) string {
+	l.t.Helper()
+	out := l.run(append([]string{"list", "--json"}, args...)...)
+	var doc struct{ Messages []struct{ ID string } }
+	if err := json.Unmarshal([]byte(out.stdout), &doc); err != nil || out.code != exitOK {
+		l.t.Fatalf("%v: %s%s", err, out.stdout, out.stderr)
+	}
+	var ids []string
+	for _, m := range doc.Messages {
+		ids = append(ids, m.ID)
+	}
+	return strings.Join(ids, " ")
+}
+
+func TestOutboxLooks(t *testing.T) {
+	l := newLetters(t)
+	for args, ids := range map[string]string{
+		"":                                 "delivered dead behind skipped unknown claimed later due",
+		"--state dead":                     "dead skipped",
+		"--state pending --topic t":        "behind claimed due",
+		"--key k":                          "dead behind",
+		"--cause no*":                      "dead skipped unknown",
+		"--limit 2 --after 2":              "behind skipped",
+		"--state unknown --cause no --all": "",
+	} {
+		want(t, "list "+args, l.ids(strings.Fields(args)...), ids)
+	}
+	out := l.run("list")
+	for _, w := range []string{"blocks its lane", "behind others of its lane", "under way", "delayed", "no unknown", "\ufffd[31mred"} {
+		if !strings.Contains(out.stdout, w) {
+			t.Errorf("%q is not in\n%s", w, out.stdout)
+		}
+	}
+	var status struct {
+		OldestSeconds float64 `json:"oldest_seconds"`
+		Topics        []topicJSON
+	}
+	noError(t, json.Unmarshal([]byte(l.run("status", "--json").stdout), &status))
+	if len(status.Topics) != 2 || status.OldestSeconds <= 0 || status.OldestSeconds > 60 || status.Topics[1].OldestSeconds != 0 {
+		t.Errorf("status: %+v", status)
+	}
+	status.Topics[0].OldestSeconds = 0
+	want(t, "status", status.Topics[0], topicJSON{Topic: "t", Pending: 3, Blocked: 1, Dead: 2, Unknown: 1})
+	if s := l.run("status").stdout; !strings.Contains(s, "TOPIC") || !strings.Contains(s, "u      0s") {
+		t.Errorf("status:\n%s", s)
+	}
+	out = l.run("show", "due")
+	for _, w := range []string{"paid", "A: b", "12 bytes", "pending, due"} {
+		if !strings.Contains(out.stdout, w) {
+			t.Errorf("%q is not in\n%s", w, out.stdout)
+		}
+	}
+	if strings.Contains(out.stdout, "the payload") {
+		t.Error("show prints the payload without being asked")
+	}
+	want(t, "payload", l.run("show", "due", "--payload").stdout, "the payload\n")
+	if out := l.run("show", "unknown"); !strings.Contains(out.stdout, "it may have arrived") || !strings.Contains(out.stderr, "semel outbox purge") {
+		t.Errorf("show: %+v", out)
+	}
+	want(t, "exit code", l.run("show", "nobody").code, exitNotFound)
+}
+
+func TestOutboxDecisions(t *testing.T) {
+	l := newLetters(t)
+	for _, id := range []string{"due", "delivered"} {
+		want(t, "exit code of redriving what is "+id, l.run("redrive", id).code, exitRefused)
+	}
+	want(t, "exit code", l.run("redrive", "nobody").code, exitNotFound)
+	out := l.run("redrive", "--state", "dead")
+	if out.code != exitOK || !strings.Contains(out.stdout, "2 messages would be redriven") || l.ids("--state", "dead") != "dead skipped" {
+		t.Errorf("a dry run: %+v", out)
+	}
+	out = l.run("redrive", "--state", "dead", "--apply")
+	if out.code != exitOK || !strings.Contains(out.stdout, "2 messages redriven") || !strings.Contains(out.stderr, "1 of them are out of order") {
+		t.Errorf("redrive: %+v", out)
+	}
+	want(t, "what is dead", l.ids("--state", "dead"), "")
+	want(t, "redriven", l.run("redrive", "unknown", "--json").stdout, "{\n  \"dry_run\": false,\n  \"changed\": 1\n}\n")
+
+	want(t, "exit code of purging what is under way", l.run("purge", "claimed").code, exitRefused)
+	want(t, "exit code of purging", l.run("purge", "skipped").code, exitOK)
+	out = l.run("purge", "--state", "pending", "--topic", "t", "--json")
+	if !strings.Contains(out.stdout, `"selected": 5`) {
+		t.Errorf("a dry run: %s", out.stdout)
+	}
+	out = l.run("purge", "--state", "pending", "--topic", "t", "--apply")
+	if !strings.Contains(out.stdout, "4 messages removed") {
+		t.Errorf("purge: %+v", out)
+	}
+	want(t, "what is left", l.ids(), "delivered claimed later")
+	missing := semelWith(nil, "", "outbox", "status", "--store", newStore(t))
+	if missing.code != exitFailed || !strings.Contains(missing.stderr, "there is no store") {
+		t.Errorf("without a store: %+v", missing)
+	}
+}
+
+// startRelay starts a relay process and returns how to end it, which tells its log.
+func startRelay(t *testing.T, args ...string) (stop func() string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), binary, append([]string{"relay"}, args...)...)
+	var log strings.Builder
+	cmd.Stderr = &log
+	noError(t, cmd.Start())
+	return func() string {
+		t.Helper()
+		noError(t, cmd.Process.Signal(syscall.SIGTERM))
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the relay ended by %v: %s", err, log.String())
+		}
+		return log.String()
+	}
+}
+
+// TestRelay: a program that knows no more than SQL inserts a row, and it arrives.
+func TestRelay(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no SIGTERM")
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "app.db")
+	got := make(chan *http.Request, 10)
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		got <- r
+		if r.Header.Get("Semel-Type") == "refused" {
+			w.WriteHeader(http.StatusGone)
+		}
+	}))
+	defer receiver.Close()
+	stop := startRelay(t, "--store", "sqlite:"+path, "--sink", receiver.URL, "--allow-private", "--header", "Authorization: Bearer secret", "--topic", "orders")
+	var db *sql.DB
+	for { // until the relay has made the file
+		if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+			var err error
+			db, err = sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
+			noError(t, err)
+			if _, err := db.Exec(`INSERT INTO outbox (topic, type, payload) VALUES ('orders', 'paid', '{"order": 17}')`); err == nil {
+				break
+			}
+			noError(t, db.Close())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	defer db.Close()
+	r := <-got
+	body, _ := io.ReadAll(r.Body)
+	if string(body) != `{"order": 17}` || r.Header.Get("Authorization") != "Bearer secret" || len(r.Header.Get("Idempotency-Key")) != 38 {
+		t.Errorf("%s with %v", body, r.Header)
+	}
+	_, err := db.Exec(`INSERT INTO outbox (topic, type) VALUES ('others', ''), ('orders', 'refused')`)
+	noError(t, err)
+	<-got
+	for !strings.Contains(ok(t, "outbox", "list", "--store", "sqlite:"+path), "dead") {
+		time.Sleep(10 * time.Millisecond)
+	}
+	log := stop()
+	if !strings.Contains(log, "a message is dead") || !strings.Contains(log, "stopped") || strings.Contains(log, "secret") || strings.Contains(log, "17}") {
+		t.Errorf("the log says\n%s", log)
+	}
+	if s := ok(t, "outbox", "list", "--store", "sqlite:"+path, "--state", "pending"); !strings.Contains(s, "others") {
+		t.Errorf("what is of another topic:\n%s", s)
+	}
+}
+
+// TestRelayMail: the same by mail.
+func TestRelayMail(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no SIGTERM")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	noError(t, err)
+	defer l.Close()
+	mails := make(chan outboxtest.Mail, 1)
+	go (&outboxtest.MailServer{Accept: func(m outboxtest.Mail) error { mails <- m; return nil }}).Serve(l)
+	box := &letters{t, newStore(t)}
+	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: strings.TrimPrefix(box.url, "sqlite:")})
+	noError(t, err)
+	noError(t, s.Close())
+	box.enqueue(outbox.Message{ID: "m1", Topic: "mail", Headers: map[string]string{"To": "a@example.com", "Subject": "Paid"}, Payload: []byte("Thank you")})
+	stop := startRelay(t, "--store", box.url, "--sink", fmt.Sprint("smtp://", l.Addr()), "--smtp-tls", "none", "--from", "shop@example.com")
+	if m := <-mails; !strings.Contains(m.Data, "Message-ID: <m1@example.com>") || !strings.Contains(m.Data, "Subject: Paid") {
+		t.Errorf("the mail is\n%s", m.Data)
+	}
+	for box.ids("--state", "delivered") != "m1" {
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+}

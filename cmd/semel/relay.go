@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/outbox/httpsink"
+	"github.com/semelhq/semel/outbox/smtpsink"
+)
+
+// relaySettings are the flags of the relay.
+type relaySettings struct {
+	store, sink, from string
+	topics, headers   []string
+	allowPrivate      bool
+	useProxy          bool
+	password          string
+	smtpTLS           choice
+	onDead, onUnknown choice
+	attempts          int
+	timeout           time.Duration
+	inFlight          int
+	lease, drain      time.Duration
+	keep              time.Duration
+	keepCount         int
+	logFormat         choice
+}
+
+func (p *program) relayCommand() *cobra.Command {
+	s := relaySettings{
+		smtpTLS:   choice{value: "starttls", of: []string{"starttls", "none"}},
+		onDead:    choice{value: "block", of: []string{"block", "skip"}},
+		onUnknown: choice{value: "hold", of: []string{"hold", "retry"}},
+		logFormat: choice{value: "text", of: []string{"text", "json"}},
+	}
+	cmd := &cobra.Command{
+		Use:   "relay",
+		Short: "Deliver the messages that a service has enqueued",
+		Long: `Delivers the messages of an outbox, for services in whatever language: a service
+inserts a row into the table "outbox", in the transaction of the change that it tells
+of, and this program sends it. semel schema prints the table with what its columns
+mean; a topic and a payload are enough.
+
+  --sink https://host/path   each message is a POST. Its id goes along in
+                             Idempotency-Key, by which the receiver drops repetitions.
+  --sink smtp://host:587     each message is a mail: its payload is the text, and its
+  --sink smtps://host:465    headers are the mail's (To, Subject and so on).
+
+Messages with the same topic and key are delivered in order, one at a time. What
+fails is tried again, later each time, and after --max-attempts it is dead: semel
+outbox shows it and redrives it. Any number of relays may run.
+
+A relay that dies delivers again what it was at. A mail it does not: a server that
+has read a mail's last line has taken it, and when relay or server fall silent then,
+nobody can know whether it was sent. Under --on-unknown hold it is unknown until
+somebody decides; under retry it is sent again, with the same Message-ID.
+
+Sinks at private addresses are refused unless --allow-private is given. On SIGTERM or
+Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
+		Example: `  semel relay --store sqlite:app.db --sink https://hooks.example.com/orders --topic orders
+  semel relay --store sqlite:///var/lib/app/app.db --sink smtp://mail.internal:587 --topic mail --from 'Shop <shop@example.com>'
+  SEMEL_HEADER='Authorization: Bearer ...' semel relay --store sqlite:app.db --sink http://127.0.0.1:9000/events --allow-private`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return p.relay(cmd.Context(), cmd, s) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&s.store, "store", "", "where messages are: sqlite:app.db or sqlite:///var/lib/app/app.db; made if it is not there (required)")
+	f.StringVar(&s.sink, "sink", "", "where they go: an http, https, smtp or smtps URL (required)")
+	f.StringSliceVar(&s.topics, "topic", nil, "deliver this topic only; can be given several times (default all)")
+	f.StringArrayVar(&s.headers, "header", nil, "HTTP: a header of every request, as 'Name: value'; can be given several times")
+	f.BoolVar(&s.allowPrivate, "allow-private", false, "HTTP: connect to loopback, private and other addresses that are not public")
+	f.BoolVar(&s.useProxy, "use-proxy", false, "HTTP: send through the proxy that HTTP_PROXY and its kin name")
+	f.StringVar(&s.from, "from", "", "SMTP: sender of mails that name none")
+	choiceFlag(cmd, &s.smtpTLS, "smtp-tls", "SMTP: what smtp:// means; none sends in the clear, for a server on this host")
+	f.StringVar(&s.password, "smtp-password", "", "SMTP: password of the user that the URL names; better by its variable")
+	choiceFlag(cmd, &s.onDead, "on-dead", "what becomes of a lane whose first message is dead or unknown: it waits, or goes on without it")
+	choiceFlag(cmd, &s.onUnknown, "on-unknown", "what becomes of a mail that may have been sent: hold it until somebody decides, or send it again")
+	f.IntVar(&s.attempts, "max-attempts", 20, "how often a message is tried; 20 times are about nine hours")
+	f.DurationVar(&s.timeout, "timeout", 30*time.Second, "longest time that one attempt may take")
+	f.IntVar(&s.inFlight, "in-flight", 64, "most messages under way at the same time, for each topic named")
+	f.DurationVar(&s.lease, "lease", 15*time.Second, "how long messages wait after their relay has died")
+	f.DurationVar(&s.drain, "drain", 10*time.Second, "how long to wait for what is under way before ending")
+	f.DurationVar(&s.keep, "keep", 24*time.Hour, "how long delivered messages are kept")
+	f.IntVar(&s.keepCount, "keep-count", 100_000, "how many delivered messages are kept")
+	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
+	fromEnv(cmd)
+	return cmd
+}
+
+// closingSink is a sink with what ends it.
+type closingSink struct {
+	outbox.Sink
+	close func()
+}
+
+// newSink makes the sink that --sink names.
+func (s *relaySettings) newSink(cmd *cobra.Command) (closingSink, error) {
+	wrong := func(format string, args ...any) (closingSink, error) {
+		return closingSink{}, usagef("%s "+format, append([]any{named(cmd, "sink")}, args...)...)
+	}
+	if s.sink == "" {
+		return wrong("is not set; name a URL, as in --sink https://hooks.example.com/orders")
+	}
+	u, err := url.Parse(s.sink)
+	if err != nil || u.Host == "" {
+		return wrong("is no URL with a host")
+	}
+	switch u.Scheme {
+	case "http", "https":
+		header, err := parseHeaders(s.headers)
+		if err != nil {
+			return closingSink{}, err
+		}
+		sink, err := httpsink.New(httpsink.Config{
+			URL: s.sink, Header: header, AllowPrivate: s.allowPrivate, UseProxyFromEnvironment: s.useProxy, MaxConns: s.inFlight,
+		})
+		if err != nil {
+			return wrong("and what belongs to it cannot be used: %w", err)
+		}
+		return closingSink{sink, sink.Close}, nil
+	case "smtp", "smtps":
+		c := smtpsink.Config{Addr: u.Host, From: s.from, Password: s.password, Username: u.User.Username()}
+		port := "587"
+		switch {
+		case u.Scheme == "smtps":
+			c.TLS, port = smtpsink.ImplicitTLS, "465"
+		case s.smtpTLS.value == "none":
+			c.TLS, port = smtpsink.NoTLS, "25"
+		}
+		if _, ok := u.User.Password(); ok {
+			return wrong("holds a password; give it by SEMEL_SMTP_PASSWORD")
+		}
+		if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" {
+			return wrong("has a path or parameters; a mail server is a host and a port")
+		}
+		if u.Port() == "" {
+			c.Addr = net.JoinHostPort(u.Hostname(), port)
+		}
+		sink, err := smtpsink.New(c)
+		if err != nil {
+			return wrong("and what belongs to it cannot be used: %w", err)
+		}
+		return closingSink{sink, func() {}}, nil
+	}
+	return wrong("is of scheme %q; it must be http, https, smtp or smtps", u.Scheme)
+}
+
+func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings) (err error) {
+	sink, err := s.newSink(cmd)
+	if err != nil {
+		return err
+	}
+	defer sink.close()
+	log := newLog(p.stderr, s.logFormat.value)
+	if len(s.topics) == 0 {
+		s.topics = []string{""}
+	}
+	config := outbox.Config{
+		Lease: s.lease, Drain: s.drain, Observer: log.outbox(),
+		Retention: outbox.Retention{Delivered: s.keep, MaxDelivered: s.keepCount},
+	}
+	for _, topic := range s.topics {
+		r := outbox.Route{Topic: topic, Sink: sink, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
+		if s.onDead.value == "skip" {
+			r.OnDead = outbox.Skip
+		}
+		if s.onUnknown.value == "retry" {
+			r.OnUnknown = outbox.Retry
+		}
+		config.Routes = append(config.Routes, r)
+	}
+	if len(s.topics) > 1 && s.topics[0] == "" {
+		return usagef("%s is empty", named(cmd, "topic"))
+	}
+	config.Store = struct{ outbox.Store }{} // wrong settings are told before the store is opened, which may make it
+	if _, err := outbox.New(config); err != nil {
+		return usagef("the settings do not fit together: %w", err)
+	}
+	o, closer, err := openOutbox(ctx, cmd, s.store, false)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := closer.Close(); e != nil {
+			err = errors.Join(err, outboxFault("the store could not be closed", e))
+		}
+	}()
+	config.Store = o
+	relay, err := outbox.New(config)
+	if err != nil {
+		return usagef("the settings do not fit together: %w", err)
+	}
+	log.Info("relaying", "store", withoutSecrets(s.store), "sink", withoutSecrets(s.sink), "topics", strings.Join(s.topics, ","))
+	if err := relay.Run(ctx); err != nil {
+		return &fault{code: exitFailed, err: err, do: "Start it again, or another relay: nothing is lost."}
+	}
+	log.Info("stopped; everything that was under way is settled")
+	return nil
+}
+
+// outbox logs what an operator of a relay must know.
+func (l *logger) outbox() *outbox.Observer {
+	attempt := func(a outbox.Attempted) []any {
+		return []any{"topic", a.Topic, "id", a.ID, "attempt", a.Attempt, "err", a.Err}
+	}
+	late := false
+	return &outbox.Observer{
+		Status: func(ctx context.Context, all []outbox.TopicStatus) {
+			for _, s := range all {
+				if s.OldestAge >= time.Minute || s.Blocked > 0 {
+					late = true
+					l.WarnContext(ctx, "messages wait", "topic", s.Topic, "oldest", s.OldestAge.Round(time.Second), "pending", s.Pending, "blocked", s.Blocked, "dead", s.Dead, "unknown", s.Unknown)
+				}
+			}
+			if late && len(all) == 0 {
+				late = false
+				l.InfoContext(ctx, "nothing waits any more")
+			}
+		},
+		Retried: func(ctx context.Context, a outbox.Attempted) {
+			l.InfoContext(ctx, "an attempt failed", append(attempt(a), "again in", a.Delay.Round(time.Millisecond))...)
+		},
+		Dead: func(ctx context.Context, a outbox.Attempted) {
+			l.ErrorContext(ctx, "a message is dead: see semel outbox", attempt(a)...)
+		},
+		Unknown: func(ctx context.Context, a outbox.Attempted) {
+			l.ErrorContext(ctx, "nobody can know whether a message has arrived: see semel outbox", attempt(a)...)
+		},
+		LeaseLost: func(ctx context.Context, a outbox.Attempted) {
+			l.WarnContext(ctx, "a lease was lost: another relay delivers the message", attempt(a)...)
+		},
+		StoreFailed: func(ctx context.Context, call string, err error) {
+			l.WarnContext(ctx, "store failed", "call", call, "err", err)
+		},
+	}
+}
