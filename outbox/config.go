@@ -47,7 +47,7 @@ type Route struct {
 	// Delivery.BeforeEffect. Default Hold.
 	OnUnknown UnknownPolicy
 	// MaxAttempts is after how many attempts a message is dead: or unknown, if
-	// one of them may have arrived. Default 20, which are about nine hours.
+	// one of them may have arrived. Default 20, which take about six hours.
 	MaxAttempts int
 	// Backoff is the delay after the first failure. It doubles with each, up to
 	// MaxBackoff; of every delay a random part of up to a half is left away.

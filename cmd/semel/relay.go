@@ -83,7 +83,7 @@ Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
 	f.StringVar(&s.password, "smtp-password", "", "SMTP: password of the user that the URL names; better by its variable")
 	choiceFlag(cmd, &s.onDead, "on-dead", "what becomes of a lane whose first message is dead or unknown: it waits, or goes on without it")
 	choiceFlag(cmd, &s.onUnknown, "on-unknown", "what becomes of a mail that may have been sent: hold it until somebody decides, or send it again")
-	f.IntVar(&s.attempts, "max-attempts", 20, "how often a message is tried; 20 times are about nine hours")
+	f.IntVar(&s.attempts, "max-attempts", 20, "how often a message is tried; 20 times take about six hours")
 	f.DurationVar(&s.timeout, "timeout", 30*time.Second, "longest time that one attempt may take")
 	f.IntVar(&s.inFlight, "in-flight", 64, "most messages under way at the same time, for each topic named")
 	f.DurationVar(&s.lease, "lease", 15*time.Second, "how long messages wait after their relay has died")
