@@ -321,6 +321,61 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 	}
 }
 
+// A batch whose first message fails does not deliver what is behind it in its lane
+// first: not in this attempt, nor in a later one.
+func TestPartialBatchFailureKeepsLaneOrder(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		p.answer = func(_ context.Context, d outbox.Delivery) error {
+			if d.ID == "x.0" && d.Attempt < 3 {
+				return errors.New("too large")
+			}
+			return nil
+		}
+		enqueue(t, o, slices.Concat(lane("t", "x", 3), lane("t", "y", 1))...)
+		stop := start(t, outbox.Config{Store: o}, outbox.Route{Sink: p})
+		pass(time.Hour)
+		stopped(t, stop)
+		wantIDs(t, p.ids(), "y.0", "x.0", "x.1", "x.2")
+	})
+}
+
+// A row that cannot be written does not keep those from being settled that were
+// delivered with it.
+func TestOneBadRowDoesNotRollBackTheOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		f := &badRow{Outbox: o, bad: 7}
+		for i := range 20 {
+			enqueue(t, o, outbox.Message{ID: fmt.Sprint("m", i), Topic: "t"})
+		}
+		stop := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Sink: p})
+		pass(10 * time.Minute)
+		for i := range 20 {
+			state := outbox.StateDelivered
+			if i == 6 {
+				state = outbox.StatePending
+			}
+			want(t, fmt.Sprint("state of m", i), find(t, o, fmt.Sprint("m", i)).State, state)
+		}
+		want(t, "number delivered", len(p.ids()), 20)
+		if err := stop(); err == nil || !strings.Contains(err.Error(), "1 messages could not be written down") {
+			t.Errorf("the relay ended by %v", err)
+		}
+	})
+}
+
+// badRow is a store with a row that cannot be settled.
+type badRow struct {
+	*memory.Outbox
+	bad uint64 // its position
+}
+
+func (b *badRow) Settle(ctx context.Context, s []outbox.Settlement) ([]outbox.Ref, error) {
+	if slices.ContainsFunc(s, func(s outbox.Settlement) bool { return s.Position == b.bad }) {
+		return nil, errFault
+	}
+	return b.Outbox.Settle(ctx, s)
+}
+
 // The delay doubles up to its bound, is never more, and is at least what the
 // receiver asks for.
 func TestBackoff(t *testing.T) {

@@ -47,6 +47,7 @@ func BenchmarkEnqueue(b *testing.B) {
 				m.Key = "k"
 			}
 			b.ReportAllocs()
+			stop := cpu(b)
 			for b.Loop() {
 				tx, err := db.Begin()
 				if err != nil {
@@ -64,6 +65,7 @@ func BenchmarkEnqueue(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+			stop()
 		})
 	}
 }
@@ -199,6 +201,7 @@ func BenchmarkClaim(b *testing.B) {
 				mustExec(b, db, "PRAGMA wal_checkpoint(TRUNCATE)")
 				o := s.Outbox()
 				b.ResetTimer()
+				stop := cpu(b)
 				for b.Loop() {
 					got, err := o.Claim(b.Context(), outbox.Claim{Max: 64, Lease: time.Hour})
 					if err != nil || len(got) < 64 {
@@ -212,6 +215,7 @@ func BenchmarkClaim(b *testing.B) {
 						b.Fatal(lost, err)
 					}
 				}
+				stop()
 			})
 		}
 	}
