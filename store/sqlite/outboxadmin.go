@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"database/sql/driver"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -170,29 +172,42 @@ func (o *Outbox) Find(ctx context.Context, id string) (e outbox.Entry, err error
 	return e, err
 }
 
-// selection is a query for the messages that f selects, and that meet more.
-func selection(f outbox.Filter, columns string, more ...string) (string, []driver.Value) {
-	w := where{table: "outbox", order: "position", columns: columns, conditions: more}
+// selection is a query for the messages that f selects, and that meet one more
+// condition.
+func selection(f outbox.Filter, columns, also string) (query string, args []driver.Value) {
+	table, conditions := "outbox", []string{also}
+	add := func(condition string, values ...driver.Value) {
+		conditions = append(conditions, condition)
+		args = append(args, values...)
+	}
+	add("position > ?", int64(min(f.After, math.MaxInt64)))
 	if f.State != "" && f.State != outbox.StatePending {
-		w.table = "outbox INDEXED BY outbox_settled"
-		w.add("state <> 'pending'")
+		table = "outbox INDEXED BY outbox_settled"
+		add("state <> 'pending'")
 	}
-	w.after(f.After)
-	w.equal("id", f.ID)
-	w.equal("state", string(f.State))
-	w.equal("topic", f.Topic)
-	w.equal("key", f.Key)
+	for _, c := range []struct{ column, value string }{
+		{"id", f.ID}, {"state", string(f.State)}, {"topic", f.Topic}, {"key", f.Key},
+	} {
+		if c.value != "" {
+			add(c.column+" = ?", c.value)
+		}
+	}
 	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
-		w.add("substr(cause, 1, length(?)) = ?", prefix, prefix)
-	} else {
-		w.equal("cause", f.Cause)
+		add("substr(cause, 1, length(?)) = ?", prefix, prefix)
+	} else if f.Cause != "" {
+		add("cause = ?", f.Cause)
 	}
-	return w.query(f.Limit)
+	limit := min(f.Limit, 1000)
+	if limit <= 0 {
+		limit = 100
+	}
+	return "SELECT " + columns + " FROM " + table + " WHERE " + strings.Join(conditions, " AND ") +
+		" ORDER BY position LIMIT " + strconv.Itoa(limit), args
 }
 
 // List implements outbox.Admin.
 func (o *Outbox) List(ctx context.Context, f outbox.Filter) (page []outbox.Entry, err error) {
-	query, args := selection(f, entryColumns)
+	query, args := selection(f, entryColumns, "true")
 	err = o.store.read(ctx, func(c *conn) error {
 		page = nil
 		now := time.Now().UnixMicro()

@@ -16,7 +16,7 @@ import (
 // OutboxQueries returns queries of the outbox, with parameters written as 1, and
 // the index that each shall use.
 func OutboxQueries() map[string]string {
-	list := func(f outbox.Filter) string { q, _ := selection(f, "position"); return q }
+	list := func(f outbox.Filter) string { q, _ := selection(f, "position", "true"); return q }
 	queries := map[string]string{
 		selectFresh: "outbox_due", selectOverdue: "outbox_due", existsDue: "outbox_due", selectDueTopics: "outbox_due", existsDelayed: "outbox_due",
 		selectWaitingTopics: "outbox_waiting", selectGivenUp: "outbox_settled", selectSurplus: "outbox_settled", deleteMessages: "outbox_settled",
