@@ -275,27 +275,27 @@ func worthClaiming(ctx context.Context, c *conn, topic string) (found bool, err 
 			return true, err
 		}
 	} else {
-		if err := c.query(ctx, existsDue, func(*row) { found = true }, topic, now); err != nil || found {
+		if err := c.query(existsDue, func(*row) { found = true }, topic, now); err != nil || found {
 			return true, err
 		}
 	}
 	var at int64
-	if err := c.query(ctx, selectClock, func(r *row) { at = r.int() }); err != nil {
+	if err := c.query(selectClock, func(r *row) { at = r.int() }); err != nil {
 		return false, err
 	}
 	if now >= at-clockStep && now <= at+clockIdle {
 		return false, nil
 	}
-	err = c.query(ctx, existsDelayed, func(*row) { found = true })
+	err = c.query(existsDelayed, func(*row) { found = true })
 	return found, err
 }
 
 // dueTopics returns topics in which something is due: those behind after, then
 // those before.
 func dueTopics(ctx context.Context, c *conn, after string, now int64) (topics []string, err error) {
-	err = c.query(ctx, selectDueTopics, func(r *row) { topics = append(topics, r.text()) }, after, now, int64(topicsAtOnce))
+	err = c.query(selectDueTopics, func(r *row) { topics = append(topics, r.text()) }, after, now, int64(topicsAtOnce))
 	if left := topicsAtOnce - len(topics); err == nil && left > 0 && after != "" {
-		err = c.query(ctx, selectDueTopics, func(r *row) {
+		err = c.query(selectDueTopics, func(r *row) {
 			if topic := r.text(); topic <= after {
 				topics = append(topics, topic)
 			}
@@ -383,7 +383,7 @@ func (r *row) claimed(fence int64) (m outbox.Claimed) {
 	m.Headers, m.Malformed = r.headers()
 	m.Payload = r.blob()
 	m.EnqueuedAt = time.UnixMicro(r.int())
-	m.NotBefore = r.instant()
+	m.NotBefore, _ = r.time()
 	m.Attempts, m.Lapses, m.Unsure = int(r.int()), int(r.int()), r.int() != 0
 	return m
 }
@@ -395,15 +395,6 @@ func (r *row) headers() (h map[string]string, err error) {
 		}
 	}
 	return h, nil
-}
-
-// instant reads a time that may be NULL.
-func (r *row) instant() time.Time {
-	us, null := column[int64](r)
-	if null {
-		return time.Time{}
-	}
-	return time.UnixMicro(us)
 }
 
 // Mark implements outbox.Store.

@@ -50,7 +50,7 @@ func (o *Outbox) Status(ctx context.Context) (all []outbox.TopicStatus, err erro
 			}
 			return &all[i]
 		}
-		err := c.query(ctx, selectWaitingTopics, func(r *row) {
+		err := c.query(selectWaitingTopics, func(r *row) {
 			s := of(r.text())
 			s.OldestAge = time.Duration(max(now-r.int(), 0)) * time.Microsecond
 			s.Pending = int(r.int())
@@ -59,7 +59,7 @@ func (o *Outbox) Status(ctx context.Context) (all []outbox.TopicStatus, err erro
 			if err != nil {
 				return err
 			}
-			err = c.query(ctx, selectGivenUp, func(r *row) {
+			err = c.query(selectGivenUp, func(r *row) {
 				s := of(r.text())
 				if outbox.State(r.text()) == outbox.StateDead {
 					s.Dead = int(r.int())
@@ -103,7 +103,7 @@ func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (remo
 		}
 		if s.most >= 0 {
 			err := o.store.read(ctx, func(c *conn) error {
-				return c.query(ctx, selectSurplus, func(r *row) {
+				return c.query(selectSurplus, func(r *row) {
 					if settled, p := r.int(), r.int(); settled >= at {
 						at, position = settled, p
 					}
@@ -136,16 +136,19 @@ func (r *row) entry(now int64) (e outbox.Entry) {
 	e.Position = uint64(r.int())
 	e.ID, e.Topic, e.Key, e.Type = r.text(), r.text(), r.text(), r.text()
 	e.Headers, _ = r.headers() // what is malformed can be looked at all the same
-	e.EnqueuedAt, e.NotBefore, e.State = time.UnixMicro(r.int()), r.instant(), outbox.State(r.text())
-	due, waiting := column[int64](r)
+	e.EnqueuedAt = time.UnixMicro(r.int())
+	e.NotBefore, _ = r.time()
+	e.State = outbox.State(r.text())
+	due, scheduled := r.number()
 	leased := r.int() != 0
 	e.Attempts, e.Lapses, e.Unsure, e.Redriven = int(r.int()), int(r.int()), r.int() != 0, int(r.int())
 	inLane := r.int() != 0 && e.Key != ""
-	e.SettledAt, e.Cause, e.Size = r.instant(), r.text(), int(r.int())
+	e.SettledAt, _ = r.time()
+	e.Cause, e.Size = r.text(), int(r.int())
 	switch {
 	case e.State != outbox.StatePending:
 		e.Blocks = inLane
-	case waiting:
+	case !scheduled:
 		e.Waiting = true
 	case leased:
 		e.LeaseLeft = time.Duration(max(due-now, 0)) * time.Microsecond

@@ -38,7 +38,7 @@ func TestOutboxQueriesUseTheirIndexes(t *testing.T) {
 	if err := s.read(t.Context(), func(c *conn) error {
 		for query, index := range OutboxQueries() {
 			var plan []string
-			if err := c.queryOnce(t.Context(), "EXPLAIN QUERY PLAN "+query, func(r *row) { plan = append(plan, r.values[3].(string)) }); err != nil {
+			if err := c.queryOnce(t.Context(), "EXPLAIN QUERY PLAN "+query, func(r *row) { _, _, _ = r.int(), r.int(), r.int(); plan = append(plan, r.text()) }); err != nil {
 				return fmt.Errorf("%s: %w", query, err)
 			}
 			for _, step := range plan {
@@ -95,7 +95,7 @@ func outboxFaultAt(t *testing.T, n int, lost bool) (hit bool) {
 	exec("PRAGMA synchronous = OFF")
 	exec("INSERT INTO outbox (id, topic, key) VALUES ('a0', 't', 'a'), ('a1', 't', 'a'), ('b0', 't', 'b')")
 	where := ""
-	f.arm(func(call int, query string, _ []driver.NamedValue) (before, after bool) {
+	f.arm(func(call int, query string, _ []driver.Value) (before, after bool) {
 		if call != n {
 			return false, false
 		}

@@ -538,7 +538,14 @@ func TestUpgradeFromVersion1(t *testing.T) {
 		t.Errorf("Open by a program of the first version: %v", err)
 	}
 	// Another program has upgraded the file: what it wrote has the store look.
-	mustExec(t, raw(t, path), "INSERT INTO later VALUES (1)")
+	other, err := connect(t.Context(), path, "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.close()
+	if err := other.script("INSERT INTO later VALUES (1)"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := s.Begin(t.Context(), attempt("newer")); !errors.Is(err, ErrNewerSchema) {
 		t.Errorf("Begin by a program of the first version: %v", err)
 	}
