@@ -43,7 +43,7 @@ type exchange struct {
 
 // newExchange returns an exchange without what the request asks for.
 func (p *protector) newExchange(w http.ResponseWriter, r *http.Request) *exchange {
-	e, _ := p.exchanges.Get().(*exchange)
+	e, _ := p.spare.exchanges.Get().(*exchange)
 	if e == nil {
 		e = &exchange{}
 		e.run = e.execute
@@ -62,11 +62,11 @@ func (e *exchange) release() {
 	e.body.close()
 	e.rec.kept.close()
 	if e.buffer != nil && e.reader.end() {
-		p.buffers.Put(e.buffer)
+		p.spare.buffers.Put(e.buffer)
 	}
 	if !e.called {
 		*e = exchange{run: e.run}
-		p.exchanges.Put(e)
+		p.spare.exchanges.Put(e)
 	}
 }
 

@@ -36,7 +36,7 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
-		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, large: make(chan struct{}, 1)}
+		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
 	}, nil
 }
 
@@ -46,9 +46,15 @@ type protector struct {
 	fingerprinter *Fingerprinter
 	next          http.Handler
 	uploads       *uploads
-	buffers       sync.Pool     // of *[]byte, for request bodies
-	exchanges     sync.Pool     // of *exchange whose handler has not been called
+	spare         *spare
 	large         chan struct{} // full while KeyOf has a large body in memory
+}
+
+// spare is what requests use one after the other. It is by itself because the
+// runtime holds a sync.Pool, and what that is a part of, for a while.
+type spare struct {
+	buffers   sync.Pool // of *[]byte, for request bodies
+	exchanges sync.Pool // of *exchange whose handler has not been called
 }
 
 func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {

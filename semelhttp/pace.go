@@ -37,9 +37,9 @@ func (p Pace) withDefaults() Pace {
 // pacer cuts a client off that is slower than its pace. It is told of each
 // call that waits for the client. After reset it serves another client.
 //
-// Nearly all calls are over before they have taken too long, and most clients
-// make several: so the timer is set when none is running that goes off in time,
-// and a call that ends leaves it alone. When it goes off it sees how things are.
+// Nearly all calls are over before they have taken too long, and there are several
+// to a body: so the timer is set where it is not set to go off in time already, and
+// a call that ends leaves it alone. When it goes off it sees how things are.
 type pacer struct {
 	w     http.ResponseWriter
 	write bool // what waits are writes
@@ -202,6 +202,7 @@ func (u *uploads) end(r *pacedReader) {
 	}
 	r.prior, r.later = nil, nil
 	u.mu.Unlock()
+	r.rest()
 	r.ReadCloser = nil
 	r.reset(nil, false, Pace{})
 	u.idle.Put(r)

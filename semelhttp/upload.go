@@ -95,7 +95,7 @@ func (e *exchange) readBody() Problem {
 // room returns an empty buffer of that size for the request body, which is the
 // exchange's until release.
 func (e *exchange) room(size int) []byte {
-	e.buffer, _ = e.buffers.Get().(*[]byte)
+	e.buffer, _ = e.spare.buffers.Get().(*[]byte)
 	if e.buffer == nil {
 		e.buffer = new([]byte)
 	}
