@@ -185,7 +185,7 @@ func (x *Execution) tick() {
 	next := p.Heartbeat
 	ctx := storeContext(x.work.parent, min(p.StoreTimeout, leaseEnd.Sub(now)))
 	err := x.claim.Renew(ctx)
-	ctx.end(nil)
+	ctx.over()
 	if errors.Is(err, ErrLostClaim) {
 		x.lose(ErrLostClaim)
 		x.stop()
@@ -434,7 +434,7 @@ func (x *Execution) tellWithin(timeout time.Duration, what string, call func(con
 func (x *Execution) call(what string, timeout time.Duration, call func(context.Context) error) error {
 	ctx := x.callContext(timeout)
 	err := call(ctx)
-	ctx.end(nil)
+	ctx.over()
 	if err != nil && !isVerdict(err) && x.guard.observe.StoreFailed != nil {
 		x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: what, Err: err})
 	}
@@ -469,7 +469,7 @@ func (x *Execution) record(s State) Record {
 // release, whose answer was lost, or to a resolution as "no effect".
 func (x *Execution) gone() bool {
 	ctx := x.guard.storeContext(x.work.parent)
-	defer ctx.end(nil)
+	defer ctx.over()
 	_, err := x.guard.store.Find(ctx, x.submit.Identity)
 	return errors.Is(err, ErrNotFound)
 }
@@ -479,7 +479,7 @@ func (x *Execution) gone() bool {
 func (x *Execution) answerFromRecord() {
 	ctx := x.guard.storeContext(x.work.parent)
 	r, err := x.guard.store.Find(ctx, x.submit.Identity)
-	ctx.end(nil)
+	ctx.over()
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		x.untold(errors.Join(ErrLostClaim, err))
 		return

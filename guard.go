@@ -331,7 +331,7 @@ func (g *Guard) claim(ctx context.Context, a Attempt) (claim Claim, asked time.T
 
 func (g *Guard) beginOnce(ctx context.Context, a *Attempt, now time.Time) (Claim, error) {
 	call := &lazyContext{parent: ctx, deadline: now.Add(g.policy.StoreTimeout)}
-	defer call.end(nil)
+	defer call.over()
 	return g.store.Begin(call, *a)
 }
 
@@ -364,7 +364,7 @@ func (g *Guard) abandon(ctx context.Context, a Attempt) {
 		if err == nil {
 			call := g.storeContext(ctx)
 			err = claim.Release(call)
-			call.end(nil)
+			call.over()
 			if err == nil || errors.Is(err, ErrLostClaim) {
 				return
 			}
@@ -479,7 +479,7 @@ func (g *Guard) reconcile(ctx context.Context, a *Attempt, r *Record) (decided b
 
 func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
 	call := g.storeContext(ctx)
-	defer call.end(nil)
+	defer call.over()
 	rec, err := g.resolver.Resolve(call, r)
 	if err != nil && g.observe.StoreFailed != nil && !errors.Is(err, ErrStaleFence) && !errors.Is(err, ErrNotFound) {
 		g.observe.StoreFailed(ctx, StoreFailed{Scope: r.Identity.Scope, Call: "resolve", Err: err})

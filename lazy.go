@@ -77,12 +77,25 @@ func (c *lazyContext) make() context.Context {
 func (c *lazyContext) end(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.made == nil && (c.ended || !time.Now().Before(c.deadline)) {
+		return
+	}
+	c.cancel(cause)
+}
+
+// over is end for the context of a call that has returned. Whether its deadline
+// came before is nothing to anybody any more, so it does not ask for the time.
+func (c *lazyContext) over() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancel(nil)
+}
+
+func (c *lazyContext) cancel(cause error) {
 	if c.made != nil {
 		c.made.cancel(cause)
 		c.made.stop()
 		return
 	}
-	if !c.ended && time.Now().Before(c.deadline) {
-		c.ended, c.cause = true, cause
-	}
+	c.ended, c.cause = true, cause
 }
