@@ -388,7 +388,10 @@ func TestHostsWithClocksApart(t *testing.T) {
 			}
 		}
 		var entries, off int
-		if err := shop.direct.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE at NOT BETWEEN $1 AND clock_timestamp()) FROM semel.trail", began).Scan(&entries, &off); err != nil {
+		// Those of executions are dated as their records were, which were moved into
+		// the past above.
+		if err := shop.direct.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE at NOT BETWEEN $1 AND clock_timestamp()) FROM semel.trail
+			WHERE kind <> 'executed'`, began).Scan(&entries, &off); err != nil {
 			t.Fatal(err)
 		}
 		if entries < 50 || off > 0 {

@@ -31,6 +31,24 @@
 // A leased store is for effects somewhere else. Each change of a record is one
 // statement.
 //
+// # Records and the trail
+//
+// A completed record is the audit trail's entry of its execution. The entry is
+// written down when the record goes, in the same commit and by a trigger: when it
+// is swept, replaced after its retention, or deleted by hand (but not by
+// TRUNCATE). A store that is never swept keeps expired records as its trail, and an
+// entry is there for as long as its record, whatever Config.TrailRetention says.
+//
+// Identities are found by a keyed digest, and ids of records are their numbers
+// encrypted. The secret for both is in the table version, and is made with it, by
+// the server. Whoever can read the tables can read it: it keeps callers from
+// guessing, and is no key to the records, which are not encrypted. It must be
+// restored with the tables (ErrNoSecret).
+//
+// A record is found at once by its identity, its id, its key, and the ids of its
+// request, event or trace; open ones also by their state. Any other filter of List
+// and Trail reads on until a page is full.
+//
 // # How a transaction protects
 //
 // At read committed the claim is an advisory lock of the transaction, taken by
@@ -70,6 +88,7 @@
 // that schema is missing. To keep that right from the program, run Migrate (or
 // what Schema prints) as the owner, and what Grants prints for the program's
 // role, and set Config.NoMigrate. "semel schema --store postgres" prints both.
+// The program's role has to read the table version, with the secret in it.
 // Sweeping old audit entries (Sweep, Run) takes a right that the rest does not;
 // with Config.TrailRetention below zero it is not needed.
 //

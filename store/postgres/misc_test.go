@@ -180,8 +180,11 @@ func TestManyStoresMigrateOnce(t *testing.T) {
 // waited behind it.
 func TestMigrationDoesNotWaitForEver(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
-	exec(t, pool, postgres.SchemaOf("semel", 1))
-	const short, long = 20 * time.Millisecond, time.Hour
+	exec(t, pool, postgres.Schema("semel"))
+	const (
+		short, long = 20 * time.Millisecond, time.Hour
+		further     = "ALTER TABLE {s}.record ADD COLUMN further text"
+	)
 	for name, c := range map[string]struct {
 		lock          string
 		args          []any
@@ -199,7 +202,7 @@ func TestMigrationDoesNotWaitForEver(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		err = postgres.MigrateWithin(ctx, pool, "semel", c.others, c.table)
+		err = postgres.MigrateWithin(ctx, pool, "semel", c.others, c.table, further)
 		cancel()
 		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "55P03" || !strings.Contains(err.Error(), c.told) || !strings.Contains(err.Error(), "a retry is safe") {
 			t.Errorf("%s: %v", name, err)
@@ -208,12 +211,48 @@ func TestMigrationDoesNotWaitForEver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := postgres.Migrate(t.Context(), pool, "semel"); err != nil {
+	if err := postgres.MigrateWithin(t.Context(), pool, "semel", long, long, further); err != nil {
 		t.Error(err)
 	}
 	var wait string
 	if err := pool.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&wait); err != nil || wait != "0" {
 		t.Errorf("lock_timeout is %s afterwards, %v", wait, err)
+	}
+}
+
+// Tables of an earlier version are brought up to date, with what they hold, or not
+// touched.
+func TestUpgrade(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	s := open(t, pool, postgres.Config{})
+	claim := begin(t, s, "old")
+	if _, err := claim.Complete(t.Context(), result("done")); err != nil {
+		t.Fatal(err)
+	}
+	version := func() (n int) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), "SELECT version FROM semel.version").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	known := version()
+	const first, second = "CREATE TABLE {s}.first (n int)", "CREATE TABLE {s}.second (n int)"
+	if err := postgres.MigrateWithin(t.Context(), pool, "semel", time.Minute, time.Minute, first, "no statement"); err == nil || version() != known {
+		t.Fatalf("a migration that fails half way: %v, version %d", err, version())
+	}
+	for _, further := range [][]string{{first}, {first, second}, {first, second}} {
+		if err := postgres.MigrateWithin(t.Context(), pool, "semel", time.Minute, time.Minute, further...); err != nil || version() != known+len(further) {
+			t.Fatalf("%v, version %d", err, version())
+		}
+	}
+	if _, err := postgres.New(t.Context(), pool, postgres.Config{}); !errors.Is(err, postgres.ErrNewerSchema) {
+		t.Fatalf("New over what a newer program made: %v", err)
+	}
+	exec(t, pool, "UPDATE semel.version SET version = $1", known)
+	after := open(t, pool, postgres.Config{})
+	if r, err := after.Find(t.Context(), attempt("old").Identity); err != nil || r.ID != claim.RecordID() {
+		t.Fatalf("the old record reads %+v, %v", r, err)
 	}
 }
 
@@ -223,12 +262,18 @@ func TestSweepSkipsWhatOthersHaveLocked(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	s := open(t, pool, postgres.Config{TrailRetention: time.Hour})
 	for i := range 5 {
+		if err := begin(t, s, fmt.Sprint(i)).Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(t, pool, "UPDATE semel.trail SET at = at - interval '2 hours'")
+	for i := range 5 {
 		if _, err := begin(t, s, fmt.Sprint(i)).Complete(t.Context(), result("done")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	advance(t, pool, "semel", 48*time.Hour)
-	exec(t, pool, "UPDATE semel.trail SET at = at - interval '2 hours'")
+	// Their executions are not old enough to be forgotten at once.
+	exec(t, pool, "UPDATE semel.record SET expires_at = settled_at")
 	other, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -254,8 +299,8 @@ func TestSweepSkipsWhatOthersHaveLocked(t *testing.T) {
 	if n, err := s.Sweep(ctx, 100); n != 3 || err != nil {
 		t.Fatalf("a sweep beside two locked records removed %d, %v; want 3", n, err)
 	}
-	if r, e := left("record"), left("trail"); r != 2 || e != 2 {
-		t.Fatalf("it left %d records and %d audit entries; want 2 of each", r, e)
+	if r, e := left("record"), left("trail"); r != 2 || e != 2+3 {
+		t.Fatalf("it left %d records and %d audit entries; want 2 of each, and the entries of those it removed", r, e)
 	}
 	if err := other.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -263,8 +308,8 @@ func TestSweepSkipsWhatOthersHaveLocked(t *testing.T) {
 	if n, err := s.Sweep(ctx, 100); n != 2 || err != nil {
 		t.Fatalf("the next sweep removed %d, %v; want 2", n, err)
 	}
-	if r, e := left("record"), left("trail"); r != 0 || e != 0 {
-		t.Fatalf("it left %d records and %d audit entries", r, e)
+	if r, e := left("record"), left("trail"); r != 0 || e != 5 {
+		t.Fatalf("it left %d records and %d audit entries; want the entries of 5 records", r, e)
 	}
 }
 

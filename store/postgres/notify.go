@@ -38,7 +38,9 @@ func channelName(schema string) string {
 	return fmt.Sprintf("semel_%016x", uint64(hash("notify", schema)))
 }
 
-func (s *Store) payload(id semel.Identity) string { return strconv.FormatInt(s.lockKey(id), 36) }
+func (s *Store) payload(id semel.Identity) string {
+	return strconv.FormatInt(lockKey(s.digest(id)), 36)
+}
 
 // queueNotify adds to a batch what tells others of a change of id's record.
 func (s *Store) queueNotify(b *pgx.Batch, id semel.Identity) {

@@ -108,7 +108,7 @@ func (c *claim) completePieces(ctx context.Context, r semel.Result) (time.Time, 
 	s := c.store
 	return again(ctx, s, func() (time.Time, error) {
 		// If it is completed or lost already, nothing needs to be read.
-		state, expires, err := s.claimState(ctx, s.pool, c.fence, c.token)
+		state, expires, err := s.claimState(ctx, s.pool, c.args())
 		if err != nil || state == semel.StateCompleted {
 			return expires, err
 		}

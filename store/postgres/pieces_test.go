@@ -285,37 +285,3 @@ func TestSweepOfLargeResults(t *testing.T) {
 	}
 	wantNoOrphans(t, pool)
 }
-
-// Tables of the first version are brought up to date, with what they hold.
-func TestUpgradeFromVersion1(t *testing.T) {
-	pool := connect(t, testenv.Postgres(t), nil)
-	exec(t, pool, postgres.SchemaOf("semel", 1))
-	exec(t, pool, `INSERT INTO semel.record (fence, token, id, tenant, actor, operation, key, state, begun_at, lease_until, retention,
-			settled_at, expires_at, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, codec, head, body)
-		SELECT nextval('semel.fence'), '\x00', 'id', 't', 'a', 'payments.create', 'old', 2, now(), now(), '1 hour',
-			now(), now() + interval '1 hour', '', '\x00', '', '', '', 'test/1', '', 'whole'`)
-	if _, err := postgres.New(t.Context(), pool, postgres.Config{NoMigrate: true}); !errors.Is(err, postgres.ErrOlderSchema) {
-		t.Fatalf("New over tables of version 1: %v; want ErrOlderSchema", err)
-	}
-	s := open(t, pool, postgres.Config{})
-	if r, err := s.Find(t.Context(), attempt("old").Identity); err != nil || string(r.Result.Body) != "whole" || r.Result.Pieces != nil {
-		t.Fatalf("the old record reads %+v, %v", r.Result, err)
-	}
-	if _, err := begin(t, s, "new").Complete(t.Context(), inPieces('n', nil)); err != nil {
-		t.Fatal(err)
-	}
-	r, err := s.Find(t.Context(), attempt("new").Identity)
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantPieces(t, r, 'n')
-	var version int
-	if err := pool.QueryRow(t.Context(), "SELECT version FROM semel.version").Scan(&version); err != nil || version != postgres.SchemaVersion() {
-		t.Errorf("the tables say version %d, %v", version, err)
-	}
-	advance(t, pool, "semel", 48*time.Hour)
-	if n, err := s.Sweep(t.Context(), 10); n != 2 || err != nil {
-		t.Fatalf("Sweep removed %d records, %v", n, err)
-	}
-	wantNoOrphans(t, pool)
-}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
@@ -111,7 +112,8 @@ type Config struct {
 	// it they are dropped and counted. Default 8,192.
 	MaxNotes int
 	// TrailRetention is how long audit entries are kept. Default 90 days;
-	// negative keeps them for ever.
+	// negative keeps them for ever. The entry of an execution is kept for as long
+	// as its record at least.
 	TrailRetention time.Duration
 	// SweepEvery is the time between two sweeps of Run. Default 1 min.
 	SweepEvery time.Duration
@@ -215,6 +217,7 @@ type Store struct {
 	config   Config
 	pool     *pgxpool.Pool
 	instance string // of this handle, in the audit trail
+	names    namer
 	sql      statements
 	notes    notes
 	watchers *watchers // nil without Config.Notify
@@ -235,13 +238,21 @@ var (
 	_ semel.Watcher  = (*Store)(nil)
 )
 
+// namer makes the ids of records and finds identities. It is a recordid.Namer.
+type namer interface {
+	ID(number uint64) string
+	Number(id string) (number uint64, ok bool)
+	Digest(id semel.Identity) [16]byte
+}
+
 // statements are the statements for one schema.
 type statements struct {
-	find, begin, takeover, renew, complete, release, hold, claim             string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain             string
-	lock, lockJoined                                                         string
-	insertCompleted, takeoverCompleted, insertOpen, completeOpen, escape     string
-	sweep, sweepTrail, writeNotes, lastNote, list, trail, piece, insertPiece string
+	find, begin, removeExpired, takeover, renew, complete, release, hold, claim        string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                       string
+	lock, lockJoined                                                                   string
+	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape string
+	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                 string
+	piece, insertPiece                                                                 string
 }
 
 // newStatements returns a store's statements. peer: its sessions are to get a TCP
@@ -256,16 +267,16 @@ func newStatements(c Config, peer bool) statements {
 		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout))
 	}
 	return statements{
-		find: q(sqlFind), begin: q(sqlBegin), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
+		find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
 		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
 		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
 		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
-		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
+		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen),
+		takeoverOpen: q(sqlTakeoverOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
 		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
 		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
-		list:  q(`SELECT ` + recordColumns + ` FROM {s}.record WHERE `),
-		trail: q(`SELECT ` + trailColumns + ` FROM {s}.trail WHERE `),
+		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
 	}
 }
 
@@ -275,7 +286,8 @@ func newStatements(c Config, peer bool) statements {
 // audit trail, and with Config.Notify the one that listens, which Close ends. Any number of stores, in any number of
 // processes, may share the tables.
 //
-// New fails if the tables are newer than this package (ErrNewerSchema), and, with
+// New fails if the tables are newer than this package (ErrNewerSchema), if they
+// have lost the secret that finds their records (ErrNoSecret), and, with
 // ErrUnfit, if the database's encoding is not UTF-8 or synchronous_commit is off:
 // then a result that was answered with could be lost. ctx bounds New only.
 func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
@@ -304,8 +316,12 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 			return nil, err
 		}
 	}
+	names, err := readNames(ctx, pool, c.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
 	s := &Store{
-		config: c, pool: pool, instance: semel.NewRecordID(), sql: newStatements(c, peer),
+		config: c, pool: pool, instance: semel.NewRecordID(), names: names, sql: newStatements(c, peer),
 		open: map[*txClaim]struct{}{},
 	}
 	if c.Notify {
@@ -389,6 +405,6 @@ func hash(parts ...string) int64 {
 	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
 }
 
-func (s *Store) lockKey(id semel.Identity) int64 {
-	return hash("identity", s.config.Schema, id.Tenant, id.Actor, id.Operation, id.Key)
-}
+// lockKey is the advisory lock of an identity: that part of its digest which is
+// of the whole of it.
+func lockKey(digest pgtype.UUID) int64 { return int64(binary.BigEndian.Uint64(digest.Bytes[8:])) }

@@ -88,14 +88,16 @@ func harness(direct, pool *pgxpool.Pool, proxy *testenv.Proxy, config postgres.C
 				}
 			},
 			Backup: func() (restore func()) {
-				exec(t, direct, "CREATE TABLE "+c.Schema+".backup AS TABLE "+c.Schema+".record")
-				exec(t, direct, "CREATE TABLE "+c.Schema+".backup_piece AS TABLE "+c.Schema+".piece")
-				exec(t, direct, "CREATE TABLE "+c.Schema+".backup_fence AS SELECT last_value FROM "+c.Schema+".fence")
+				for _, table := range []string{"record", "piece", "trail"} {
+					exec(t, direct, "CREATE TABLE "+c.Schema+".backup_"+table+" AS TABLE "+c.Schema+"."+table)
+				}
+				exec(t, direct, "CREATE TABLE "+c.Schema+".backup_counter AS SELECT last_value FROM "+c.Schema+".counter")
 				return func() {
-					exec(t, direct, "TRUNCATE "+c.Schema+".record, "+c.Schema+".piece")
-					exec(t, direct, "INSERT INTO "+c.Schema+".record TABLE "+c.Schema+".backup")
-					exec(t, direct, "INSERT INTO "+c.Schema+".piece TABLE "+c.Schema+".backup_piece")
-					exec(t, direct, "SELECT setval('"+c.Schema+".fence', last_value) FROM "+c.Schema+".backup_fence")
+					for _, table := range []string{"record", "piece", "trail"} {
+						exec(t, direct, "TRUNCATE "+c.Schema+"."+table)
+						exec(t, direct, "INSERT INTO "+c.Schema+"."+table+" TABLE "+c.Schema+".backup_"+table)
+					}
+					exec(t, direct, "SELECT setval('"+c.Schema+".counter', last_value) FROM "+c.Schema+".backup_counter")
 				}
 			},
 		}

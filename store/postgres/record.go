@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,11 +14,20 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
 )
 
+// ErrCollision: an identity has the digest of another one, whose record is in its
+// way. By accident that happens once in 2^80 pairs of identities with one key, and
+// once in 2^128 of others; else somebody wrote to the tables.
+var ErrCollision = errors.New("postgres: the identity has the digest of another one, and cannot be protected beside it")
+
 const (
+	// keyBytes is how much of a digest is of the key alone.
+	keyBytes = 6
+
 	maxNameBytes = 255  // of a record's id, a fingerprint's scheme, a codec
 	maxTextBytes = 1024 // of texts for people, which are cut there
 )
@@ -25,44 +35,50 @@ const (
 // stored is a record with what only the store knows of it.
 type stored struct {
 	semel.Record
-	token []byte
+	number  uint64
+	token   pgtype.UUID
+	expired bool
 }
 
-// record returns where recordColumns are scanned to, and what completes the
+// columns returns where recordColumns are scanned to, and what completes the
 // record afterwards.
-func (s *stored) columns() (dest []any, done func()) {
+func (s *Store) columns(r *stored) (dest []any, done func()) {
 	var (
-		fence              int64
+		number, fence      int64
 		state              int16
 		settledAt, expires *time.Time
 		sum                []byte
 	)
-	dest = []any{
-		&fence, &s.token, &s.ID, &s.Identity.Tenant, &s.Identity.Actor, &s.Identity.Operation, &s.Identity.Key,
-		&state, &s.Reopened, &s.BegunAt, &s.Lease, &s.Retention, &settledAt, &expires,
-		&s.Fingerprint.Scheme, &sum, &s.Origin.RequestID, &s.Origin.EventID, &s.Origin.TraceID, &s.Cause,
-	}
+	dest = make([]any, 0, 30) // room for the result
+	dest = append(dest,
+		&number, &fence, &r.token, &r.Identity.Tenant, &r.Identity.Actor, &r.Identity.Operation, &r.Identity.Key,
+		&state, &r.Reopened, &r.BegunAt, &r.Lease, &r.Retention, &settledAt, &expires,
+		&r.Fingerprint.Scheme, &sum, &r.Origin.RequestID, &r.Origin.EventID, &r.Origin.TraceID, &r.Cause,
+	)
 	return dest, func() {
-		s.Fence, s.State = uint64(fence), semel.State(state)
-		copy(s.Fingerprint.Sum[:], sum)
+		r.number, r.ID = uint64(number), s.names.ID(uint64(number))
+		r.Fence, r.State = uint64(fence), semel.State(state)
+		copy(r.Fingerprint.Sum[:], sum)
 		if settledAt != nil {
-			s.SettledAt = *settledAt
+			r.SettledAt = *settledAt
 		}
 		if expires != nil {
-			s.ExpiresAt = *expires
+			r.ExpiresAt = *expires
 		}
 	}
 }
 
-// scanRecord reads recordColumns and resultColumns, after what first names.
+// scanRecord reads whether the record has expired, recordColumns and
+// resultColumns, after what first names.
 func (s *Store) scanRecord(row pgx.Row, first ...any) (rec stored, err error) {
-	dest, done := rec.columns()
+	dest, done := s.columns(&rec)
 	var (
 		reference []byte
 		b         body
 		res       = &rec.Result
 	)
-	dest = append(append(first, dest...), &res.Codec, &res.Label, &reference, &res.Tombstone, &res.Head, &res.Body, &b.number, &b.size)
+	dest = append(append(append(first, &rec.expired), dest...),
+		&res.Codec, &res.Label, &reference, &res.Tombstone, &res.Head, &res.Body, &b.number, &b.size)
 	if err := row.Scan(dest...); err != nil {
 		return stored{}, err
 	}
@@ -74,12 +90,35 @@ func (s *Store) scanRecord(row pgx.Row, first ...any) (rec stored, err error) {
 	return rec, nil
 }
 
+// digest finds the record of an identity, and its first keyBytes that of its key.
+func (s *Store) digest(id semel.Identity) pgtype.UUID {
+	d := s.names.Digest(id)
+	key := s.keyDigest(id.Key)
+	copy(d[:keyBytes], key[:])
+	return pgtype.UUID{Bytes: d, Valid: true}
+}
+
+// keyDigest is what all digests of a key begin with.
+func (s *Store) keyDigest(key string) (d [keyBytes]byte) {
+	whole := s.names.Digest(semel.Identity{Key: key}) // of no operation, so it is no identity's
+	copy(d[:], whole[:])
+	return d
+}
+
+// own makes sure that a record which was found by the digest of id is its own.
+func (r *stored) own(id semel.Identity) error {
+	if r.Identity != id {
+		return fmt.Errorf("%w: record %s", ErrCollision, r.ID)
+	}
+	return nil
+}
+
 func (s *stored) unsettled() bool {
 	return s.State == semel.StateUnknown || s.Lapsed()
 }
 
 func (s *stored) sameClaim(t semel.Token) bool {
-	return s.State == semel.StateInProgress && string(s.token) == string(t[:])
+	return s.State == semel.StateInProgress && s.token == uuid(t)
 }
 
 // whole rounds up to a microsecond, so that nothing ends before its time.
@@ -105,6 +144,16 @@ func text(s string) string {
 	}
 	return s[:end]
 }
+
+// orNull is NULL for an empty text.
+func orNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+func uuid(t semel.Token) pgtype.UUID { return pgtype.UUID{Bytes: t, Valid: true} }
 
 func textOrigin(o semel.Origin) semel.Origin {
 	return semel.Origin{RequestID: text(o.RequestID), EventID: text(o.EventID), TraceID: text(o.TraceID)}
@@ -193,20 +242,24 @@ func isSerialization(err error) bool {
 	return code == "40001" || code == "40P01"
 }
 
-func identityArgs(id semel.Identity) []any {
-	args := make([]any, 0, 24) // room for those that most statements add
-	return append(args, id.Key, id.Operation, id.Actor, id.Tenant)
-}
-
 // Find implements semel.Store.
 func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, error) {
 	return again(ctx, s, func() (semel.Record, error) {
-		rec, err := s.scanRecord(s.pool.QueryRow(ctx, s.sql.find, identityArgs(id)...))
-		if errors.Is(err, pgx.ErrNoRows) {
-			err = semel.ErrNotFound
-		}
+		rec, err := s.find(ctx, s.pool, id)
 		return rec.Record, err
 	})
+}
+
+// find returns the record of id, or ErrNotFound.
+func (s *Store) find(ctx context.Context, q querier, id semel.Identity) (stored, error) {
+	rec, err := s.scanRecord(q.QueryRow(ctx, s.sql.find, s.digest(id)))
+	switch {
+	case errors.Is(err, pgx.ErrNoRows), err == nil && rec.expired:
+		return stored{}, semel.ErrNotFound
+	case err != nil:
+		return stored{}, err
+	}
+	return rec, rec.own(id)
 }
 
 // Begin implements semel.Store.
@@ -232,7 +285,8 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 
 // Resolve implements semel.Resolver.
 func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, error) {
-	args := append(identityArgs(d.Identity), int64(d.Fence), s.instance)
+	id := d.Identity
+	args := append(make([]any, 0, 20), s.digest(id), id.Key, id.Operation, id.Actor, id.Tenant, int64(d.Fence))
 	label := d.Decision.String()
 	var sql string
 	switch d.Decision {
@@ -251,7 +305,7 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 		return semel.Record{}, fmt.Errorf("postgres: resolve: no such decision: %v", d.Decision)
 	}
 	o := textOrigin(d.Origin)
-	args = append(args, o.RequestID, o.EventID, o.TraceID, label, text(d.Cause))
+	args = append(args, orNull(o.RequestID), orNull(o.EventID), orNull(o.TraceID), orNull(label), orNull(text(d.Cause)))
 	var rec stored
 	settle := func(q batcher, args []any) error {
 		return s.told(ctx, q, d.Identity, sql, args, func(row pgx.Row) (err error) {
@@ -298,44 +352,59 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 
 // resultArgs are the values of resultColumns.
 func resultArgs(r semel.Result, b body) []any {
-	return []any{r.Codec, text(r.Label), []byte(r.Reference), r.Tombstone, r.Head, r.Body, b.number, b.size}
+	var reference []byte
+	if r.Reference != "" {
+		reference = []byte(r.Reference)
+	}
+	return []any{orNull(r.Codec), orNull(text(r.Label)), reference, r.Tombstone, r.Head, r.Body, b.number, b.size}
 }
 
-// List implements semel.Lister.
+// List implements semel.Lister. Records are found at once by id, by key, by cause
+// and by state, but for completed ones; other filters are applied to all there are.
 func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
 	if f.After > math.MaxInt64 {
 		return nil, nil
 	}
 	var w where
-	w.add("fence > ?", int64(f.After))
 	w.add("NOT (" + expired + ")")
-	w.equal("id", f.ID)
+	if f.ID != "" {
+		number, ok := s.names.Number(f.ID)
+		if !ok {
+			return nil, nil
+		}
+		w.add("number = ?", int64(number))
+	}
+	s.byKey(&w, f.Key)
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)
-	w.equal("key", f.Key)
-	switch f.State {
-	case 0:
-	case semel.StateCompleted:
-		w.add("state = 2")
-	default:
-		w.add("state = ? AND state <> 2", int16(f.State)) // in these words, for the index record_open
+	open := f.Lapsed || f.Cause != "" || f.State != 0 && f.State != semel.StateCompleted
+	if open {
+		w.add("state <> 2")
+	}
+	if f.State != 0 {
+		w.add("state = ?", int16(f.State))
 	}
 	if f.Lapsed {
-		w.add("state = 1 AND state <> 2 AND lease_until <= clock_timestamp()")
+		w.add("state = 1 AND lease_until <= clock_timestamp()")
 	}
 	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
-		w.add("state = 3 AND state <> 2 AND starts_with(cause, ?)", text(prefix))
+		w.add("state = 3 AND starts_with(coalesce(cause, ''), ?)", text(prefix))
 	} else if f.Cause != "" {
-		w.add("state = 3 AND state <> 2 AND cause = ?", text(f.Cause))
+		w.add("state = 3 AND cause = ?", text(f.Cause))
 	}
-	if !f.BegunSince.IsZero() {
-		w.add("begun_at >= ?", ceilMicro(f.BegunSince))
+	w.between("begun_at", f.BegunSince, f.BegunUntil)
+	// In the order of their fences: all that are open, or else those whose fence is
+	// their number, and those that have another one.
+	after, limit := w.arg(int64(f.After)), " LIMIT "+pageSize(f.Limit)
+	page := func(condition, order string) string {
+		return s.sql.list + w.and(order+" > "+after) + " AND " + condition + " ORDER BY " + order + limit
 	}
-	if !f.BegunUntil.IsZero() {
-		w.add("begun_at < ?", ceilMicro(f.BegunUntil))
+	const byFence = "coalesce(fence, number)" // in these words, for its index, and so are the conditions
+	sql := page("(state <> 2 OR fence IS NOT NULL)", byFence)
+	if !open {
+		sql = "(" + page("fence IS NULL AND state = 2", "number") + ") UNION ALL (" + sql + ") ORDER BY 2" + limit
 	}
-	sql := s.sql.list + w.String() + " ORDER BY fence LIMIT " + pageSize(f.Limit)
 	return again(ctx, s, func() ([]semel.Record, error) {
 		rows, err := s.pool.Query(ctx, sql, w.args...)
 		if err != nil {
@@ -343,7 +412,7 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 		}
 		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (semel.Record, error) {
 			var rec stored
-			dest, done := rec.columns()
+			dest, done := s.columns(&rec)
 			if err := row.Scan(dest...); err != nil {
 				return semel.Record{}, err
 			}
@@ -351,6 +420,23 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 			return rec.Record, nil
 		})
 	})
+}
+
+// byKey adds the condition that the record is of a key. The digests of a key are
+// beside each other in their index.
+func (s *Store) byKey(w *where, key string) {
+	if key == "" {
+		return
+	}
+	first, last := pgtype.UUID{Valid: true}, pgtype.UUID{Valid: true}
+	prefix := s.keyDigest(text(key))
+	for i := range last.Bytes {
+		last.Bytes[i] = 0xff
+	}
+	copy(first.Bytes[:], prefix[:])
+	copy(last.Bytes[:], prefix[:])
+	w.add("digest BETWEEN ? AND ?", first, last)
+	w.equal("key", key)
 }
 
 func pageSize(limit int) string {
@@ -372,10 +458,15 @@ type where struct {
 // add adds a condition, in which each "?" stands for the next argument.
 func (w *where) add(condition string, args ...any) {
 	for _, a := range args {
-		w.args = append(w.args, a)
-		condition = strings.Replace(condition, "?", "$"+strconv.Itoa(len(w.args)), 1)
+		condition = strings.Replace(condition, "?", w.arg(a), 1)
 	}
 	w.conditions = append(w.conditions, condition)
+}
+
+// arg adds an argument and returns what stands for it.
+func (w *where) arg(a any) string {
+	w.args = append(w.args, a)
+	return "$" + strconv.Itoa(len(w.args))
 }
 
 func (w *where) equal(column, value string) {
@@ -385,4 +476,17 @@ func (w *where) equal(column, value string) {
 	}
 }
 
-func (w *where) String() string { return strings.Join(w.conditions, " AND ") }
+// between adds the condition that a time is not before since and before until.
+func (w *where) between(column string, since, until time.Time) {
+	if !since.IsZero() {
+		w.add(column+" >= ?", ceilMicro(since))
+	}
+	if !until.IsZero() {
+		w.add(column+" < ?", ceilMicro(until))
+	}
+}
+
+// and returns the conditions and another one.
+func (w *where) and(condition string) string {
+	return strings.Join(append(slices.Clone(w.conditions), condition), " AND ")
+}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel/internal/recordid"
 )
 
 // Each file of schema/ takes the schema from one version to the next. A file
@@ -25,6 +27,9 @@ var (
 	// ErrOlderSchema: the tables are missing or of an older version, and
 	// Config.NoMigrate keeps New from changing that.
 	ErrOlderSchema = errors.New("postgres: the database's schema has to be migrated")
+	// ErrNoSecret: the table version does not hold the secret that ids and digests
+	// of the records are made with. With another one no record would be found.
+	ErrNoSecret = errors.New("postgres: the store's secret is not in its table version; restore that row from a backup")
 )
 
 var migrations = func() (all []string) {
@@ -70,7 +75,7 @@ GRANT SELECT ON {s}.version TO {r};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.record TO {r};
 GRANT SELECT, INSERT, DELETE ON {s}.piece TO {r};
 GRANT SELECT, INSERT ON {s}.trail TO {r};
-GRANT USAGE ON SEQUENCE {s}.fence TO {r};
+GRANT USAGE ON SEQUENCE {s}.counter TO {r};
 GRANT UPDATE, DELETE ON {s}.trail TO {r};
 `), "{r}", pgx.Identifier{role}.Sanitize())
 }
@@ -93,10 +98,10 @@ const (
 // lock on a table that a transaction has used which has not ended yet. Then it
 // fails with SQLSTATE 55P03 and has changed nothing; ctx may end it sooner.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-	return migrate(ctx, pool, schema, othersMigrate, tableLock)
+	return migrate(ctx, pool, schema, migrations, othersMigrate, tableLock)
 }
 
-func migrate(ctx context.Context, pool *pgxpool.Pool, schema string, othersMigrate, tableLock time.Duration) error {
+func migrate(ctx context.Context, pool *pgxpool.Pool, schema string, migrations []string, othersMigrate, tableLock time.Duration) error {
 	inTheWay, waited := "another process migrates it", othersMigrate
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 		const limit = "SELECT set_config('lock_timeout', $1, true)"
@@ -115,7 +120,8 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, schema string, othersMigra
 		case err != nil:
 			return err
 		case version == len(migrations):
-			return nil
+			_, err := readNames(ctx, tx, schema)
+			return err
 		case version > len(migrations):
 			return fmt.Errorf("%w: version %d, not %d", ErrNewerSchema, version, len(migrations))
 		}
@@ -162,7 +168,23 @@ func schemaVersion(ctx context.Context, q queryRower, schema string) (version in
 		return 0, err
 	}
 	err = q.QueryRow(ctx, in(schema, "SELECT version FROM {s}.version")).Scan(&version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = ErrNoSecret
+	}
 	return version, err
+}
+
+// readNames reads the secret that was made with the tables.
+func readNames(ctx context.Context, q queryRower, schema string) (namer, error) {
+	var secret []byte
+	if err := q.QueryRow(ctx, in(schema, "SELECT secret FROM {s}.version")).Scan(&secret); err != nil {
+		return nil, err
+	}
+	names, err := recordid.New(secret)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoSecret, err)
+	}
+	return names, nil
 }
 
 type queryRower interface {

@@ -7,142 +7,130 @@ package postgres
 // moment: now() is the start of the transaction, which may lie an hour back.
 
 const (
-	// recordColumns are what scanRecord reads.
-	recordColumns = `fence, token, id, tenant, actor, operation, key, state, reopened,
-		begun_at, lease_until - clock_timestamp(), retention, settled_at, expires_at,
-		fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, cause`
-	resultColumns = `codec, label, reference, tombstone, head, body, pieces, pieces_size`
+	// recordColumns are what columns scans.
+	recordColumns = `number, coalesce(fence, number), token, tenant, actor, operation, key, state, reopened,
+		begun_at, coalesce(lease_until - clock_timestamp(), '0'), coalesce(retention, expires_at - settled_at), settled_at, expires_at,
+		fingerprint_scheme, fingerprint_sum, coalesce(request_id, ''), coalesce(event_id, ''), coalesce(trace_id, ''), coalesce(cause, '')`
+	// resultColumns are what scanRecord scans after them, resultFields where they
+	// are written to.
+	resultColumns = `coalesce(codec, ''), coalesce(label, ''), reference, tombstone, head, body, pieces, pieces_size`
+	resultFields  = `codec, label, reference, tombstone, head, body, pieces, pieces_size`
 
-	byIdentity = `key = $1 AND operation = $2 AND actor = $3 AND tenant = $4`
-	expired    = `record.state = 2 AND record.expires_at <= clock_timestamp()`
+	expired = `record.state = 2 AND record.expires_at <= clock_timestamp()`
 	// unsettled: the record may be taken over.
 	unsettled = `(record.state = 3 OR record.state = 1 AND record.lease_until <= clock_timestamp())`
+	// claimed finds the record of a claim.
+	claimed = `number = $1 AND coalesce(fence, number) = $2 AND token = $3`
 
-	trailColumns = `position, instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-		request_id, event_id, trace_id, label, cause, count`
+	// settledAt is where an execution is in the trail. What was executed within
+	// the time that the trail has to be written is where its claim was. All else
+	// is where it was settled, or who reads on from what was there meanwhile would
+	// never see it.
+	settledAt = `CASE WHEN fence IS NULL AND state = 1 AND n.t < begun_at + '100 ms' THEN NULL ELSE nextval('{q}.counter') END`
+
+	// clock is one moment for all that a statement writes.
+	clock = `(SELECT clock_timestamp() AS t OFFSET 0) AS n`
 )
 
 // enter is the part of a statement that adds an entry to the trail for each
 // record that its part "done" returns. An entry that is part of its record's
 // commit cannot get lost; it is an instance of its own.
-func enter(kind, instance, label, cause string) string {
+func enter(kind, cause string) string {
 	return `
-		INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, count)
-		SELECT ` + instance + ` || '/' || fence || '/` + kind + `', 1, clock_timestamp(), '` + kind + `', id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, ` + label + `, ` + cause + `, 0
+		INSERT INTO {s}.trail (at, kind, number, fence, tenant, actor, operation, key, request_id, event_id, trace_id, cause)
+		SELECT clock_timestamp(), '` + kind + `', number, coalesce(fence, number), tenant, actor, operation, key,
+			request_id, event_id, trace_id, ` + cause + `
 		FROM done`
 }
-
-const insertColumns = `fence, token, id, key, operation, actor, tenant, state, begun_at, lease_until, retention,
-	fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id`
-
-// replace is what an insert does to the record that it takes the place of.
-const replace = `
-	ON CONFLICT (key, operation, actor, tenant) DO UPDATE SET
-		fence = excluded.fence, token = excluded.token, id = excluded.id, state = excluded.state, reopened = false,
-		begun_at = excluded.begun_at, lease_until = excluded.lease_until, retention = excluded.retention,
-		settled_at = excluded.settled_at, expires_at = excluded.expires_at,
-		fingerprint_scheme = excluded.fingerprint_scheme, fingerprint_sum = excluded.fingerprint_sum,
-		request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id,
-		cause = excluded.cause, codec = excluded.codec, label = excluded.label, reference = excluded.reference,
-		tombstone = excluded.tombstone, head = excluded.head, body = excluded.body,
-		pieces = excluded.pieces, pieces_size = excluded.pieces_size`
 
 // Statements on records. Those that write answer with a row where they wrote
 // and with none where they did not.
 var (
-	sqlFind = `SELECT ` + recordColumns + `, ` + resultColumns + ` FROM {s}.record
-		WHERE ` + byIdentity + ` AND NOT (` + expired + `)`
+	sqlFind = `SELECT ` + expired + `, ` + recordColumns + `, ` + resultColumns + ` FROM {s}.record WHERE digest = $1`
 
-	// sqlBegin grants a claim where there is no record or an expired one, and
-	// else answers with the record in the way. No row: the two raced.
+	// insertColumns are the values $1 to $12 of insertArgs.
+	insertColumns = `digest, token, tenant, actor, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, retention`
+
+	// sqlBegin grants a claim where there is no record, and else answers with the
+	// record in the way, and whether it has expired. No row: the two raced.
 	//
-	// The look comes first because an insert that loses would still lock the
-	// record it lost to, which is a write for each replay.
+	// The look comes first because an insert that loses would still take a number.
 	sqlBegin = `
-		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
-		seen AS MATERIALIZED (
-			SELECT * FROM {s}.record WHERE ` + byIdentity + ` AND NOT (` + expired + `)
-		),
-		done AS (` + sqlInsert + `
+		WITH seen AS MATERIALIZED (SELECT * FROM {s}.record WHERE digest = $1),
+		done AS (
+			INSERT INTO {s}.record (` + insertColumns + `, number, begun_at, lease_until, state)
+			SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::interval, nextval('{q}.counter'), n.t, n.t + $13::interval, 1
+			FROM ` + clock + ` WHERE NOT EXISTS (SELECT FROM seen)
+			ON CONFLICT (digest) DO NOTHING
 			RETURNING *
 		)
-		SELECT true, ` + recordColumns + `, ` + resultColumns + ` FROM done
+		SELECT true, false, ` + recordColumns + `, ` + resultColumns + ` FROM done
 		UNION ALL
-		SELECT false, ` + recordColumns + `, ` + resultColumns + ` FROM seen`
+		SELECT false, ` + expired + `, ` + recordColumns + `, ` + resultColumns + ` FROM seen AS record`
 
-	sqlInsert = `
-			INSERT INTO {s}.record (` + insertColumns + `)
-			SELECT nextval('{q}.fence'), $5, $6, $1, $2, $3, $4, 1, n.t, n.t + $7::interval, $8::interval, $9, $10, $11, $12, $13
-			FROM n WHERE NOT EXISTS (SELECT FROM seen)` + replace + `
-			WHERE ` + expired + ` AND record.fence < excluded.fence`
+	// sqlRemoveExpired makes room for another record of the same identity. What
+	// it takes away goes into the trail, as always.
+	sqlRemoveExpired = `DELETE FROM {s}.record WHERE digest = $1 AND ` + expired
 
 	sqlTakeover = `
 		WITH done AS (
-			UPDATE {s}.record SET fence = nextval('{q}.fence'), token = $2, state = 1, reopened = false,
-				begun_at = clock_timestamp(), lease_until = clock_timestamp() + $3::interval, retention = $4::interval,
-				settled_at = NULL, request_id = $5, event_id = $6, trace_id = $7, cause = ''
-			WHERE fence = $1 AND ` + unsettled + `
+			UPDATE {s}.record SET fence = nextval('{q}.counter'), token = $3, state = 1, reopened = false,
+				begun_at = clock_timestamp(), lease_until = clock_timestamp() + $4::interval, retention = $5::interval,
+				settled_at = NULL, request_id = $6, event_id = $7, trace_id = $8, cause = NULL
+			WHERE number = $1 AND coalesce(fence, number) = $2 AND ` + unsettled + `
 			RETURNING *
 		),
-		entry AS (` + enter("taken_over", "$8", "''", "''") + `)
+		entry AS (` + enter("taken_over", "NULL") + `)
 		SELECT fence FROM done`
 
 	sqlRenew = `
-		UPDATE {s}.record SET lease_until = clock_timestamp() + $3::interval
-		WHERE fence = $1 AND token = $2 AND state = 1
-		RETURNING fence`
+		UPDATE {s}.record SET lease_until = clock_timestamp() + $4::interval
+		WHERE ` + claimed + ` AND state = 1
+		RETURNING number`
 
 	sqlComplete = `
-		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
-		done AS (
-			UPDATE {s}.record SET state = 2, settled_at = n.t, expires_at = n.t + retention, cause = '',
-				codec = $3, label = $4, reference = $5, tombstone = $6, head = $7, body = $8, pieces = $9, pieces_size = $10
-			FROM n WHERE fence = $1 AND token = $2 AND state <> 2
-			RETURNING record.*
-		),
-		entry AS (` + enter("executed", "$11", "label", "''") + `)
-		SELECT expires_at FROM done`
+		UPDATE {s}.record SET position = ` + settledAt + `, state = 2, settled_at = n.t, expires_at = n.t + retention,
+			lease_until = NULL, retention = NULL, cause = NULL,
+			codec = $4, label = $5, reference = $6, tombstone = $7, head = $8, body = $9, pieces = $10, pieces_size = $11
+		FROM ` + clock + ` WHERE ` + claimed + ` AND state <> 2
+		RETURNING expires_at`
 
 	sqlRelease = `
 		WITH done AS (
-			DELETE FROM {s}.record WHERE fence = $1 AND token = $2 AND state <> 2
+			DELETE FROM {s}.record WHERE ` + claimed + ` AND state <> 2
 			RETURNING *
 		),
-		entry AS (` + enter("released", "$3", "''", "''") + `)
-		SELECT fence FROM done`
+		entry AS (` + enter("released", "NULL") + `)
+		SELECT number FROM done`
 
 	sqlHold = `
 		WITH done AS (
 			UPDATE {s}.record SET state = 3, settled_at = clock_timestamp(),
-				lease_until = least(lease_until, clock_timestamp()), cause = $3
-			WHERE fence = $1 AND token = $2 AND state = 1
+				lease_until = least(lease_until, clock_timestamp()), cause = $4
+			WHERE ` + claimed + ` AND state = 1
 			RETURNING *
 		),
-		entry AS (` + enter("held", "$4", "''", "cause") + `)
-		SELECT fence FROM done`
+		entry AS (` + enter("held", "cause") + `)
+		SELECT number FROM done`
 
 	// sqlClaim says what became of a claim's record.
-	sqlClaim = `SELECT state, expires_at, coalesce(expires_at <= clock_timestamp(), false) FROM {s}.record WHERE fence = $1 AND token = $2`
+	sqlClaim = `SELECT state, expires_at, coalesce(expires_at <= clock_timestamp(), false) FROM {s}.record WHERE ` + claimed
 )
 
 // Statements of resolutions. The trail tells of the operator's request, not of
 // the record's.
 var (
-	resolveFence = `key = $1 AND operation = $2 AND actor = $3 AND tenant = $4 AND fence = $5`
+	resolveFence = `digest = $1 AND key = $2 AND operation = $3 AND actor = $4 AND tenant = $5 AND coalesce(fence, number) = $6`
 	resolveWhere = resolveFence + ` AND state = 3`
 
 	resolved = func(kind string) string {
 		return `
 		entry AS (
-			INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-				request_id, event_id, trace_id, label, cause, count)
-			SELECT $6 || '/' || fence || '/` + kind + `', 1, clock_timestamp(), '` + kind + `', id, tenant, actor, operation, key, fence,
-				$7, $8, $9, $10, $11, 0
+			INSERT INTO {s}.trail (at, kind, number, fence, tenant, actor, operation, key, request_id, event_id, trace_id, label, cause)
+			SELECT clock_timestamp(), '` + kind + `', number, coalesce(fence, number), tenant, actor, operation, key, $7, $8, $9, $10, $11
 			FROM done
 		)
-		SELECT ` + recordColumns + `, ` + resultColumns + ` FROM done`
+		SELECT false, ` + recordColumns + `, ` + resultColumns + ` FROM done AS record`
 	}
 
 	sqlResolveUnknown = `
@@ -152,13 +140,14 @@ var (
 			RETURNING *
 		),` + resolved("held")
 
+	// A record that a resolution has completed has no token, and its execution no
+	// entry in the trail.
 	sqlResolveResult = `
-		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
-		done AS (
-			UPDATE {s}.record SET fence = nextval('{q}.fence'), token = NULL, state = 2, reopened = false,
-				settled_at = n.t, expires_at = n.t + retention, cause = '',
+		WITH done AS (
+			UPDATE {s}.record SET fence = nextval('{q}.counter'), token = NULL, state = 2, reopened = false,
+				settled_at = n.t, expires_at = n.t + retention, lease_until = NULL, retention = NULL, cause = NULL,
 				codec = $12, label = $13, reference = $14, tombstone = $15, head = $16, body = $17, pieces = $18, pieces_size = $19
-			FROM n WHERE ` + resolveWhere + `
+			FROM ` + clock + ` WHERE ` + resolveWhere + `
 			RETURNING record.*
 		),` + resolved("resolved")
 
@@ -170,8 +159,8 @@ var (
 
 	sqlResolveAgain = `
 		WITH done AS (
-			UPDATE {s}.record SET fence = nextval('{q}.fence'), token = NULL, state = 1, reopened = true,
-				settled_at = NULL, lease_until = least(lease_until, clock_timestamp()), cause = ''
+			UPDATE {s}.record SET fence = nextval('{q}.counter'), token = NULL, state = 1, reopened = true,
+				settled_at = NULL, lease_until = least(lease_until, clock_timestamp()), cause = NULL
 			WHERE ` + resolveWhere + `
 			RETURNING *
 		),` + resolved("resolved")
@@ -182,9 +171,9 @@ var (
 	// sqlLock takes the in-flight marker, or says that another has it. It is a
 	// statement of its own: one that also looked for the record would look
 	// with a snapshot older than the lock. It is told which settings to make.
-	sqlLock = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.fence') END, clock_timestamp(), %s`
+	sqlLock = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.counter') END, clock_timestamp(), %s`
 	// sqlNoLock is for a database without such locks.
-	sqlNoLock = `SELECT nextval('{q}.fence'), clock_timestamp(), %s`
+	sqlNoLock = `SELECT nextval('{q}.counter'), clock_timestamp(), %s`
 
 	// noSettings leaves them as they are, in a transaction of the caller's.
 	noSettings = `NULL`
@@ -195,66 +184,85 @@ var (
 	peerSettings = `concat(` + idleSetting + `, set_config('tcp_user_timeout', '%s', true), set_config('tcp_keepalives_idle', '%[3]s', true),
 		set_config('tcp_keepalives_interval', '%[3]s', true), set_config('tcp_keepalives_count', '3', true))`
 
-	// sqlInsertCompleted writes the record once, complete.
-	sqlInsertCompleted = insertCompleted(`('executed', $16)`)
-	// sqlTakeoverCompleted also tells the trail of a takeover.
-	sqlTakeoverCompleted = insertCompleted(`('taken_over', ''), ('executed', $16)`)
+	// sqlInsertCompleted writes the record once, complete. It fails where the
+	// identity has one: the transaction must not be committed without it. This is
+	// the statement that every operation pays for.
+	sqlInsertCompleted = `
+		INSERT INTO {s}.record (` + insertFieldsCompleted + `)
+		SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13::bigint, $14::timestamptz, 2, n.t, n.t + $12::interval,
+			CASE WHEN n.t < $14::timestamptz + '100 ms' THEN NULL ELSE nextval('{q}.counter') END,
+			$15, $16, $17, $18, $19, $20, $21::bigint, $22::bigint
+		FROM ` + clock + `
+		RETURNING expires_at`
+	insertFieldsCompleted = `digest, token, tenant, actor, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id,
+		number, begun_at, state, settled_at, expires_at, position, ` + resultFields
 
-	// insertCompleted must not leave the transaction to be committed without
-	// the record, so where another record is in the way it fails: it divides
-	// by whether it has written. This is the statement that every operation
-	// pays for: the trail is entered from its arguments, in the same pass.
-	insertCompleted = func(entries string) string {
-		return `
-		WITH done AS (
-			INSERT INTO {s}.record (` + insertColumns + `, settled_at, expires_at, ` + resultColumns + `)
-			SELECT $5, $6, $7, $1, $2, $3, $4, 2, $8::timestamptz, n.t, $9::interval, $10, $11, $12, $13, $14, n.t, n.t + $9::interval,
-				$15, $16, $17, $18, $19, $20, $21::bigint, $22::bigint
-			FROM (SELECT clock_timestamp() AS t OFFSET 0) AS n` + replace + `
-			WHERE ` + expired + ` OR record.fence = $23 AND ` + unsettled + `
-			RETURNING settled_at
-		)
-		INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
-			request_id, event_id, trace_id, label, cause, count)
-		SELECT $24 || '/' || $5 || '/' || entry.kind, 1 / (done.settled_at IS NOT NULL)::int, done.settled_at, entry.kind, $7, $4, $3, $2, $1, $5,
-			$12, $13, $14, entry.label, '', 0
-		FROM (VALUES ` + entries + `) AS entry (kind, label) LEFT JOIN done ON true
-		RETURNING at + $9::interval`
-	}
+	// sqlTakeoverCompleted completes the record that is taken over. Where it cannot
+	// it divides by zero, which ends the transaction.
+	sqlTakeoverCompleted = `
+		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t, nextval('{q}.counter') AS first, nextval('{q}.counter') AS second),
+		done AS (
+			UPDATE {s}.record SET fence = $4, token = $3, begun_at = $5, state = 2, reopened = false, position = n.second,
+				settled_at = n.t, expires_at = n.t + $6::interval, lease_until = NULL, retention = NULL, cause = NULL,
+				request_id = $7, event_id = $8, trace_id = $9,
+				codec = $10, label = $11, reference = $12, tombstone = $13, head = $14, body = $15, pieces = $16, pieces_size = $17
+			FROM n WHERE number = $1 AND coalesce(fence, number) = $2 AND ` + unsettled + `
+			RETURNING record.*
+		),
+		entry AS (` + takenOver + `)
+		SELECT (SELECT expires_at FROM done) WHERE 1 / (SELECT count(*) FROM done) = 1`
+	// takenOver is before the execution, and shown to be.
+	takenOver = `
+		INSERT INTO {s}.trail (position, at, kind, number, fence, tenant, actor, operation, key, request_id, event_id, trace_id)
+		SELECT n.first, n.t, 'taken_over', number, fence, tenant, actor, operation, key, request_id, event_id, trace_id FROM done, n`
 
 	// sqlInsertOpen writes the record first, in progress. It is found again
-	// by its fence and token when it is completed.
+	// by its number, fence and token when it is completed.
 	sqlInsertOpen = `
-		INSERT INTO {s}.record (` + insertColumns + `)
-		VALUES ($5, $6, $7, $1, $2, $3, $4, 1, $8::timestamptz, $8::timestamptz, $9::interval, $10, $11, $12, $13, $14)` + replace + `
-		WHERE ` + expired + ` OR record.fence = $15 AND ` + unsettled + `
-		RETURNING fence`
+		INSERT INTO {s}.record (` + insertColumns + `, number, begun_at, lease_until, state)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::interval, $13, $14::timestamptz, $14::timestamptz, 1)
+		ON CONFLICT (digest) DO NOTHING
+		RETURNING number`
+
+	// sqlTakeoverOpen is that for a record that is taken over.
+	sqlTakeoverOpen = `
+		UPDATE {s}.record SET fence = $4, token = $3, state = 1, reopened = false, begun_at = $5, lease_until = $5, retention = $6::interval,
+			settled_at = NULL, request_id = $7, event_id = $8, trace_id = $9, cause = NULL
+		WHERE number = $1 AND coalesce(fence, number) = $2 AND ` + unsettled + `
+		RETURNING number`
+
+	sqlCompleteOpen = `
+		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t, CASE WHEN $12 THEN nextval('{q}.counter') END AS first),
+		done AS (
+			UPDATE {s}.record SET position = ` + settledAt + `, state = 2, settled_at = n.t, expires_at = n.t + retention,
+				lease_until = NULL, retention = NULL,
+				codec = $4, label = $5, reference = $6, tombstone = $7, head = $8, body = $9, pieces = $10, pieces_size = $11
+			FROM n WHERE ` + claimed + ` AND state = 1
+			RETURNING record.*
+		),
+		entry AS (` + takenOver + ` WHERE $12)
+		SELECT (SELECT expires_at FROM done) WHERE 1 / (SELECT count(*) FROM done) = 1`
 
 	// sqlEscape records that the outcome is unknown of a claim whose transaction
 	// the handler has ended: beside no record, in place of the one that was taken
-	// over, or of its own, which was committed in progress.
+	// over, or of its own, which was committed in progress. An expired one has to
+	// be removed before.
 	sqlEscape = `
 		WITH done AS (
-			INSERT INTO {s}.record (` + insertColumns + `, settled_at, cause)
-			SELECT $5, $6, $7, $1, $2, $3, $4, 3, $8::timestamptz, n.t, $9::interval, $10, $11, $12, $13, $14, n.t, $17
-			FROM (SELECT clock_timestamp() AS t OFFSET 0) AS n` + replace + `
-			WHERE ` + expired + ` OR record.fence = $15 AND ` + unsettled + ` OR record.fence = $5 AND record.token = $6 AND record.state = 1
+			INSERT INTO {s}.record (` + insertColumns + `, number, fence, begun_at, lease_until, state, settled_at, cause)
+			SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::interval, $13::bigint, $14::bigint, $15::timestamptz, n.t, 3, n.t, $17
+			FROM ` + clock + `
+			ON CONFLICT (digest) DO UPDATE SET
+				fence = excluded.fence, token = excluded.token, state = 3, reopened = false, begun_at = excluded.begun_at,
+				lease_until = excluded.lease_until, retention = excluded.retention, settled_at = excluded.settled_at,
+				request_id = excluded.request_id, event_id = excluded.event_id, trace_id = excluded.trace_id, cause = excluded.cause
+			WHERE record.number = excluded.number AND (
+				coalesce(record.fence, record.number) = $16 AND ` + unsettled + `
+				OR coalesce(record.fence, record.number) = coalesce(excluded.fence, excluded.number) AND record.token = excluded.token AND record.state = 1)
 			RETURNING *
 		),
-		entry AS (` + enter("held", "$16", "''", "cause") + `)
-		SELECT fence FROM done`
-
-	sqlCompleteOpen = `
-		WITH n AS MATERIALIZED (SELECT clock_timestamp() AS t),
-		done AS (
-			UPDATE {s}.record SET state = 2, lease_until = n.t, settled_at = n.t, expires_at = n.t + retention,
-				codec = $3, label = $4, reference = $5, tombstone = $6, head = $7, body = $8, pieces = $9, pieces_size = $10
-			FROM n WHERE fence = $1 AND token = $2 AND state = 1
-			RETURNING record.*
-		),
-		takeover AS (` + enter("taken_over", "$11", "''", "''") + ` WHERE $12::bigint <> 0),
-		entry AS (` + enter("executed", "$11", "label", "''") + `)
-		SELECT (SELECT expires_at FROM done) WHERE 1 / (SELECT count(*) FROM done) = 1`
+		entry AS (` + enter("held", "cause") + `)
+		SELECT number FROM done`
 )
 
 // Statements of upkeep.
@@ -265,13 +273,13 @@ var (
 	// Beyond 64 MiB of pieces the rest is left to the next statement.
 	sqlSweep = `
 		WITH due AS MATERIALIZED (
-			SELECT fence, expires_at, coalesce(pieces_size, 0) AS size
+			SELECT number, expires_at, coalesce(pieces_size, 0) AS size
 			FROM {s}.record WHERE state = 2 AND expires_at <= (SELECT clock_timestamp())
 			ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
 		gone AS MATERIALIZED (
-			SELECT fence FROM (SELECT fence, sum(size) OVER (ORDER BY expires_at, fence) - size AS before FROM due) AS d
+			SELECT number FROM (SELECT number, sum(size) OVER (ORDER BY expires_at, number) - size AS before FROM due) AS d
 			WHERE before < 67108864)
-		DELETE FROM {s}.record USING gone WHERE record.fence = gone.fence`
+		DELETE FROM {s}.record USING gone WHERE record.number = gone.number`
 
 	// The oldest entries have the lowest positions, so there is nothing to
 	// look for behind the first.
@@ -285,13 +293,14 @@ var (
 	// whose answer was lost and which was written after all.
 	sqlNotes = `
 		WITH done AS (
-			INSERT INTO {s}.trail (instance, seq, at, kind, record_id, tenant, actor, operation, key, fence,
+			INSERT INTO {s}.trail (instance, seq, at, kind, number, record_id, tenant, actor, operation, key, fence,
 				request_id, event_id, trace_id, label, cause, count)
-			SELECT $1, e.seq, clock_timestamp() - e.age * interval '1 microsecond', e.kind, e.record_id, e.tenant, e.actor, e.operation,
-				e.key, e.fence, e.request_id, e.event_id, e.trace_id, e.label, e.cause, e.count
-			FROM unnest($3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[],
-				$11::bigint[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bigint[])
-				WITH ORDINALITY AS e (seq, age, kind, record_id, tenant, actor, operation, key, fence,
+			SELECT $1, e.seq, clock_timestamp() - e.age * interval '1 microsecond', e.kind, nullif(e.number, 0), nullif(e.record_id, ''),
+				e.tenant, e.actor, e.operation, e.key, e.fence, nullif(e.request_id, ''), nullif(e.event_id, ''), nullif(e.trace_id, ''),
+				nullif(e.label, ''), nullif(e.cause, ''), nullif(e.count, 0)
+			FROM unnest($3::bigint[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[],
+				$12::bigint[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::bigint[])
+				WITH ORDINALITY AS e (seq, age, kind, number, record_id, tenant, actor, operation, key, fence,
 					request_id, event_id, trace_id, label, cause, count, n)
 			WHERE e.seq > $2 ORDER BY e.n
 			RETURNING position
@@ -299,4 +308,18 @@ var (
 		SELECT coalesce(max(position), 0) FROM done`
 
 	sqlLastNote = `SELECT coalesce(max(seq), 0), coalesce(max(position), 0) FROM {s}.trail WHERE position > $1 AND instance = $2`
+)
+
+// What is read page by page. Each is completed with conditions, an order and a
+// limit.
+var (
+	sqlList = `SELECT ` + recordColumns + ` FROM {s}.record WHERE `
+
+	sqlEntries = `SELECT position, coalesce(instance, ''), coalesce(seq, 0), at, kind, coalesce(number, 0), coalesce(record_id, ''),
+		tenant, actor, operation, key, fence, coalesce(request_id, ''), coalesce(event_id, ''), coalesce(trace_id, ''),
+		coalesce(label, ''), coalesce(cause, ''), coalesce(count, 0) FROM {s}.trail WHERE `
+	// sqlExecutions are the entries that completed records are.
+	sqlExecutions = `SELECT coalesce(position, number) AS position, '', 0::bigint, settled_at, 'executed', number, '',
+		tenant, actor, operation, key, coalesce(fence, number), coalesce(request_id, ''), coalesce(event_id, ''), coalesce(trace_id, ''),
+		coalesce(label, ''), '', 0::bigint FROM {s}.record WHERE state = 2 AND token IS NOT NULL AND `
 )

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -136,6 +138,7 @@ func (q *notes) write(ctx context.Context) error {
 	s := q.store
 	var (
 		seqs, ages, fences, counts                        []int64
+		numbers                                           []int64
 		kinds, records, tenants, actors, operations, keys []string
 		requests, events, traces, labels, causes          []string
 		now                                               = time.Now()
@@ -147,6 +150,13 @@ func (q *notes) write(ctx context.Context) error {
 			seq += e.Count // the lost ones had numbers too
 		}
 		seqs, ages = append(seqs, int64(seq)), append(ages, now.Sub(n.at).Microseconds())
+		number, ours := s.names.Number(e.RecordID)
+		if ours {
+			e.RecordID = ""
+		} else {
+			number = 0
+		}
+		numbers = append(numbers, int64(number))
 		kinds, records, tenants = append(kinds, string(e.Kind)), append(records, e.RecordID), append(tenants, e.Tenant)
 		actors, operations, keys = append(actors, e.Actor), append(operations, e.Operation), append(keys, e.Key)
 		fences, requests, events = append(fences, int64(e.Fence)), append(requests, e.RequestID), append(events, e.EventID)
@@ -155,7 +165,7 @@ func (q *notes) write(ctx context.Context) error {
 	}
 	insert := func(written uint64) (string, []any) {
 		return s.sql.writeNotes, []any{
-			s.instance, int64(written), seqs, ages, kinds, records, tenants, actors, operations, keys,
+			s.instance, int64(written), seqs, ages, kinds, numbers, records, tenants, actors, operations, keys,
 			fences, requests, events, traces, labels, causes, counts,
 		}
 	}
@@ -236,48 +246,88 @@ func (s *Store) Note(e semel.TrailEntry) {
 // entry that was written in the commit of its change cannot get lost, and is an
 // instance of its own with Seq 1.
 //
-// Positions are given out shortly before the commit, so an entry can turn up
+// Positions are given out within 100 ms before the commit, so an entry can turn up
 // behind one with a higher position. Who follows the trail asks again from a
 // little before its end.
+//
+// Entries are found at once by record, key, request, event and trace; other filters
+// are applied to all there are.
 func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEntry, error) {
 	if f.After > math.MaxInt64 {
 		return nil, nil
 	}
-	var w where
-	w.add("position > ?", int64(f.After))
-	w.equal("record_id", f.RecordID)
-	w.equal("tenant", f.Tenant)
-	w.equal("actor", f.Actor)
-	w.equal("operation", f.Operation)
-	w.equal("key", f.Key)
-	w.equal("kind", string(f.Kind))
-	for _, partial := range [...]struct{ column, value string }{
-		{"request_id", f.RequestID}, {"event_id", f.EventID}, {"trace_id", f.TraceID},
-	} {
-		if partial.value != "" {
-			w.add(partial.column+" = ? AND "+partial.column+" <> ''", text(partial.value)) // in these words, for its index
-		}
-	}
-	if !f.Since.IsZero() {
-		w.add("at >= ?", ceilMicro(f.Since))
-	}
-	if !f.Until.IsZero() {
-		w.add("at < ?", ceilMicro(f.Until))
-	}
-	sql := s.sql.trail + w.String() + " ORDER BY position LIMIT " + pageSize(f.Limit)
+	sql, args := s.trailQuery(f)
 	return again(ctx, s, func() ([]semel.TrailEntry, error) {
-		rows, err := s.pool.Query(ctx, sql, w.args...)
+		rows, err := s.pool.Query(ctx, sql, args...)
 		if err != nil {
 			return nil, err
 		}
-		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e semel.TrailEntry, err error) {
-			var position, seq, fence, count int64
-			err = row.Scan(&position, &e.Instance, &seq, &e.At, (*string)(&e.Kind), &e.RecordID, &e.Tenant, &e.Actor, &e.Operation,
-				&e.Key, &fence, &e.RequestID, &e.EventID, &e.TraceID, &e.Label, &e.Cause, &count)
-			e.Position, e.Seq, e.Fence, e.Count = uint64(position), uint64(seq), uint64(fence), uint64(count)
-			return e, err
-		})
+		return pgx.CollectRows(rows, s.scanEntry)
 	})
+}
+
+// trailQuery selects a page of entries: from the trail's own, and from the records
+// that are the entries of their executions. A record without a position is where
+// its number is. Numbers and positions come from one counter, so no more numbers
+// are looked at than lie between the ends of a full page.
+func (s *Store) trailQuery(f semel.TrailFilter) (sql string, args []any) {
+	var w where
+	after, limit := w.arg(int64(f.After)), pageSize(f.Limit)
+	w.equal("tenant", f.Tenant)
+	w.equal("actor", f.Actor)
+	w.equal("operation", f.Operation)
+	w.equal("request_id", f.RequestID)
+	w.equal("event_id", f.EventID)
+	w.equal("trace_id", f.TraceID)
+	number, ofOurs := s.names.Number(f.RecordID)
+	if ofOurs {
+		w.add("number = ?", int64(number))
+	}
+
+	executions := where{args: w.args, conditions: slices.Clone(w.conditions)}
+	if f.RecordID != "" && !ofOurs || f.Kind != "" && f.Kind != semel.TrailExecuted {
+		executions.add("false")
+	}
+	s.byKey(&executions, f.Key)
+	executions.between("settled_at", f.Since, f.Until)
+
+	entries := where{args: executions.args, conditions: w.conditions}
+	if !ofOurs {
+		entries.equal("record_id", f.RecordID)
+	}
+	entries.equal("kind", string(f.Kind))
+	entries.equal("key", f.Key)
+	entries.between("at", f.Since, f.Until)
+
+	page := func(columns string, of where, order string) string {
+		return columns + of.and(order+" > "+after) + " ORDER BY " + order + " LIMIT " + limit
+	}
+	return `
+		WITH most AS MATERIALIZED (
+			(` + page(s.sql.entries, entries, "trail.position") + `)
+			UNION ALL
+			(` + page(s.sql.executions, executions, "record.position") + `)
+			ORDER BY position LIMIT ` + limit + `
+		)
+		TABLE most
+		UNION ALL
+		(` + page(s.sql.executions+`position IS NULL AND number <= (SELECT CASE WHEN count(*) < `+limit+` THEN 9223372036854775807 ELSE max(position) END FROM most) AND `,
+		executions, "number") + `)
+		ORDER BY position LIMIT ` + limit, entries.args
+}
+
+func (s *Store) scanEntry(row pgx.CollectableRow) (e semel.TrailEntry, err error) {
+	var position, seq, number, fence, count int64
+	err = row.Scan(&position, &e.Instance, &seq, &e.At, (*string)(&e.Kind), &number, &e.RecordID, &e.Tenant, &e.Actor, &e.Operation,
+		&e.Key, &fence, &e.RequestID, &e.EventID, &e.TraceID, &e.Label, &e.Cause, &count)
+	e.Position, e.Seq, e.Fence, e.Count = uint64(position), uint64(seq), uint64(fence), uint64(count)
+	if number != 0 {
+		e.RecordID = s.names.ID(uint64(number))
+	}
+	if e.Instance == "" {
+		e.Instance, e.Seq = e.RecordID+"/"+strconv.FormatInt(position, 10), 1
+	}
+	return e, err
 }
 
 // ceilMicro rounds a bound up: times are stored rounded down.

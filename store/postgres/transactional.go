@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
@@ -29,6 +30,9 @@ const (
 	codeLockWait   = "55P03"
 	codeIdle       = "25P03" // ended while idle: not in the middle of a COMMIT
 	codeNoDivision = "22012" // our own: the record was not written
+	codeUnique     = "23505"
+
+	constraintIdentity = "record_identity"
 
 	// limitWait bounds the wait for a lock and keeps the setting it replaces,
 	// restoreWait puts that back.
@@ -66,12 +70,14 @@ const (
 type txClaim struct {
 	store    *Store
 	attempt  semel.Attempt // its fingerprint is the record's
-	record   string
+	digest   pgtype.UUID   // of its identity
+	number   uint64        // of the record
 	fence    uint64
 	begunAt  time.Time
-	takeover uint64
-	first    bool // the record was written first, in progress
-	joined   bool // the transaction is the caller's
+	takeover uint64 // the fence of the record that is taken over, or 0
+	replaces bool   // an expired record is in the way
+	first    bool   // the record was written first, in progress
+	joined   bool   // the transaction is the caller's
 
 	gate     gate
 	sqlTxs   sqlTxs
@@ -86,7 +92,7 @@ type txClaim struct {
 }
 
 func (s *Store) newTxClaim(a semel.Attempt) *txClaim {
-	return &txClaim{store: s, attempt: a, record: semel.NewRecordID(), settling: make(chan struct{}, 1)}
+	return &txClaim{store: s, attempt: a, digest: s.digest(a.Identity), settling: make(chan struct{}, 1)}
 }
 
 // writesFirst reports whether a look in the transaction is older than the lock, so
@@ -124,8 +130,8 @@ func (s *Store) beginOwn(ctx context.Context, a semel.Attempt) (_ *txClaim, err 
 
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
-	s.queueLock(b, s.sql.lock, a.Identity)
-	b.Queue(s.sql.find, identityArgs(a.Identity)...)
+	s.queueLock(b, s.sql.lock, c.digest)
+	b.Queue(s.sql.find, c.digest)
 	if !c.first {
 		b.Queue(saveWork)
 	}
@@ -158,8 +164,8 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	c.socket = tx.Conn().PgConn().Conn()
 	b := &pgx.Batch{}
 	b.Queue(saveClaim)
-	s.queueLock(b, s.sql.lockJoined, a.Identity)
-	b.Queue(s.sql.find, identityArgs(a.Identity)...)
+	s.queueLock(b, s.sql.lockJoined, c.digest)
+	b.Queue(s.sql.find, c.digest)
 	br := tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
 		return nil, errors.Join(err, closed(br))
@@ -184,12 +190,12 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	return c, nil
 }
 
-func (s *Store) queueLock(b *pgx.Batch, sql string, id semel.Identity) {
+func (s *Store) queueLock(b *pgx.Batch, sql string, digest pgtype.UUID) {
 	if s.config.NoAdvisoryLocks {
 		b.Queue(sql)
 		return
 	}
-	b.Queue(sql, s.lockKey(id))
+	b.Queue(sql, lockKey(digest))
 }
 
 // look reads the answers about the lock and the record and closes the batch. It
@@ -206,9 +212,19 @@ func (c *txClaim) look(br pgx.BatchResults) error {
 	if err := br.Close(); err != nil {
 		return err
 	}
+	if fence != nil {
+		c.fence = uint64(*fence)
+		c.number = c.fence
+	}
 	switch {
+	case findErr == nil && rec.expired && fence != nil:
+		c.replaces = true
+	case findErr == nil && rec.expired:
+		return c.unseen()
+	case findErr == nil && rec.Identity != c.attempt.Identity:
+		return fmt.Errorf("postgres: begin: %w", rec.own(c.attempt.Identity))
 	case findErr == nil && fence != nil && c.attempt.Takeover == rec.Fence && rec.unsettled():
-		c.record, c.takeover = rec.ID, rec.Fence
+		c.number, c.takeover = rec.number, rec.Fence
 		c.attempt.Fingerprint = rec.Fingerprint
 	case findErr == nil:
 		// What is committed is so, whoever has the lock.
@@ -216,7 +232,6 @@ func (c *txClaim) look(br pgx.BatchResults) error {
 	case fence == nil:
 		return c.unseen()
 	}
-	c.fence = uint64(*fence)
 	return nil
 }
 
@@ -251,25 +266,44 @@ func closed(br pgx.BatchResults) error {
 }
 
 // insertArgs are the values that both ways to insert have in common.
-func (c *txClaim) insertArgs(fence uint64) []any {
-	a := c.attempt
-	return append(identityArgs(a.Identity), int64(fence), a.Token[:], c.record, c.begunAt, a.Retention,
-		a.Fingerprint.Scheme, a.Fingerprint.Sum[:], a.Origin.RequestID, a.Origin.EventID, a.Origin.TraceID)
+func (c *txClaim) insertArgs() []any {
+	return append(c.store.attemptArgs(c.attempt, c.digest), int64(c.number), c.begunAt)
 }
+
+// takeoverArgs are those that both ways to take over have in common.
+func (c *txClaim) takeoverArgs() []any {
+	a := c.attempt
+	return append(make([]any, 0, 20), int64(c.number), int64(c.takeover), uuid(a.Token), int64(c.fence), c.begunAt, a.Retention,
+		orNull(a.Origin.RequestID), orNull(a.Origin.EventID), orNull(a.Origin.TraceID))
+}
+
+func (c *txClaim) args() []any { return claimArgs(c.number, c.fence, c.attempt.Token) }
 
 // writeFirst inserts the record in progress, which makes others wait or fail.
 func (c *txClaim) writeFirst(ctx context.Context) error {
 	b := &pgx.Batch{}
 	b.Queue(limitWait, milliseconds(c.store.config.LockTimeout))
-	b.Queue(c.store.sql.insertOpen, append(c.insertArgs(c.fence), int64(c.takeover))...)
+	if c.replaces {
+		b.Queue(c.store.sql.removeExpired, c.digest)
+	}
+	if c.takeover != 0 {
+		b.Queue(c.store.sql.takeoverOpen, c.takeoverArgs()...)
+	} else {
+		b.Queue(c.store.sql.insertOpen, c.insertArgs()...)
+	}
 	b.Queue(restoreWait)
 	b.Queue(saveWork)
 	br := c.tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
 		return errors.Join(err, closed(br))
 	}
-	var fence int64
-	insertErr := br.QueryRow().Scan(&fence)
+	var insertErr error
+	if c.replaces {
+		_, insertErr = br.Exec()
+	}
+	if insertErr == nil {
+		insertErr = br.QueryRow().Scan(new(int64))
+	}
 	err := br.Close()
 	switch {
 	case errors.Is(insertErr, pgx.ErrNoRows) && err == nil:
@@ -315,7 +349,7 @@ func (c *txClaim) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, gate: &c.gate, sql: &c.sqlTxs})
 }
 
-func (c *txClaim) RecordID() string    { return c.record }
+func (c *txClaim) RecordID() string    { return c.store.names.ID(c.number) }
 func (c *txClaim) Fence() uint64       { return c.fence }
 func (c *txClaim) Transactional() bool { return true }
 
@@ -358,7 +392,7 @@ func (c *txClaim) Complete(ctx context.Context, r semel.Result) (time.Time, erro
 	case c.joined:
 		return c.expires, nil
 	}
-	_, expires, err := c.store.claimState(ctx, c.store.pool, c.fence, c.attempt.Token)
+	_, expires, err := c.store.claimState(ctx, c.store.pool, c.args())
 	return expires, err
 }
 
@@ -422,16 +456,18 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 	if !r.Failed {
 		b.Queue(releaseWork) // fails if this is no longer the transaction we began
 	}
-	if c.first {
-		args := append([]any{int64(c.fence), c.attempt.Token[:]}, resultArgs(r, inPieces)...)
-		b.Queue(c.store.sql.completeOpen, append(args, c.store.instance, int64(c.takeover))...)
-	} else {
-		args := append(c.insertArgs(c.fence), resultArgs(r, inPieces)...)
-		sql := c.store.sql.insertCompleted
-		if c.takeover != 0 {
-			sql = c.store.sql.takeoverCompleted
+	before := b.Len() // of the statements before the one that writes the record
+	switch res := resultArgs(r, inPieces); {
+	case c.first:
+		b.Queue(c.store.sql.completeOpen, append(append(c.args(), res...), c.takeover != 0)...)
+	case c.takeover != 0:
+		b.Queue(c.store.sql.takeoverCompleted, append(c.takeoverArgs(), res...)...)
+	default:
+		if c.replaces {
+			b.Queue(c.store.sql.removeExpired, c.digest)
+			before++
 		}
-		b.Queue(sql, append(args, int64(c.takeover), c.store.instance)...)
+		b.Queue(c.store.sql.insertCompleted, append(c.insertArgs(), res...)...)
 	}
 	if c.store.config.Notify {
 		c.store.queueNotify(b, c.attempt.Identity)
@@ -443,7 +479,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 	}
 	br := c.tx.SendBatch(ctx, b)
 	expires, tag, err := func() (t time.Time, tag pgconn.CommandTag, err error) {
-		if !r.Failed {
+		for range before {
 			if _, err := br.Exec(); err != nil {
 				return t, tag, err
 			}
@@ -472,7 +508,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 		return nil
 	case escaped(err):
 		return c.fail(ctx, err) // which finds the same
-	case sqlState(err) == codeNoDivision:
+	case sqlState(err) == codeNoDivision, isTaken(err):
 		err = errors.New("the identity was recorded by someone who does not take its lock")
 	case c.joined:
 		return c.fail(ctx, err)
@@ -518,6 +554,12 @@ func (c *txClaim) insertPieces(ctx context.Context, r semel.Result) (_ body, unr
 func escaped(err error) bool {
 	code := sqlState(err)
 	return code == codeNoSave || code == codeNoTx
+}
+
+// isTaken reports whether a record was not inserted because its identity has one.
+func isTaken(err error) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && e.Code == codeUnique && e.ConstraintName == constraintIdentity
 }
 
 // certain reports whether a batch that ends with COMMIT certainly failed with
@@ -599,8 +641,17 @@ func (c *txClaim) undoJoined(ctx context.Context) error {
 func (c *txClaim) settleEscape(ctx context.Context) error {
 	const cause = "the handler ended its transaction itself; what it had done may have been committed"
 	s := c.store
-	args := append(c.insertArgs(c.fence), int64(c.takeover), s.instance, cause)
+	var fence any
+	if c.fence != c.number {
+		fence = int64(c.fence)
+	}
+	args := append(s.attemptArgs(c.attempt, c.digest), int64(c.number), fence, c.begunAt, int64(c.takeover), cause)
 	write := func() error {
+		if c.replaces {
+			if _, err := s.pool.Exec(ctx, s.sql.removeExpired, c.digest); err != nil {
+				return err
+			}
+		}
 		return s.told(ctx, s.pool, c.attempt.Identity, s.sql.escape, args, func(row pgx.Row) error { return row.Scan(new(int64)) })
 	}
 	err := write()
@@ -608,7 +659,7 @@ func (c *txClaim) settleEscape(ctx context.Context) error {
 		err = write()
 	}
 	if errors.Is(err, pgx.ErrNoRows) { // it was recorded before, or another is in its place
-		_, _, err = s.claimState(ctx, s.pool, c.fence, c.attempt.Token)
+		_, _, err = s.claimState(ctx, s.pool, c.args())
 	}
 	switch {
 	case err == nil:
@@ -626,7 +677,7 @@ func (c *txClaim) settleEscape(ctx context.Context) error {
 func (c *txClaim) note(kind semel.TrailKind, cause string) {
 	id := c.attempt.Identity
 	c.store.Note(semel.TrailEntry{
-		Kind: kind, RecordID: c.record, Fence: c.fence, Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation,
+		Kind: kind, RecordID: c.RecordID(), Fence: c.fence, Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation,
 		Key: id.Key, Origin: c.attempt.Origin, Cause: cause,
 	})
 }
@@ -653,7 +704,7 @@ func (c *txClaim) learnCommit(ctx context.Context) error {
 		if err := c.awaitEnd(ctx, tx); err != nil {
 			return err
 		}
-		state, expires, err := s.claimState(ctx, tx, c.fence, c.attempt.Token)
+		state, expires, err := s.claimState(ctx, tx, c.args())
 		if err == nil {
 			if verdict, c.expires = txCommitted, expires; state != semel.StateCompleted {
 				verdict = txEscaped // it was written first, and committed by the handler
@@ -663,11 +714,11 @@ func (c *txClaim) learnCommit(ctx context.Context) error {
 		if !errors.Is(err, semel.ErrLostClaim) {
 			return err
 		}
-		_, err = s.scanRecord(tx.QueryRow(ctx, s.sql.find, identityArgs(c.attempt.Identity)...))
+		_, err = s.find(ctx, tx, c.attempt.Identity)
 		switch {
-		case errors.Is(err, pgx.ErrNoRows) && c.gate.mayHaveEnded():
+		case errors.Is(err, semel.ErrNotFound) && c.gate.mayHaveEnded():
 			verdict = txEscaped
-		case errors.Is(err, pgx.ErrNoRows):
+		case errors.Is(err, semel.ErrNotFound):
 			verdict = txRolledBack
 		case err == nil:
 			verdict = txReleased // and someone else has settled it: the record answers
@@ -686,7 +737,7 @@ func (c *txClaim) awaitEnd(ctx context.Context, tx pgx.Tx) error {
 	s := c.store
 	if !s.config.NoAdvisoryLocks {
 		var free bool
-		err := tx.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", s.lockKey(c.attempt.Identity)).Scan(&free)
+		err := tx.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", lockKey(c.digest)).Scan(&free)
 		if err == nil && !free {
 			err = errCommitOpen
 		}
@@ -701,14 +752,7 @@ func (c *txClaim) awaitEnd(ctx context.Context, tx pgx.Tx) error {
 	if _, err := nested.Exec(ctx, limitWait, milliseconds(s.config.LockTimeout)); err != nil {
 		return err
 	}
-	var (
-		fence int64
-		now   time.Time
-	)
-	if err := nested.QueryRow(ctx, s.sql.lockJoined).Scan(&fence, &now, nil); err != nil {
-		return err
-	}
-	err = nested.QueryRow(ctx, s.sql.insertOpen, append(c.insertArgs(uint64(fence)), int64(0))...).Scan(&fence)
+	err = nested.QueryRow(ctx, s.sql.insertOpen, c.insertArgs()...).Scan(new(int64))
 	if sqlState(err) == codeLockWait {
 		return errCommitOpen
 	}
