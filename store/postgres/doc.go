@@ -76,8 +76,9 @@
 //
 // The pool's connections must go to the primary. Through PgBouncer in transaction mode
 // use a pool that prepares nothing: set default_query_exec_mode=exec in its
-// connection string (or cache_describe or simple_protocol). Everything the store
-// sets lasts for one transaction, and it uses no session state.
+// connection string (or cache_describe or simple_protocol). Through a pooler
+// everything that the store sets lasts for one transaction, and it uses no session
+// state. In a session of the pool's own Config.PeerTimeout stays set.
 //
 // A transactional claim holds a connection for as long as its handler runs. A
 // duplicate that is told to wait holds none.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -80,9 +81,10 @@ type Config struct {
 	// PeerTimeout ends a transactional claim whose host has not answered for so
 	// long at the level of TCP, where the server's connection is to that host
 	// and not to a pooler. It may take a quarter longer, as the server probes
-	// four times in it, but no less than every second. Default 30 s. It is set for each transaction,
-	// which has a price; where the server's role or the connection string
-	// sets tcp_user_timeout, that counts instead.
+	// four times in it, but no less than every second. Default 30 s. It is set for
+	// the session, and stays with it; through a pooler for each transaction, which
+	// has a price. Where the server's role or the connection string sets
+	// tcp_user_timeout, that counts instead.
 	PeerTimeout time.Duration
 
 	// Notify has waiting submits woken by other processes' changes (see
@@ -247,7 +249,7 @@ type namer interface {
 
 // statements are the statements for one schema.
 type statements struct {
-	find, begin, removeExpired, takeover, renew, complete, release, hold, claim        string
+	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim  string
 	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                       string
 	lock, lockJoined                                                                   string
 	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape string
@@ -255,19 +257,28 @@ type statements struct {
 	piece, insertPiece                                                                 string
 }
 
-// newStatements returns a store's statements. peer: its sessions are to get a TCP
-// timeout.
-func newStatements(c Config, peer bool) statements {
+// peer says how a store's sessions are to get a TCP timeout.
+type peer uint8
+
+const (
+	peerNone        peer = iota
+	peerTransaction      // for each transaction: sessions are shared
+	peerSession
+)
+
+// newStatements returns a store's statements.
+func newStatements(c Config, p peer) statements {
 	q := func(sql string) string { return in(c.Schema, sql) }
 	lock, settings := sqlLock, fmt.Sprintf(idleSetting, milliseconds(c.IdleTimeout))
 	if c.NoAdvisoryLocks {
 		lock = sqlNoLock
 	}
-	if peer {
-		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout))
+	if p != peerNone {
+		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout),
+			strconv.FormatBool(p == peerTransaction))
 	}
 	return statements{
-		find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
+		look: q(sqlLook), find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
 		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
 		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
@@ -335,19 +346,32 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 
 // checkDatabase refuses a database that cannot keep our promises. It reports
 // whether its sessions lack a TCP timeout and could use one.
-func checkDatabase(ctx context.Context, pool *pgxpool.Pool) (peer bool, err error) {
-	var encoding, commit string
-	err = pool.QueryRow(ctx, `SELECT current_setting('server_encoding'), current_setting('synchronous_commit'),
-		inet_server_addr() IS NOT NULL AND current_setting('tcp_user_timeout') = '0'`).Scan(&encoding, &commit, &peer)
+func checkDatabase(ctx context.Context, pool *pgxpool.Pool) (p peer, err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release()
+	var (
+		encoding, commit string
+		needed           bool
+		pid              uint32
+	)
+	err = conn.QueryRow(ctx, `SELECT current_setting('server_encoding'), current_setting('synchronous_commit'),
+		inet_server_addr() IS NOT NULL AND (SELECT reset_val = '0' FROM pg_settings WHERE name = 'tcp_user_timeout'), pg_backend_pid()`).Scan(&encoding, &commit, &needed, &pid)
 	switch {
 	case err != nil:
-		return false, err
+		return 0, err
 	case encoding != "UTF8":
-		return false, fmt.Errorf("%w: its encoding is %s; UTF8 is needed", ErrUnfit, encoding)
+		return 0, fmt.Errorf("%w: its encoding is %s; UTF8 is needed", ErrUnfit, encoding)
 	case commit == "off":
-		return false, fmt.Errorf("%w: synchronous_commit is off: a commit that was answered could be lost", ErrUnfit)
+		return 0, fmt.Errorf("%w: synchronous_commit is off: a commit that was answered could be lost", ErrUnfit)
+	case !needed:
+		return peerNone, nil
+	case pid != conn.Conn().PgConn().PID(): // a pooler hands out numbers of its own for its sessions
+		return peerTransaction, nil
 	}
-	return peer, nil
+	return peerSession, nil
 }
 
 // Close writes the audit trail out and ends the store's claims that live in

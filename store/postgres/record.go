@@ -380,7 +380,7 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	w.equal("operation", f.Operation)
 	open := f.Lapsed || f.Cause != "" || f.State != 0 && f.State != semel.StateCompleted
 	if open {
-		w.add("state <> 2")
+		w.add("retention IS NOT NULL")
 	}
 	if f.State != 0 {
 		w.add("state = ?", int16(f.State))
@@ -394,17 +394,13 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 		w.add("state = 3 AND cause = ?", text(f.Cause))
 	}
 	w.between("begun_at", f.BegunSince, f.BegunUntil)
-	// In the order of their fences: all that are open, or else those whose fence is
-	// their number, and those that have another one.
+	// In the order of their fences: of those whose fence is their number, and of
+	// those that have another one.
 	after, limit := w.arg(int64(f.After)), " LIMIT "+pageSize(f.Limit)
 	page := func(condition, order string) string {
-		return s.sql.list + w.and(order+" > "+after) + " AND " + condition + " ORDER BY " + order + limit
+		return "(" + s.sql.list + w.and(condition) + " AND " + order + " > " + after + " ORDER BY " + order + limit + ")"
 	}
-	const byFence = "coalesce(fence, number)" // in these words, for its index, and so are the conditions
-	sql := page("(state <> 2 OR fence IS NOT NULL)", byFence)
-	if !open {
-		sql = "(" + page("fence IS NULL AND state = 2", "number") + ") UNION ALL (" + sql + ") ORDER BY 2" + limit
-	}
+	sql := page("fence IS NULL", "number") + " UNION ALL " + page("fence IS NOT NULL", "fence") + " ORDER BY 2" + limit
 	return again(ctx, s, func() ([]semel.Record, error) {
 		rows, err := s.pool.Query(ctx, sql, w.args...)
 		if err != nil {

@@ -48,6 +48,10 @@ func enter(kind, cause string) string {
 var (
 	sqlFind = `SELECT ` + expired + `, ` + recordColumns + `, ` + resultColumns + ` FROM {s}.record WHERE digest = $1`
 
+	// sqlLook says whether there is a record, and whether it has expired. Most
+	// claims find none, and to prepare the answer of sqlFind costs more than to look.
+	sqlLook = `SELECT ` + expired + ` FROM {s}.record WHERE digest = $1`
+
 	// insertColumns are the values $1 to $12 of insertArgs.
 	insertColumns = `digest, token, tenant, actor, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, retention`
 
@@ -179,20 +183,22 @@ var (
 	noSettings = `NULL`
 	// idleSetting has the server end a transaction whose host has gone silent,
 	// peerSettings one whose host no longer answers at the level of TCP. The
-	// latter cost the server a dozen system calls.
-	idleSetting  = `set_config('idle_in_transaction_session_timeout', '%s', true)`
-	peerSettings = `concat(` + idleSetting + `, set_config('tcp_user_timeout', '%s', true), set_config('tcp_keepalives_idle', '%[3]s', true),
-		set_config('tcp_keepalives_interval', '%[3]s', true), set_config('tcp_keepalives_count', '3', true))`
+	// latter cost the server a dozen system calls: in a session of our own they are
+	// made once, and are found made from then on.
+	idleSetting  = `set_config('idle_in_transaction_session_timeout', '%[1]s', true)`
+	peerSettings = `concat(` + idleSetting + `, CASE WHEN %[4]s OR current_setting('tcp_user_timeout') <> '%[2]s' THEN
+		concat(set_config('tcp_user_timeout', '%[2]s', %[4]s), set_config('tcp_keepalives_idle', '%[3]s', %[4]s),
+			set_config('tcp_keepalives_interval', '%[3]s', %[4]s), set_config('tcp_keepalives_count', '3', %[4]s)) END)`
 
 	// sqlInsertCompleted writes the record once, complete. It fails where the
 	// identity has one: the transaction must not be committed without it. This is
-	// the statement that every operation pays for.
+	// the statement that every operation pays for. It is a statement of its own,
+	// so the time of the statement is that of the moment.
 	sqlInsertCompleted = `
 		INSERT INTO {s}.record (` + insertFieldsCompleted + `)
-		SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13::bigint, $14::timestamptz, 2, n.t, n.t + $12::interval,
-			CASE WHEN n.t < $14::timestamptz + '100 ms' THEN NULL ELSE nextval('{q}.counter') END,
-			$15, $16, $17, $18, $19, $20, $21::bigint, $22::bigint
-		FROM ` + clock + `
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13::bigint, $14::timestamptz, 2, statement_timestamp(), statement_timestamp() + $12::interval,
+			CASE WHEN statement_timestamp() < $14::timestamptz + '100 ms' THEN NULL ELSE nextval('{q}.counter') END,
+			$15, $16, $17, $18, $19, $20, $21::bigint, $22::bigint)
 		RETURNING expires_at`
 	insertFieldsCompleted = `digest, token, tenant, actor, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id,
 		number, begun_at, state, settled_at, expires_at, position, ` + resultFields

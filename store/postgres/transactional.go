@@ -131,7 +131,7 @@ func (s *Store) beginOwn(ctx context.Context, a semel.Attempt) (_ *txClaim, err 
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
 	s.queueLock(b, s.sql.lock, c.digest)
-	b.Queue(s.sql.find, c.digest)
+	b.Queue(s.sql.look, c.digest)
 	if !c.first {
 		b.Queue(saveWork)
 	}
@@ -140,7 +140,7 @@ func (s *Store) beginOwn(ctx context.Context, a semel.Attempt) (_ *txClaim, err 
 	if _, err := br.Exec(); err != nil {
 		return nil, errors.Join(err, closed(br))
 	}
-	if err := c.look(br); err != nil {
+	if err := c.look(ctx, br); err != nil {
 		return nil, err
 	}
 	if c.first {
@@ -165,7 +165,7 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 	b := &pgx.Batch{}
 	b.Queue(saveClaim)
 	s.queueLock(b, s.sql.lockJoined, c.digest)
-	b.Queue(s.sql.find, c.digest)
+	b.Queue(s.sql.look, c.digest)
 	br := tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
 		return nil, errors.Join(err, closed(br))
@@ -175,10 +175,10 @@ func (s *Store) beginJoined(ctx context.Context, a semel.Attempt, tx pgx.Tx) (_ 
 			_ = c.undoJoined(ctx) // err tells more, and nothing was changed
 		}
 	}()
-	if err := c.look(br); err != nil {
-		return nil, err
+	err = c.look(ctx, br)
+	if err == nil {
+		err = c.writeFirst(ctx)
 	}
-	err = c.writeFirst(ctx)
 	if errors.Is(err, errRace) {
 		// The record that was in the way is gone again, or is one that this
 		// transaction cannot see.
@@ -198,16 +198,23 @@ func (s *Store) queueLock(b *pgx.Batch, sql string, digest pgtype.UUID) {
 	b.Queue(sql, lockKey(digest))
 }
 
-// look reads the answers about the lock and the record and closes the batch. It
+// look reads the answers about the lock and the record, closes the batch, and
 // returns nil when the identity can be had.
-func (c *txClaim) look(br pgx.BatchResults) error {
-	var fence *int64
+func (c *txClaim) look(ctx context.Context, br pgx.BatchResults) error {
+	var (
+		fence   *int64
+		expired bool
+	)
 	if err := br.QueryRow().Scan(&fence, &c.begunAt, nil); err != nil {
 		return errors.Join(err, closed(br))
 	}
-	rec, findErr := c.store.findIn(br)
-	if findErr != nil && !errors.Is(findErr, pgx.ErrNoRows) {
-		return errors.Join(findErr, closed(br))
+	found := true
+	err := br.QueryRow().Scan(&expired)
+	if errors.Is(err, pgx.ErrNoRows) {
+		found, err = false, nil
+	}
+	if err != nil {
+		return errors.Join(err, closed(br))
 	}
 	if err := br.Close(); err != nil {
 		return err
@@ -217,38 +224,44 @@ func (c *txClaim) look(br pgx.BatchResults) error {
 		c.number = c.fence
 	}
 	switch {
-	case findErr == nil && rec.expired && fence != nil:
-		c.replaces = true
-	case findErr == nil && rec.expired:
-		return c.unseen()
-	case findErr == nil && rec.Identity != c.attempt.Identity:
-		return fmt.Errorf("postgres: begin: %w", rec.own(c.attempt.Identity))
-	case findErr == nil && fence != nil && c.attempt.Takeover == rec.Fence && rec.unsettled():
-		c.number, c.takeover = rec.number, rec.Fence
-		c.attempt.Fingerprint = rec.Fingerprint
-	case findErr == nil:
-		// What is committed is so, whoever has the lock.
-		return &semel.ConflictError{Record: rec.Record}
+	case found && !expired:
+		return c.meet(ctx, fence != nil)
 	case fence == nil:
 		return c.unseen()
 	}
+	c.replaces = found
 	return nil
 }
 
-// findIn reads the answer to sqlFind, which is mostly that there is no record.
-func (s *Store) findIn(br pgx.BatchResults) (rec stored, err error) {
-	rows, err := br.Query()
-	if err != nil {
-		return rec, err
+// meet looks at the record that is there. What is committed is so, whoever has the
+// lock, and only who has it may take the record over.
+func (c *txClaim) meet(ctx context.Context, locked bool) error {
+	b := &pgx.Batch{}
+	b.Queue(c.store.sql.find, c.digest)
+	over := !c.joined && (!locked || c.attempt.Takeover == 0)
+	if over {
+		b.Queue("ROLLBACK")
 	}
-	defer rows.Close()
-	if rows.Next() {
-		return s.scanRecord(rows)
+	br := c.tx.SendBatch(ctx, b)
+	rec, err := c.store.scanRecord(br.QueryRow())
+	if cerr := br.Close(); err == nil {
+		err = cerr
 	}
-	if err := rows.Err(); err != nil {
-		return rec, err
+	switch {
+	case errors.Is(err, pgx.ErrNoRows), err == nil && rec.expired:
+		return errRace // it went, or ended, between the two looks
+	case err != nil:
+		return err
 	}
-	return rec, pgx.ErrNoRows
+	if err := rec.own(c.attempt.Identity); err != nil {
+		return fmt.Errorf("postgres: begin: %w", err)
+	}
+	if over || !locked || c.attempt.Takeover != rec.Fence || !rec.unsettled() {
+		return &semel.ConflictError{Record: rec.Record}
+	}
+	c.number, c.takeover = rec.number, rec.Fence
+	c.attempt.Fingerprint = rec.Fingerprint
+	return nil
 }
 
 // unseen is the answer when another transaction has the identity. It cannot be

@@ -60,9 +60,11 @@ CREATE TABLE {s}.record (
 WITH (fillfactor = 90);
 
 CREATE INDEX record_expiry ON {s}.record (expires_at);
--- What has no result, and what has another fence than its number: in the order of
--- their fences, which is that of the numbers for the rest.
-CREATE INDEX record_fence ON {s}.record ((coalesce(fence, number))) WHERE state <> 2 OR fence IS NOT NULL;
+-- The rest are of what few records have, and conditions that cost nothing to see:
+-- what is open (that it has a retention says so, which renewals leave alone); and
+-- what has another fence than its number, or another position.
+CREATE INDEX record_open ON {s}.record (number) WHERE retention IS NOT NULL;
+CREATE INDEX record_fence ON {s}.record (fence) WHERE fence IS NOT NULL;
 CREATE INDEX record_position ON {s}.record (position) WHERE position IS NOT NULL;
 CREATE INDEX record_request ON {s}.record (request_id) WHERE request_id IS NOT NULL;
 CREATE INDEX record_event ON {s}.record (event_id) WHERE event_id IS NOT NULL;
