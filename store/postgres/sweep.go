@@ -9,9 +9,10 @@ import (
 const (
 	// sweepRows is what one statement removes at most, so that no transaction
 	// grows long.
-	sweepRows = 1000
-	// sweepBatch is what Run removes in one call of Sweep.
-	sweepBatch = 1000
+	sweepRows = 200
+	// sweepRest is how long Run rests at most between two statements. It rests for
+	// as long as the one before took, so that others have half of the time.
+	sweepRest = time.Second
 )
 
 // Sweep implements semel.Sweeper. It also removes at most limit audit entries
@@ -58,8 +59,9 @@ type Swept struct {
 	Err     error // why the sweep ended early; the next one goes on
 }
 
-// Run sweeps at once and then every Config.SweepEvery, in batches of 1,000 until
-// nothing is left to remove, and tells Config.OnSweep. It returns nil when ctx
+// Run sweeps at once and then every Config.SweepEvery, in batches of 200 until
+// nothing is left to remove, and tells Config.OnSweep. Between two batches it rests
+// for as long as the one before took, a second at most. It returns nil when ctx
 // ends, and ErrClosed when the store is closed; a sweep that fails does not end
 // it. Without sweeping nothing breaks, but the tables grow.
 func (s *Store) Run(ctx context.Context) error {
@@ -69,11 +71,12 @@ func (s *Store) Run(ctx context.Context) error {
 		start := time.Now()
 		var did Swept
 		for {
-			records, entries, err := s.sweep(ctx, sweepBatch)
+			batch := time.Now()
+			records, entries, err := s.sweep(ctx, sweepRows)
 			did.Records += records
 			did.Entries += entries
 			did.Err = err
-			if err != nil || records < sweepBatch && entries < sweepBatch {
+			if err != nil || records < sweepRows && entries < sweepRows || !s.rest(ctx, min(time.Since(batch), sweepRest)) {
 				break
 			}
 		}
@@ -95,4 +98,17 @@ func (s *Store) Run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// rest waits for d, and reports whether nothing ended that.
+func (s *Store) rest(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-s.notes.stop:
+	case <-ctx.Done():
+	}
+	return false
 }

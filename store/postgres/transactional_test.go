@@ -551,10 +551,50 @@ func TestConstraintIsTheFinalArbiter(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin(t, leased, "k")
-	if _, err := claim.Complete(t.Context(), result("paid")); !errors.Is(err, semel.ErrRolledBack) {
-		t.Fatalf("Complete beside another record: %v; want ErrRolledBack", err)
+	if _, err := claim.Complete(t.Context(), result("paid")); !errors.Is(err, semel.ErrRolledBack) || !strings.Contains(err.Error(), "does not take its lock") {
+		t.Fatalf("Complete beside another record: %v; want ErrRolledBack, and why", err)
 	}
 	shop.want(t, "k", 0)
+}
+
+// A record that was to be taken over is settled by its owner, or by a resolution,
+// while the handler runs: nothing of that is committed.
+func TestTakeoverThatCameTooLate(t *testing.T) {
+	shop := newShop(t)
+	pool := connect(t, shop.url, nil)
+	s, leased := open(t, pool, transactional()), open(t, pool, postgres.Config{})
+	for name, settle := range map[string]func(old semel.Claim) error{
+		"completed": func(old semel.Claim) error { _, err := old.Complete(t.Context(), result("old")); return err },
+		"released":  func(old semel.Claim) error { return old.Release(t.Context()) },
+		"resolved": func(old semel.Claim) error {
+			_, err := leased.Resolve(t.Context(), semel.Resolution{Identity: attempt("resolved").Identity, Fence: old.Fence(), Decision: semel.DecideExecuteAgain})
+			return err
+		},
+	} {
+		old := begin(t, leased, name)
+		if err := old.Hold(t.Context(), "lost contact"); err != nil {
+			t.Fatal(err)
+		}
+		a := attempt(name)
+		a.Takeover = old.Fence()
+		claim, err := s.Begin(t.Context(), a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pay(claim.Context(t.Context()), name); err != nil {
+			t.Fatal(err)
+		}
+		if err := settle(old); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := claim.Complete(t.Context(), result("paid")); !errors.Is(err, semel.ErrRolledBack) {
+			t.Errorf("%s: Complete: %v; want ErrRolledBack", name, err)
+		}
+		shop.want(t, name, 0)
+		if r, err := s.Find(t.Context(), a.Identity); err == nil && r.Fence == claim.Fence() {
+			t.Errorf("%s: the record reads %+v", name, r)
+		}
+	}
 }
 
 func TestTakesOverWhatALeaseLeft(t *testing.T) {
