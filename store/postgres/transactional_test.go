@@ -911,7 +911,9 @@ func TestDuplicatesDoNotStarveTheOwner(t *testing.T) {
 
 func TestTransactionalThroughPgBouncer(t *testing.T) {
 	shop := newShop(t)
-	g := guard(t, open(t, connect(t, testenv.PgBouncer(t, shop.url), unprepared), transactional()), semel.Policy{})
+	pool := connect(t, testenv.PgBouncer(t, shop.url), func(c *pgxpool.Config) { unprepared(c); c.MaxConns = 40 })
+	pooled := open(t, pool, transactional())
+	g := guard(t, pooled, semel.Policy{})
 	var wg sync.WaitGroup
 	for i := range 40 {
 		wg.Go(func() {
@@ -924,11 +926,49 @@ func TestTransactionalThroughPgBouncer(t *testing.T) {
 	for i := range 4 {
 		shop.want(t, fmt.Sprint("k", i), 1)
 	}
-	// Nothing that a claim sets outlives it on a connection that others use.
-	for _, setting := range []string{"idle_in_transaction_session_timeout", "lock_timeout"} {
-		var v string
-		if err := connect(t, testenv.PgBouncer(t, shop.url), unprepared).QueryRow(t.Context(), "SHOW "+setting).Scan(&v); err != nil || v != "0" {
-			t.Errorf("%s is %s, %v; want the server's own", setting, v, err)
+	// Nothing that a claim sets outlives it on a connection that others use. Direct
+	// ones keep their TCP timeout.
+	direct := open(t, shop.direct, transactional())
+	var claims []semel.Claim
+	for i := range 10 { // each in a session of its own
+		claims = append(claims, begin(t, pooled, fmt.Sprint("pooled", i)), begin(t, direct, fmt.Sprint("direct", i)))
+	}
+	for _, c := range claims {
+		if _, err := c.Complete(t.Context(), result("done")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for setting, own := range map[string]string{"idle_in_transaction_session_timeout": "0", "lock_timeout": "0", "tcp_user_timeout": "0"} {
+		var all []pgx.Tx
+		for range 20 {
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, tx)
+			var v string
+			if err := tx.QueryRow(t.Context(), "SHOW "+setting).Scan(&v); err != nil || v != own {
+				t.Errorf("%s is %s, %v; want the server's own, %s", setting, v, err, own)
+			}
+		}
+		for _, tx := range all {
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set := 0
+		for _, conn := range shop.direct.AcquireAllIdle(t.Context()) {
+			var v string
+			if err := conn.QueryRow(t.Context(), "SHOW "+setting).Scan(&v); err != nil {
+				t.Error(err)
+			}
+			if v != own {
+				set++
+			}
+			conn.Release()
+		}
+		if want := setting == "tcp_user_timeout"; (set > 0) != want {
+			t.Errorf("%d of the direct sessions have kept %s", set, setting)
 		}
 	}
 }
