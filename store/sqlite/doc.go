@@ -28,6 +28,8 @@
 //     them shorter. A lease that lapses too early costs no safety under the
 //     policy "hold": its record is held as unknown until its owner settles it.
 //   - Nothing here survives the loss of the disk. Replicate or back up the file.
+//   - Keys are found by themselves and by operation, actor and tenant. Listings by
+//     tenant, actor or operation alone read through all records.
 //   - SQLite has no checksums: a disk that silently changes bytes of a stored
 //     result changes the replay. Damage to the structure is reported.
 //   - Nothing but SQLite may open the file in a process that has a Store on it,
@@ -42,6 +44,9 @@
 // handler runs. A TxStore, from Store.Transactional, is the other way: the
 // handler works in the transaction that its record is committed with, and is
 // the only one on the file for that time.
+// What was executed has no second row for the audit trail while its record is
+// there: readers of the trail put records and entries together, and a sweep
+// writes the entry when it takes the record away.
 // A large result in pieces goes into the file ahead of its record, 1 MiB at a
 // time, so that others have their turns in between. It is seen with the record
 // and not before, and what a process that died left of it is swept.
@@ -59,6 +64,9 @@
 // -wal file. A restored backup has forgotten what happened since: identities
 // that were executed in between would execute again, so restore only with that
 // in mind. Claims from after the backup cannot write to restored records.
+//
+// A file's ids of records are numbers under a secret that lies in it. Who can read
+// the file can tell them.
 //
 // A file is created readable and writable by its owner only. It holds keys,
 // results and the audit trail unencrypted.

@@ -21,7 +21,7 @@ import (
 // write to the file by turns, one call or a group of calls at a time, and readers
 // follow with pages of their own while sweeps move entries about.
 func TestTrailIsThatOfTheModel(t *testing.T) {
-	for seed := range uint64(15) {
+	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { newModel(t, seed).live(250) })
 		})
@@ -318,7 +318,7 @@ func (m *model) check() {
 			}
 			seqs[e.Instance] = e.Seq
 		}
-		for i := range 18 {
+		for i := range 9 {
 			r := m.rand
 			var f semel.TrailFilter
 			if len(inMemory) == 0 {
@@ -345,9 +345,8 @@ func (m *model) check() {
 			if g.RecordID != "" {
 				g.RecordID = m.ids[g.RecordID]
 			}
-			for _, page := range []int{1, 2, 1000} {
-				equal(fmt.Sprintf("%s: %+v in pages of %d", when, g, page), m.tell(all(m.files[1], g, page), false), m.tell(want, true))
-			}
+			page := []int{1, 2, 1000}[r.IntN(3)]
+			equal(fmt.Sprintf("%s: %+v in pages of %d", when, g, page), m.tell(all(m.files[1], g, page), false), m.tell(want, true))
 		}
 	}
 	for range 3 {
