@@ -88,6 +88,12 @@ func (x *Execution) Fence() uint64 { return x.claim.Fence() }
 // nothing has happened before the handler has returned and Do has committed.
 func (x *Execution) Transactional() bool { return x.claim.Transactional() }
 
+// joined reports whether the claim lives in a transaction of Do's caller.
+func (x *Execution) joined() bool {
+	j, ok := x.claim.(Joiner)
+	return ok && j.Joined()
+}
+
 // newExecution starts the lease's clock at asked, before the claim was asked
 // for, so that it never runs behind the store's.
 func newExecution(g *Guard, s *Submit, claim Claim, asked time.Time) *Execution {
@@ -140,7 +146,7 @@ func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result
 		x.run(ctx, fn)
 	}()
 	impatient := ctx.Done()
-	if j, ok := x.claim.(Joiner); ok && j.Joined() {
+	if x.joined() {
 		impatient = nil
 	}
 	select {
@@ -299,10 +305,10 @@ func (x *Execution) settle(res Result, err error) {
 		switch told := x.tell("release", x.claim.Release); {
 		case told == nil, errors.Is(told, ErrRolledBack):
 			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
-		case errors.Is(told, ErrLostClaim) && !x.gone():
-			x.answerFromRecord() // someone else's: what it says, goes
-		case errors.Is(told, ErrLostClaim):
+		case x.gone(): // the answer to an earlier call was lost
 			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
+		case errors.Is(told, ErrLostClaim):
+			x.answerFromRecord() // someone else's: what it says, goes
 		case x.Transactional(): // nothing of it was ever to be committed
 			x.fail(StateInProgress, &Error{Answer: Released, Err: errors.Join(err, told)})
 		default: // the record stays, and becomes unknown
@@ -353,7 +359,7 @@ func (x *Execution) complete(res Result, failure error) {
 		x.answerFromRecord()
 	case errors.Is(err, ErrRolledBack):
 		x.rolledBack(errors.Join(failure, err))
-	case x.Transactional():
+	case x.Transactional() && !x.joined(): // otherwise it is the caller's to end
 		// Left alone it would keep its locks. To hold it is to roll it back, or
 		// to learn that it was committed after all.
 		const cause = "the result could not be recorded"

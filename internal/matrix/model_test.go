@@ -118,6 +118,8 @@ func (c cell) expect(k kind) (first, retry told) {
 		switch {
 		case ended:
 			first, retry = told{undone, 503, 0}, afresh
+		case failsFor(complete) && f.after && k.transactional && !k.joined:
+			first = retry // who would roll it back finds it on record
 		case failsFor(complete):
 			first = broken(told{unavailable, 503, 0}, end)
 			if !f.after {
@@ -128,7 +130,7 @@ func (c cell) expect(k kind) (first, retry told) {
 		first, retry = c.released(k, status), afresh
 		if failsFor(release) && !f.after && !k.transactional {
 			// There was no effect, but nobody could write that down.
-			retry = told{unknown, 409, 0}
+			first, retry = broken(told{unavailable, 503, 0}, end), told{unknown, 409, 0}
 		}
 	case hold:
 		switch c.ending {
