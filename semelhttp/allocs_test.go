@@ -3,6 +3,7 @@
 package semelhttp_test
 
 import (
+	"math"
 	"net/http"
 	"strconv"
 	"testing"
@@ -12,7 +13,7 @@ import (
 )
 
 // What protection may cost in allocations, on the memory store and with a handler
-// that makes five: a little above what it does, so that a change that costs more
+// that makes some itself: a little above what it does, so that a change that costs more
 // is seen.
 func TestAllocations(t *testing.T) {
 	h := newFixture(t).protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -34,15 +35,18 @@ func TestAllocations(t *testing.T) {
 		key  func() string
 		most float64
 	}{
-		{"first", func() string { n++; return strconv.Itoa(n) }, 24},
-		{"replay", func() string { return "again" }, 7},
+		{"first", func() string { n++; return strconv.Itoa(n) }, 25},
+		{"replay", func() string { return "again" }, 6},
 	} {
-		got := testing.AllocsPerRun(500, func() {
-			content.Reset("body")
-			clear(w.header)
-			r.Header[semelhttp.HeaderKey][0] = tc.key()
-			h.ServeHTTP(w, r)
-		})
+		got := math.Inf(1)
+		for range 5 { // the least counts: what else the process does is counted too
+			got = min(got, testing.AllocsPerRun(500, func() {
+				content.Reset("body")
+				clear(w.header)
+				r.Header[semelhttp.HeaderKey][0] = tc.key()
+				h.ServeHTTP(w, r)
+			}))
+		}
 		if t.Logf("%s: %v allocations", tc.name, got); got > tc.most || w.status != http.StatusCreated {
 			t.Errorf("%s: %v allocations for a %d; want %v at most", tc.name, got, w.status, tc.most)
 		}
