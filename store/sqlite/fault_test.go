@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -949,5 +950,29 @@ func TestSweptEntriesAreCounted(t *testing.T) {
 	}
 	if total != 10 {
 		t.Errorf("%d entries were swept; want 10", total)
+	}
+}
+
+// The filter remembers more than a third of its size without losing any: what it
+// loses goes through the writer.
+func TestKnownIdentities(t *testing.T) {
+	var k known
+	k.seed = maphash.MakeSeed()
+	const n = 10_000
+	id := func(i int) semel.Identity { return identity(fmt.Sprint("key ", i)) }
+	for i := range n {
+		k.add(id(i))
+	}
+	lost, wrong := 0, 0
+	for i := range n {
+		if !k.has(id(i)) {
+			lost++
+		}
+		if k.has(id(n + i)) {
+			wrong++
+		}
+	}
+	if lost > n/50 || wrong > n/1000 {
+		t.Errorf("of %d identities %d were forgotten, and of as many others %d taken for known", n, lost, wrong)
 	}
 }

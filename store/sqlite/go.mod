@@ -4,7 +4,10 @@ go 1.26.0
 
 require modernc.org/sqlite v1.60.1
 
-require github.com/semelhq/semel v0.0.0
+require (
+	github.com/semelhq/semel v0.0.0
+	modernc.org/libc v1.77.1
+)
 
 require (
 	github.com/dustin/go-humanize v1.0.1 // indirect
@@ -13,7 +16,6 @@ require (
 	github.com/ncruces/go-strftime v1.0.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	golang.org/x/sys v0.48.0 // indirect
-	modernc.org/libc v1.77.1 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect
 )

@@ -80,17 +80,31 @@ type known struct {
 	slots [1 << 15]atomic.Uint64
 }
 
-func (k *known) slot(id semel.Identity) (*atomic.Uint64, uint64) {
-	h := maphash.Comparable(k.seed, id)
-	return &k.slots[h%uint64(len(k.slots))], h
+// ways is how many slots an identity may be in.
+const ways = 4
+
+func (k *known) find(id semel.Identity) (slots []atomic.Uint64, h uint64) {
+	h = maphash.Comparable(k.seed, id) | 1 // 0 is an empty slot
+	first := h >> 1 % uint64(len(k.slots)/ways) * ways
+	return k.slots[first : first+ways], h
 }
 
 func (k *known) add(id semel.Identity) {
-	slot, h := k.slot(id)
-	slot.Store(h)
+	slots, h := k.find(id)
+	for i := range slots {
+		if was := slots[i].Load(); was == h || was == 0 && slots[i].CompareAndSwap(0, h) {
+			return
+		}
+	}
+	slots[h>>62].Store(h)
 }
 
 func (k *known) has(id semel.Identity) bool {
-	slot, h := k.slot(id)
-	return slot.Load() == h
+	slots, h := k.find(id)
+	for i := range slots {
+		if slots[i].Load() == h {
+			return true
+		}
+	}
+	return false
 }
