@@ -21,7 +21,11 @@ import (
 // write to the file by turns, one call or a group of calls at a time, and readers
 // follow with pages of their own while sweeps move entries about.
 func TestTrailIsThatOfTheModel(t *testing.T) {
-	for seed := range uint64(12) {
+	lives := uint64(12)
+	if raceEnabled { // which makes it ten times as long
+		lives = 4
+	}
+	for seed := range lives {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { newModel(t, seed).live(250) })
 		})

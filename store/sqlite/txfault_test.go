@@ -20,6 +20,7 @@ func TestTxEveryFault(t *testing.T) {
 	for _, mode := range []string{"not carried out", "answer lost"} {
 		for _, life := range []string{"complete", "fail", "release", "hold"} {
 			t.Run(mode+" "+life, func(t *testing.T) {
+				t.Parallel()
 				n := 1
 				for ; ; n++ {
 					if !txFaultAt(t, n, mode == "answer lost", life) {
