@@ -268,8 +268,8 @@ func sqliteSizes(ctx context.Context, db *sql.DB, path string) (map[string]int64
 
 // copier copies rows of the store's large tables in SQL, whatever columns they
 // have, because claims by the million take hours. What must be unique is made
-// so: numbers go on behind the largest, bytes and the first text of an index are
-// digests of the old ones. The copies cannot be found by their identities.
+// so: numbers go on behind the largest; bytes, UUIDs and the first text of an index
+// are digests of the old ones. The copies cannot be found by their identities.
 func copier(pool *pgxpool.Pool) func(ctx context.Context, copies int64) error {
 	copied := map[string]int64{} // by table, the largest number so far
 	return func(ctx context.Context, copies int64) error {
@@ -280,6 +280,7 @@ func copier(pool *pgxpool.Pool) func(ctx context.Context, copies int64) error {
 					WHEN a.attnum = n.attnum THEN format('%I + g * $3', a.attname)
 					WHEN NOT u.is_unique THEN quote_ident(a.attname)
 					WHEN a.atttypid = 'bytea'::regtype THEN format('substr(sha256(%I || int8send(g)), 1, length(%1$I))', a.attname)
+					WHEN a.atttypid = 'uuid'::regtype THEN format('md5(%I::text || g)::uuid', a.attname)
 					WHEN u.is_first AND a.atttypid = 'text'::regtype THEN format('left(repeat(md5(%I || g), 8), length(%1$I))', a.attname)
 					ELSE quote_ident(a.attname) END, ', ' ORDER BY a.attnum), c.oid::regclass, n.attname)
 			FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped,
