@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -9,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -175,20 +175,32 @@ func TestOutboxDecisions(t *testing.T) {
 	}
 }
 
-// startRelay starts a relay process and returns how to end it, which tells its log.
+// startRelay returns once the relay says that it is at work. stop has it settle
+// what is under way, and returns its log.
 func startRelay(t *testing.T, args ...string) (stop func() string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), binary, append([]string{"relay"}, args...)...)
-	var log strings.Builder
-	cmd.Stderr = &log
+	stderr, err := cmd.StderrPipe()
+	noError(t, err)
 	noError(t, cmd.Start())
+	log := bufio.NewReader(stderr)
+	first, err := log.ReadString('\n')
+	if err != nil || !strings.Contains(first, "relaying") {
+		t.Fatalf("the relay begins with %q, %v", first, err)
+	}
+	rest := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(log)
+		rest <- string(b)
+	}()
 	return func() string {
 		t.Helper()
 		noError(t, cmd.Process.Signal(syscall.SIGTERM))
+		all := first + <-rest
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("the relay ended by %v: %s", err, log.String())
+			t.Errorf("the relay ended by %v: %s", err, all)
 		}
-		return log.String()
+		return all
 	}
 }
 
@@ -210,32 +222,23 @@ func TestRelay(t *testing.T) {
 	}))
 	defer receiver.Close()
 	stop := startRelay(t, "--store", "sqlite:"+path, "--sink", receiver.URL, "--allow-private", "--header", "Authorization: Bearer secret", "--topic", "orders")
-	var db *sql.DB
-	for { // until the relay has made the file
-		if info, err := os.Stat(path); err == nil && info.Size() > 0 {
-			var err error
-			db, err = sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
-			noError(t, err)
-			if _, err := db.Exec(`INSERT INTO outbox (topic, type, payload) VALUES ('orders', 'paid', '{"order": 17}')`); err == nil {
-				break
-			}
-			noError(t, db.Close())
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
+	noError(t, err)
 	defer db.Close()
+	_, err = db.Exec(`INSERT INTO outbox (topic, type, payload) VALUES ('orders', 'paid', '{"order": 17}')`)
+	noError(t, err)
 	r := <-got
 	body, _ := io.ReadAll(r.Body)
 	if string(body) != `{"order": 17}` || r.Header.Get("Authorization") != "Bearer secret" || len(r.Header.Get("Idempotency-Key")) != 38 {
 		t.Errorf("%s with %v", body, r.Header)
 	}
-	_, err := db.Exec(`INSERT INTO outbox (topic, type) VALUES ('others', ''), ('orders', 'refused')`)
+	_, err = db.Exec(`INSERT INTO outbox (topic, type) VALUES ('others', ''), ('orders', 'refused')`)
 	noError(t, err)
 	<-got
-	for !strings.Contains(ok(t, "outbox", "list", "--store", "sqlite:"+path), "dead") {
-		time.Sleep(10 * time.Millisecond)
-	}
 	log := stop()
+	if s := ok(t, "outbox", "list", "--store", "sqlite:"+path); !strings.Contains(s, "dead") {
+		t.Errorf("the refused message is not dead\n%s", s)
+	}
 	if !strings.Contains(log, "a message is dead") || !strings.Contains(log, "stopped") || strings.Contains(log, "secret") || strings.Contains(log, "17}") {
 		t.Errorf("the log says\n%s", log)
 	}
@@ -263,8 +266,8 @@ func TestRelayMail(t *testing.T) {
 	if m := <-mails; !strings.Contains(m.Data, "Message-ID: <m1@example.com>") || !strings.Contains(m.Data, "Subject: Paid") {
 		t.Errorf("the mail is\n%s", m.Data)
 	}
-	for box.ids("--state", "delivered") != "m1" {
-		time.Sleep(10 * time.Millisecond)
-	}
 	stop()
+	if ids := box.ids("--state", "delivered"); ids != "m1" {
+		t.Errorf("delivered are %q", ids)
+	}
 }

@@ -119,8 +119,12 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make(arrivals, 10)
-	stop := relay(t, b.Outbox(), outbox.Config{PollMin: time.Hour, PollMax: time.Hour, Routes: []outbox.Route{{Sink: got}}})
-	time.Sleep(50 * time.Millisecond) // so that the relay has looked: what it finds later it was woken for
+	looked := make(chan struct{}, 100)
+	stop := relay(t, b.Outbox(), outbox.Config{
+		PollMin: time.Hour, PollMax: time.Hour, Routes: []outbox.Route{{Sink: got}},
+		Observer: &outbox.Observer{Claimed: func(context.Context, outbox.Fetched) { looked <- struct{}{} }},
+	})
+	<-looked // what it finds later it was woken for
 	do := func(key string, end func() (semel.Result, error)) {
 		t.Helper()
 		defer func() { _ = recover() }()
@@ -214,7 +218,23 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 	o := open(t, sqlite.Config{Path: path, BusyTimeout: 100 * time.Millisecond}).Outbox()
 	db, other := raw(t, path), raw(t, path)
 	got := make(arrivals, 100)
-	relay(t, o, outbox.Config{Routes: []outbox.Route{{Sink: got}}})
+	release := make(chan struct{})
+	sink := outbox.SinkFunc(func(ctx context.Context, d outbox.Delivery) error {
+		err := got.Deliver(ctx, d)
+		if d.ID == "slow" {
+			<-release
+		}
+		return err
+	})
+	failed := make(chan error, 100)
+	relay(t, o, outbox.Config{Routes: []outbox.Route{{Sink: sink}}, Observer: &outbox.Observer{
+		StoreFailed: func(_ context.Context, _ string, err error) {
+			select {
+			case failed <- err:
+			default:
+			}
+		},
+	}})
 	tx, err := other.Begin()
 	if err != nil {
 		t.Fatal(err)
@@ -229,13 +249,22 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	if err := enqueue(t.Context(), db, outbox.Message{ID: "slow", Topic: "t"}); err != nil {
+		t.Fatal(err)
+	}
+	got.hear(t, 1)
 	if tx, err = other.Begin(); err != nil {
 		t.Fatal(err)
 	}
 	if err := sqlite.EnqueueTx(t.Context(), tx, outbox.Message{Topic: "t"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(500 * time.Millisecond) // several busy timeouts
+	close(release)
+	for range 3 { // tries to settle what has arrived
+		if err := <-failed; !errors.Is(err, sqlite.ErrBusy) {
+			t.Errorf("a call of the store failed with %v", err)
+		}
+	}
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
