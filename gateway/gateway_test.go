@@ -281,17 +281,7 @@ func TestClientGone(t *testing.T) {
 		_, _ = io.WriteString(w, "done")
 	})
 	b := newBundle(t, upstream, semel.Policy{}, nil)
-	ctx, cancel := context.WithCancel(context.Background())
-	gone := make(chan error)
-	go func() {
-		_, err := b.client.Do(b.request("POST", "/x", "k", "{}").WithContext(ctx))
-		gone <- err
-	}()
-	<-entered
-	cancel()
-	if err := <-gone; !errors.Is(err, context.Canceled) {
-		t.Fatalf("the client got %v", err)
-	}
+	b.breakOff(t, b.request("POST", "/x", "k", "{}"), entered)
 	want(t, "problem meanwhile", b.post("/x", "k", "{}").problem(t), "in-progress")
 	close(leave)
 	noError(t, b.guard.Drain(context.Background()))

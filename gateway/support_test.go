@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -166,5 +167,21 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+// breakOff sends a request, and goes away once the upstream has entered it.
+func (b *bundle) breakOff(t *testing.T, r *http.Request, entered <-chan struct{}) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan error)
+	go func() {
+		_, err := b.client.Do(r.WithContext(ctx))
+		gone <- err
+	}()
+	<-entered
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Fatalf("the client got %v", err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -173,13 +172,7 @@ func TestMailUnderKills(t *testing.T) {
 // The disk fills up under writers and a relay, and has room again. What was
 // acknowledged is delivered, once, and what was refused is not.
 func TestOutboxFullDisk(t *testing.T) {
-	const child = "SEMEL_TEST_OUTBOX_FULL_DISK" // as in TestFullDisk
-	if os.Getenv(child) == "" {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOutboxFullDisk$", "-test.v")
-		cmd.Env = append(os.Environ(), child+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS: TestOutboxFullDisk") {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	if ranAsChild(t) { // as TestFullDisk
 		return
 	}
 	path := filepath.Join(t.TempDir(), "semel.db")
