@@ -16,8 +16,8 @@ const (
 )
 
 // Sweep implements semel.Sweeper. It also removes about limit audit entries that
-// are older than Config.TrailRetention: the executions of one commit go together. When it fails half way it reports
-// what it has removed beside the error.
+// are older than Config.TrailRetention: the executions of one commit go together.
+// When it fails half way it reports what it has removed beside the error.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	records, _, err := s.sweep(ctx, limit)
 	return records, err
