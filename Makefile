@@ -80,7 +80,7 @@ fuzz: ## fuzz every fuzz test for FUZZTIME
 # so that no other module's requirements can change them.
 tools:
 	@mkdir -p bin/tools
-	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./cmd/testall
+	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./cmd/testall ./cmd/platforms
 
 clean: ## remove what was built and what make run has stored
 	rm -rf bin .run

@@ -268,16 +268,16 @@ func sqliteSizes(ctx context.Context, db *sql.DB, path string) (map[string]int64
 
 // copier copies rows of the store's large tables in SQL, whatever columns they
 // have, because claims by the million take hours. What must be unique is made
-// so: numbers go on behind the largest; bytes, UUIDs and the first text of an index
+// so: numbers, and the positions that come from the same counter, go on behind the largest; bytes, UUIDs and the first text of an index
 // are digests of the old ones. The copies cannot be found by their identities.
 func copier(pool *pgxpool.Pool) func(ctx context.Context, copies int64) error {
 	copied := map[string]int64{} // by table, the largest number so far
 	return func(ctx context.Context, copies int64) error {
 		tables, err := pool.Query(ctx, `
-			SELECT c.relname, n.attname, format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %s s, generate_series(1, $1::bigint) g WHERE %I > $2',
+			SELECT c.relname, format('INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %s s, generate_series(1, $1::bigint) g WHERE %I > $2',
 				c.oid::regclass, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
 				string_agg(CASE
-					WHEN a.attnum = n.attnum THEN format('%I + g * $3', a.attname)
+					WHEN a.attnum = n.attnum OR a.attname = 'position' THEN format('%I + g * $3', a.attname)
 					WHEN NOT u.is_unique THEN quote_ident(a.attname)
 					WHEN a.atttypid = 'bytea'::regtype THEN format('substr(sha256(%I || int8send(g)), 1, length(%1$I))', a.attname)
 					WHEN a.atttypid = 'uuid'::regtype THEN format('md5(%I::text || g)::uuid', a.attname)
@@ -294,19 +294,16 @@ func copier(pool *pgxpool.Pool) func(ctx context.Context, copies int64) error {
 		if err != nil {
 			return err
 		}
-		type table struct{ Name, Number, Insert string }
+		type table struct{ Name, Insert string }
 		all, err := pgx.CollectRows(tables, pgx.RowToStructByPos[table])
 		if err != nil {
 			return err
 		}
-		largest := int64(0)
+		var last, largest int64
+		if err := pool.QueryRow(ctx, "SELECT coalesce(max(last_value), 0) FROM pg_sequences WHERE schemaname = 'semel'").Scan(&last); err != nil {
+			return err
+		}
 		for _, t := range all {
-			number := pgx.Identifier{t.Number}.Sanitize()
-			name := pgx.Identifier{"semel", t.Name}.Sanitize()
-			var last int64
-			if err := pool.QueryRow(ctx, "SELECT coalesce(max("+number+"), 0) FROM "+name).Scan(&last); err != nil {
-				return err
-			}
 			// The numbers since the last time, and gaps of them.
 			if _, err := pool.Exec(ctx, t.Insert, copies, copied[t.Name], last-copied[t.Name]); err != nil {
 				return fmt.Errorf("%s: %w", t.Insert, err)

@@ -3,7 +3,9 @@ package outbox
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -47,8 +49,13 @@ type Route struct {
 	// Delivery.BeforeEffect. Default Hold.
 	OnUnknown UnknownPolicy
 	// MaxAttempts is after how many attempts a message is dead: or unknown, if
-	// one of them may have arrived. Default 20, which take about six hours.
+	// one of them may have arrived. Default 20, which take about six hours, or
+	// as many as Schedule is made for.
 	MaxAttempts int
+	// Schedule lists the delays after the first failure, the second and so on,
+	// in place of Backoff and MaxBackoff; the last is that of all further ones.
+	// Of every delay a random part of up to a fifth is left away.
+	Schedule []time.Duration
 	// Backoff is the delay after the first failure. It doubles with each, up to
 	// MaxBackoff; of every delay a random part of up to a half is left away.
 	// Default 1 s.
@@ -65,6 +72,10 @@ type Route struct {
 }
 
 func (r Route) withDefaults() Route {
+	if len(r.Schedule) > 0 {
+		r.Schedule = slices.Clone(r.Schedule)
+		defaults(&r.MaxAttempts, len(r.Schedule)+1)
+	}
 	defaults(&r.MaxAttempts, 20)
 	defaults(&r.Backoff, time.Second)
 	defaults(&r.MaxBackoff, time.Hour)
@@ -93,6 +104,9 @@ func (r Route) validate() error {
 	if r.OnDead > Skip || r.OnUnknown > Retry {
 		errs = append(errs, errors.New("field OnDead or OnUnknown is none of the policies"))
 	}
+	for i, d := range r.Schedule {
+		errs = append(errs, positive(fmt.Sprintf("Schedule[%d]", i), d))
+	}
 	if r.MaxBackoff < r.Backoff {
 		errs = append(errs, fmt.Errorf("field MaxBackoff is %v, less than the Backoff of %v", r.MaxBackoff, r.Backoff))
 	}
@@ -118,17 +132,29 @@ const maxRetryAfter = 24 * time.Hour
 // delay is how long to wait after a failed attempt. The receiver's wish is kept,
 // and lengthened at random too, so that many messages do not come back at once.
 func (r Route) delay(attempt int, after time.Duration) time.Duration {
-	d := r.Backoff
-	for n := 1; n < attempt && d < r.MaxBackoff; n++ {
-		d *= 2
+	d := r.longest(attempt)
+	if len(r.Schedule) > 0 {
+		d -= rand.N(d/5 + 1)
+	} else {
+		d -= rand.N(d/2 + 1)
 	}
-	d = min(d, r.MaxBackoff)
-	d -= rand.N(d/2 + 1)
 	if after > 0 {
 		after = min(after, maxRetryAfter)
 		d = max(d, after+rand.N(after/10+1))
 	}
 	return d
+}
+
+// longest is the delay after an attempt that failed, before chance shortens it.
+func (r Route) longest(attempt int) time.Duration {
+	if n := len(r.Schedule); n > 0 {
+		return r.Schedule[min(attempt, n)-1]
+	}
+	d := r.Backoff
+	for n := 1; n < attempt && d < r.MaxBackoff; n++ {
+		d = min(d, math.MaxInt64/2) * 2
+	}
+	return min(d, r.MaxBackoff)
 }
 
 // Config is what a relay is made of. Store and Routes are required.

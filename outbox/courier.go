@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -19,8 +17,8 @@ type courier struct {
 	config Config
 	route  Route
 	hint   signal // there may be more to claim
-	freed  signal // less is under way
-	ended  signal // outcomes wait to be settled
+	ended  signal // outcomes wait to be settled, or something was dropped
+	empty  signal // nothing is held
 
 	mu       sync.Mutex
 	held     map[*parcel]struct{} // claimed and not settled
@@ -53,7 +51,7 @@ type outcome struct {
 func newCourier(c Config, r Route) *courier {
 	return &courier{
 		config: c, route: r,
-		hint: make(signal, 1), freed: make(signal, 1), ended: make(signal, 1),
+		hint: make(signal, 1), ended: make(signal, 1), empty: make(signal, 1),
 	}
 }
 
@@ -68,9 +66,10 @@ func (c *courier) run(ctx context.Context) error {
 	keep, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	keepers.Go(func() { c.renew(keep) })
-	keepers.Go(func() { c.settle(keep) })
-
-	c.fetch(ctx, func(p *parcel) { deliveries.Go(func() { c.deliver(work, p) }) })
+	claimed := make(chan struct{}) // closed once nothing more is
+	start := func(p *parcel) { deliveries.Go(func() { c.deliver(work, p) }) }
+	keepers.Go(func() { c.exchange(ctx, keep, start, func() { close(claimed) }) })
+	<-claimed
 
 	drained := make(chan struct{})
 	go func() {
@@ -86,76 +85,17 @@ func (c *courier) run(ctx context.Context) error {
 	return err
 }
 
-// fetch claims messages and starts their deliveries until ctx ends.
-func (c *courier) fetch(ctx context.Context, start func(*parcel)) {
-	pause := c.config.PollMin
-	for ctx.Err() == nil {
-		room, ok := c.room(ctx)
-		if !ok {
-			return
-		}
-		began := time.Now()
-		// Not with ctx: a claim whose answer nobody hears waits for its lease.
-		got, err := call(context.WithoutCancel(ctx), c.config, "claim", func(ctx context.Context) ([]Claimed, error) {
-			return c.config.Store.Claim(ctx, room)
-		})
-		for _, m := range got {
-			start(c.hold(m, began.Add(c.config.Lease)))
-		}
-		if err == nil && c.config.Observer.Claimed != nil {
-			c.config.Observer.Claimed(ctx, Fetched{Topic: c.route.Topic, Asked: room.Max, Got: len(got), Took: time.Since(began)})
-		}
-		switch {
-		case err != nil:
-			pause = c.config.PollMax
-		case len(got) == room.Max:
-			pause = c.config.PollMin
-			continue // there is probably more
-		case len(got) > 0:
-			pause = c.config.PollMin
-		default:
-			pause = min(pause*2, c.config.PollMax)
-		}
-		sleep(ctx, pause-rand.N(pause/4+1), c.hint)
-	}
-}
-
-// room waits until something can be claimed, and says how much. It waits a little
-// longer for a fair share to be free, so that a full relay does not claim messages
-// one by one.
-func (c *courier) room(ctx context.Context) (Claim, bool) {
-	patience := time.NewTimer(c.config.PollMin)
-	defer patience.Stop()
-	waited := false
-	for {
-		c.mu.Lock()
-		claim := Claim{
-			Topic: c.route.Topic, Max: c.route.MaxInFlight - len(c.held), MaxBytes: c.route.MaxBytesInFlight - c.bytes,
-			Lease: c.config.Lease, Suspect: !c.suspect,
-		}
-		c.mu.Unlock()
-		if claim.Max > 0 && claim.MaxBytes >= MaxPayload && (waited || claim.Max >= (c.route.MaxInFlight+3)/4) {
-			return claim, ctx.Err() == nil
-		}
-		select {
-		case <-c.freed:
-		case <-patience.C:
-			waited = true
-		case <-ctx.Done():
-			return claim, false
-		}
-	}
-}
-
 func (c *courier) hold(m Claimed, until time.Time) *parcel {
 	p := &parcel{Claimed: m, until: until}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held[p] = struct{}{}
 	c.bytes += len(m.Payload)
-	c.suspect = c.suspect || m.Lapses >= SuspectLapses
+	c.suspect = c.suspect || p.suspect()
 	return p
 }
+
+func (p *parcel) suspect() bool { return p.Lapses >= SuspectLapses }
 
 // drop ends what hold began.
 func (c *courier) drop(p *parcel) {
@@ -163,10 +103,12 @@ func (c *courier) drop(p *parcel) {
 	defer c.mu.Unlock()
 	delete(c.held, p)
 	c.bytes -= len(p.Payload)
-	if p.Lapses >= SuspectLapses {
+	if p.suspect() {
 		c.suspect = false
 	}
-	c.freed.send()
+	if len(c.held) == 0 {
+		c.empty.send()
+	}
 }
 
 // deliver has the sink deliver a message, and queues what came of it.
@@ -201,7 +143,6 @@ func (c *courier) deliver(work context.Context, p *parcel) {
 	c.mu.Unlock()
 	if lost {
 		c.drop(p)
-		return
 	}
 	c.ended.send()
 }
@@ -289,6 +230,8 @@ func (c *courier) judge(p *parcel, err, ended error) outcome {
 		o.Outcome = OutcomeDelivered
 	case kind == outcomePermanent:
 		o.Outcome = OutcomeDead
+	case kind == outcomePostponed && !p.marked.Load():
+		o.Outcome, o.Delay = OutcomeReleased, min(max(after, 0), maxRetryAfter)
 	case unsure && c.route.OnUnknown == Hold:
 		o.Outcome = OutcomeUnknown
 	case errors.Is(ended, errDrained) && !unsure:
@@ -378,58 +321,12 @@ func (c *courier) lose(ctx context.Context, p *parcel, certain bool) {
 	}
 }
 
-// mostSettled is how many outcomes are written together.
-const mostSettled = 512
-
-// settle writes outcomes as they come, those together that come together.
-func (c *courier) settle(ctx context.Context) {
-	size, pause := mostSettled, c.config.PollMin
-	var failed []outcome // which are tried again
-	for {
-		runtime.Gosched() // those that end together are settled together
-		c.mu.Lock()
-		todo := append(c.outcomes, failed...)
-		n := min(len(todo), size)
-		batch, rest := todo[:n:n], todo[n:]
-		c.outcomes, failed = append([]outcome(nil), rest...), nil
-		c.mu.Unlock()
-		if n == 0 {
-			select {
-			case <-c.ended:
-				continue
-			case <-ctx.Done():
-				return
-			}
-		}
-		settlements := make([]Settlement, n)
-		for i, o := range batch {
-			settlements[i] = o.Settlement
-		}
-		lost, err := call(ctx, c.config, "settle", func(ctx context.Context) ([]Ref, error) {
-			return c.config.Store.Settle(ctx, settlements)
-		})
-		if err != nil {
-			// The next try is smaller, and others come first: one row that
-			// cannot be written does not keep the others from it.
-			failed, size = batch, max(size/4, 1)
-			if !sleep(ctx, pause-rand.N(pause/4+1), nil) {
-				return
-			}
-			pause = min(pause*2, c.config.PollMax)
-			continue
-		}
-		size, pause = min(size*2, mostSettled), c.config.PollMin
-		c.settled(ctx, batch, lost)
-	}
-}
-
 // settled tells what was written, and makes room.
 func (c *courier) settled(ctx context.Context, batch []outcome, lost []Ref) {
 	gone := make(map[Ref]bool, len(lost))
 	for _, ref := range lost {
 		gone[ref] = true
 	}
-	onward := false // a lane has gone on
 	for _, o := range batch {
 		p := o.parcel
 		at := Attempted{Topic: p.Topic, ID: p.ID, Attempt: p.Attempts, Took: o.took, Err: o.err}
@@ -440,22 +337,16 @@ func (c *courier) settled(ctx context.Context, batch []outcome, lost []Ref) {
 				tell(ctx, c.config.Observer.LeaseLost, at)
 			}
 		case o.Outcome == OutcomeDelivered:
-			onward = onward || p.Key != ""
 			tell(ctx, c.config.Observer.Delivered, at)
 		case o.Outcome == OutcomeRetry:
 			at.Delay = o.Delay
 			tell(ctx, c.config.Observer.Retried, at)
 		case o.Outcome == OutcomeDead:
-			onward = onward || p.Key != ""
 			tell(ctx, c.config.Observer.Dead, at)
 		case o.Outcome == OutcomeUnknown:
-			onward = onward || p.Key != ""
 			tell(ctx, c.config.Observer.Unknown, at)
 		}
 		c.drop(p)
-	}
-	if onward {
-		c.hint.send()
 	}
 }
 
@@ -471,7 +362,7 @@ func (c *courier) settleLast(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case <-c.freed:
+		case <-c.empty:
 		case <-ctx.Done():
 			return fmt.Errorf("outbox: what became of %d messages could not be written down: they are delivered again once their lease is over", n)
 		}

@@ -43,11 +43,11 @@ type Attempted struct {
 	Err     error         // why it did not arrive
 }
 
-// Fetched is an answer to Store.Claim.
+// Fetched is an answer of Store.Exchange to a claim.
 type Fetched struct {
 	Topic      string // of the route, "" for all
 	Asked, Got int
-	Took       time.Duration
+	Took       time.Duration // with what was settled in the same call
 }
 
 func tell[T any](ctx context.Context, f func(context.Context, T), v T) {

@@ -339,6 +339,107 @@ func TestPartialBatchFailureKeepsLaneOrder(t *testing.T) {
 	})
 }
 
+// A delivery that failed comes again under its id, and so does one that is redriven:
+// it is neither lost nor taken for its own duplicate, which another of its id is.
+func TestFailedDeliveryIsNotItsOwnDuplicate(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		var seen []string
+		fails := 3
+		p.answer = func(_ context.Context, d outbox.Delivery) error {
+			seen = append(seen, fmt.Sprint(d.ID, " ", d.Attempt))
+			if len(seen) <= fails {
+				return errors.New("no")
+			}
+			return nil
+		}
+		enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
+		stop := start(t, outbox.Config{Store: o}, outbox.Route{Sink: p, MaxAttempts: 3})
+		pass(time.Hour)
+		want(t, "state", find(t, o, "m").State, outbox.StateDead)
+		if err := o.Enqueue(t.Context(), outbox.Message{ID: "m", Topic: "t"}); !errors.Is(err, outbox.ErrDuplicate) {
+			t.Errorf("another message of the id: %v", err)
+		}
+		if done, err := o.Redrive(t.Context(), outbox.Filter{ID: "m"}); err != nil || len(done) != 1 {
+			t.Error(done, err)
+		}
+		pass(time.Hour)
+		stopped(t, stop)
+		wantIDs(t, seen, "m 1", "m 2", "m 3", "m 1")
+		want(t, "state", find(t, o, "m").State, outbox.StateDelivered)
+	})
+}
+
+// While messages wait, every settlement is in one call with a claim of as many, and as
+// large: one commit, not two.
+func TestSettlementsComeWithClaims(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		alone := 0
+		f := &faulty{Outbox: o}
+		f.fail = func(call string) (bool, bool) {
+			page, err := o.List(t.Context(), outbox.Filter{State: outbox.StatePending})
+			if call == "settle" && (err != nil || slices.ContainsFunc(page, func(e outbox.Entry) bool { return e.LeaseLeft == 0 })) {
+				alone++
+			}
+			return false, false
+		}
+		p.answer = func(context.Context, outbox.Delivery) error { time.Sleep(time.Second); return nil }
+		for range 40 {
+			enqueue(t, o, outbox.Message{Topic: "t", Payload: make([]byte, outbox.MaxPayload)})
+		}
+		stop := start(t, outbox.Config{Store: f}, outbox.Route{Sink: p, MaxInFlight: 4, MaxBytesInFlight: 4 * outbox.MaxPayload})
+		pass(time.Minute)
+		stopped(t, stop)
+		want(t, "number delivered", len(p.ids()), 40)
+		want(t, "number of settlements without a claim", alone, 0)
+		want(t, "number under way", p.most, 4)
+	})
+}
+
+// The next of a lane is claimed in the call that settles the one before, by a relay
+// that would not look for an hour.
+func TestLaneGoesOnWithoutPolling(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		enqueue(t, o, lane("t", "x", 20)...)
+		stop := start(t, outbox.Config{Store: struct{ outbox.Store }{o}, PollMin: time.Hour, PollMax: time.Hour}, outbox.Route{Sink: p})
+		synctest.Wait()
+		want(t, "number delivered at once", len(p.ids()), 20)
+		stopped(t, stop)
+	})
+}
+
+// Messages that may have killed their relays are under way one at a time, also where
+// one is claimed in the call that settles another.
+func TestSuspectsAreUnderWayAlone(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		for range 5 {
+			enqueue(t, o, outbox.Message{Topic: "t"})
+		}
+		for range outbox.SuspectLapses {
+			if got, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 5, Lease: time.Second}); err != nil || len(got) != 5 {
+				t.Fatal(got, err)
+			}
+			time.Sleep(time.Second)
+		}
+		var under, most atomic.Int64
+		p.answer = func(_ context.Context, d outbox.Delivery) error {
+			if d.Attempt == 1 {
+				time.Sleep(100 * time.Millisecond)
+				return nil
+			}
+			most.Store(max(most.Load(), under.Add(1)))
+			time.Sleep(time.Second)
+			under.Add(-1)
+			return nil
+		}
+		enqueue(t, o, lane("t", "x", 20)...) // beside them, a settlement with a claim now and then
+		stop := start(t, outbox.Config{Store: o}, outbox.Route{Sink: p})
+		pass(time.Minute)
+		stopped(t, stop)
+		want(t, "number delivered", len(p.ids()), 25)
+		want(t, "number of suspects under way", most.Load(), 1)
+	})
+}
+
 // A row that cannot be written does not keep those from being settled that were
 // delivered with it.
 func TestOneBadRowDoesNotRollBackTheOthers(t *testing.T) {
@@ -369,11 +470,11 @@ type badRow struct {
 	bad uint64 // its position
 }
 
-func (b *badRow) Settle(ctx context.Context, s []outbox.Settlement) ([]outbox.Ref, error) {
+func (b *badRow) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.Claim) ([]outbox.Claimed, []outbox.Ref, error) {
 	if slices.ContainsFunc(s, func(s outbox.Settlement) bool { return s.Position == b.bad }) {
-		return nil, errFault
+		return nil, nil, errFault
 	}
-	return b.Outbox.Settle(ctx, s)
+	return b.Outbox.Exchange(ctx, s, c)
 }
 
 // The delay doubles up to its bound, is never more, and is at least what the
@@ -403,6 +504,66 @@ func TestBackoff(t *testing.T) {
 				t.Errorf("delay %d is %v; want %v to %v s", i+1, d, int(least), int(most))
 			}
 		}
+	})
+}
+
+// A schedule is kept as it is, but for chance, which only shortens; it is the last
+// of the attempts that the span reaches to.
+func TestSchedule(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		var at []time.Time
+		p.answer = func(context.Context, outbox.Delivery) error {
+			at = append(at, time.Now())
+			return errors.New("no")
+		}
+		route := outbox.Route{Topic: "t", Sink: p, Schedule: []time.Duration{10 * time.Second, 10 * time.Minute, 5 * time.Hour}}
+		span := route.RetrySpan(0)
+		want(t, "span", span, 5*time.Hour+10*time.Minute+10*time.Second+4*30*time.Second)
+		stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, route)
+		enqueue(t, o, outbox.Message{Topic: "t"})
+		pass(7 * time.Hour)
+		stopped(t, stop)
+		want(t, "attempts", len(at), 4)
+		want(t, "dead", p.count("dead"), 1)
+		for i, most := range route.Schedule {
+			// A poll may come a second late.
+			if d := at[i+1].Sub(at[i]); d < most*4/5 || d > most+time.Second {
+				t.Errorf("delay %d is %v; want about %v", i+1, d, most)
+			}
+		}
+		if d := at[3].Sub(at[0]); d > span {
+			t.Errorf("the attempts took %v; the span is %v", d, span)
+		}
+	})
+	// As MaxAttempts says of the defaults.
+	if d := (outbox.Route{}).RetrySpan(0); d < 5*time.Hour || d > 10*time.Hour {
+		t.Errorf("the default span is %v", d)
+	}
+	if _, err := outbox.New(outbox.Config{Store: memory.NewOutbox(), Routes: []outbox.Route{{Sink: newPost(), Schedule: []time.Duration{1, 0}}}}); err == nil || !strings.Contains(err.Error(), "Schedule[1]") {
+		t.Errorf("a delay of nothing: %v", err)
+	}
+}
+
+// What was postponed was not tried: it costs no attempt, however often.
+func TestPostponed(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		calls := 0
+		p.answer = func(_ context.Context, d outbox.Delivery) error {
+			want(t, "attempt", d.Attempt, 1)
+			if calls++; calls <= 50 {
+				return fmt.Errorf("wrapped: %w", outbox.Postpone(time.Minute, errors.New("full")))
+			}
+			return nil
+		}
+		stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 2})
+		enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
+		pass(40 * time.Minute)
+		want(t, "delivered", p.count("delivered"), 0)
+		pass(20 * time.Minute)
+		stopped(t, stop)
+		want(t, "calls", calls, 51)
+		want(t, "delivered", p.count("delivered"), 1)
+		want(t, "retried", p.count("retried"), 0)
 	})
 }
 
@@ -474,7 +635,7 @@ func TestDiedAtTheEffect(t *testing.T) {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
 			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 				enqueue(t, o, outbox.Message{ID: "before", Topic: "t"}, outbox.Message{ID: "at", Topic: "t"})
-				dead, err := o.Claim(t.Context(), outbox.Claim{Max: 2, Lease: time.Minute}) // by a relay that dies
+				dead, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 2, Lease: time.Minute}) // by a relay that dies
 				if err != nil || o.Mark(t.Context(), dead[1].Ref) != nil {
 					t.Fatal(dead, err)
 				}
@@ -560,16 +721,23 @@ func around[T any](f *faulty, name string, call func() (T, error)) (T, error) {
 	return v, err
 }
 
-func (f *faulty) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, error) {
-	return around(f, "claim", func() ([]outbox.Claimed, error) { return f.Outbox.Claim(ctx, c) })
+func (f *faulty) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.Claim) (claimed []outbox.Claimed, lost []outbox.Ref, err error) {
+	name := "exchange"
+	switch {
+	case len(s) == 0:
+		name = "claim"
+	case c.Max == 0:
+		name = "settle"
+	}
+	claimed, err = around(f, name, func() ([]outbox.Claimed, error) {
+		claimed, lost, err = f.Outbox.Exchange(ctx, s, c)
+		return claimed, err
+	})
+	return claimed, lost, err
 }
 
 func (f *faulty) Renew(ctx context.Context, lease time.Duration, refs []outbox.Ref) ([]outbox.Ref, error) {
 	return around(f, "renew", func() ([]outbox.Ref, error) { return f.Outbox.Renew(ctx, lease, refs) })
-}
-
-func (f *faulty) Settle(ctx context.Context, s []outbox.Settlement) ([]outbox.Ref, error) {
-	return around(f, "settle", func() ([]outbox.Ref, error) { return f.Outbox.Settle(ctx, s) })
 }
 
 func (f *faulty) Mark(ctx context.Context, ref outbox.Ref) error {
@@ -587,7 +755,8 @@ func TestStoreFailsAtTimes(t *testing.T) {
 				bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 					var n atomic.Int64
 					f := &faulty{Outbox: o, fail: func(name string) (before, after bool) {
-						if name != call || n.Add(1)%2 == 0 {
+						both := name == "exchange" && (call == "claim" || call == "settle")
+						if name != call && !both || n.Add(1)%2 == 0 {
 							return false, false
 						}
 						return when == "before", when == "after"
@@ -607,7 +776,7 @@ func TestStoreFailsAtTimes(t *testing.T) {
 					for _, key := range []string{"x", "y"} {
 						wantIDs(t, got[key], key+".0", key+".1", key+".2", key+".3", key+".4")
 					}
-					if p.count("failed "+call) == 0 {
+					if p.count("failed "+call)+p.count("failed exchange") == 0 {
 						t.Error("nothing failed")
 					}
 				})
@@ -849,4 +1018,47 @@ func TestConfig(t *testing.T) {
 			}
 		}
 	}
+}
+
+// endless is a context without a Done channel, as context.Background is.
+type endless struct {
+	context.Context
+	over atomic.Bool
+}
+
+func (*endless) Done() <-chan struct{} { return nil }
+
+func (e *endless) Err() error {
+	if e.over.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestContextWithoutEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		r, err := outbox.New(outbox.Config{
+			Store:      struct{ outbox.Store }{o}, // whose hints would be waited for
+			SweepEvery: -1, Observer: p.observer(), Routes: []outbox.Route{{Topic: "t", Sink: p}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := &endless{Context: t.Context()}
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		enqueue(t, o, outbox.Message{Topic: "t"})
+		pass(time.Minute)
+		want(t, "delivered", p.count("delivered"), 1)
+		ctx.over.Store(true) // for the test's sake: it is looked at between polls
+		pass(time.Minute)
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Error("it goes on")
+		}
+	})
 }

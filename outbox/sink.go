@@ -12,6 +12,7 @@ import (
 //
 //   - Permanent: it will never arrive; the message is dead at once.
 //   - RetryAfter: it has not arrived, and is tried again no sooner than that.
+//   - Postpone: nothing was tried. It does not count as an attempt.
 //   - Uncertain: it may have arrived. The route's policy decides.
 //   - Any other error: it is tried again, later each time; after
 //     [Delivery.BeforeEffect] it is Uncertain.
@@ -68,6 +69,13 @@ func RetryAfter(d time.Duration, err error) error {
 	return &outcomeError{kind: outcomeRetry, after: d, err: err}
 }
 
+// Postpone says of a delivery that nothing was tried, for a reason that is not the
+// message's, and that it is to be tried no sooner than after d, which relays bound
+// to 24 h. It counts as no attempt, and nobody is told.
+func Postpone(d time.Duration, err error) error {
+	return &outcomeError{kind: outcomePostponed, after: d, err: err}
+}
+
 // Uncertain says of a delivery that nobody can know whether it had its effect.
 func Uncertain(err error) error { return &outcomeError{kind: outcomeUncertain, err: err} }
 
@@ -78,6 +86,7 @@ const (
 	outcomePermanent
 	outcomeRetry
 	outcomeUncertain
+	outcomePostponed
 )
 
 type outcomeError struct {
@@ -87,13 +96,10 @@ type outcomeError struct {
 }
 
 func (e *outcomeError) Error() string {
-	switch e.kind {
-	case outcomePermanent:
-		return fmt.Sprintf("failed for good: %v", e.err)
-	case outcomeUncertain:
+	if e.kind == outcomeUncertain {
 		return fmt.Sprintf("it may have arrived: %v", e.err)
 	}
-	return e.err.Error()
+	return e.err.Error() // so that a cause begins as the sink's errors do
 }
 
 func (e *outcomeError) Unwrap() error { return e.err }

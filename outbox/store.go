@@ -16,6 +16,10 @@ var (
 	ErrNotFound = errors.New("outbox: no such message")
 	// ErrDuplicate: the store holds a message with this ID.
 	ErrDuplicate = errors.New("outbox: there is a message with this id")
+	// ErrFull: as many messages are pending as the store was told to hold.
+	// Nothing was enqueued. Roll the transaction back, and have the caller try
+	// again later.
+	ErrFull = errors.New("outbox: as many messages wait as may: roll back, and try again later")
 	// ErrPurgeAll: a purge named neither an id nor a state. Nothing was removed.
 	ErrPurgeAll = errors.New("outbox: a purge needs an id or a state")
 )
@@ -29,22 +33,28 @@ var (
 // call took effect is open. Package outboxtest is the contract in executable
 // form.
 type Store interface {
-	// Claim leases due messages to the caller, each under a fence that no
-	// claim before has had. A message is due if it is pending, first in its
-	// lane or without a key, not before its NotBefore and the end of a delay
-	// that Settle gave it, and not leased to anybody. A lease that is over
-	// counts as none. The cost does not depend on how many messages wait.
-	Claim(ctx context.Context, c Claim) ([]Claimed, error)
+	// Exchange ends claims with what became of them, and then leases due
+	// messages to the caller, each under a fence that no claim before has had.
+	// Both take effect together or, where it returns an error, neither; an
+	// answer that was lost leaves that open. Without settlements it only claims,
+	// and where c.Max is 0 it only settles.
+	//
+	// It returns the claims that were lost already: their settlements changed
+	// nothing. Settling again changes nothing either and is not told as lost, so
+	// an answer that was lost may be asked for again.
+	//
+	// A message is due if it is pending, first in its lane or without a key, not
+	// before its NotBefore and the end of a delay that a settlement gave it, and
+	// not leased to anybody. A lease that is over counts as none. A lane that a
+	// settlement lets go on is claimed of in the same call. A claim for all topics
+	// takes of each in turn. The cost does not depend on how many messages wait.
+	Exchange(ctx context.Context, s []Settlement, c Claim) (claimed []Claimed, lost []Ref, err error)
 	// Mark records that the claimed message's effect may happen from now on;
 	// who claims it next finds it Unsure. ErrLeaseLost if the claim is.
 	Mark(ctx context.Context, ref Ref) error
 	// Renew starts the leases again from now, and returns those that are lost.
 	// A lease that is over but has not been claimed by another is renewed.
 	Renew(ctx context.Context, lease time.Duration, refs []Ref) (lost []Ref, err error)
-	// Settle ends claims with what became of them, and returns those that
-	// were lost and changed nothing. Settling again changes nothing and is not
-	// told as lost, so an answer that was lost may be asked for again.
-	Settle(ctx context.Context, s []Settlement) (lost []Ref, err error)
 	// Status returns what waits, topic by topic in their order.
 	Status(ctx context.Context) ([]TopicStatus, error)
 	// Sweep removes at most limit messages that are settled and past what r
@@ -72,6 +82,9 @@ type Admin interface {
 	// counted anew. A message that still blocks its lane is first in it. One
 	// whose lane has gone on is delivered out of order, which Redriven tells.
 	// Of concurrent calls one redrives a message.
+	//
+	// Where f names an ID and StateDelivered, that message is delivered once
+	// more, with the same id: a repetition, which is asked for by name only.
 	Redrive(ctx context.Context, f Filter) ([]Redriven, error)
 	// Purge removes messages for good, and unblocks their lanes. A message
 	// under a lease is left alone. f must name an ID or a State.
@@ -116,8 +129,8 @@ type Claimed struct {
 	// Unsure says that an earlier claim was marked and not settled, or settled
 	// so.
 	Unsure bool
-	// Malformed says why the row holds no message that can be delivered: it
-	// was not enqueued by this library.
+	// Malformed says why the row holds no message that Validate allows, without
+	// telling its contents: it was not enqueued by this library.
 	Malformed error
 }
 
@@ -133,8 +146,8 @@ const (
 	OutcomeDead
 	// OutcomeUnknown: nobody can know whether it has arrived.
 	OutcomeUnknown
-	// OutcomeReleased: nothing was tried. It is due at once, and the claim
-	// does not count as an attempt.
+	// OutcomeReleased: nothing was tried. It is due at once, or after Delay, and
+	// the claim does not count as an attempt.
 	OutcomeReleased
 )
 
@@ -142,7 +155,7 @@ const (
 type Settlement struct {
 	Ref
 	Outcome Outcome
-	// Delay goes with OutcomeRetry.
+	// Delay goes with OutcomeRetry and OutcomeReleased.
 	Delay time.Duration
 	// Unsure says, of a message that is not delivered, that it may have arrived.
 	Unsure bool
@@ -151,6 +164,14 @@ type Settlement struct {
 	Blocks bool
 	// Cause says why, in at most 1,024 bytes.
 	Cause string
+}
+
+// Validate reports an outcome that there is not.
+func (s Settlement) Validate() error {
+	if s.Outcome < OutcomeDelivered || s.Outcome > OutcomeReleased {
+		return fmt.Errorf("outbox: there is no outcome %d", s.Outcome)
+	}
+	return nil
 }
 
 // State is where a message is in its life.

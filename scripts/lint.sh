@@ -60,7 +60,7 @@ check 'go vet' go vet work
 check 'go vet, bench/peers' alone go vet
 check staticcheck bin/tools/staticcheck work
 check 'staticcheck, bench/peers' alone ../../bin/tools/staticcheck
-check 'all platforms' scripts/cross.sh
+check 'all platforms' bin/tools/platforms linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 if [ ${#failed[@]} -gt 0 ]; then
 	printf 'lint: failed:'

@@ -10,17 +10,15 @@ package storetest
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/recorder"
 )
 
 // Harness is a store set up for one rule.
@@ -135,16 +133,16 @@ func compareSkips(t testing.TB, c Config, ran, skipped []string) {
 func Check(t *testing.T, c Config) []Failure {
 	var failures []Failure
 	for _, r := range rules {
-		rec := &recorder{}
+		rec := &recorder.Recorder{}
 		check(t, c, r, rec)
 		if rec.Failed() {
-			failures = append(failures, Failure{Rule: r.name, Message: rec.message})
+			failures = append(failures, Failure{Rule: r.name, Message: rec.Message()})
 		}
 	}
 	return failures
 }
 
-func check(t *testing.T, c Config, r rule, rec *recorder) {
+func check(t *testing.T, c Config, r rule, rec *recorder.Recorder) {
 	if c.Virtual {
 		// A bubble whose goroutines wait for each other panics here.
 		defer func() {
@@ -176,7 +174,7 @@ type rule struct {
 
 // run runs one rule. Failures go to rec, or to t if there is none. It returns
 // the name of what the harness lacks for the rule.
-func run(t *testing.T, c Config, r rule, rec *recorder) (missing string) {
+func run(t *testing.T, c Config, r rule, rec *recorder.Recorder) (missing string) {
 	test := func(t *testing.T) {
 		h := c.New(t)
 		if missing = lacks(h, r); missing != "" {
@@ -192,18 +190,7 @@ func run(t *testing.T, c Config, r rule, rec *recorder) (missing string) {
 			r.test(t, h, ctx)
 			return
 		}
-		rec.TB = t
-		done := make(chan struct{})
-		go func() { // FailNow ends the goroutine it is called in
-			defer close(done)
-			defer func() {
-				if v := recover(); v != nil {
-					rec.Errorf("panic: %v", v)
-				}
-			}()
-			r.test(rec, h, ctx)
-		}()
-		<-done
+		rec.Run(t, func(tb testing.TB) { r.test(tb, h, ctx) })
 	}
 	if c.Virtual {
 		synctest.Test(t, test)
@@ -233,33 +220,4 @@ func lacks(h Harness, r rule) string {
 		}
 	}
 	return ""
-}
-
-// recorder is a testing.TB that keeps failures to itself.
-type recorder struct {
-	testing.TB
-	mu      sync.Mutex
-	message string
-}
-
-func (r *recorder) fail(message string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.message == "" {
-		r.message = message
-	}
-}
-
-func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprintln(args...)) }
-func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
-func (r *recorder) Fail()                             { r.fail("failed") }
-func (r *recorder) FailNow()                          { r.fail("failed"); runtime.Goexit() }
-func (r *recorder) Fatal(args ...any)                 { r.Error(args...); runtime.Goexit() }
-func (r *recorder) Fatalf(format string, args ...any) { r.Errorf(format, args...); runtime.Goexit() }
-func (r *recorder) Log(...any)                        {}
-func (r *recorder) Logf(string, ...any)               {}
-func (r *recorder) Failed() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.message != ""
 }

@@ -9,19 +9,15 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/recorder"
 	"github.com/semelhq/semel/store/memory"
 )
 
 // judged runs f with a recorder and returns the first failure it reported.
 func judged(t *testing.T, f func(t testing.TB)) string {
-	rec := &recorder{TB: t}
-	done := make(chan struct{})
-	go func() { // FailNow ends the goroutine it is called in
-		defer close(done)
-		f(rec)
-	}()
-	<-done
-	return rec.message
+	var rec recorder.Recorder
+	rec.Run(t, f)
+	return rec.Message()
 }
 
 func TestSkipsAreComparedWithTheTable(t *testing.T) {

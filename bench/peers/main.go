@@ -62,6 +62,8 @@ var suites = []suite{
 	{dir: "bench", bench: "^BenchmarkSQLite$/^(store|plain)$/^(callers=.*|grouped=true)$"},
 	{dir: "bench", bench: "^BenchmarkSQLiteReplay$"},
 	{dir: "store/postgres", bench: "^BenchmarkPayment$/^away=0s$", time: "1x"},
+	{dir: "bench/peers", bench: "^BenchmarkOutbox$/^enqueue$", time: "3000x", alone: true},
+	{dir: "bench/peers", bench: "^BenchmarkOutbox$/^work$", time: "20000x", alone: true},
 	{dir: "bench", bench: "^BenchmarkGateway$"},
 }
 

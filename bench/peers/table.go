@@ -130,6 +130,15 @@ func comparisons() []comparison {
 		}
 	}
 
+	box := func(path, bench, unit, way, peer string, a aim) {
+		add("outbox on PostgreSQL, "+path, unit, peer, value("BenchmarkOutbox/"+bench+"/semel", unit), value("BenchmarkOutbox/"+bench+"/"+way, unit), a)
+	}
+	box("enqueue, 16 callers", "enqueue", "tx/s", "none", "the transaction alone", aim{})
+	box("enqueue, 16 callers", "enqueue", "tx/s", "loop", "insert", aim{})
+	box("enqueue, 16 callers", "enqueue", "tx/s", "river", "River", atLeast(1))
+	box("deliver", "work", "msg/s", "loop", "SKIP LOCKED loop", atLeast(0.8))
+	box("deliver", "work", "msg/s", "river", "River", atLeast(1))
+
 	for _, g := range []struct {
 		name string
 		aim  float64

@@ -48,7 +48,7 @@ func TestUsage(t *testing.T) {
 		{args: []string{"audit"}, want: []string{"search"}},
 		{args: []string{"outbox"}, want: []string{"list, purge, redrive, show, status"}},
 		{args: []string{"outbox", "status"}, want: []string{"--store (SEMEL_STORE): it is not set"}},
-		{args: []string{"outbox", "status", "--store", "postgres://x/y"}, want: []string{"SQLite files only"}},
+		{args: []string{"outbox", "status", "--store", "redis://x/y"}, want: []string{"--store"}},
 		{args: []string{"outbox", "list", "--store", db, "--state", "new"}, want: []string{"--state", "pending, delivered, dead, unknown"}},
 		{args: []string{"outbox", "show", "--store", db}, want: []string{"name one message by its id"}},
 		{args: []string{"outbox", "redrive", "--store", db, "x", "--state", "dead"}, want: []string{"select many with --state"}},

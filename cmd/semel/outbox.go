@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
@@ -23,7 +24,7 @@ type outboxStore interface {
 	outbox.Admin
 }
 
-const outboxForms = "sqlite:app.db or sqlite:///var/lib/app/app.db"
+const outboxForms = "sqlite:app.db, sqlite:///var/lib/app/app.db or postgres://user@host/database"
 
 // openOutbox opens the outbox in a store.
 func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist bool) (outboxStore, io.Closer, error) {
@@ -31,8 +32,18 @@ func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist b
 	switch {
 	case err != nil:
 		return nil, nil, usagef("%s: %w; use %s", named(cmd, "store"), err, outboxForms)
-	case u.kind != "sqlite":
-		return nil, nil, usagef("%s: this program serves outboxes in SQLite files only; use %s", named(cmd, "store"), outboxForms)
+	case u.kind == "memory":
+		return nil, nil, usagef("%s: a memory: store lives in its service's process; use %s", named(cmd, "store"), outboxForms)
+	case u.kind == "postgres":
+		// A relay hears of messages if its connections are sessions of the server.
+		s, err := openPostgres(ctx, u.path, postgres.Config{NoMigrate: mustExist, Notify: !mustExist})
+		if errors.Is(err, postgres.ErrPooler) {
+			s, err = openPostgres(ctx, u.path, postgres.Config{NoMigrate: mustExist})
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		return s.(*postgresStore).Outbox(), s, nil
 	}
 	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, MustExist: mustExist})
 	if err != nil {
@@ -50,7 +61,7 @@ func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist b
 // outboxAdmin adds --store to a command, which has fn look at the outbox in it.
 func (p *program) outboxAdmin(cmd *cobra.Command, fn func(ctx context.Context, o outboxStore, args []string) error) {
 	var url string
-	cmd.Flags().StringVar(&url, "store", "", "store that the service enqueues into, such as sqlite:app.db")
+	cmd.Flags().StringVar(&url, "store", "", "store that the service enqueues into, such as sqlite:app.db or postgres://app@db/app")
 	fromEnv(cmd, "store")
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		o, closer, err := openOutbox(cmd.Context(), cmd, url, true)
@@ -442,10 +453,31 @@ func (p *program) countOnly(ctx context.Context, o outboxStore, s *someMessages,
 	return err
 }
 
+// pages changes all messages that a filter selects, page by page. position is told
+// of each that was changed.
+func pages[T any](f outbox.Filter, verb string, done *changedJSON, change func(outbox.Filter) ([]T, error), position func(T) uint64) error {
+	for f.Limit = maxPage; ; {
+		some, err := change(f)
+		if err != nil {
+			return outboxFault(fmt.Sprintf("after %d messages, the next could not be %s", done.Changed, verb), err)
+		}
+		for _, m := range some {
+			done.Changed++
+			f.After = position(m)
+		}
+		if len(some) < maxPage {
+			return nil
+		}
+	}
+}
+
 func (p *program) outboxRedriveCommand() *cobra.Command {
-	var s someMessages
+	var (
+		s     someMessages
+		again bool
+	)
 	cmd := &cobra.Command{
-		Use:   "redrive ID | --state dead|unknown [filters] --apply",
+		Use:   "redrive ID [--delivered] | --state dead|unknown [filters] --apply",
 		Short: "Have dead or unknown messages delivered again",
 		Long: `Makes dead or unknown messages pending again; their attempts count anew, and they
 keep their ids. A message that blocks its lane is delivered first in it, in order.
@@ -453,10 +485,15 @@ One whose lane has gone on, under --on-dead skip, is delivered out of order, and
 are told how many are.
 
 An unknown message may have arrived before: redrive it once you have found out that
-it has not, or where a second copy does no harm.`,
+it has not, or where a second copy does no harm.
+
+With --delivered a message that has arrived is sent once more, by its id only: for a
+receiver that has lost it. It has the same id, so a receiver that still knows it will
+take it for a repetition, which it is.`,
 		Example: `  semel outbox redrive --store sqlite:app.db 0198c2a4-8f7e-7d7e-9b57-0f6f3b1f2a10
   semel outbox redrive --store sqlite:app.db --state dead --topic hooks --cause 'httpsink: the receiver answered 404*'
-  semel outbox redrive --store sqlite:app.db --state dead --topic hooks --apply`,
+  semel outbox redrive --store sqlite:app.db --state dead --topic hooks --apply
+  semel outbox redrive --store sqlite:app.db --delivered evt_17:customer_3`,
 	}
 	p.outboxAdmin(cmd, func(ctx context.Context, o outboxStore, args []string) error {
 		f := s.filter()
@@ -465,43 +502,42 @@ it has not, or where a second copy does no harm.`,
 			if err != nil {
 				return err
 			}
-			if e.State != outbox.StateDead && e.State != outbox.StateUnknown {
+			if e.State != outbox.StateDead && e.State != outbox.StateUnknown && !(again && e.State == outbox.StateDelivered) {
 				return &fault{
 					code: exitRefused, err: fmt.Errorf("the message %s is %s", e.ID, e.State),
-					do: "Only dead and unknown messages are redriven; a pending one is delivered in its turn. Nothing was changed.",
+					do: "Only dead and unknown messages are redriven, and delivered ones with --delivered; a pending one is delivered in its turn. Nothing was changed.",
 				}
 			}
 			f.ID = args[0]
+			if again {
+				f.State = e.State
+			}
+		} else if again {
+			return usagef("--delivered needs the id of one message: many that have arrived are not sent again at once")
 		} else if !s.apply {
 			return p.countOnly(ctx, o, &s, "redriven")
 		}
 		done := changedJSON{}
-		for f.Limit = maxPage; ; {
-			some, err := o.Redrive(ctx, f)
-			if err != nil {
-				return outboxFault(fmt.Sprintf("after %d messages, the next could not be redriven", done.Changed), err)
+		err := pages(f, "redriven", &done, func(f outbox.Filter) ([]outbox.Redriven, error) { return o.Redrive(ctx, f) }, func(m outbox.Redriven) uint64 {
+			if m.OutOfOrder {
+				done.OutOfOrder++
 			}
-			for _, m := range some {
-				done.Changed++
-				if m.OutOfOrder {
-					done.OutOfOrder++
-				}
-				f.After = m.Position
-			}
-			if len(some) < maxPage {
-				break
-			}
+			return m.Position
+		})
+		if err != nil {
+			return err
 		}
 		if s.json {
 			return p.printJSON(done)
 		}
-		_, err := fmt.Fprintf(p.stdout, "%d messages redriven\n", done.Changed)
+		_, err = fmt.Fprintf(p.stdout, "%d messages redriven\n", done.Changed)
 		if done.OutOfOrder > 0 {
 			_, _ = fmt.Fprintf(p.stderr, "%d of them are out of order: their lanes have gone on without them.\n", done.OutOfOrder)
 		}
 		return err
 	})
 	s.add(cmd, "redrive", outbox.StateDead, outbox.StateUnknown)
+	cmd.Flags().BoolVar(&again, "delivered", false, "with an id: also if the message has been delivered; it is sent once more")
 	return cmd
 }
 
@@ -528,15 +564,9 @@ is under way is left alone. A pending message that is purged is never delivered.
 			return p.countOnly(ctx, o, &s, "removed")
 		}
 		done := changedJSON{}
-		for f.Limit = maxPage; ; {
-			some, err := o.Purge(ctx, f)
-			if err != nil {
-				return outboxFault(fmt.Sprintf("after %d messages, the next could not be removed", done.Changed), err)
-			}
-			if done.Changed += len(some); len(some) < maxPage {
-				break
-			}
-			f.After = some[len(some)-1].Position
+		err := pages(f, "removed", &done, func(f outbox.Filter) ([]outbox.Entry, error) { return o.Purge(ctx, f) }, func(e outbox.Entry) uint64 { return e.Position })
+		if err != nil {
+			return err
 		}
 		if f.ID != "" && done.Changed == 0 {
 			return &fault{
@@ -547,7 +577,7 @@ is under way is left alone. A pending message that is purged is never delivered.
 		if s.json {
 			return p.printJSON(done)
 		}
-		_, err := fmt.Fprintf(p.stdout, "%d messages removed\n", done.Changed)
+		_, err = fmt.Fprintf(p.stdout, "%d messages removed\n", done.Changed)
 		return err
 	})
 	s.add(cmd, "remove", outbox.StatePending, outbox.StateDelivered, outbox.StateDead, outbox.StateUnknown)

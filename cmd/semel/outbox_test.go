@@ -18,9 +18,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/outboxtest"
 	"github.com/semelhq/semel/store/sqlite"
+	"github.com/semelhq/semel/webhook"
 )
 
 // letters is an outbox with messages in every state.
@@ -41,7 +43,7 @@ func newLetters(t *testing.T) *letters {
 		outbox.Message{ID: "skipped", Topic: "t", Key: "s"}, outbox.Message{ID: "unknown", Topic: "t"}, outbox.Message{ID: "claimed", Topic: "t"},
 		outbox.Message{ID: "later", Topic: "u", NotBefore: time.Now().Add(time.Hour)},
 	)
-	claimed, err := o.Claim(t.Context(), outbox.Claim{Max: 10, Lease: time.Hour})
+	claimed, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 10, Lease: time.Hour})
 	noError(t, err)
 	for _, m := range claimed {
 		s := outbox.Settlement{Ref: m.Ref, Cause: "no " + m.ID}
@@ -57,7 +59,7 @@ func newLetters(t *testing.T) *letters {
 		default:
 			continue
 		}
-		_, err := o.Settle(t.Context(), []outbox.Settlement{s})
+		_, _, err := o.Exchange(t.Context(), []outbox.Settlement{s}, outbox.Claim{})
 		noError(t, err)
 	}
 	l.enqueue(outbox.Message{ID: "due", Topic: "t", Key: "\x1b[31mred", Type: "paid", Headers: map[string]string{"A": "b"}, Payload: []byte("the payload\n")})
@@ -169,6 +171,14 @@ func TestOutboxDecisions(t *testing.T) {
 		t.Errorf("purge: %+v", out)
 	}
 	want(t, "what is left", l.ids(), "delivered claimed later")
+
+	// What was delivered is sent again by name only, and when that is asked for.
+	want(t, "exit code of redriving what waits", l.run("redrive", "--delivered", "later").code, exitRefused)
+	want(t, "exit code of redriving all", l.run("redrive", "--delivered", "--state", "dead", "--apply").code, exitUsage)
+	out = l.run("redrive", "--delivered", "delivered")
+	if out.code != exitOK || !strings.Contains(out.stdout, "1 messages redriven") || l.ids("--state", "pending") != "delivered claimed later" {
+		t.Errorf("redriving what was delivered: %+v", out)
+	}
 	missing := semelWith(nil, "", "outbox", "status", "--store", newStore(t))
 	if missing.code != exitFailed || !strings.Contains(missing.stderr, "there is no store") {
 		t.Errorf("without a store: %+v", missing)
@@ -209,8 +219,17 @@ func TestRelay(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no SIGTERM")
 	}
-	dir := t.TempDir()
-	path := filepath.Join(dir, "app.db")
+	path := filepath.Join(t.TempDir(), "app.db")
+	t.Run("sqlite", func(t *testing.T) {
+		testRelay(t, "sqlite:"+path, "sqlite", path+"?_pragma=busy_timeout(10000)", "outbox", `'{"order": 17}'`)
+	})
+	t.Run("postgres", func(t *testing.T) {
+		url := testenv.Postgres(t)
+		testRelay(t, url, "pgx", url, "semel.outbox", `convert_to('{"order": 17}', 'UTF8')`)
+	})
+}
+
+func testRelay(t *testing.T, store, driver, source, table, payload string) {
 	got := make(chan *http.Request, 10)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -221,29 +240,85 @@ func TestRelay(t *testing.T) {
 		}
 	}))
 	defer receiver.Close()
-	stop := startRelay(t, "--store", "sqlite:"+path, "--sink", receiver.URL, "--allow-private", "--header", "Authorization: Bearer secret", "--topic", "orders")
-	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
+	stop := startRelay(t, "--store", store, "--sink", receiver.URL, "--allow-private", "--header", "Authorization: Bearer secret", "--topic", "orders")
+	db, err := sql.Open(driver, source)
 	noError(t, err)
 	defer db.Close()
-	_, err = db.Exec(`INSERT INTO outbox (topic, type, payload) VALUES ('orders', 'paid', '{"order": 17}')`)
+	_, err = db.Exec("INSERT INTO " + table + ` (topic, type, payload) VALUES ('orders', 'paid', ` + payload + `)`)
 	noError(t, err)
 	r := <-got
 	body, _ := io.ReadAll(r.Body)
 	if string(body) != `{"order": 17}` || r.Header.Get("Authorization") != "Bearer secret" || len(r.Header.Get("Idempotency-Key")) != 38 {
 		t.Errorf("%s with %v", body, r.Header)
 	}
-	_, err = db.Exec(`INSERT INTO outbox (topic, type) VALUES ('others', ''), ('orders', 'refused')`)
+	_, err = db.Exec("INSERT INTO " + table + ` (topic, type) VALUES ('others', ''), ('orders', 'refused')`)
 	noError(t, err)
 	<-got
 	log := stop()
-	if s := ok(t, "outbox", "list", "--store", "sqlite:"+path); !strings.Contains(s, "dead") {
+	if s := ok(t, "outbox", "list", "--store", store); !strings.Contains(s, "dead") {
 		t.Errorf("the refused message is not dead\n%s", s)
 	}
 	if !strings.Contains(log, "a message is dead") || !strings.Contains(log, "stopped") || strings.Contains(log, "secret") || strings.Contains(log, "17}") {
 		t.Errorf("the log says\n%s", log)
 	}
-	if s := ok(t, "outbox", "list", "--store", "sqlite:"+path, "--state", "pending"); !strings.Contains(s, "others") {
+	if s := ok(t, "outbox", "list", "--store", store, "--state", "pending"); !strings.Contains(s, "others") {
 		t.Errorf("what is of another topic:\n%s", s)
+	}
+}
+
+// TestRelayWebhooks: the same as signed webhooks, until the receiver is gone.
+func TestRelayWebhooks(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no SIGTERM")
+	}
+	path := filepath.Join(t.TempDir(), "app.db")
+	secrets := []string{webhook.NewSecret(), webhook.NewSecret()}
+	scheme, err := webhook.NewStandard(webhook.StandardConfig{Secrets: secrets[1:]})
+	noError(t, err)
+	got := make(chan webhook.Event, 10)
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		ev, err := scheme.Verify(r.Header, body)
+		if err != nil || r.URL.RawQuery != "k=t0ken" || r.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s with %v: %v", r.URL, r.Header, err)
+		}
+		got <- ev
+		if string(body) == "gone" {
+			w.WriteHeader(http.StatusGone)
+		}
+	}))
+	defer receiver.Close()
+	t.Setenv("SEMEL_WEBHOOK_SECRET", strings.Join(secrets, ","))
+	stop := startRelay(t, "--store", "sqlite:"+path, "--sink", receiver.URL+"?k=t0ken", "--allow-private")
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
+	noError(t, err)
+	defer db.Close()
+	_, err = db.Exec(`INSERT INTO outbox (topic, payload) VALUES ('orders', '{"order": 17}')`)
+	noError(t, err)
+	first := <-got
+	_, err = db.Exec(`INSERT INTO outbox (id, topic, key, payload) VALUES ('evt_2', 'orders', 'k', 'gone')`)
+	noError(t, err)
+	want(t, "id", (<-got).ID, "evt_2")
+	log := stop()
+	list := ok(t, "outbox", "list", "--store", "sqlite:"+path)
+	if !strings.Contains(list, first.ID) || !strings.Contains(list, "webhook: answered 410, so it is disabled: gone") {
+		t.Errorf("the messages are\n%s", list)
+	}
+	if !strings.Contains(log, "nothing is sent any more") || !strings.Contains(log, "a message is dead") {
+		t.Errorf("the log says\n%s", log)
+	}
+	for _, leak := range append(secrets, "t0ken") {
+		if strings.Contains(log+list, strings.TrimPrefix(leak, "whsec_")) {
+			t.Errorf("%q is told", leak)
+		}
+	}
+	for _, args := range [][]string{
+		{"--sink", "https://x", "--header", "A: b"}, {"--sink", "smtp://x"}, {"--sink", "https://x", "--webhook-secret", `whsec_"t0ken-`},
+	} {
+		out := semelWith(nil, "", append([]string{"relay", "--store", "sqlite:" + path, "--webhook-secret", secrets[0]}, args...)...)
+		if out.code != exitUsage || strings.Contains(out.stderr, "t0ken") || !strings.Contains(out.stderr, "webhook") {
+			t.Errorf("%v: %+v", args, out)
+		}
 	}
 }
 

@@ -13,12 +13,14 @@ import (
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/httpsink"
 	"github.com/semelhq/semel/outbox/smtpsink"
+	"github.com/semelhq/semel/webhook/send"
 )
 
 // relaySettings are the flags of the relay.
 type relaySettings struct {
 	store, sink, from string
 	topics, headers   []string
+	secrets           []string
 	allowPrivate      bool
 	useProxy          bool
 	password          string
@@ -44,7 +46,7 @@ func (p *program) relayCommand() *cobra.Command {
 		Use:   "relay",
 		Short: "Deliver the messages that a service has enqueued",
 		Long: `Delivers the messages of an outbox, for services in whatever language: a service
-inserts a row into the table "outbox", in the transaction of the change that it tells
+inserts a row into the table "outbox" (in PostgreSQL "semel.outbox"), in the transaction of the change that it tells
 of, and this program sends it. semel schema prints the table with what its columns
 mean; a topic and a payload are enough.
 
@@ -52,6 +54,11 @@ mean; a topic and a payload are enough.
                              Idempotency-Key, by which the receiver drops repetitions.
   --sink smtp://host:587     each message is a mail: its payload is the text, and its
   --sink smtps://host:465    headers are the mail's (To, Subject and so on).
+
+With --webhook-secret each message is a webhook, signed as Standard Webhooks says: its
+id is the webhook-id, and must have no dots and colons. Everything but a 2xx is tried
+again, ten times over three days, and after a 410 nothing is sent any more until this
+program is started anew. To change a secret, give the new one beside the old one.
 
 Messages with the same topic and key are delivered in order, one at a time. What
 fails is tried again, later each time, and after --max-attempts it is dead: semel
@@ -66,16 +73,18 @@ Sinks at private addresses are refused unless --allow-private is given. On SIGTE
 Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
 		Example: `  semel relay --store sqlite:app.db --sink https://hooks.example.com/orders --topic orders
   semel relay --store sqlite:///var/lib/app/app.db --sink smtp://mail.internal:587 --topic mail --from 'Shop <shop@example.com>'
+  SEMEL_STORE=postgres://app@db/app semel relay --sink https://hooks.example.com/orders --topic orders
   SEMEL_HEADER='Authorization: Bearer ...' semel relay --store sqlite:app.db --sink http://127.0.0.1:9000/events --allow-private`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.relay(cmd.Context(), cmd, s) },
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&s.store, "store", "", "where messages are: sqlite:app.db or sqlite:///var/lib/app/app.db; made if it is not there (required)")
+	f.StringVar(&s.store, "store", "", "where messages are: sqlite:app.db, sqlite:///var/lib/app/app.db or postgres://user@host/database; made if it is not there (required)")
 	f.StringVar(&s.sink, "sink", "", "where they go: an http, https, smtp or smtps URL (required)")
 	f.StringSliceVar(&s.topics, "topic", nil, "deliver this topic only; can be given several times (default all)")
 	f.StringArrayVar(&s.headers, "header", nil, "HTTP: a header of every request, as 'Name: value'; can be given several times")
+	f.StringArrayVar(&s.secrets, "webhook-secret", nil, "HTTP: sign with this secret, as in whsec_...; several with commas between; better by its variable")
 	f.BoolVar(&s.allowPrivate, "allow-private", false, "HTTP: connect to loopback, private and other addresses that are not public")
 	f.BoolVar(&s.useProxy, "use-proxy", false, "HTTP: send through the proxy that HTTP_PROXY and its kin name")
 	f.StringVar(&s.from, "from", "", "SMTP: sender of mails that name none")
@@ -83,7 +92,7 @@ Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
 	f.StringVar(&s.password, "smtp-password", "", "SMTP: password of the user that the URL names; better by its variable")
 	choiceFlag(cmd, &s.onDead, "on-dead", "what becomes of a lane whose first message is dead or unknown: it waits, or goes on without it")
 	choiceFlag(cmd, &s.onUnknown, "on-unknown", "what becomes of a mail that may have been sent: hold it until somebody decides, or send it again")
-	f.IntVar(&s.attempts, "max-attempts", 20, "how often a message is tried; 20 times take about six hours")
+	f.IntVar(&s.attempts, "max-attempts", 0, "how often a message is tried (default 20 times, which take about six hours; webhooks 10 times)")
 	f.DurationVar(&s.timeout, "timeout", 30*time.Second, "longest time that one attempt may take")
 	f.IntVar(&s.inFlight, "in-flight", 64, "most messages under way at the same time, for each topic named")
 	f.DurationVar(&s.lease, "lease", 15*time.Second, "how long messages wait after their relay has died")
@@ -95,14 +104,15 @@ Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
 	return cmd
 }
 
-// closingSink is a sink with what ends it.
+// closingSink is a sink with what ends it, and its schedule.
 type closingSink struct {
 	outbox.Sink
-	close func()
+	close    func()
+	schedule []time.Duration
 }
 
 // newSink makes the sink that --sink names.
-func (s *relaySettings) newSink(cmd *cobra.Command) (closingSink, error) {
+func (s *relaySettings) newSink(cmd *cobra.Command, log *logger) (closingSink, error) {
 	wrong := func(format string, args ...any) (closingSink, error) {
 		return closingSink{}, usagef("%s "+format, append([]any{named(cmd, "sink")}, args...)...)
 	}
@@ -112,6 +122,9 @@ func (s *relaySettings) newSink(cmd *cobra.Command) (closingSink, error) {
 	u, err := url.Parse(s.sink)
 	if err != nil || u.Host == "" {
 		return wrong("is no URL with a host")
+	}
+	if len(s.secrets) > 0 {
+		return s.newWebhookSink(cmd, u, log)
 	}
 	switch u.Scheme {
 	case "http", "https":
@@ -125,7 +138,7 @@ func (s *relaySettings) newSink(cmd *cobra.Command) (closingSink, error) {
 		if err != nil {
 			return wrong("and what belongs to it cannot be used: %w", err)
 		}
-		return closingSink{sink, sink.Close}, nil
+		return closingSink{Sink: sink, close: sink.Close}, nil
 	case "smtp", "smtps":
 		c := smtpsink.Config{Addr: u.Host, From: s.from, Password: s.password, Username: u.User.Username()}
 		port := "587"
@@ -148,18 +161,44 @@ func (s *relaySettings) newSink(cmd *cobra.Command) (closingSink, error) {
 		if err != nil {
 			return wrong("and what belongs to it cannot be used: %w", err)
 		}
-		return closingSink{sink, func() {}}, nil
+		return closingSink{Sink: sink, close: func() {}}, nil
 	}
 	return wrong("is of scheme %q; it must be http, https, smtp or smtps", u.Scheme)
 }
 
+// newWebhookSink makes the sink that signs what it sends to --sink.
+func (s *relaySettings) newWebhookSink(cmd *cobra.Command, u *url.URL, log *logger) (closingSink, error) {
+	if len(s.headers) > 0 {
+		return closingSink{}, usagef("%s and %s do not go together: a webhook has the headers of its message", named(cmd, "header"), named(cmd, "webhook-secret"))
+	}
+	e := send.Endpoint{URL: u.String(), Secrets: strings.Split(strings.Join(s.secrets, ","), ",")}
+	endpoints := &send.Memory{}
+	endpoints.Put(e)
+	sink, err := send.New(send.Config{
+		Endpoints: endpoints, AllowHTTP: true, AllowPrivate: s.allowPrivate, UseProxyFromEnvironment: s.useProxy, MaxPerEndpoint: s.inFlight, DisableAfter: -1,
+		Observer: &send.Observer{Changed: func(ctx context.Context, e send.Endpoint, _ send.State) {
+			if e.Disabled() {
+				log.ErrorContext(ctx, "the receiver says that it is gone: nothing is sent any more, and messages are dead at once", "cause", e.Cause)
+			}
+		}},
+	})
+	if err == nil {
+		e.ID = "sink" // of which Check needs one
+		err = sink.Check(e)
+	}
+	if err != nil {
+		return closingSink{}, usagef("%s or %s cannot be used: %w", named(cmd, "sink"), named(cmd, "webhook-secret"), err)
+	}
+	return closingSink{Sink: sink, close: sink.Close, schedule: send.Schedule()}, nil
+}
+
 func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings) (err error) {
-	sink, err := s.newSink(cmd)
+	log := newLog(p.stderr, s.logFormat.value)
+	sink, err := s.newSink(cmd, log)
 	if err != nil {
 		return err
 	}
 	defer sink.close()
-	log := newLog(p.stderr, s.logFormat.value)
 	if len(s.topics) == 0 {
 		s.topics = []string{""}
 	}
@@ -168,7 +207,7 @@ func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings
 		Retention: outbox.Retention{Delivered: s.keep, MaxDelivered: s.keepCount},
 	}
 	for _, topic := range s.topics {
-		r := outbox.Route{Topic: topic, Sink: sink, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
+		r := outbox.Route{Topic: topic, Sink: sink, Schedule: sink.schedule, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
 		if s.onDead.value == "skip" {
 			r.OnDead = outbox.Skip
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel/internal/brokenstore"
+	"github.com/semelhq/semel/outbox/outboxtest"
 	"github.com/semelhq/semel/storetest"
 )
 
@@ -64,6 +65,43 @@ func TestEveryRuleCanBeBroken(t *testing.T) {
 	for _, rule := range storetest.Rules() {
 		if len(breakers[rule]) == 0 {
 			t.Errorf("no broken store is named to break %s", rule)
+		}
+	}
+}
+
+func TestCorrectOutbox(t *testing.T) {
+	outboxtest.Run(t, outboxtest.Config{Virtual: true, New: func(*testing.T) outboxtest.Harness { return brokenstore.CorrectOutbox() }})
+}
+
+// Every broken outbox is caught by the rules that are named for it, and every rule
+// of outboxtest catches one.
+func TestBrokenOutboxes(t *testing.T) {
+	caught := map[string]bool{}
+	names := map[string]bool{}
+	for _, b := range brokenstore.Outboxes() {
+		if names[b.Name] || b.What == "" || len(b.Breaks) == 0 {
+			t.Errorf("broken outbox %q: its name is taken, or it does not say what is wrong or which rule it breaks", b.Name)
+		}
+		names[b.Name] = true
+		for _, rule := range b.Breaks {
+			caught[rule] = true
+		}
+		t.Run(b.Name, func(t *testing.T) {
+			t.Log(b.What)
+			broken := outboxtest.Check(t, outboxtest.Config{Virtual: true, New: func(*testing.T) outboxtest.Harness { return b.Harness() }})
+			for rule, message := range broken {
+				t.Logf("breaks %s: %s", rule, message)
+			}
+			for _, rule := range b.Breaks {
+				if broken[rule] == "" {
+					t.Errorf("%s passes %s", b.Name, rule)
+				}
+			}
+		})
+	}
+	for _, rule := range outboxtest.Rules() {
+		if !caught[rule] {
+			t.Errorf("no broken outbox is named to break %s", rule)
 		}
 	}
 }

@@ -20,6 +20,10 @@ import (
 // transaction that a message could be part of. A claim looks at every message.
 // Its clock is time.Now.
 type Outbox struct {
+	// MaxPending is how many messages may be pending: beyond it Enqueue fails
+	// with outbox.ErrFull. 0 is no bound. Set it before use.
+	MaxPending int
+
 	mu       sync.Mutex
 	rows     []*letter // in the order of their positions
 	ids      map[string]*letter
@@ -48,7 +52,7 @@ func NewOutbox() *Outbox {
 }
 
 // Enqueue adds messages, all or none. It fails with outbox.ErrDuplicate where a
-// message of the same id is held.
+// message of the same id is held, and with outbox.ErrFull beyond MaxPending.
 func (o *Outbox) Enqueue(ctx context.Context, messages ...outbox.Message) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -73,6 +77,17 @@ func (o *Outbox) Enqueue(ctx context.Context, messages ...outbox.Message) error 
 			Entry:  outbox.Entry{Message: m, State: outbox.StatePending, EnqueuedAt: time.Now(), Size: len(m.Payload)},
 			inLane: m.Key != "", due: m.NotBefore,
 		})
+	}
+	if o.MaxPending > 0 {
+		pending := len(added)
+		for _, l := range o.rows {
+			if l.State == outbox.StatePending {
+				pending++
+			}
+		}
+		if pending > o.MaxPending {
+			return outbox.ErrFull
+		}
 	}
 	for _, l := range added {
 		o.position++
@@ -125,13 +140,26 @@ func (o *Outbox) first(fn func(*letter)) {
 	}
 }
 
-// Claim implements outbox.Store.
-func (o *Outbox) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, error) {
+// Exchange implements outbox.Store.
+func (o *Outbox) Exchange(ctx context.Context, settlements []outbox.Settlement, c outbox.Claim) (claimed []outbox.Claimed, lost []outbox.Ref, err error) {
+	for _, s := range settlements {
+		if err := s.Validate(); err != nil {
+			return nil, nil, err
+		}
+	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	lost = o.settle(settlements)
+	if c.Max > 0 {
+		claimed = o.claim(c)
+	}
+	return claimed, lost, nil
+}
+
+func (o *Outbox) claim(c outbox.Claim) (claimed []outbox.Claimed) {
 	now := time.Now()
 	var due []*letter
 	o.first(func(l *letter) {
@@ -141,35 +169,36 @@ func (o *Outbox) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, e
 	})
 	due = inTurn(due, c.Max)
 	fence, size, suspect := rand.Uint64()>>1, 0, c.Suspect
-	var claimed []outbox.Claimed
 	for _, l := range due {
+		lapses := l.Lapses
 		if l.leased {
-			l.Lapses++ // told also of those that are not taken now: the lease is over
-			l.leased = false
+			lapses++ // the lease is over
 		}
 		switch {
 		case len(claimed) == c.Max:
-			return claimed, nil
+			return claimed
 		case len(claimed) > 0 && c.MaxBytes > 0 && size+l.Size > c.MaxBytes:
-			return claimed, nil
-		case l.Lapses >= outbox.SuspectLapses && !suspect:
+			return claimed
+		case lapses >= outbox.SuspectLapses && !suspect:
 			continue
-		case l.Lapses >= outbox.SuspectLapses:
+		case lapses >= outbox.SuspectLapses:
 			suspect = false
 		}
 		size += l.Size
 		l.Attempts++
+		l.Lapses = lapses
 		l.fence, l.leased, l.due = fence, true, now.Add(c.Lease)
 		claimed = append(claimed, outbox.Claimed{
 			Ref: outbox.Ref{Position: l.Position, Fence: fence}, Message: l.clone(), EnqueuedAt: l.EnqueuedAt,
 			Attempts: l.Attempts, Lapses: l.Lapses, Unsure: l.Unsure,
 		})
 	}
-	return claimed, nil
+	return claimed
 }
 
-// inTurn puts what comes back after a delay or a lease, and what was never tried,
-// into an order in which neither starves the other.
+// inTurn puts what is due into an order in which topics take turns, and in which
+// what comes back after a delay or a lease, and what was never tried, do not starve
+// each other.
 func inTurn(due []*letter, most int) []*letter {
 	var fresh, overdue []*letter
 	for _, l := range due {
@@ -181,7 +210,14 @@ func inTurn(due []*letter, most int) []*letter {
 	}
 	slices.SortStableFunc(overdue, func(a, b *letter) int { return a.due.Compare(b.due) })
 	half := min(len(overdue), (most+1)/2)
-	return slices.Concat(overdue[:half], fresh, overdue[half:])
+	due = slices.Concat(overdue[:half], fresh, overdue[half:])
+	place, of := map[*letter]int{}, map[string]int{}
+	for _, l := range due {
+		place[l] = of[l.Topic]
+		of[l.Topic]++
+	}
+	slices.SortStableFunc(due, func(a, b *letter) int { return cmp.Compare(place[a], place[b]) })
+	return due
 }
 
 func (l *letter) clone() outbox.Message {
@@ -230,13 +266,7 @@ func (o *Outbox) Renew(ctx context.Context, lease time.Duration, refs []outbox.R
 	return lost, nil
 }
 
-// Settle implements outbox.Store.
-func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (lost []outbox.Ref, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
+func (o *Outbox) settle(settlements []outbox.Settlement) (lost []outbox.Ref) {
 	now := time.Now()
 	onward := false
 	for _, s := range settlements {
@@ -263,14 +293,16 @@ func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (l
 		case outbox.OutcomeRetry:
 			l.due, l.Unsure = now.Add(s.Delay), s.Unsure
 		case outbox.OutcomeReleased:
-			l.due = time.Time{}
+			if l.due = (time.Time{}); s.Delay > 0 {
+				l.due = now.Add(s.Delay)
+			}
 			l.Attempts--
 		}
 	}
 	if onward {
 		o.hint()
 	}
-	return lost, nil
+	return lost
 }
 
 func (l *letter) end(s outbox.State, now time.Time, blocks bool) {
@@ -437,7 +469,10 @@ func (o *Outbox) Redrive(ctx context.Context, f outbox.Filter) ([]outbox.Redrive
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var done []outbox.Redriven
-	for _, l := range o.selected(f, func(l *letter) bool { return l.State == outbox.StateDead || l.State == outbox.StateUnknown }) {
+	again := f.ID != "" && f.State == outbox.StateDelivered
+	for _, l := range o.selected(f, func(l *letter) bool {
+		return l.State == outbox.StateDead || l.State == outbox.StateUnknown || again && l.State == outbox.StateDelivered
+	}) {
 		l.State, l.due, l.Attempts, l.Lapses, l.Unsure, l.SettledAt = outbox.StatePending, time.Time{}, 0, 0, false, time.Time{}
 		l.Redriven++
 		done = append(done, outbox.Redriven{ID: l.ID, Position: l.Position, OutOfOrder: l.Key != "" && !l.inLane})

@@ -65,6 +65,22 @@
 // deadlock or a constraint that fails at the commit is semel.ErrRolledBack: no
 // effect.
 //
+// # Messages
+//
+// Enqueue adds messages to the outbox in a handler's transaction, Outbox.EnqueueTx
+// in one of the caller's, and any other program by inserting into the table outbox:
+// see Schema. Store.Outbox is what relays of package outbox deliver from, in this
+// process or another.
+//
+// In a lane messages are delivered in the order of their commits, at whatever
+// isolation level they were inserted. So a transaction that has inserted into a lane
+// keeps others that would from going on until it ends. The locks for that are
+// advisory, one for each lane, and the server's table of locks has room for some
+// thousands of them (max_locks_per_transaction).
+//
+// A dump is restored as a whole. Who restores data alone has to keep the triggers
+// from firing (pg_restore --disable-triggers), or every message is new again.
+//
 // # Large results
 //
 // A result in pieces is written in one transaction with its record, four pieces

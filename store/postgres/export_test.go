@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/outbox"
 )
 
 // SchemaVersion is what this package knows.
@@ -31,3 +32,60 @@ func SameDigest(s *Store) { s.names = sameDigest{s.names} }
 type sameDigest struct{ namer }
 
 func (sameDigest) Digest(semel.Identity) (d [16]byte) { return d }
+
+// ForgetPending has the next message count those that wait.
+func (s *Store) ForgetPending() {
+	s.pending.mu.Lock()
+	defer s.pending.mu.Unlock()
+	s.pending.counted = time.Time{}
+}
+
+// ClaimStatement is what a look for at most so many messages of a topic sends.
+func ClaimStatement(o *Outbox, topic string, most int) (string, []any) {
+	return o.store.sql.claimNamed, append([]any{int64(most), true, int64(0), int64(7), time.Minute}, new(floors).of([]string{topic}, true)...)
+}
+
+// ClaimStatementBehind is that for a look behind what was taken.
+func ClaimStatementBehind(o *Outbox, topic string, most int) (string, []any) {
+	sql, args := ClaimStatement(o, topic, most)
+	return sql, append(args[:5:5], o.floors.of([]string{topic}, false)...)
+}
+
+// SettleStatement is what settles a claim.
+func SettleStatement(o *Outbox, s outbox.Settlement) (string, []any) {
+	args, err := settleArgs([]outbox.Settlement{s})
+	if err != nil {
+		panic(err)
+	}
+	return o.store.sql.settle, args
+}
+
+// OutboxStatements are the statements of relays with arguments, and the index or
+// indexes that each shall search.
+func OutboxStatements(o *Outbox) (all []OutboxStatement) {
+	q, due := o.store.sql, []string{"outbox_queue_due"}
+	sql, args := ClaimStatement(o, "t", 64)
+	all = append(all, OutboxStatement{sql, args, due})
+	all = append(all, OutboxStatement{q.claimAny, append(args[:5:5], ""), due})
+	sql, args = SettleStatement(o, outbox.Settlement{Ref: outbox.Ref{Position: 1, Fence: 1}, Outcome: outbox.OutcomeDelivered})
+	all = append(all, OutboxStatement{sql, args, []string{"outbox_queue_position"}})
+	refs := refArgs([]outbox.Ref{{Position: 1, Fence: 1}})
+	return append(
+		all, OutboxStatement{q.settledBefore, refs, []string{"outbox_settled_position"}},
+		OutboxStatement{q.markMessage, []any{int64(1), int64(1)}, []string{"outbox_queue_position"}},
+		OutboxStatement{q.renewMessages, append(refs[:2:2], time.Minute), []string{"outbox_queue_position"}},
+		OutboxStatement{q.status, []any{100, 100}, []string{"outbox_queue_since", "outbox_queue_given_up", "outbox_settled_at"}},
+		OutboxStatement{q.surplus, []any{int16(2), 10}, []string{"outbox_settled_at"}},
+		OutboxStatement{q.sweepSettled, []any{int16(2), time.Hour, nil, nil, 10}, []string{"outbox_settled_at"}},
+	)
+}
+
+// OutboxStatement is one of OutboxStatements.
+type OutboxStatement struct {
+	SQL     string
+	Args    []any
+	Indexes []string
+}
+
+// Planning is what comes before each of them.
+const Planning = planning

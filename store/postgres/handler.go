@@ -174,6 +174,7 @@ func (g *gate) close(ctx context.Context, impatient func()) error {
 // handlerTx is a claim's transaction in the hands of its handler.
 type handlerTx struct {
 	pgx.Tx // the claim's, or one nested in it
+	claim  *txClaim
 	gate   *gate
 	sql    *sqlTxs
 	nested bool
@@ -278,7 +279,7 @@ func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &handlerTx{Tx: tx, gate: t.gate, sql: t.sql, nested: true}, nil
+	return &handlerTx{Tx: tx, claim: t.claim, gate: t.gate, sql: t.sql, nested: true}, nil
 }
 
 func (t *handlerTx) Commit(ctx context.Context) error {

@@ -84,7 +84,7 @@ type watchers struct {
 	config  *pgx.ConnConfig // nil: as the pool's
 	channel string
 	cancel  context.CancelFunc
-	done    chan struct{}
+	done    sync.WaitGroup
 
 	mu sync.Mutex
 	of map[string]map[chan struct{}]struct{}
@@ -92,10 +92,10 @@ type watchers struct {
 
 // watch starts to listen. The first attempt must succeed; later ones are made
 // until it does.
-func watch(ctx context.Context, pool *pgxpool.Pool, c Config) (*watchers, error) {
+func watch(ctx context.Context, pool *pgxpool.Pool, c Config, messages <-chan struct{}) (*watchers, error) {
 	w := &watchers{
 		pool: pool, config: c.Listen, channel: channelName(c.Schema),
-		done: make(chan struct{}), of: make(map[string]map[chan struct{}]struct{}),
+		of: make(map[string]map[chan struct{}]struct{}),
 	}
 	conn, err := w.listen(ctx)
 	if err != nil {
@@ -103,13 +103,14 @@ func watch(ctx context.Context, pool *pgxpool.Pool, c Config) (*watchers, error)
 	}
 	run, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
-	go w.run(run, conn)
+	w.done.Go(func() { w.run(run, conn) })
+	w.done.Go(func() { w.tell(run, messages) })
 	return w, nil
 }
 
 func (w *watchers) close() {
 	w.cancel()
-	<-w.done
+	w.done.Wait()
 }
 
 func (w *watchers) listen(ctx context.Context) (_ *pgx.Conn, err error) {
@@ -151,7 +152,6 @@ func (w *watchers) listen(ctx context.Context) (_ *pgx.Conn, err error) {
 // run hands on what it hears until ctx ends. When it may have missed something
 // it wakes everybody.
 func (w *watchers) run(ctx context.Context, conn *pgx.Conn) {
-	defer close(w.done)
 	for rest := listenRest; ; {
 		err := w.hear(ctx, conn)
 		bye, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -199,13 +199,18 @@ func (w *watchers) hear(ctx context.Context, conn *pgx.Conn) error {
 
 func (w *watchers) add(payload string) (<-chan struct{}, func()) {
 	changed := make(chan struct{}, 1)
+	return changed, w.addTo(payload, changed)
+}
+
+// addTo is add for a channel that there is.
+func (w *watchers) addTo(payload string, changed chan struct{}) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.of[payload] == nil {
 		w.of[payload] = make(map[chan struct{}]struct{})
 	}
 	w.of[payload][changed] = struct{}{}
-	return changed, func() {
+	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(w.of[payload], changed)
@@ -238,5 +243,64 @@ func hint(changed chan<- struct{}) {
 	select {
 	case changed <- struct{}{}:
 	default:
+	}
+}
+
+const (
+	// outboxPayload is what is told of messages that may be due. Those of records are
+	// numbers.
+	outboxPayload = "+outbox"
+	// tellRest is how long the process rests between two notifications of messages.
+	tellRest = 20 * time.Millisecond
+)
+
+// tell notifies others of messages, until ctx ends. That is a transaction of its
+// own, and one for all that came while it rested: the commits of those who enqueue do
+// not take the lock that notifications take. One that fails is one less.
+func (w *watchers) tell(ctx context.Context, messages <-chan struct{}) {
+	for {
+		select {
+		case <-messages:
+		case <-ctx.Done():
+			return
+		}
+		within, cancel := context.WithTimeout(ctx, listenTimeout)
+		_, _ = w.pool.Exec(within, sqlNotify, w.channel, outboxPayload)
+		cancel()
+		t := time.NewTimer(tellRest)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+// hints wakes those in this process who wait for messages.
+type hints struct {
+	mu sync.Mutex
+	to map[chan struct{}]struct{}
+}
+
+func (h *hints) send() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for c := range h.to {
+		hint(c)
+	}
+}
+
+func (h *hints) add(c chan struct{}) (stop func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.to == nil {
+		h.to = make(map[chan struct{}]struct{})
+	}
+	h.to[c] = struct{}{}
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.to, c)
 	}
 }

@@ -121,6 +121,14 @@ type Config struct {
 	SweepEvery time.Duration
 	// OnSweep is told what each sweep of Run did; nil for nobody.
 	OnSweep func(Swept)
+
+	// MaxPending is how many messages may be pending in the outbox: beyond it
+	// Enqueue, EnqueueTx and EnqueueSQL fail with outbox.ErrFull. They are counted
+	// at most once a second, so several processes together may go over it by what
+	// they enqueue in a second. Rows that other programs insert are counted and
+	// not refused. 0 is no bound: what must not be lost waits on disk, and the age
+	// of the oldest is the warning.
+	MaxPending int
 }
 
 func (c Config) withDefaults() Config {
@@ -186,6 +194,7 @@ func (c Config) validate() error {
 		{"MaxResultBytes", int64(c.MaxResultBytes)},
 		{"MaxNotes", int64(c.MaxNotes)},
 		{"SweepEvery", int64(c.SweepEvery)},
+		{"MaxPending", int64(c.MaxPending)},
 	} {
 		if f.value < 0 {
 			errs = append(errs, fmt.Errorf("field %s is negative; it must be positive", f.name))
@@ -222,6 +231,8 @@ type Store struct {
 	names    namer
 	sql      statements
 	notes    notes
+	hints    hints     // of the outbox, in this process
+	pending  pending   // in the outbox
 	watchers *watchers // nil without Config.Notify
 
 	mu     sync.Mutex
@@ -249,12 +260,14 @@ type namer interface {
 
 // statements are the statements for one schema.
 type statements struct {
-	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim  string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                       string
-	lock, lockJoined                                                                   string
-	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape string
-	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                 string
-	piece, insertPiece                                                                 string
+	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim     string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                          string
+	lock, lockJoined, beginInbox                                                          string
+	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape    string
+	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                    string
+	piece, insertPiece                                                                    string
+	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, settledBefore string
+	status, surplus, sweepSettled                                                         string
 }
 
 // peer says how a store's sessions are to get a TCP timeout.
@@ -283,11 +296,15 @@ func newStatements(c Config, p peer) statements {
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
 		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
 		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
+		beginInbox:      fmt.Sprintf(sqlBeginInbox, milliseconds(c.LockTimeout), settings),
 		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen),
 		takeoverOpen: q(sqlTakeoverOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
 		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
 		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
 		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
+		countPending: q(sqlCountPending), claimNamed: q(claimNamed + sqlClaimMessages), claimAny: q(claimAny + sqlClaimMessages), markMessage: q(sqlMark),
+		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), settledBefore: q(sqlSettledBefore),
+		status: q(sqlStatus), surplus: q(sqlSurplus), sweepSettled: q(sqlSweepSettled),
 	}
 }
 
@@ -336,9 +353,11 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 		open: map[*txClaim]struct{}{},
 	}
 	if c.Notify {
-		if s.watchers, err = watch(ctx, pool, c); err != nil {
+		messages := make(chan struct{}, 1)
+		if s.watchers, err = watch(ctx, pool, c, messages); err != nil {
 			return nil, fmt.Errorf("postgres: listen: %w", err)
 		}
+		s.hints.add(messages)
 	}
 	s.notes.start(s)
 	return s, nil

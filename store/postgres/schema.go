@@ -75,7 +75,12 @@ GRANT SELECT ON {s}.version TO {r};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.record TO {r};
 GRANT SELECT, INSERT, DELETE ON {s}.piece TO {r};
 GRANT SELECT, INSERT ON {s}.trail TO {r};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.inbox TO {r};
 GRANT USAGE ON SEQUENCE {s}.counter TO {r};
+GRANT SELECT, INSERT, DELETE ON {s}.outbox TO {r};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.outbox_queue, {s}.outbox_settled TO {r};
+GRANT SELECT ON {s}.outbox_message TO {r};
+GRANT USAGE ON SEQUENCE {s}.outbox_position TO {r};
 GRANT UPDATE, DELETE ON {s}.trail TO {r};
 `), "{r}", pgx.Identifier{role}.Sanitize())
 }

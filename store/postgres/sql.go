@@ -179,6 +179,11 @@ var (
 	// sqlNoLock is for a database without such locks.
 	sqlNoLock = `SELECT nextval('{q}.counter'), clock_timestamp(), %s`
 
+	// sqlBeginInbox makes the settings of a message's transaction, and bounds the
+	// wait of its first statement as limitWait does.
+	sqlBeginInbox = `SELECT set_config('semel.lock_timeout', current_setting('lock_timeout'), true),
+		set_config('lock_timeout', '%s', true), %s`
+
 	// noSettings leaves them as they are, in a transaction of the caller's.
 	noSettings = `NULL`
 	// idleSetting has the server end a transaction whose host has gone silent,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -79,6 +80,7 @@ type txClaim struct {
 	first    bool   // the record was written first, in progress
 	joined   bool   // the transaction is the caller's
 
+	enqueued atomic.Bool // something, into the outbox
 	gate     gate
 	sqlTxs   sqlTxs
 	settling chan struct{} // a lock that can be waited for with a context
@@ -359,7 +361,7 @@ func (c *txClaim) giveBack(ctx context.Context) {
 func (c *txClaim) Context(ctx context.Context) context.Context {
 	// A claim begun below joins only what WithTx names anew.
 	ctx = context.WithValue(ctx, joinedTxKey{}, nil)
-	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, gate: &c.gate, sql: &c.sqlTxs})
+	return context.WithValue(ctx, claimTxKey{}, &handlerTx{Tx: c.tx, claim: c, gate: &c.gate, sql: &c.sqlTxs})
 }
 
 func (c *txClaim) RecordID() string    { return c.store.names.ID(c.number) }
@@ -518,6 +520,9 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 	case err == nil:
 		c.state, c.expires = txCommitted, expires
 		c.giveBack(ctx)
+		if c.enqueued.Load() && !c.joined {
+			c.store.hints.send()
+		}
 		return nil
 	case escaped(err):
 		return c.fail(ctx, err) // which finds the same

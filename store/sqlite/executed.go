@@ -90,12 +90,14 @@ type removal struct{ number, position uint64 }
 
 const selectRun = "SELECT " + runColumns + " FROM executed WHERE position <= ? ORDER BY position DESC LIMIT 1"
 
-// remove removes completed records whose retention is over. What they said in
-// the trail becomes entries of their own, unless that is over as well.
-func (t *tx) remove(records []removal) error {
+// remove removes completed records whose retention is over: all, unless late, which
+// may be nil, says that it takes too long. What they said in the
+// trail becomes entries of their own, unless that is over as well.
+func (t *tx) remove(records []removal, late func(removed int) bool) (removed int, err error) {
 	if err := t.flush(); err != nil {
-		return err
+		return 0, err
 	}
+	t.store.cache.removing(t.now)
 	keepFrom := int64(math.MinInt64)
 	if keep := t.store.config.TrailRetention; keep >= 0 {
 		keepFrom = t.now - micros(keep)
@@ -117,14 +119,17 @@ func (t *tx) remove(records []removal) error {
 		gone = 0
 		return err
 	}
-	for _, r := range records {
+	for i, r := range records {
+		if late != nil && late(i) {
+			return i, leave()
+		}
 		if r.position != 0 && !n.has(r.position, r.number) {
 			if err := leave(); err != nil {
-				return err
+				return i, err
 			}
 			n = run{}
 			if err := t.query(selectRun, func(r *row) { n = r.run() }, int64(r.position)); err != nil {
-				return err
+				return i, err
 			}
 		}
 		if n.has(r.position, r.number) {
@@ -135,15 +140,15 @@ func (t *tx) remove(records []removal) error {
 					SELECT position, ?, ?, ?, ?, number, NULL, tenant, actor, operation, key, coalesce(fence, number), request_id, event_id, trace_id, label, NULL, NULL
 					FROM record WHERE number = ?`,
 					int64(n.instance), int64(n.seq+r.position-n.first), n.at, string(semel.TrailExecuted), int64(r.number)); err != nil {
-					return err
+					return i, err
 				}
 			}
 		}
 		if _, err := t.exec("DELETE FROM record WHERE number = ? AND state = 2 AND expires_at <= ?", int64(r.number), t.now); err != nil {
-			return err
+			return i, err
 		}
 	}
-	return leave()
+	return len(records), leave()
 }
 
 // executionColumns are what an entry has from its record.
@@ -259,7 +264,7 @@ const selectRuns = `
 	WHERE position >= max(?1, coalesce((SELECT max(position) FROM executed WHERE position <= ?2), 0),
 			CASE WHEN ?3 IS NOT NULL THEN coalesce((SELECT min(position) FROM executed INDEXED BY executed_at WHERE at >= ?3), ?4 + 1) ELSE 0 END)
 		AND position <= ?4
-	ORDER BY position LIMIT ?5`
+	ORDER BY position LIMIT 0 + ?5`
 
 // executionsQuery returns the query of a page of records that are entries, for
 // filters that an index of records serves, or "" where there can be none.

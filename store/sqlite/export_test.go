@@ -54,3 +54,16 @@ func FilterQueries() map[string]string {
 	}
 	return out
 }
+
+// Cached reports whether the completed record of id is answered without the file.
+func (s *Store) Cached(id semel.Identity) bool {
+	_, ok := s.cache.get(&id, time.Now().UnixMicro())
+	return ok
+}
+
+// ForgetPending has the next message count those that wait.
+func (s *Store) ForgetPending() {
+	s.pending.mu.Lock()
+	defer s.pending.mu.Unlock()
+	s.pending.counted = time.Time{}
+}

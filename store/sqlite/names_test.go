@@ -36,7 +36,7 @@ func TestDigestsThatCollide(t *testing.T) {
 		if _, err := s.Begin(t.Context(), second); !errors.Is(err, errCollision) {
 			t.Errorf("Begin: %v; want errCollision", err)
 		}
-		s.known.add(elsewhere("a")) // so that it looks first
+		s.known.add(s.digest(elsewhere("a"))) // so that it looks first
 		if _, err := s.Begin(t.Context(), second); !errors.Is(err, errCollision) {
 			t.Errorf("Begin, which looks first: %v; want errCollision", err)
 		}

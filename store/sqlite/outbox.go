@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,17 +26,22 @@ import (
 var ErrNoTransaction = errors.New("sqlite: the context carries no transaction of a claim: use EnqueueTx, or a TxStore")
 
 // Enqueue adds messages to the outbox in the transaction of the claim that a
-// handler works under, which ctx comes from: they are delivered if that is
+// handler works under, or of the message that it handles (Inbox), which ctx comes
+// from: they are delivered if that is
 // committed, and never otherwise. Relays in this process are woken by the commit.
-// It fails with ErrNoTransaction where there is none, and with
-// outbox.ErrDuplicate where an id is taken; the transaction can go on either way.
+// It fails with ErrNoTransaction where there is none, with outbox.ErrDuplicate
+// where an id is taken, and with outbox.ErrFull beyond Config.MaxPending; the
+// transaction can go on either way.
 func Enqueue(ctx context.Context, messages ...outbox.Message) error {
-	c, ok := ctx.Value(claimKey{}).(*txClaim)
+	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {
 		return ErrNoTransaction
 	}
-	c.enqueued.Store(true)
-	return enqueue(ctx, c.work, messages)
+	if err := h.store.admit(ctx, len(messages)); err != nil {
+		return err
+	}
+	h.enqueued.Store(true)
+	return enqueue(ctx, h.work, messages)
 }
 
 // EnqueueTx adds messages to the outbox in a transaction of the caller's, on a
@@ -47,6 +54,47 @@ func Enqueue(ctx context.Context, messages ...outbox.Message) error {
 // transaction: roll it back.
 func EnqueueTx(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
 	return enqueue(ctx, tx, messages)
+}
+
+// EnqueueTx is the function of that name with the bound of Config.MaxPending.
+func (o *Outbox) EnqueueTx(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
+	if err := o.store.admit(ctx, len(messages)); err != nil {
+		return err
+	}
+	return enqueue(ctx, tx, messages)
+}
+
+// pending is about how many messages wait.
+type pending struct {
+	mu      sync.Mutex
+	counted time.Time
+	n       int // then, and what this process has enqueued since
+}
+
+const countPending = "SELECT count(*) FROM (SELECT 1 FROM outbox WHERE state = 'pending' LIMIT 0 + ?)"
+
+// admit refuses messages beyond the bound.
+func (s *Store) admit(ctx context.Context, n int) error {
+	if s.config.MaxPending == 0 {
+		return nil
+	}
+	p := &s.pending
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); p.counted.IsZero() || now.Sub(p.counted) >= time.Second {
+		err := s.read(ctx, func(c *conn) error {
+			return c.query(countPending, func(r *row) { p.n = int(r.int()) }, int64(s.config.MaxPending))
+		})
+		if err != nil {
+			return err
+		}
+		p.counted = now
+	}
+	if p.n+n > s.config.MaxPending {
+		return outbox.ErrFull
+	}
+	p.n += n
+	return nil
 }
 
 const (
@@ -190,11 +238,21 @@ const (
 	existsDelayed = `SELECT 1 FROM outbox WHERE due IS NOT NULL LIMIT 1`
 	selectClock   = `SELECT at FROM outbox_clock`
 	// What was enqueued with a time keeps it: that is a time of the calendar.
-	shiftDelays = `UPDATE outbox SET due = max(due - ?1, 1) WHERE due > ?2 AND due IS NOT not_before`
-	claimOne    = `
-		UPDATE outbox SET fence = ?, leased = 1, due = ?, attempts = attempts + 1, lapses = lapses + leased
-		WHERE position = ?
-		RETURNING id, topic, key, type, headers, CAST(payload AS BLOB), created_at, not_before, attempts, lapses, unsure`
+	shiftDelays   = `UPDATE outbox SET due = max(due - ?1, 1) WHERE due > ?2 AND due IS NOT not_before`
+	selectClaimed = `
+		SELECT position, id, topic, key, type, headers, CAST(payload AS BLOB), created_at, not_before, attempts + 1, lapses + leased, unsure
+		FROM outbox `
+	selectOne   = selectClaimed + "WHERE position = ?"
+	selectFirst = selectClaimed + "WHERE topic = ? AND due = 0 ORDER BY position LIMIT 0 + ?"
+	claimSet    = "UPDATE outbox SET fence = ?, leased = 1, due = ?, attempts = attempts + 1, lapses = lapses + leased WHERE "
+	claimRun    = claimSet + positionRun
+	claimSome   = claimSet + positionSome
+
+	// together is how many messages are changed in a statement: each would open
+	// its indexes anew. Those that follow each other are found faster.
+	together     = 32
+	positionRun  = "position BETWEEN ? AND ?"
+	positionSome = "position IN (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 const (
@@ -209,32 +267,44 @@ const (
 	clockIdle = int64(30 * time.Second / time.Microsecond)
 )
 
-// Claim implements outbox.Store. Messages of several topics are taken in turn.
+// Exchange implements outbox.Store. Messages of several topics are claimed in turn.
 // Those that come back after a delay, or a lease, take up to half of a claim
 // before those that were never tried.
-func (o *Outbox) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, error) {
-	if c.Max <= 0 {
-		return nil, nil
+func (o *Outbox) Exchange(ctx context.Context, settlements []outbox.Settlement, c outbox.Claim) ([]outbox.Claimed, []outbox.Ref, error) {
+	for _, s := range settlements {
+		if err := s.Validate(); err != nil {
+			return nil, nil, err
+		}
+	}
+	c.Max = max(c.Max, 0)
+	if len(settlements) == 0 {
+		if c.Max == 0 {
+			return nil, nil, nil
+		}
+		// Who probably finds nothing looks first, without the write lock.
+		if !o.busy.Load() {
+			found := false
+			err := o.store.read(ctx, func(conn *conn) (err error) {
+				found, err = worthClaiming(ctx, conn, c.Topic)
+				return err
+			})
+			if err != nil || !found {
+				return nil, nil, err
+			}
+		}
 	}
 	o.mu.Lock()
 	after := o.after
 	o.mu.Unlock()
-	// Who probably finds nothing looks first, without the write lock.
-	if !o.busy.Load() {
-		found := false
-		err := o.store.read(ctx, func(conn *conn) (err error) {
-			found, err = worthClaiming(ctx, conn, c.Topic)
-			return err
-		})
-		if err != nil || !found {
-			return nil, err
-		}
-	}
 	type result struct {
 		claimed []outbox.Claimed
+		lost    []outbox.Ref
 		last    string
 	}
-	r, err := write(ctx, o.store, 256*c.Max, func(t *tx) (r result, err error) {
+	r, err := write(ctx, o.store, 128*len(settlements)+256*c.Max, func(t *tx) (r result, err error) {
+		if r.lost, err = t.settleMessages(settlements); err != nil || c.Max == 0 {
+			return r, err
+		}
 		if err := t.tickOutbox(); err != nil {
 			return r, err
 		}
@@ -251,13 +321,23 @@ func (o *Outbox) Claim(ctx context.Context, c outbox.Claim) ([]outbox.Claimed, e
 		}
 		return r, err
 	})
-	o.busy.Store(len(r.claimed) > 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Max > 0 {
+		o.busy.Store(len(r.claimed) > 0)
+	}
 	if r.last != "" {
 		o.mu.Lock()
 		o.after = r.last
 		o.mu.Unlock()
 	}
-	return r.claimed, err
+	for i := range r.claimed {
+		if m := &r.claimed[i]; m.Malformed == nil {
+			m.Malformed = m.Validate()
+		}
+	}
+	return r.claimed, r.lost, nil
 }
 
 func (t *tx) fail(err error) {
@@ -340,9 +420,6 @@ func (t *tx) claimMessages(c outbox.Claim, topics []string) (claimed []outbox.Cl
 		if err := t.query(selectOverdue, collect(&overdue), topic, t.now, int64(share+suspectRoom)); err != nil {
 			return nil, err
 		}
-		if err := t.query(selectFresh, collect(&fresh), topic, int64(share)); err != nil {
-			return nil, err
-		}
 		chosen := overdue[:0]
 		for _, m := range overdue {
 			if m.lapses >= outbox.SuspectLapses {
@@ -353,23 +430,66 @@ func (t *tx) claimMessages(c outbox.Claim, topics []string) (claimed []outbox.Cl
 			}
 			chosen = append(chosen, m)
 		}
-		// Neither kind starves the other.
-		old := min(len(chosen), max((share+1)/2, share-len(fresh)))
-		chosen = append(chosen[:old:old], fresh[:min(len(fresh), share-old)]...)
-		for _, m := range chosen {
-			if c.MaxBytes > 0 && len(claimed) > 0 && m.size > left {
-				return claimed, nil
-			}
-			left -= m.size
-			err := t.query(claimOne, func(r *row) { claimed = append(claimed, r.claimed(fence)) },
-				fence, t.now+micros(c.Lease), m.position)
-			if err != nil {
+		// How many there are, and how large, matters where not all can be taken.
+		old, new, full, before := 0, share, false, len(claimed)
+		if len(chosen) > 0 || c.MaxBytes > 0 && left < int64(share*outbox.MaxPayload) {
+			if err := t.query(selectFresh, collect(&fresh), topic, int64(share)); err != nil {
 				return nil, err
 			}
-			claimed[len(claimed)-1].Position = uint64(m.position)
+			// Neither kind starves the other.
+			old = min(len(chosen), max((share+1)/2, share-len(fresh)))
+			taken, left := 0, left
+			for _, m := range slices.Concat(chosen[:old], fresh[:min(len(fresh), share-old)]) {
+				if full = c.MaxBytes > 0 && len(claimed)+taken > 0 && m.size > left; full {
+					break
+				}
+				left -= m.size
+				taken++
+			}
+			old, new = min(taken, old), max(taken-old, 0)
+		}
+		add := func(r *row) { claimed = append(claimed, r.claimed(fence)) }
+		for _, m := range chosen[:old] {
+			if err := t.query(selectOne, add, m.position); err != nil {
+				return nil, err
+			}
+		}
+		if new > 0 {
+			if err := t.query(selectFirst, add, topic, int64(new)); err != nil {
+				return nil, err
+			}
+		}
+		positions := make([]int64, 0, len(claimed)-before)
+		for _, m := range claimed[before:] {
+			positions = append(positions, int64(m.Position))
+		}
+		slices.Sort(positions)
+		for some := range slices.Chunk(positions, together) {
+			if _, err := t.update(claimRun, claimSome, some, fence, t.now+micros(c.Lease)); err != nil {
+				return nil, err
+			}
+		}
+		for _, m := range claimed[before:] {
+			left -= int64(len(m.Payload))
+		}
+		if full {
+			break
 		}
 	}
 	return claimed, nil
+}
+
+// update changes the messages at some positions, which are sorted, each once, and
+// at most together: by the first statement where they follow each other.
+func (t *tx) update(run, scattered string, positions []int64, args ...driver.Value) (int64, error) {
+	n := len(positions)
+	if first, last := positions[0], positions[n-1]; last-first == int64(n-1) {
+		return t.exec(run, append(args, first, last)...)
+	}
+	for i := range together {
+		args = append(args, positions[min(i, n-1)])
+	}
+	return t.exec(scattered, args...)
 }
 
 func collect(to *[]candidate) func(*row) {
@@ -378,7 +498,7 @@ func collect(to *[]candidate) func(*row) {
 
 // claimed reads what claimOne returns.
 func (r *row) claimed(fence int64) (m outbox.Claimed) {
-	m.Fence = uint64(fence)
+	m.Position, m.Fence = uint64(r.int()), uint64(fence)
 	m.ID, m.Topic, m.Key, m.Type = r.text(), r.text(), r.text(), r.text()
 	m.Headers, m.Malformed = r.headers()
 	m.Payload = r.blob()
@@ -434,19 +554,44 @@ const (
 	settleEnd = `
 		UPDATE outbox SET state = ?, due = NULL, leased = 0, lapses = 0, unsure = ?, in_lane = ?, settled_at = ?, cause = ?
 		WHERE position = ? AND fence = ? AND leased = 1`
+	settledSet = `state = 'delivered', due = NULL, leased = 0, lapses = 0, unsure = 0, settled_at = ?, cause = NULL
+		WHERE fence = ? AND leased = 1 AND `
+	// Of what has no key the place in a lane means nothing, and it has no trigger.
+	settleFree  = "UPDATE outbox SET " + settledSet + "key IS NULL AND "
+	settleKeyed = "UPDATE outbox SET in_lane = 0, " + settledSet + "key IS NOT NULL AND "
 	settleRetry = `
 		UPDATE outbox SET due = ?, leased = 0, lapses = 0, unsure = ?, cause = ?
 		WHERE position = ? AND fence = ? AND leased = 1`
 	settleRelease = `
-		UPDATE outbox SET due = 0, leased = 0, lapses = 0, attempts = attempts - 1
+		UPDATE outbox SET due = ?, leased = 0, lapses = 0, attempts = attempts - 1
 		WHERE position = ? AND fence = ? AND leased = 1`
 	selectSettled = `SELECT 1 FROM outbox WHERE position = ? AND fence = ? AND leased = 0`
 )
 
-// Settle implements outbox.Store.
-func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (lost []outbox.Ref, err error) {
-	return write(ctx, o.store, 128*len(settlements), func(t *tx) (lost []outbox.Ref, err error) {
-		for _, s := range settlements {
+// settleMessages settles what was delivered together, as far as one claim goes.
+func (t *tx) settleMessages(settlements []outbox.Settlement) (lost []outbox.Ref, err error) {
+	settlements = slices.Clone(settlements)
+	slices.SortFunc(settlements, func(a, b outbox.Settlement) int {
+		return cmp.Or(cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.Position, b.Position))
+	})
+	for len(settlements) > 0 {
+		first := settlements[0]
+		n := 1
+		for n < min(len(settlements), together) && settlements[n].Outcome == first.Outcome && settlements[n].Fence == first.Fence {
+			n++
+		}
+		some := settlements[:n]
+		settlements = settlements[n:]
+		if first.Outcome == outbox.OutcomeDelivered && n > 1 {
+			done, err := t.settleDelivered(some)
+			if err != nil {
+				return nil, err
+			}
+			if done {
+				continue
+			}
+		}
+		for _, s := range some {
 			held, err := t.settleMessage(s)
 			if err != nil {
 				return nil, err
@@ -455,8 +600,26 @@ func (o *Outbox) Settle(ctx context.Context, settlements []outbox.Settlement) (l
 				lost = append(lost, s.Ref)
 			}
 		}
-		return lost, nil
-	})
+	}
+	return lost, nil
+}
+
+// settleDelivered reports whether all of them, which are of one claim, were held
+// and are settled.
+func (t *tx) settleDelivered(some []outbox.Settlement) (bool, error) {
+	positions := make([]int64, len(some))
+	for i, s := range some {
+		positions[i] = int64(s.Position)
+	}
+	positions = slices.Compact(positions)
+	fence := int64(some[0].Fence)
+	n, err := t.update(settleFree+positionRun, settleFree+positionSome, positions, t.now, fence)
+	if err == nil && n < int64(len(some)) {
+		var keyed int64
+		keyed, err = t.update(settleKeyed+positionRun, settleKeyed+positionSome, positions, t.now, fence)
+		n += keyed
+	}
+	return n == int64(len(some)), err
 }
 
 func (t *tx) settleMessage(s outbox.Settlement) (held bool, err error) {
@@ -476,9 +639,11 @@ func (t *tx) settleMessage(s outbox.Settlement) (held bool, err error) {
 	case outbox.OutcomeRetry:
 		n, err = t.exec(settleRetry, t.now+micros(s.Delay), flag(s.Unsure), orNull(cut(s.Cause)), position, fence)
 	case outbox.OutcomeReleased:
-		n, err = t.exec(settleRelease, position, fence)
-	default:
-		return false, fmt.Errorf("sqlite: there is no outcome %d", s.Outcome)
+		due := int64(0)
+		if s.Delay > 0 {
+			due = t.now + micros(s.Delay)
+		}
+		n, err = t.exec(settleRelease, due, position, fence)
 	}
 	if err != nil || n > 0 {
 		return true, err

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -59,49 +58,6 @@ func shiftOutbox(t testing.TB, db *sql.DB, d time.Duration) {
 	mustExec(t, db, `UPDATE outbox_clock SET at = at + ?1 WHERE at > 0`, d.Microseconds())
 }
 
-// relay runs a relay until the returned function is called, which waits for it.
-func relay(t *testing.T, o *sqlite.Outbox, c outbox.Config) (stop func()) {
-	t.Helper()
-	c.Store = o
-	r, err := outbox.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
-// arrivals is a sink that passes on the ids of what arrives.
-type arrivals chan string
-
-func (a arrivals) Deliver(_ context.Context, d outbox.Delivery) error {
-	a <- d.ID
-	return nil
-}
-
-// hear waits for n arrivals.
-func (a arrivals) hear(t *testing.T, n int) (ids []string) {
-	t.Helper()
-	for range n {
-		select {
-		case id := <-a:
-			ids = append(ids, id)
-		case <-time.After(30 * time.Second):
-			t.Fatalf("%q arrived; want %d", ids, n)
-		}
-	}
-	return ids
-}
-
 func pendingMessages(t *testing.T, db *sql.DB) (n int) {
 	t.Helper()
 	if err := db.QueryRow("SELECT count(*) FROM outbox WHERE state = 'pending'").Scan(&n); err != nil {
@@ -118,9 +74,9 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := make(arrivals, 10)
+	got := make(outboxtest.Arrivals, 10)
 	looked := make(chan struct{}, 100)
-	stop := relay(t, b.Outbox(), outbox.Config{
+	stop := outboxtest.Relay(t, b.Outbox(), outbox.Config{
 		PollMin: time.Hour, PollMax: time.Hour, Routes: []outbox.Route{{Sink: got}},
 		Observer: &outbox.Observer{Claimed: func(context.Context, outbox.Fetched) { looked <- struct{}{} }},
 	})
@@ -147,7 +103,7 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 	for range 2 { // the second is a replay
 		do("succeeds", func() (semel.Result, error) { return semel.Result{}, nil })
 	}
-	if ids := got.hear(t, 1); ids[0] != "succeeds" {
+	if ids := got.Hear(t, 1); ids[0] != "succeeds" {
 		t.Errorf("%q arrived", ids)
 	}
 	stop()
@@ -156,6 +112,52 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 	}
 	if err := sqlite.Enqueue(t.Context(), outbox.Message{Topic: "t"}); !errors.Is(err, sqlite.ErrNoTransaction) {
 		t.Errorf("outside of a transaction: %v", err)
+	}
+}
+
+// Beyond the bound nothing is enqueued, in a handler's transaction or another, and
+// what is rolled back with it is told to come again. Rows by SQL count.
+func TestOutboxThatIsFull(t *testing.T) {
+	b := newBank(t, sqlite.Config{MaxPending: 3})
+	g, err := semel.New(semel.Config{Store: b.TxStore})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, b.db, "INSERT INTO outbox (topic) VALUES ('by SQL')")
+	do := func(key string) (failed error) {
+		t.Helper()
+		_, _ = g.Do(t.Context(), semel.Submit{Identity: identity(key)}, func(ctx context.Context) (semel.Result, error) {
+			if err := pay(ctx, key); err != nil {
+				t.Error(err)
+			}
+			failed = sqlite.Enqueue(ctx, outbox.Message{Topic: "paid"})
+			return semel.Result{}, failed
+		})
+		return failed
+	}
+	for i, want := range []error{nil, nil, outbox.ErrFull} {
+		if err := do(fmt.Sprint("k", i)); !errors.Is(err, want) {
+			t.Errorf("message %d: %v; want %v", i, err, want)
+		}
+	}
+	tx, err := b.db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Outbox().EnqueueTx(t.Context(), tx, outbox.Message{Topic: "paid"}); !errors.Is(err, outbox.ErrFull) {
+		t.Errorf("in another transaction: %v", err)
+	}
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if n, m := pendingMessages(t, b.db), b.payments(); n != 3 || m != 2 {
+		t.Errorf("%d messages are pending, with %d payments", n, m)
+	}
+	// What has been delivered makes room, once it is counted.
+	mustExec(t, b.db, "UPDATE outbox SET state = 'delivered', due = NULL, settled_at = 1")
+	b.ForgetPending()
+	if err := do("k2"); err != nil {
+		t.Errorf("with room again: %v", err)
 	}
 }
 
@@ -176,11 +178,12 @@ func TestOutboxRowsByPlainSQL(t *testing.T) {
 		}
 	}
 	mustExec(t, db, `INSERT INTO outbox (topic, key, headers) VALUES ('t', 'k', '{"a": 1}'), ('t', 'k', NULL)`)
+	mustExec(t, db, `INSERT INTO outbox (topic, type) VALUES ('t', CAST(x'ff' AS TEXT)), ('t', 'zero' || char(0)), (CAST(x'74ff' AS TEXT), '')`)
 	mustExec(t, db, `INSERT INTO outbox (topic) VALUES ('t')`)
 	mustExec(t, db, `INSERT INTO outbox (topic, key, type, headers, payload, not_before)
 		VALUES ('t', 'l', 'paid', '{"a": "1"}', 'text', CAST(unixepoch('subsec') * 1000000 AS INTEGER) - 1)`)
 	got := make(chan outbox.Delivery, 10)
-	stop := relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.Skip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
+	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.Skip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
 		got <- d
 		return nil
 	})}}})
@@ -201,8 +204,13 @@ func TestOutboxRowsByPlainSQL(t *testing.T) {
 	}
 	stop()
 	page, err := o.List(t.Context(), outbox.Filter{State: outbox.StateDead})
-	if err != nil || len(page) != 1 || !strings.Contains(page[0].Cause, "headers are not") {
-		t.Errorf("dead are %+v, %v", page, err)
+	if err != nil || len(page) != 4 || !strings.Contains(page[0].Cause, "headers are not") {
+		t.Fatalf("dead are %+v, %v", page, err)
+	}
+	for i, e := range page[1:] {
+		if !strings.Contains(e.Cause, []string{"Type", "Type", "Topic"}[i]+" must be UTF-8") {
+			t.Errorf("the cause of a row that is no message is %q", e.Cause)
+		}
 	}
 	// Debezium's columns, in its words.
 	var id, aggregate, event string
@@ -217,7 +225,7 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
 	o := open(t, sqlite.Config{Path: path, BusyTimeout: 100 * time.Millisecond}).Outbox()
 	db, other := raw(t, path), raw(t, path)
-	got := make(arrivals, 100)
+	got := make(outboxtest.Arrivals, 100)
 	release := make(chan struct{})
 	sink := outbox.SinkFunc(func(ctx context.Context, d outbox.Delivery) error {
 		err := got.Deliver(ctx, d)
@@ -227,7 +235,7 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 		return err
 	})
 	failed := make(chan error, 100)
-	relay(t, o, outbox.Config{Routes: []outbox.Route{{Sink: sink}}, Observer: &outbox.Observer{
+	outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{Sink: sink}}, Observer: &outbox.Observer{
 		StoreFailed: func(_ context.Context, _ string, err error) {
 			select {
 			case failed <- err:
@@ -244,7 +252,7 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	enqueueAll(t, db, 5)
-	got.hear(t, 5)
+	got.Hear(t, 5)
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +260,7 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 	if err := enqueue(t.Context(), db, outbox.Message{ID: "slow", Topic: "t"}); err != nil {
 		t.Fatal(err)
 	}
-	got.hear(t, 1)
+	got.Hear(t, 1)
 	if tx, err = other.Begin(); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +277,7 @@ func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	enqueueAll(t, db, 5)
-	got.hear(t, 6)
+	got.Hear(t, 6)
 	allDelivered(t, path)
 	if len(got) != 0 {
 		t.Errorf("%d messages came twice", len(got))
@@ -293,7 +301,7 @@ func TestClockSetBack(t *testing.T) {
 	db := raw(t, path)
 	claim := func() (ids []string, claimed []outbox.Claimed) {
 		t.Helper()
-		claimed, err := o.Claim(t.Context(), outbox.Claim{Max: 10, Lease: time.Minute})
+		claimed, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 10, Lease: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +319,7 @@ func TestClockSetBack(t *testing.T) {
 	_, claimed := claim()
 	for _, m := range claimed {
 		if m.ID == "retried" {
-			if _, err := o.Settle(t.Context(), []outbox.Settlement{{Ref: m.Ref, Outcome: outbox.OutcomeRetry, Delay: 30 * time.Second}}); err != nil {
+			if _, _, err := o.Exchange(t.Context(), []outbox.Settlement{{Ref: m.Ref, Outcome: outbox.OutcomeRetry, Delay: 30 * time.Second}}, outbox.Claim{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -343,10 +351,10 @@ func TestTwoApplicationsInOneFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
 	db := raw(t, path)
 	open(t, sqlite.Config{Path: path})
-	sinks := map[string]arrivals{}
+	sinks := map[string]outboxtest.Arrivals{}
 	for _, topic := range []string{"mail", "hooks"} {
-		sinks[topic] = make(arrivals, 50)
-		relay(t, open(t, sqlite.Config{Path: path}).Outbox(), outbox.Config{Routes: []outbox.Route{{Topic: topic, Sink: sinks[topic]}}})
+		sinks[topic] = make(outboxtest.Arrivals, 50)
+		outboxtest.Relay(t, open(t, sqlite.Config{Path: path}).Outbox(), outbox.Config{Routes: []outbox.Route{{Topic: topic, Sink: sinks[topic]}}})
 	}
 	for i := range 30 {
 		for topic := range sinks {
@@ -356,7 +364,7 @@ func TestTwoApplicationsInOneFile(t *testing.T) {
 		}
 	}
 	for topic, got := range sinks {
-		for i, id := range got.hear(t, 30) {
+		for i, id := range got.Hear(t, 30) {
 			if id != fmt.Sprint(topic, i) {
 				t.Errorf("message %d of %s is %s", i, topic, id)
 			}
@@ -379,7 +387,7 @@ func TestRestoredOutbox(t *testing.T) {
 	if _, err := db.Exec("VACUUM INTO ?", copied); err != nil {
 		t.Fatal(err)
 	}
-	before, err := o.Claim(t.Context(), outbox.Claim{Max: 1, Lease: time.Minute})
+	before, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 1, Lease: time.Minute})
 	if err != nil || len(before) != 1 {
 		t.Fatal(before, err)
 	}
@@ -387,12 +395,12 @@ func TestRestoredOutbox(t *testing.T) {
 	if err := enqueue(t.Context(), raw(t, copied), outbox.Message{ID: "new", Topic: "t", Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
-	if lost, err := restored.Settle(t.Context(), []outbox.Settlement{{Ref: before[0].Ref, Outcome: outbox.OutcomeDelivered}}); err != nil || len(lost) != 1 {
+	if _, lost, err := restored.Exchange(t.Context(), []outbox.Settlement{{Ref: before[0].Ref, Outcome: outbox.OutcomeDelivered}}, outbox.Claim{}); err != nil || len(lost) != 1 {
 		t.Errorf("a claim of before the restore settled: %v, %v", lost, err)
 	}
-	got := make(arrivals, 10)
-	relay(t, restored, outbox.Config{Routes: []outbox.Route{{Sink: got}}})
-	if ids := got.hear(t, 4); !slices.Equal(ids, []string{"m0", "m1", "m2", "new"}) {
+	got := make(outboxtest.Arrivals, 10)
+	outboxtest.Relay(t, restored, outbox.Config{Routes: []outbox.Route{{Sink: got}}})
+	if ids := got.Hear(t, 4); !slices.Equal(ids, []string{"m0", "m1", "m2", "new"}) {
 		t.Errorf("%q arrived", ids)
 	}
 }
@@ -406,7 +414,7 @@ func TestPositionsDoNotRepeat(t *testing.T) {
 	last := uint64(0)
 	for range 3 {
 		enqueueAll(t, db, 2)
-		claimed, err := o.Claim(t.Context(), outbox.Claim{Max: 2, Lease: time.Minute})
+		claimed, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 2, Lease: time.Minute})
 		if err != nil || len(claimed) != 2 || claimed[0].Position <= last {
 			t.Fatal(claimed, last, err)
 		}

@@ -227,7 +227,11 @@ const redriveOne = `
 
 // Redrive implements outbox.Admin.
 func (o *Outbox) Redrive(ctx context.Context, f outbox.Filter) ([]outbox.Redriven, error) {
-	query, args := selection(f, "position, id, key IS NOT NULL AND in_lane = 0", "state IN ('dead', 'unknown')")
+	states := "state IN ('dead', 'unknown')"
+	if f.ID != "" && f.State == outbox.StateDelivered {
+		states = "true"
+	}
+	query, args := selection(f, "position, id, key IS NOT NULL AND in_lane = 0", states)
 	done, err := write(ctx, o.store, 64*max(f.Limit, 100), func(t *tx) (done []outbox.Redriven, err error) {
 		err = t.look(query, func(r *row) {
 			done = append(done, outbox.Redriven{Position: uint64(r.int()), ID: r.text(), OutOfOrder: r.int() != 0})

@@ -203,7 +203,7 @@ func BenchmarkClaim(b *testing.B) {
 				b.ResetTimer()
 				stop := cpu(b)
 				for b.Loop() {
-					got, err := o.Claim(b.Context(), outbox.Claim{Max: 64, Lease: time.Hour})
+					got, _, err := o.Exchange(b.Context(), nil, outbox.Claim{Max: 64, Lease: time.Hour})
 					if err != nil || len(got) < 64 {
 						b.Fatal(len(got), err)
 					}
@@ -211,7 +211,7 @@ func BenchmarkClaim(b *testing.B) {
 					for i, m := range got {
 						release[i] = outbox.Settlement{Ref: m.Ref, Outcome: outbox.OutcomeReleased}
 					}
-					if lost, err := o.Settle(b.Context(), release); err != nil || len(lost) > 0 {
+					if _, lost, err := o.Exchange(b.Context(), release, outbox.Claim{}); err != nil || len(lost) > 0 {
 						b.Fatal(lost, err)
 					}
 				}

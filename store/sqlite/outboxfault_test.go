@@ -18,8 +18,10 @@ import (
 func OutboxQueries() map[string]string {
 	list := func(f outbox.Filter) string { q, _ := selection(f, "position", "true"); return q }
 	queries := map[string]string{
-		selectFresh: "outbox_due", selectOverdue: "outbox_due", existsDue: "outbox_due", selectDueTopics: "outbox_due", existsDelayed: "outbox_due",
-		selectWaitingTopics: "outbox_waiting", selectGivenUp: "outbox_settled", selectSurplus: "outbox_settled", deleteMessages: "outbox_settled",
+		selectFresh: "outbox_due", selectFirst: "outbox_due", claimRun: "INTEGER PRIMARY KEY", claimSome: "INTEGER PRIMARY KEY",
+		settleFree + positionRun: "INTEGER PRIMARY KEY", settleKeyed + positionSome: "INTEGER PRIMARY KEY",
+		selectOverdue: "outbox_due", existsDue: "outbox_due", selectDueTopics: "outbox_due", existsDelayed: "outbox_due",
+		selectWaitingTopics: "outbox_waiting", countPending: "COVERING INDEX outbox_waiting", selectGivenUp: "outbox_settled", selectSurplus: "outbox_settled", deleteMessages: "outbox_settled",
 		list(outbox.Filter{ID: "x"}): "sqlite_autoindex_outbox_1", list(outbox.Filter{State: outbox.StateDead}): "outbox_settled",
 	}
 	out := map[string]string{}
@@ -114,7 +116,7 @@ func outboxFaultAt(t *testing.T, n int, lost bool) (hit bool) {
 	var order []string
 	for round := 0; round < 10 && len(order) < 3; round++ {
 		var claimed []outbox.Claimed
-		if claimed, err = o.Claim(ctx, outbox.Claim{Max: 2, Lease: time.Minute, Suspect: true}); err != nil {
+		if claimed, _, err = o.Exchange(ctx, nil, outbox.Claim{Max: 2, Lease: time.Minute, Suspect: true}); err != nil {
 			// A lease of which nobody knows is over in time. Where it is the
 			// lock that nobody knows of, the next call finds out.
 			_, _ = db.Exec("UPDATE outbox SET due = 1 WHERE leased = 1")
@@ -136,7 +138,10 @@ func outboxFaultAt(t *testing.T, n int, lost bool) (hit bool) {
 				}
 				return o.Renew(ctx, time.Minute, refs)
 			},
-			func() ([]outbox.Ref, error) { return o.Settle(ctx, settlements) },
+			func() ([]outbox.Ref, error) {
+				_, lost, err := o.Exchange(ctx, settlements, outbox.Claim{})
+				return lost, err
+			},
 		} {
 			var gone []outbox.Ref
 			if err := again(func() (err error) { gone, err = call(); return err }); err != nil || len(gone) > 0 {

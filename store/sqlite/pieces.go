@@ -138,23 +138,23 @@ func (s *Store) discard(ctx context.Context, g *staging) {
 const selectStale = `
 	SELECT body, (SELECT coalesce(sum(octet_length(bytes)), 0) FROM piece WHERE piece.body = staging.body) FROM staging
 	WHERE NOT EXISTS (SELECT 1 FROM record WHERE (number = staging.fence AND record.fence IS NULL OR record.fence = staging.fence)
-		AND state <> 2) LIMIT ?`
+		AND state <> 2) LIMIT 0 + ?`
 
 // sweepStaged removes what processes that died have left, and reports how many
 // bodies that was.
-func (t *tx) sweepStaged(limit int) (n int, err error) {
+func (t *tx) sweepStaged(limit int) (n int, more bool, err error) {
 	type stale struct{ body, bytes int64 }
 	var all []stale
 	if err := t.query(selectStale, func(r *row) { all = append(all, stale{r.int(), r.int()}) }, int64(limit)); err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	for bytes := int64(0); n < len(all) && bytes < sweepBytes; n++ {
+	for bytes := int64(0); n < len(all) && bytes < sweepBytes && !t.late(n); n++ {
 		if err := t.unstage(all[n].body); err != nil {
-			return 0, err
+			return n, false, err
 		}
 		bytes += all[n].bytes
 	}
-	return n, nil
+	return n, len(all) == limit || n < len(all), nil
 }
 
 // pieces returns the body with that number, which is read from the file.

@@ -3,6 +3,7 @@ package sqlite_test
 import (
 	"bufio"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	play, ok := map[string]func(path string, in *bufio.Scanner) error{
 		"open": playOpen, "race": playRace, "work": playWork, "sweep": playSweep, "relay": playRelay, "pay": playPay,
-		"mailer": playMailer, "smtpd": playMailServer,
+		"mailer": playMailer, "smtpd": playMailServer, "consume": playConsume, "meddle": playMeddle,
 	}[role]
 	if !ok {
 		fmt.Fprintf(os.Stderr, "no such role: %q\n", role)
@@ -51,15 +52,23 @@ type child struct {
 	out *bufio.Scanner
 }
 
-func spawn(t *testing.T, role, path string) *child {
+// command is a process that plays a role.
+func command(t *testing.T, role, path string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &child{cmd: exec.CommandContext(t.Context(), self)}
-	c.cmd.Env = append(os.Environ(), roleVariable+"="+role, pathVariable+"="+path)
+	c := exec.CommandContext(t.Context(), self)
+	c.Env = append(os.Environ(), roleVariable+"="+role, pathVariable+"="+path)
+	return c
+}
+
+func spawn(t *testing.T, role, path string) *child {
+	t.Helper()
+	c := &child{cmd: command(t, role, path)}
 	c.cmd.Stderr = os.Stderr
+	var err error
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -274,6 +283,109 @@ func TestProcessesRaceOnOneIdentity(t *testing.T) {
 			t.Errorf("a later submit was answered %s", a)
 		}
 	}
+}
+
+// playMeddle changes the record of "a" in the ways of operators and of another
+// program's sweep: "delete", "restore", "change BODY", "expire".
+func playMeddle(path string, in *bufio.Scanner) error {
+	ctx := context.Background()
+	s, err := sqlite.Open(ctx, sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)")
+	if err != nil {
+		return err
+	}
+	db.SetMaxOpenConns(1)
+	if _, err := db.Exec("CREATE TEMP TABLE kept AS SELECT * FROM record WHERE key = 'a'"); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for in.Scan() {
+		command, body, _ := strings.Cut(in.Text(), " ")
+		_, err := db.Exec(map[string]string{
+			"delete":  "DELETE FROM record WHERE key = 'a' AND ?1 = ''",
+			"restore": "INSERT OR REPLACE INTO record SELECT * FROM kept WHERE ?1 = ''",
+			"change":  "UPDATE record SET body = CAST(?1 AS BLOB) WHERE key = 'a'",
+			"expire":  "UPDATE record SET expires_at = 1 WHERE key = 'a' AND ?1 = ''",
+		}[command], body)
+		if err == nil && command == "expire" {
+			_, err = s.Sweep(ctx, 1000)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", command, err)
+		}
+		fmt.Println("done")
+	}
+	return errors.Join(db.Close(), s.Close())
+}
+
+// What another process does to a completed record is seen by whoever asks after
+// it was done, however often the record was asked for before, while this process
+// writes as well.
+func TestReplaysSeeWhatOthersChange(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "semel.db")
+	s := open(t, sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	c, err := s.Begin(t.Context(), attempt("a"))
+	if err == nil {
+		_, err = c.Complete(t.Context(), semel.Result{Body: []byte("first")})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := spawn(t, "meddle", path)
+	other.hear(t)
+	find := func() string {
+		rec, err := s.Find(t.Context(), identity("a"))
+		if err != nil && !errors.Is(err, semel.ErrNotFound) {
+			t.Error(err)
+		}
+		return string(rec.Result.Body)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if find(); i == 0 && n%10 == 0 {
+					if _, err := s.Begin(t.Context(), attempt(semel.NewKey())); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	hits := 0
+	for round := range 50 {
+		body := fmt.Sprint("body ", round)
+		for _, step := range []struct{ command, want string }{
+			{"change " + body, body}, {"delete", ""}, {"restore", "first"}, {"expire", ""}, {"restore", "first"},
+		} {
+			other.say(t, step.command)
+			other.hear(t)
+			for range 3 {
+				if got := find(); got != step.want {
+					t.Fatalf("%q was answered after %q; want %q", got, step.command, step.want)
+				}
+			}
+			if s.Cached(identity("a")) {
+				hits++
+			}
+		}
+	}
+	if hits == 0 {
+		t.Error("nothing was ever cached")
+	}
+	close(stop)
+	wg.Wait()
+	other.leave(t)
 }
 
 // playWork claims and settles identities without end, and says what was

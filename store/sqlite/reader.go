@@ -2,12 +2,10 @@ package sqlite
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"sync/atomic"
-
-	"github.com/semelhq/semel"
 )
 
 // readers is a pool of connections that cannot write. They see what is
@@ -33,8 +31,8 @@ func (r *readers) close() error {
 	return errors.Join(errs...)
 }
 
-// read runs fn with a connection of the pool. fn may run more than once.
-func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
+// usable says why the store is not to be asked, if so.
+func (s *Store) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -42,6 +40,14 @@ func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
 	case <-s.stop:
 		return ErrClosed
 	default:
+		return nil
+	}
+}
+
+// read runs fn with a connection of the pool. fn may run more than once.
+func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
+	if err := s.usable(ctx); err != nil {
+		return err
 	}
 	var c *conn
 	select {
@@ -73,38 +79,61 @@ func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
 	return nil
 }
 
-// known remembers, of the latest identities, that they have a record. It only
-// says where to look first.
+// known remembers which identities have had a record: the latest half a million,
+// more or less, in 2 MiB. It only says where to look first.
 type known struct {
-	seed  maphash.Seed
-	slots [1 << 15]atomic.Uint64
+	buckets []atomic.Uint64 // each of four tags of 16 bits, the latest lowest; 0 is none
+	repeats atomic.Int64    // of forgotten identities, how many had a record: a mean of late, in 65,536ths
 }
 
-// ways is how many slots an identity may be in.
-const ways = 4
+const (
+	knownBuckets = 1 << 18
+	// A look is a fraction of what a claim costs, so it pays where one in so many
+	// finds something.
+	oftenRepeats = 1 << 16 / 16
+)
 
-func (k *known) find(id semel.Identity) (slots []atomic.Uint64, h uint64) {
-	h = maphash.Comparable(k.seed, id) | 1 // 0 is an empty slot
-	first := h >> 1 % uint64(len(k.slots)/ways) * ways
-	return k.slots[first : first+ways], h
+func (k *known) init() { k.buckets = make([]atomic.Uint64, knownBuckets) }
+
+func (k *known) find(d digest) (bucket *atomic.Uint64, tag uint64) {
+	h := binary.LittleEndian.Uint64(d[:])
+	return &k.buckets[h%knownBuckets], max(h>>48, 1)
 }
 
-func (k *known) add(id semel.Identity) {
-	slots, h := k.find(id)
-	for i := range slots {
-		if was := slots[i].Load(); was == h || was == 0 && slots[i].CompareAndSwap(0, h) {
-			return
-		}
-	}
-	slots[h>>62].Store(h)
-}
-
-func (k *known) has(id semel.Identity) bool {
-	slots, h := k.find(id)
-	for i := range slots {
-		if slots[i].Load() == h {
+func holds(bucket, tag uint64) bool {
+	for ; bucket != 0; bucket >>= 16 {
+		if bucket&0xffff == tag {
 			return true
 		}
 	}
 	return false
+}
+
+func (k *known) has(d digest) bool {
+	bucket, tag := k.find(d)
+	return holds(bucket.Load(), tag)
+}
+
+func (k *known) add(d digest) {
+	bucket, tag := k.find(d)
+	for {
+		was := bucket.Load()
+		if holds(was, tag) || bucket.CompareAndSwap(was, was<<16|tag) { // without the oldest
+			return
+		}
+	}
+}
+
+// often reports whether an identity that is not known is likely to have a record
+// all the same: one from before this process, of another, or forgotten.
+func (k *known) often() bool { return k.repeats.Load() > oftenRepeats }
+
+// learn adds an identity that was not known, and whether it had a record.
+func (k *known) learn(d digest, repeated bool) {
+	k.add(d)
+	now := int64(0)
+	if repeated {
+		now = 1 << 16
+	}
+	k.repeats.Add((now - k.repeats.Load()) / 64) // what is lost where two add at once does not matter
 }

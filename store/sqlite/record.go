@@ -207,8 +207,16 @@ func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
 
 // find returns the committed record of id, unless there is none or it has
 // expired.
-func (s *Store) find(ctx context.Context, id semel.Identity) (rec stored, found bool, err error) {
-	digest := s.digest(id)
+func (s *Store) find(ctx context.Context, id semel.Identity, digest digest) (rec stored, found bool, err error) {
+	if rec, found = s.cache.get(&id, time.Now().UnixMicro()); found {
+		if err = s.usable(ctx); err == nil {
+			if err = s.files.check(); err != nil {
+				err = fmt.Errorf("sqlite: %w", err)
+			}
+		}
+		return rec, err == nil, err
+	}
+	before, stable := s.cache.state()
 	err = s.read(ctx, func(c *conn) error {
 		now := time.Now().UnixMicro()
 		return c.query(selectRecord, func(r *row) {
@@ -220,12 +228,15 @@ func (s *Store) find(ctx context.Context, id semel.Identity) (rec stored, found 
 	if err == nil && rec.number != 0 && rec.Identity != id {
 		return stored{}, false, errCollision
 	}
+	if stable && found && err == nil {
+		s.cache.put(&rec, before)
+	}
 	return rec, found && err == nil, err
 }
 
 // Find implements semel.Store.
 func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, error) {
-	rec, found, err := s.find(ctx, id)
+	rec, found, err := s.find(ctx, id, s.digest(id))
 	switch {
 	case err != nil:
 		return semel.Record{}, err
@@ -252,20 +263,23 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	// turn is long in coming.
 	digest := s.digest(a.Identity)
 	look := func() error {
-		rec, found, err := s.find(ctx, a.Identity)
+		rec, found, err := s.find(ctx, a.Identity, digest)
 		if err == nil && found && !rec.sameClaim(a.Token) && (a.Takeover == 0 || a.Takeover != rec.Fence) {
 			return &semel.ConflictError{Record: rec.Record}
 		}
 		return nil
 	}
-	if a.Takeover == 0 && s.known.has(a.Identity) {
-		if err := look(); err != nil {
-			return nil, err
-		}
+	known := s.known.has(digest)
+	var c *claim
+	var err error
+	if a.Takeover == 0 && (known || s.known.often()) {
+		err = look()
 	}
-	c, err := writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(&a, digest) }, look)
-	if err == nil || isConflict(err) {
-		s.known.add(a.Identity)
+	if err == nil {
+		c, err = writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(&a, digest) }, look)
+	}
+	if repeated := isConflict(err); !known && (err == nil || repeated) {
+		s.known.learn(digest, repeated)
 	}
 	if err != nil {
 		return nil, err
@@ -317,7 +331,7 @@ func (t *tx) begin(a *semel.Attempt, digest digest) (*claim, error) {
 		return nil, errors.New("sqlite: begin: the record in the way cannot be read")
 	case rec.expired(t.now):
 		// A record that is begun anew has another number, and so another id.
-		if err := t.remove([]removal{{number: rec.number, position: rec.position}}); err != nil {
+		if _, err := t.remove([]removal{{number: rec.number, position: rec.position}}, nil); err != nil {
 			return nil, err
 		}
 		ok, err := t.insert(c, a, digest[:])

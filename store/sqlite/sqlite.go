@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"sync"
 	"time"
 
@@ -54,6 +53,10 @@ type Config struct {
 	MaxQueue int
 	// Readers is how many look-ups run at the same time at most. Default 4.
 	Readers int
+	// CacheBytes bounds the memory for completed records that were asked for
+	// again and are answered without the file. Results beyond a 64th of it are
+	// not kept there. Default 16 MiB; negative keeps none.
+	CacheBytes int
 	// MaxResultBytes bounds head, body and reference of a result together,
 	// also of one in pieces. Complete and Resolve refuse larger ones. Default
 	// 64 MiB, at most 512 MiB.
@@ -69,6 +72,14 @@ type Config struct {
 	SweepEvery time.Duration
 	// OnSweep is told what each sweep of Run did; nil for nobody.
 	OnSweep func(Swept)
+
+	// MaxPending is how many messages may be pending in the outbox: beyond it
+	// Enqueue and Outbox.EnqueueTx fail with outbox.ErrFull. They are counted at
+	// most once a second, so several processes together may go over it by what
+	// they enqueue in a second. Rows that other programs insert are counted and
+	// not refused. 0 is no bound: what must not be lost waits on disk, and the
+	// age of the oldest is the warning.
+	MaxPending int
 }
 
 func (c Config) withDefaults() Config {
@@ -83,6 +94,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Readers == 0 {
 		c.Readers = 4
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = 16 << 20
 	}
 	if c.MaxResultBytes == 0 {
 		c.MaxResultBytes = 64 << 20
@@ -119,6 +133,9 @@ func (c Config) validate() error {
 	if c.MaxResultBytes > mostResultBytes {
 		errs = append(errs, fmt.Errorf("field MaxResultBytes is %d; at most %d are allowed", c.MaxResultBytes, mostResultBytes))
 	}
+	if c.MaxPending < 0 {
+		errs = append(errs, fmt.Errorf("field MaxPending is %d; it must be positive, or 0 for no bound", c.MaxPending))
+	}
 	if c.BusyTimeout < 0 {
 		errs = append(errs, fmt.Errorf("field BusyTimeout is %v; it must be positive", c.BusyTimeout))
 	}
@@ -137,9 +154,11 @@ type Store struct {
 	names    namer
 	instance instance // of this handle, in the audit trail
 	known    known
+	cache    cache
 	readers  readers
 	notes    notes
-	hints    hints // of the outbox
+	hints    hints   // of the outbox
+	pending  pending // in the outbox
 
 	queue chan *op
 	slow  signal        // to those whose turn is long in coming
@@ -182,7 +201,8 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 		done:     make(chan struct{}),
 	}
 	s.slow.init()
-	s.known.seed = maphash.MakeSeed()
+	s.known.init()
+	s.cache.init(c)
 	s.notes.init(c.MaxNotes)
 	w := &writer{store: s}
 	w.slowTime = time.AfterFunc(time.Hour, w.slowTurn)

@@ -3,14 +3,17 @@ package sqlite
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 )
 
 const (
 	// A sweep takes turns with other writers. One turn removes at most this
-	// much, so that none waits long for it.
+	// much, and ends after sweepTurn if others wait for it; but it removes as many
+	// as share its commit, so that a sweep keeps up with them.
 	sweepRows  = 100
 	sweepBytes = 16 << 20
+	sweepTurn  = time.Millisecond
 	// sweepBatch is what Run removes in one call of Sweep.
 	sweepBatch = 1000
 )
@@ -23,70 +26,100 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	return records, err
 }
 
+// sweep removes fewer than limit of a kind only where no more is left.
 func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err error) {
-	for more := limit > 0; more && err == nil; {
-		var n int
-		n, err = write(ctx, s, 0, func(t *tx) (int, error) { return t.sweepStaged(sweepRows) })
-		more = n > 0
+	if limit > 0 {
+		_, err = s.turns(ctx, math.MaxInt, (*tx).sweepStaged)
 	}
-	for more := true; more && records < limit && err == nil; {
-		var n int
-		// The writer may run this after a caller whose context ended has left.
-		rows := min(sweepRows, limit-records)
-		n, err = write(ctx, s, 0, func(t *tx) (int, error) { return t.sweepRecords(rows) })
-		records += n
-		more = n > 0
+	if err == nil {
+		records, err = s.turns(ctx, limit, (*tx).sweepRecords)
 	}
-	for more := s.config.TrailRetention >= 0; more && entries < limit && err == nil; {
-		var n int
-		rows := min(sweepRows, limit-entries)
-		n, err = write(ctx, s, 0, func(t *tx) (int, error) {
-			return t.sweepTrail(rows, t.now-micros(s.config.TrailRetention))
-		})
-		entries += n
-		more = n > 0
+	if err == nil {
+		entries, err = s.turns(ctx, limit, (*tx).sweepTrail)
 	}
 	return records, entries, err
 }
 
-// The size of a result is read without it. Deleting has to walk through it.
+// turns has the writer remove up to limit of what one removes, as long as there is more.
+func (s *Store) turns(ctx context.Context, limit int, one func(t *tx, limit int) (n int, more bool, err error)) (removed int, err error) {
+	type turn struct {
+		n    int
+		more bool
+	}
+	for did := (turn{more: true}); did.more && removed < limit && err == nil; {
+		// The writer may run this after a caller whose context ended has left.
+		left := limit - removed
+		did, err = write(ctx, s, 0, func(t *tx) (turn, error) {
+			n, more, err := one(t, min(max(sweepRows, t.callers), left))
+			return turn{n, more}, err
+		})
+		removed += did.n
+	}
+	return removed, err
+}
+
+// late reports whether a sweep that has removed so many would hold others up.
+func (t *tx) late(removed int) bool {
+	return removed >= t.callers && (t.callers > 1 || len(t.store.queue) > 0) && time.Since(t.time) > sweepTurn
+}
+
+// The size of a result is read without it. Deleting has to walk through it. A
+// bare parameter as a limit would have the statement prepared for each value.
 const selectExpired = `
 	SELECT number, position, coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) + coalesce(pieces_size, 0)
-	FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT ?`
+	FROM record WHERE state = 2 AND expires_at <= ? ORDER BY expires_at LIMIT 0 + ?`
 
-func (t *tx) sweepRecords(limit int) (n int, err error) {
+func (t *tx) sweepRecords(limit int) (n int, more bool, err error) {
 	var rows []removal
-	bytes := int64(0)
+	found, bytes := 0, int64(0)
 	err = t.query(selectExpired, func(r *row) {
-		if bytes < sweepBytes {
+		if found++; bytes < sweepBytes {
 			rows = append(rows, removal{number: uint64(r.int()), position: uint64(r.int())})
 			bytes += r.int()
 		}
 	}, t.now, int64(limit))
 	if err == nil {
-		err = t.remove(rows)
+		n, err = t.remove(rows, t.late)
 	}
-	return len(rows), err
+	return n, found == limit || n < found, err
 }
 
-// sweepTrail removes entries from before that time, also those that are records:
+const (
+	selectOldRuns = "SELECT position, records FROM executed WHERE at < ? ORDER BY at LIMIT 0 + ?"
+	deleteEntries = "DELETE FROM trail WHERE position IN (SELECT position FROM trail WHERE at < ? ORDER BY at LIMIT 0 + ?)"
+	// entriesAtOnce is how many entries a statement removes.
+	entriesAtOnce = 20
+)
+
+// sweepTrail removes entries past their retention, also those that are records:
 // what is left of them is no entry any more.
-func (t *tx) sweepTrail(limit int, before int64) (n int, err error) {
+func (t *tx) sweepTrail(limit int) (n int, more bool, err error) {
+	if t.store.config.TrailRetention < 0 {
+		return 0, false, nil
+	}
+	before := t.now - micros(t.store.config.TrailRetention)
 	type old struct{ position, records int64 }
 	var rows []old
-	err = t.query("SELECT position, records FROM executed WHERE at < ? ORDER BY at LIMIT ?",
-		func(r *row) { rows = append(rows, old{r.int(), r.int()}) }, before, int64(limit))
+	err = t.query(selectOldRuns, func(r *row) { rows = append(rows, old{r.int(), r.int()}) }, before, int64(limit))
 	for i := 0; i < len(rows) && n < limit && err == nil; i++ {
+		if t.late(n) {
+			return n, true, nil
+		}
 		_, err = t.exec("DELETE FROM executed WHERE position = ?", rows[i].position)
 		n += int(rows[i].records)
 	}
-	if err != nil || n >= limit {
-		return n, err
+	for n < limit && err == nil {
+		if t.late(n) {
+			return n, true, nil
+		}
+		rows := min(entriesAtOnce, limit-n)
+		var deleted int64
+		deleted, err = t.exec(deleteEntries, before, int64(rows))
+		if n += int(deleted); int(deleted) < rows {
+			return n, false, err
+		}
 	}
-	more, err := t.exec(`
-		DELETE FROM trail WHERE position IN (SELECT position FROM trail WHERE at < ? ORDER BY at LIMIT ?)`,
-		before, int64(limit-n))
-	return n + int(more), err
+	return n, true, err
 }
 
 // Swept is what a sweep did.
@@ -98,7 +131,7 @@ type Swept struct {
 }
 
 // Run sweeps at once and then every Config.SweepEvery, in batches of 1,000 until
-// nothing is left to remove, and tells Config.OnSweep. It returns nil when ctx
+// less than that is left, and tells Config.OnSweep. It returns nil when ctx
 // ends, and ErrClosed when the store is closed; a sweep that fails does not end
 // it. Without sweeping nothing breaks, but the file grows.
 func (s *Store) Run(ctx context.Context) error {
@@ -112,7 +145,7 @@ func (s *Store) Run(ctx context.Context) error {
 			did.Records += records
 			did.Entries += entries
 			did.Err = err
-			if err != nil || records == 0 && entries == 0 {
+			if err != nil || records < sweepBatch && entries < sweepBatch {
 				break
 			}
 		}

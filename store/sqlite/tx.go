@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	errNested = errors.New("sqlite: a handler that works under a claim of this store cannot begin another: it would wait for itself")
+	errNested = errors.New("sqlite: a handler that works in a transaction of this store cannot begin another: it would wait for itself")
 	errEnded  = errors.New("the handler's transaction is over: a statement failed with it, or ended it")
 )
 
@@ -32,21 +32,29 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Tx returns the transaction of the claim that a handler works under, for all
-// that the handler reads and changes. Foreign keys are enforced in it.
+// Tx returns the transaction of the claim that a handler works under, or of the
+// message that it handles (Inbox), for all that the handler reads and changes.
+// Foreign keys are enforced in it.
 //
 // SQLite itself rolls a transaction back after some errors, among them a write
 // that was interrupted because its context ended. Then every later statement
 // fails, and the submit is answered as rolled back.
 func Tx(ctx context.Context) (Querier, bool) {
-	c, ok := ctx.Value(claimKey{}).(*txClaim)
+	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {
 		return nil, false
 	}
-	return querier{c.work}, true
+	return querier{h.work}, true
 }
 
-type claimKey struct{}
+type handlerKey struct{}
+
+// handler is what a handler's context carries.
+type handler struct {
+	store    *TxStore
+	work     *sql.Tx     // ends with the handler, and the transaction goes on: see handlerConn
+	enqueued atomic.Bool // messages, to the outbox
+}
 
 // querier keeps Commit and Rollback from handlers.
 type querier struct{ tx *sql.Tx }
@@ -371,12 +379,12 @@ func (s *TxStore) Begin(ctx context.Context, a semel.Attempt) (_ semel.Claim, er
 	); err != nil {
 		return nil, fmt.Errorf("sqlite: begin: %w", err)
 	}
-	if outer, ok := ctx.Value(claimKey{}).(*txClaim); ok && outer.store == s {
+	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
 		return nil, errNested
 	}
 	a.Origin = cutOrigin(a.Origin)
 	// Who only wants to know the result does not wait for the lock.
-	rec, found, err := s.find(ctx, a.Identity)
+	rec, found, err := s.find(ctx, a.Identity, s.digest(a.Identity))
 	if err != nil {
 		return nil, err
 	}
@@ -452,14 +460,13 @@ type txClaim struct {
 	attempt  semel.Attempt
 	settling chan struct{} // a lock that can be waited for with a context
 	granted  bool          // under store.mu
-	enqueued atomic.Bool   // messages, to the outbox
+	handler  handler       // set before the claim is granted
 
-	// Under settling, but for work, which does not change.
+	// Under settling.
 	state    txState
 	record   *claim
 	tx       *tx
 	before   counters // of tx, before the claim
-	work     *sql.Tx  // of the handler
 	draining chan struct{}
 }
 
@@ -479,7 +486,8 @@ func (c *txClaim) begin(ctx context.Context) error {
 	}
 	if err == nil {
 		// Not with ctx: the transaction does not end with Begin's caller.
-		c.work, err = s.session.sql.BeginTx(context.Background(), nil)
+		c.handler.store = s
+		c.handler.work, err = s.session.sql.BeginTx(context.Background(), nil)
 	}
 	if err != nil {
 		s.rollback()
@@ -497,7 +505,7 @@ func (c *txClaim) begin(ctx context.Context) error {
 
 // Context implements semel.Claim. See Tx.
 func (c *txClaim) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, claimKey{}, c)
+	return context.WithValue(ctx, handlerKey{}, &c.handler)
 }
 
 func (c *txClaim) RecordID() string    { return c.record.RecordID() }
@@ -523,7 +531,7 @@ func (c *txClaim) drain(ctx context.Context) error {
 		c.draining = make(chan struct{})
 		go func() {
 			defer close(c.draining)
-			_ = c.work.Rollback() // which rolls nothing back: see handlerConn
+			_ = c.handler.work.Rollback() // which rolls nothing back: see handlerConn
 		}()
 	}
 	select {
@@ -619,8 +627,8 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) (expires time.Time
 	}
 	if err == nil {
 		c.end(txCommitted)
-		s.known.add(c.attempt.Identity)
-		if c.enqueued.Load() {
+		s.known.add(s.digest(c.attempt.Identity))
+		if c.handler.enqueued.Load() {
 			s.hints.send()
 		}
 		return expires, nil

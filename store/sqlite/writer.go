@@ -217,6 +217,7 @@ func (w *writer) open(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
+	w.store.cache.open(w.conn.database)
 	w.store.files, err = observeFiles(path)
 	return err
 }
@@ -410,6 +411,7 @@ func (w *writer) reconnect() error {
 	if seq > w.seq && w.unsure {
 		w.pending = nil // the commit that failed has happened
 	}
+	w.store.cache.open(c.database)
 	// The old connection goes last: closing the only one would remove the
 	// companion files. Its own errors are known.
 	_ = w.conn.close()
@@ -423,6 +425,7 @@ func (w *writer) reconnect() error {
 func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 	t := &w.tx
 	before := t.counters
+	t.callers = len(ops)
 	for _, o := range ops {
 		if t.err == nil {
 			o.run(t)
@@ -441,7 +444,12 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 		w.rollback(t.err)
 		return false, t.err
 	}
+	cache := &w.store.cache
+	cache.beforeCommit()
+	pages, err := w.conn.database.written()
+	known := err == nil
 	if _, err := w.conn.exec("COMMIT"); err != nil {
+		cache.afterCommit(0, false)
 		w.rollback(err)
 		w.last, w.alone = before, false
 		w.broken, w.unsure = true, len(notes) > 0
@@ -451,6 +459,13 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 		}
 		return true, err
 	}
+	commits := uint32(0)
+	if after, err := w.conn.database.written(); err != nil {
+		known = false
+	} else if after != pages {
+		commits = 1
+	}
+	cache.afterCommit(commits, known)
 	w.last, w.seq = t.counters, t.seq
 	var unknown error
 	w.version, unknown = w.conn.database.version()
@@ -518,6 +533,7 @@ func (w *writer) finish() error {
 		break
 	}
 	errs := []error{w.lastNotes()}
+	s.cache.close()
 	errs = append(errs, s.readers.close(), w.conn.close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sqlite: close: %w", err)
@@ -566,6 +582,7 @@ type tx struct {
 	now      int64     // time in microseconds
 	instance instance
 	seq      uint64
+	callers  int      // who wait for the commit
 	run      []uint64 // the records of the last entries, which are executions not in the file yet
 	err      error    // of the first statement that failed; the transaction is lost
 }

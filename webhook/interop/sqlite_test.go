@@ -30,7 +30,8 @@ import (
 const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 // The test binary is its own helper: with these variables set it is a service
-// that receives webhooks into the database at the path, and dies at its point.
+// that receives webhooks into the database at the path, and dies at its point, or a
+// relay that sends them.
 const (
 	pathVariable  = "SEMEL_WEBHOOK_TEST_PATH"
 	pointVariable = "SEMEL_WEBHOOK_TEST_POINT"
@@ -44,11 +45,15 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	path := os.Getenv(pathVariable)
-	if path == "" {
+	var err error
+	if path := os.Getenv(pathVariable); path != "" {
+		err = serve(path, os.Getenv(pointVariable))
+	} else if path := os.Getenv(relayVariable); path != "" {
+		err = serveRelay(path)
+	} else {
 		os.Exit(m.Run())
 	}
-	if err := serve(path, os.Getenv(pointVariable)); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -1,0 +1,304 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/semelhq/semel/inbox"
+)
+
+// Inbox is the inbox in a store's schema. It implements inbox.Store: a handler's
+// transaction is the one that Tx and SQLTx return, and Enqueue enqueues in. It has the store's Isolation,
+// LockTimeout, IdleTimeout and PeerTimeout, whatever its Mode; so a handler has to
+// send a statement at least once in IdleTimeout.
+//
+// An id that another transaction has recorded is waited for, for LockTimeout, and
+// then told as inbox.ErrInProgress. The clock is the server's.
+//
+// The store's Close does not end transactions under way; the pool's waits for them.
+type Inbox struct {
+	store *Store
+	sql   inboxStatements
+}
+
+var _ inbox.Store = (*Inbox)(nil)
+
+type inboxStatements struct{ begin, receive, receiveJSON, seen, sweep, count string }
+
+// Inbox returns the inbox in the store's schema.
+func (s *Store) Inbox() *Inbox {
+	q := func(sql string) string { return in(s.config.Schema, sql) }
+	return &Inbox{s, inboxStatements{
+		begin: s.sql.beginInbox, receive: q(fmt.Sprintf(sqlReceive, "unnest($2::text[])")),
+		receiveJSON: q(fmt.Sprintf(sqlReceive, "json_array_elements_text($2::json)")),
+		seen:        q(sqlSeen), sweep: q(sqlSweepInbox), count: q(sqlCountInbox),
+	}}
+}
+
+const (
+	// sqlReceive inserts in one order, whoever calls: so no two wait for each other.
+	sqlReceive = `
+		INSERT INTO {s}.inbox (consumer, id) SELECT $1, id FROM %s AS id ORDER BY id COLLATE "C"
+		ON CONFLICT (consumer, id) DO NOTHING RETURNING id`
+	sqlSeen       = `SELECT id FROM {s}.inbox WHERE consumer = $1 AND id = ANY ($2)`
+	sqlSweepInbox = `
+		DELETE FROM {s}.inbox WHERE consumer = $2 AND id = ANY (ARRAY(
+			SELECT id FROM {s}.inbox WHERE consumer = $2 AND at < (SELECT clock_timestamp()) - $3::interval
+			ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED))`
+	sqlCountInbox = `SELECT count(*) FROM (SELECT FROM {s}.inbox WHERE consumer = $1 LIMIT $2) AS found`
+)
+
+// commitTimeout bounds the commit of what a handler has done, whatever has become
+// of its context.
+const commitTimeout = 10 * time.Second
+
+// Transact implements inbox.Store.
+func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) (err error) {
+	c, first, err := again2(ctx, b.store, func() (*txClaim, []bool, error) { return b.begin(ctx, consumer, ids) })
+	if c == nil {
+		return err
+	}
+	ended := false
+	defer func() {
+		if ended {
+			return
+		}
+		if rerr := c.rollBack(context.WithoutCancel(ctx)); rerr != nil { // also where work panics
+			err = errors.Join(rerr, err)
+		}
+	}()
+	if err := work(c.Context(ctx), first); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	if err := c.shut(ctx, nil); err != nil {
+		return fmt.Errorf("%w: the handler has left a statement under way: %w", inbox.ErrRolledBack, err)
+	}
+	pg := c.tx.Conn().PgConn()
+	switch {
+	case pg.IsClosed():
+		return fmt.Errorf("%w: the connection is gone", inbox.ErrRolledBack)
+	case pg.IsBusy():
+		return fmt.Errorf("%w: the handler left rows or a batch open", inbox.ErrRolledBack)
+	case pg.TxStatus() == 'E':
+		return fmt.Errorf("%w: a statement of the handler failed, and with it the transaction", inbox.ErrRolledBack)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(releaseWork) // fails if this is no longer the transaction we began
+	batch.Queue("COMMIT")
+	br := c.tx.SendBatch(ctx, batch)
+	var tag pgconn.CommandTag
+	if _, err = br.Exec(); err == nil {
+		tag, err = br.Exec()
+	}
+	if cerr := br.Close(); err == nil {
+		err = cerr
+	}
+	if escaped(err) {
+		return fmt.Errorf("%w: %w", inbox.ErrUnknown, errHandlerEnded)
+	}
+	// The savepoint was there, so the transaction was ours, and it is over or about
+	// to be.
+	ended = true
+	defer c.giveBack(ctx)
+	switch {
+	case err == nil && tag.String() == "ROLLBACK":
+		return fmt.Errorf("%w: COMMIT was answered with ROLLBACK", inbox.ErrRolledBack)
+	case err == nil:
+		if c.enqueued.Load() {
+			c.store.hints.send()
+		}
+		return nil
+	case certain(err, pg):
+		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, err)
+	}
+	return fmt.Errorf("%w: %w", inbox.ErrUnknown, err)
+}
+
+// begin begins a transaction and records ids in it. Where none is first it returns
+// no transaction.
+func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *txClaim, first []bool, err error) {
+	s := b.store
+	c := &txClaim{store: s}
+	if c.conn, err = s.pool.Acquire(ctx); err != nil {
+		return nil, nil, err
+	}
+	c.socket = c.conn.Conn().PgConn().Conn()
+	defer func() {
+		if err != nil || first == nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+			defer cancel()
+			c.giveBack(ctx)
+		}
+	}()
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
+	batch.Queue(b.sql.begin)
+	batch.Queue(b.sql.receive, consumer, ids)
+	batch.Queue(restoreWait)
+	batch.Queue(saveWork)
+	br := c.conn.SendBatch(ctx, batch)
+	c.tx = br.Tx()
+	recorded, err := func() ([]string, error) {
+		for range 2 {
+			if _, err := br.Exec(); err != nil {
+				return nil, err
+			}
+		}
+		rows, _ := br.Query() // its error is told by CollectRows
+		return pgx.CollectRows(rows, pgx.RowTo[string])
+	}()
+	if cerr := br.Close(); err == nil {
+		err = cerr
+	}
+	switch {
+	case sqlState(err) == codeLockWait:
+		return nil, nil, fmt.Errorf("%w: %w", inbox.ErrInProgress, err)
+	case err != nil:
+		return nil, nil, fmt.Errorf("postgres: inbox: %w", err)
+	case len(recorded) == 0:
+		return nil, nil, nil
+	}
+	return c, inbox.First(ids, recorded), nil
+}
+
+// again2 is again for what returns two values.
+func again2[A, B any](ctx context.Context, s *Store, fn func() (A, B, error)) (a A, b B, err error) {
+	type both struct {
+		a A
+		b B
+	}
+	v, err := again(ctx, s, func() (both, error) {
+		a, b, err := fn()
+		return both{a, b}, err
+	})
+	return v.a, v.b, err
+}
+
+// rollBack takes back what the handler of a message did. It returns an error if the
+// handler may have ended the transaction, and committed its work.
+func (c *txClaim) rollBack(ctx context.Context) error {
+	// Who is still at it loses the connection, and comes out.
+	_ = c.shut(ctx, func() { _ = c.socket.Close() }) // fails only with ctx, which does not end
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	defer c.giveBack(ctx)
+	pg := c.tx.Conn().PgConn()
+	suspect := c.gate.mayHaveEnded()
+	if !pg.IsClosed() && !pg.IsBusy() {
+		batch := &pgx.Batch{}
+		batch.Queue(undoWork)
+		batch.Queue("ROLLBACK")
+		err := c.tx.Conn().SendBatch(ctx, batch).Close()
+		suspect = escaped(err) || suspect && err != nil
+	}
+	if suspect {
+		return fmt.Errorf("%w: %w", inbox.ErrUnknown, errHandlerEnded)
+	}
+	return nil
+}
+
+// Receive records ids for a consumer in the transaction of the claim, or of another
+// message, that a handler works under, which ctx comes from. It reports of each
+// whether it was not on record; what was not is the caller's to handle in the same
+// transaction. Another transaction with the same id is waited for. It fails with
+// ErrNoTransaction where there is no transaction.
+func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (first []bool, err error) {
+	tx, ok := Tx(ctx)
+	if !ok {
+		return nil, ErrNoTransaction
+	}
+	return b.ReceiveTx(ctx, tx, consumer, ids...)
+}
+
+// ReceiveTx is Receive in a transaction of the caller's, in the store's database. At
+// repeatable read and above it fails with SQLSTATE 40001 where an id was recorded
+// since the transaction began. Once it has failed, roll back.
+func (b *Inbox) ReceiveTx(ctx context.Context, tx pgx.Tx, consumer string, ids ...string) (first []bool, err error) {
+	if err := inbox.Check(consumer, ids...); err != nil {
+		return nil, err
+	}
+	if len(ids) == 0 {
+		return []bool{}, nil
+	}
+	rows, _ := tx.Query(ctx, b.sql.receive, consumer, ids) // its error is told by CollectRows
+	recorded, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("postgres: inbox: %w", err)
+	}
+	return inbox.First(ids, recorded), nil
+}
+
+// ReceiveSQL is ReceiveTx for a transaction of database/sql, with any driver.
+func (b *Inbox) ReceiveSQL(ctx context.Context, tx *sql.Tx, consumer string, ids ...string) (first []bool, err error) {
+	if err := inbox.Check(consumer, ids...); err != nil {
+		return nil, err
+	}
+	if len(ids) == 0 {
+		return []bool{}, nil
+	}
+	list, err := json.Marshal(ids)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.QueryContext(ctx, b.sql.receiveJSON, consumer, string(list))
+	if err != nil {
+		return nil, fmt.Errorf("postgres: inbox: %w", err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	var recorded []string
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		recorded = append(recorded, id)
+	}
+	return inbox.First(ids, recorded), rows.Err()
+}
+
+// Seen implements inbox.Store.
+func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) ([]bool, error) {
+	found, err := again(ctx, b.store, func() ([]string, error) {
+		rows, _ := b.store.pool.Query(ctx, b.sql.seen, consumer, ids) // its error is told by CollectRows
+		return pgx.CollectRows(rows, pgx.RowTo[string])
+	})
+	if err != nil {
+		return nil, fmt.Errorf("postgres: inbox: %w", err)
+	}
+	return inbox.First(ids, found), nil
+}
+
+// Sweep implements inbox.Store. When it fails half way it reports what it has
+// removed beside the error.
+func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
+	for more := true; more && removed < limit; {
+		rows := min(sweepRows, limit-removed)
+		n, err := again(ctx, b.store, func() (int, error) {
+			tag, err := b.store.pool.Exec(ctx, b.sql.sweep, rows, consumer, whole(retention))
+			return int(tag.RowsAffected()), err
+		})
+		if err != nil {
+			return removed, fmt.Errorf("postgres: inbox: %w", err)
+		}
+		removed += n
+		more = n > 0
+	}
+	return removed, nil
+}
+
+// Count implements inbox.Store.
+func (b *Inbox) Count(ctx context.Context, consumer string, limit int) (int, error) {
+	return again(ctx, b.store, func() (n int, err error) {
+		err = b.store.pool.QueryRow(ctx, b.sql.count, consumer, limit).Scan(&n)
+		return n, err
+	})
+}

@@ -1,0 +1,593 @@
+package postgres_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	osexec "os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/outbox/outboxtest"
+	"github.com/semelhq/semel/store/postgres"
+)
+
+func TestOutbox(t *testing.T) {
+	t.Parallel()
+	server := testenv.Postgres(t)
+	testOutbox(t, connect(t, server, nil), connect(t, server, nil))
+}
+
+func TestOutboxThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	server := testenv.Postgres(t)
+	testOutbox(t, connect(t, server, nil), connect(t, testenv.PgBouncer(t, server), unprepared))
+}
+
+func testOutbox(t *testing.T, direct, pool *pgxpool.Pool) {
+	outboxtest.Run(t, outboxtest.Config{New: func(t *testing.T) outboxtest.Harness {
+		c := postgres.Config{Schema: fmt.Sprintf("rule%d", schemas.Add(1))}
+		o := open(t, pool, c).Outbox()
+		return outboxtest.Harness{
+			Store:   o,
+			Enqueue: func(ctx context.Context, messages ...outbox.Message) error { return enqueue(ctx, pool, o, messages...) },
+			Advance: func(d time.Duration) { age(t, direct, c.Schema, d) },
+			Open:    func() outboxtest.Store { return open(t, pool, c).Outbox() },
+		}
+	}})
+}
+
+// enqueue adds messages in a transaction of their own.
+func enqueue(ctx context.Context, pool *pgxpool.Pool, o *postgres.Outbox, messages ...outbox.Message) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return o.EnqueueTx(ctx, tx, messages...) })
+}
+
+// age moves what is recorded into the past.
+func age(t testing.TB, pool *pgxpool.Pool, schema string, d time.Duration) {
+	t.Helper()
+	exec(t, pool, `UPDATE `+schema+`.outbox SET created_at = created_at - $1::interval, not_before = not_before - $1::interval`, d)
+	exec(t, pool, `UPDATE `+schema+`.outbox_queue SET since = since - $1::interval, not_before = not_before - $1::interval,
+		due = CASE WHEN due > 'epoch' THEN due - $1::interval ELSE due END, settled_at = settled_at - $1::interval`, d)
+	exec(t, pool, `UPDATE `+schema+`.outbox_settled SET settled_at = settled_at - $1::interval`, d)
+}
+
+// lanes makes a message for each key.
+func lanes(topic string, keys []string) (all []outbox.Message) {
+	for _, key := range keys {
+		all = append(all, outbox.Message{Topic: topic, Key: key, Payload: []byte(`{"paid": true}`)})
+	}
+	return all
+}
+
+// claimed claims messages of a topic and returns their ids.
+func claimed(t *testing.T, o *postgres.Outbox, topic string) (ids []string, all []outbox.Claimed) {
+	t.Helper()
+	all, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Topic: topic, Max: 100, Lease: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		ids = append(ids, m.ID)
+	}
+	slices.Sort(ids)
+	return ids, all
+}
+
+// deliver settles what was claimed as delivered.
+func deliver(t *testing.T, o *postgres.Outbox, all []outbox.Claimed) {
+	t.Helper()
+	var s []outbox.Settlement
+	for _, m := range all {
+		s = append(s, outbox.Settlement{Ref: m.Ref, Outcome: outbox.OutcomeDelivered})
+	}
+	if _, lost, err := o.Exchange(t.Context(), s, outbox.Claim{}); err != nil || len(lost) > 0 {
+		t.Fatal(lost, err)
+	}
+}
+
+// A message is there exactly if the record and the rows of its handler are. The
+// commit wakes relays that would not look for an hour: in this process and, by a
+// notification, in another.
+func TestEnqueueInTheHandlersTransaction(t *testing.T) {
+	shop := newShop(t)
+	c := transactional()
+	c.Notify = true
+	s := open(t, shop.direct, c)
+	g := guard(t, s, semel.Policy{})
+	got, looked := make(outboxtest.Arrivals, 10), make(chan struct{}, 100)
+	run := func(o *postgres.Outbox, topic string) (stop func()) {
+		stop = outboxtest.Relay(t, o, outbox.Config{
+			PollMin: time.Hour, PollMax: time.Hour, Routes: []outbox.Route{{Topic: topic, Sink: got}},
+			Observer: &outbox.Observer{Claimed: func(context.Context, outbox.Fetched) { looked <- struct{}{} }},
+		})
+		<-looked // what it finds later it was woken for
+		return stop
+	}
+	stop := run(s.Outbox(), "paid")
+	run(open(t, connect(t, shop.url, nil), postgres.Config{Notify: true}).Outbox(), "elsewhere")
+	do := func(key string, end func() (semel.Result, error)) {
+		t.Helper()
+		defer func() { _ = recover() }()
+		_, _ = g.Do(t.Context(), submit(key), func(ctx context.Context) (semel.Result, error) {
+			if err := pay(ctx, key); err != nil {
+				t.Error(err)
+			}
+			if err := postgres.Enqueue(ctx, outbox.Message{ID: key, Topic: "paid"}); err != nil {
+				t.Error(err)
+			}
+			if err := postgres.Enqueue(ctx, outbox.Message{ID: key, Topic: "paid"}); !errors.Is(err, outbox.ErrDuplicate) {
+				t.Errorf("one id twice: %v", err)
+			}
+			tx, _ := postgres.SQLTx(ctx)
+			if err := s.Outbox().EnqueueSQL(ctx, tx, outbox.Message{ID: key + ".sql", Topic: "elsewhere", Key: "k", Headers: map[string]string{"a": "b"}}); err != nil {
+				t.Error(err)
+			}
+			if err := s.Outbox().EnqueueSQL(ctx, tx, outbox.Message{ID: key, Topic: "paid"}); !errors.Is(err, outbox.ErrDuplicate) {
+				t.Errorf("one id twice by database/sql: %v", err)
+			}
+			return end()
+		})
+	}
+	do("fails", func() (semel.Result, error) { return semel.Result{}, errors.New("no") })
+	do("panics", func() (semel.Result, error) { panic("no") })
+	do("recorded-as-failed", func() (semel.Result, error) { return semel.Result{Failed: true}, nil })
+	for range 2 { // the second is a replay
+		do("succeeds", func() (semel.Result, error) { return semel.Result{}, nil })
+	}
+	ids := got.Hear(t, 2)
+	if slices.Sort(ids); !slices.Equal(ids, []string{"succeeds", "succeeds.sql"}) {
+		t.Errorf("%q arrived", ids)
+	}
+	stop()
+	if left, _ := s.Outbox().List(t.Context(), outbox.Filter{}); len(got) != 0 || len(left) != 2 {
+		t.Errorf("%d more messages arrived, %d are there", len(got), len(left))
+	}
+	shop.want(t, "succeeds", 1)
+	if err := postgres.Enqueue(t.Context(), outbox.Message{Topic: "t"}); !errors.Is(err, postgres.ErrNoTransaction) {
+		t.Errorf("outside of a transaction: %v", err)
+	}
+}
+
+// Beyond the bound nothing is enqueued, though all connections are in use; the
+// transaction can go on, and rows by SQL count.
+func TestOutboxThatIsFull(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), func(c *pgxpool.Config) { c.MaxConns = 1 })
+	s := open(t, pool, postgres.Config{MaxPending: 3})
+	o := s.Outbox()
+	exec(t, pool, "INSERT INTO semel.outbox (topic) VALUES ('by SQL')")
+	s.ForgetPending()
+	put := func(want error) {
+		t.Helper()
+		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if err := o.EnqueueTx(t.Context(), tx, lanes("t", []string{"a"})...); !errors.Is(err, want) {
+				t.Errorf("enqueue: %v; want %v", err, want)
+			}
+			_, err := tx.Exec(t.Context(), "SELECT 1")
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	put(nil)
+	put(nil)
+	put(outbox.ErrFull)
+	_, all := claimed(t, o, "by SQL")
+	deliver(t, o, all)
+	s.ForgetPending()
+	put(nil)
+	put(outbox.ErrFull)
+}
+
+// A relay whose listening session ends goes on by polling, and hears again later.
+func TestRelayWithoutItsListener(t *testing.T) {
+	server := testenv.Postgres(t)
+	pool := connect(t, server, nil)
+	o := open(t, pool, postgres.Config{Notify: true}).Outbox()
+	got := make(outboxtest.Arrivals, 10)
+	outboxtest.Relay(t, o, outbox.Config{PollMin: 10 * time.Millisecond, PollMax: 50 * time.Millisecond, Routes: []outbox.Route{{Sink: got}}})
+	for range 3 {
+		exec(t, pool, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()")
+		exec(t, pool, "INSERT INTO semel.outbox (topic) VALUES ('t')")
+		got.Hear(t, 1)
+	}
+}
+
+// The table is an interface: a row needs a topic and no more. Rows that break its
+// bounds are refused, and one whose headers are none holds up nobody.
+func TestOutboxRowsByPlainSQL(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	o := open(t, pool, postgres.Config{}).Outbox()
+	for _, bad := range []string{
+		"(id, topic) VALUES ('a b', 't')", "(id, topic) VALUES ('', 't')", "(id, topic) VALUES (repeat('x', 256), 't')", "(id, topic) VALUES (E'a\n', 't')",
+		"(topic) VALUES ('')", "(topic) VALUES (NULL)", "(topic, key) VALUES ('t', '')", "(topic, key) VALUES ('t', repeat('ü', 128))", "(topic, type) VALUES ('t', repeat('x', 256))",
+		"(topic, headers) VALUES ('t', '[]')", "(topic, headers) VALUES ('t', '7')", "(topic, payload) VALUES ('t', NULL)",
+		"(topic, payload) VALUES ('t', convert_to(repeat('x', 1048577), 'UTF8'))", "(topic, not_before) VALUES ('t', 'infinity')", "(topic, created_at) VALUES ('t', '-infinity')",
+	} {
+		if _, err := pool.Exec(t.Context(), "INSERT INTO semel.outbox "+bad); err == nil {
+			t.Errorf("there is a row %s", bad)
+		}
+	}
+	var id string
+	var first, second int64
+	if err := pool.QueryRow(t.Context(), `INSERT INTO semel.outbox (position, topic, key, headers) VALUES (7000, 't', 'k', '{"a": 1}') RETURNING id, position`).Scan(&id, &first); err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(id) || first > 100 {
+		t.Errorf("the id is %s, the position %d", id, first)
+	}
+	if err := pool.QueryRow(t.Context(), `INSERT INTO semel.outbox (id, topic, key, type, headers, payload, not_before) VALUES
+		('second', 't', 'k', '', NULL, '', NULL), ('third', 't', 'l', 'paid', '{"a": "1"}', convert_to('text', 'UTF8'), now() - interval '1 s') RETURNING position`).Scan(&second); err != nil || second <= first {
+		t.Fatal(first, second, err)
+	}
+	if n, err := pool.CopyFrom(t.Context(), pgx.Identifier{"semel", "outbox"}, []string{"id", "topic", "key"}, pgx.CopyFromRows([][]any{{"c1", "t", "k"}, {"c2", "t", "c"}, {"c3", "t", nil}})); err != nil || n != 3 {
+		t.Fatal(n, err)
+	}
+	exec(t, pool, "INSERT INTO semel.outbox (id, topic) VALUES ('second', 't') ON CONFLICT DO NOTHING")
+	got := make(chan outbox.Delivery, 10)
+	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.Skip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
+		got <- d
+		return nil
+	})}}})
+	var arrived []string
+	for range 5 {
+		d := <-got
+		arrived = append(arrived, d.ID)
+		if d.Key == "l" && (string(d.Payload) != "text" || d.Headers["a"] != "1" || d.Type != "paid") {
+			t.Errorf("%+v", d)
+		}
+	}
+	stop()
+	if slices.Index(arrived, "second") > slices.Index(arrived, "c1") {
+		t.Errorf("%q arrived", arrived)
+	}
+	page, err := o.List(t.Context(), outbox.Filter{State: outbox.StateDead})
+	if err != nil || len(page) != 1 || !strings.Contains(page[0].Cause, "headers are not") {
+		t.Errorf("dead are %+v, %v", page, err)
+	}
+	// Debezium's columns, in its words.
+	var aggregate, event string
+	if err := pool.QueryRow(t.Context(), "SELECT id, aggregateid, type FROM semel.outbox_event WHERE aggregatetype = 't' AND aggregateid = 'l' AND payload = 'text'").Scan(&id, &aggregate, &event); err != nil || id != "third" || event != "paid" {
+		t.Errorf("the view says %q, %q, %v", id, event, err)
+	}
+	// What people delete is not delivered, and holds up nobody.
+	exec(t, pool, "INSERT INTO semel.outbox (id, topic, key) VALUES ('d1', 'd', 'k'), ('d2', 'd', 'k')")
+	if ids, _ := claimed(t, o, "d"); !slices.Equal(ids, []string{"d1"}) {
+		t.Errorf("claimed %q", ids)
+	}
+	err = pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "DELETE FROM semel.outbox WHERE id = 'd1'")
+		return err
+	})
+	if err == nil {
+		t.Error("the first of a lane was removed with a snapshot that may be old")
+	}
+	exec(t, pool, "DELETE FROM semel.outbox WHERE id = 'd1'")
+	if ids, _ := claimed(t, o, "d"); !slices.Equal(ids, []string{"d2"}) {
+		t.Errorf("behind what was deleted %q are due", ids)
+	}
+	exec(t, pool, "TRUNCATE semel.outbox")
+	if all, err := o.Status(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("of nothing the status is %+v, %v", all, err)
+	}
+}
+
+// Two transactions lock two lanes in opposite orders. The server ends one, which had
+// no effect; the other's messages are delivered, and the lanes go on. In one call
+// they would have kept to one order.
+func TestEnqueueInOppositeOrders(t *testing.T) {
+	server := testenv.Postgres(t)
+	pool := connect(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["deadlock_timeout"] = "20ms" })
+	o := open(t, pool, postgres.Config{}).Outbox()
+	ctx := t.Context()
+	both := [2][]string{{"a", "b"}, {"b", "a"}}
+	var txs [2]pgx.Tx
+	for i := range txs {
+		var err error
+		if txs[i], err = pool.Begin(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.EnqueueTx(ctx, txs[i], outbox.Message{ID: fmt.Sprint("one", i), Topic: "t", Key: both[i][0]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	errs := make(chan error, 2)
+	for i := range txs {
+		go func() {
+			err := o.EnqueueTx(ctx, txs[i], outbox.Message{ID: fmt.Sprint("two", i), Topic: "t", Key: both[i][1]})
+			if err == nil {
+				err = txs[i].Commit(ctx)
+			} else if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "40P01" {
+				err = errors.Join(errRolledBack, txs[i].Rollback(ctx))
+			}
+			errs <- err
+		}()
+	}
+	if a, b := <-errs, <-errs; errors.Is(a, errRolledBack) == errors.Is(b, errRolledBack) || a != nil && b != nil {
+		t.Fatalf("they ended with %v and %v", a, b)
+	}
+	if ids, all := claimed(t, o, ""); len(ids) != 2 || ids[0][3] != ids[1][3] {
+		t.Errorf("claimed %q", ids)
+	} else {
+		deliver(t, o, all)
+	}
+	var wg sync.WaitGroup
+	for i := range 2 {
+		wg.Go(func() {
+			for range 50 {
+				if err := enqueue(ctx, pool, o, lanes("t", both[i])...); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+var errRolledBack = errors.New("rolled back")
+
+// A long transaction elsewhere holds up nobody: neither one that has an old snapshot,
+// nor one that has enqueued in a lane and stays open, whose lane's first message is
+// settled meanwhile. And though the server keeps what was claimed since it began, a
+// claim reads over none of it.
+func TestLongTransactionDoesNotStallTheRelay(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	o := open(t, pool, postgres.Config{}).Outbox()
+	ctx := t.Context()
+	put := func(id, key string) {
+		t.Helper()
+		if err := enqueue(ctx, pool, o, outbox.Message{ID: id, Topic: "t", Key: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("first", "k")
+	old, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = old.Rollback(context.Background()) }()
+	if err := o.EnqueueTx(ctx, old, outbox.Message{ID: "late", Topic: "t", Key: "k"}); err != nil {
+		t.Fatal(err)
+	}
+	got := make(outboxtest.Arrivals, 5000)
+	stop := outboxtest.Relay(t, o, outbox.Config{PollMin: 5 * time.Millisecond, PollMax: 20 * time.Millisecond, Routes: []outbox.Route{{Sink: got}}})
+	put("beside", "l")
+	ids := got.Hear(t, 2)
+	if slices.Sort(ids); !slices.Equal(ids, []string{"beside", "first"}) {
+		t.Errorf("%q arrived", ids)
+	}
+	const n = 3000
+	exec(t, pool, "INSERT INTO semel.outbox (topic) SELECT 't' FROM generate_series(1, $1::integer)", n)
+	got.Hear(t, n)
+	stop()
+	// The relay had an Outbox of its own to remember in; this one takes a few.
+	exec(t, pool, "INSERT INTO semel.outbox (topic) SELECT 't' FROM generate_series(1, 20)")
+	_, all := claimed(t, o, "t")
+	deliver(t, o, all)
+	sql, args := postgres.ClaimStatement(o, "t", 64)
+	whole := buffers(t, pool, sql, args)
+	sql, args = postgres.ClaimStatementBehind(o, "t", 64)
+	behind := buffers(t, pool, sql, args)
+	t.Logf("a look at the whole reads %d pages, one behind what was taken %d", whole, behind)
+	if behind > 100 || whole < 5*behind {
+		t.Errorf("a look at the whole reads %d pages, one behind what was taken %d", whole, behind)
+	}
+	if err := old.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// It began long before, and its number is the lowest.
+	if ids, _ := claimed(t, o, "t"); !slices.Equal(ids, []string{"late"}) {
+		t.Errorf("behind the long transaction %q are due", ids)
+	}
+}
+
+var pages = regexp.MustCompile(`Buffers: shared( hit=(\d+))?( read=(\d+))?`)
+
+// explain returns the plan of a statement of relays, which is carried out and rolled
+// back.
+func explain(t *testing.T, pool *pgxpool.Pool, how, sql string, args []any) (plan string) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), postgres.Planning); err != nil {
+			return err
+		}
+		rows, _ := tx.Query(t.Context(), "EXPLAIN "+how+sql, args...)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		plan = strings.Join(lines, "\n")
+		return errors.Join(err, errRolledBack)
+	})
+	if plan == "" {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return plan
+}
+
+// buffers returns how many pages a statement reads.
+func buffers(t *testing.T, pool *pgxpool.Pool, sql string, args []any) (n int) {
+	t.Helper()
+	plan := explain(t, pool, "(ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) ", sql, args)
+	m := pages.FindStringSubmatch(plan)
+	if m == nil {
+		t.Fatal(plan)
+	}
+	for _, s := range []string{m[2], m[4]} {
+		var more int
+		_, _ = fmt.Sscan(s, &more)
+		n += more
+	}
+	return n
+}
+
+// No statement of a relay reads through a table, on tables that are empty, as when
+// the server first plans it, as on full ones; and what a claim reads does not grow
+// with what waits.
+func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
+	// Every plan is worth compiling to this server, as those over a million rows are.
+	pool := connect(t, testenv.Postgres(t), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["jit_above_cost"] = "0" })
+	o := open(t, pool, postgres.Config{}).Outbox()
+	check := func(when string) {
+		t.Helper()
+		for _, s := range postgres.OutboxStatements(o) {
+			plan := explain(t, pool, "", s.SQL, s.Args)
+			if strings.Contains(plan, "Seq Scan on outbox") || strings.Contains(plan, "JIT:") {
+				t.Errorf("%s: %s\n%s", when, s.SQL, plan)
+			}
+			for _, index := range s.Indexes {
+				if !strings.Contains(plan, index) {
+					t.Errorf("%s: %s\ndoes not use %s:\n%s", when, s.SQL, index, plan)
+				}
+			}
+		}
+	}
+	check("empty")
+	claim := func(when string) {
+		t.Helper()
+		sql, args := postgres.ClaimStatement(o, "t", 64)
+		plan := explain(t, pool, "(ANALYZE, COSTS OFF, TIMING OFF) ", sql, args)
+		for _, m := range regexp.MustCompile(`(?:actual rows=|Rows Removed by Filter: )(\d+)`).FindAllStringSubmatch(plan, -1) {
+			if n, _ := strconv.Atoi(m[1]); n > 200 {
+				t.Errorf("%s a step of a claim reads %d rows:\n%s", when, n, plan)
+			}
+		}
+	}
+	fill := func(n int, key string) {
+		exec(t, pool, "INSERT INTO semel.outbox (topic, key) SELECT 't', nullif($2, '') FROM generate_series(1, $1::integer)", n, key)
+	}
+	claim("empty")
+	fill(64, "")
+	fill(20_000, "behind one")
+	if ids, _ := claimed(t, o, "t"); len(ids) != 65 {
+		t.Fatalf("%d were claimed", len(ids))
+	}
+	fill(20_000, "")
+	exec(t, pool, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
+	exec(t, pool, "UPDATE semel.outbox_queue SET due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 1")
+	fill(20_000, "")
+	exec(t, pool, "VACUUM ANALYZE semel.outbox_queue")
+	check("full")
+	claim("full")
+}
+
+// Two applications share a database: each has a schema, and a relay takes messages
+// of its own only. A lane of one does not wait for the other's of the same name.
+func TestTwoApplicationsInOneDatabase(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	boxes := map[string]*postgres.Outbox{}
+	sinks := map[string]outboxtest.Arrivals{}
+	for _, app := range []string{"one", "the other"} {
+		boxes[app], sinks[app] = open(t, pool, postgres.Config{Schema: app}).Outbox(), make(outboxtest.Arrivals, 50)
+		outboxtest.Relay(t, boxes[app], outbox.Config{Routes: []outbox.Route{{Sink: sinks[app]}}})
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for app, o := range boxes { // in one transaction, and beside an open one
+		if err := enqueue(t.Context(), pool, o, outbox.Message{ID: "before " + app[:3] + "x", Topic: "t", Key: "k"}); err == nil {
+			t.Error("an id with a space was taken")
+		}
+		if err := o.EnqueueTx(t.Context(), tx, outbox.Message{ID: app[:3], Topic: "t", Key: app}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := enqueue(t.Context(), pool, boxes["one"], outbox.Message{ID: "free", Topic: "t", Key: "the other"}); err != nil {
+		t.Fatal(err)
+	}
+	if ids := sinks["one"].Hear(t, 1); ids[0] != "free" {
+		t.Errorf("%q arrived", ids)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for app, got := range sinks {
+		if ids := got.Hear(t, 1); ids[0] != app[:3] || len(got) > 0 {
+			t.Errorf("at %s %q arrived", app, ids)
+		}
+	}
+}
+
+// A dump that is restored goes on where it was made: what was delivered since is
+// delivered again, under the same id and in order, and a claim from before it settles
+// nothing.
+func TestRestoredOutbox(t *testing.T) {
+	dump, psql := testenv.Program(t, "pg_dump"), testenv.Program(t, "psql")
+	from, to := testenv.Postgres(t), testenv.Postgres(t)
+	pool := connect(t, from, nil)
+	o := open(t, pool, postgres.Config{}).Outbox()
+	if err := enqueue(t.Context(), pool, o, outbox.Message{ID: "done", Topic: "t", Key: "k"}); err != nil {
+		t.Fatal(err)
+	}
+	_, all := claimed(t, o, "t")
+	deliver(t, o, all)
+	for i := range 3 {
+		if err := enqueue(t.Context(), pool, o, outbox.Message{ID: fmt.Sprint("m", i), Topic: "t", Key: "k"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := osexec.Command(dump, "--dbname="+from).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, before := claimed(t, o, "t")
+	restore := osexec.Command(psql, "--dbname="+to, "-v", "ON_ERROR_STOP=1", "-q")
+	restore.Stdin = bytes.NewReader(text)
+	if out, err := restore.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	copied := connect(t, to, nil)
+	restored := open(t, copied, postgres.Config{NoMigrate: true}).Outbox()
+	if err := enqueue(t.Context(), copied, restored, outbox.Message{ID: "new", Topic: "t", Key: "k"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, lost, err := restored.Exchange(t.Context(), []outbox.Settlement{{Ref: before[0].Ref, Outcome: outbox.OutcomeDelivered}}, outbox.Claim{}); err != nil || len(lost) != 1 {
+		t.Errorf("a claim of before the dump settled: %v, %v", lost, err)
+	}
+	got := make(outboxtest.Arrivals, 10)
+	outboxtest.Relay(t, restored, outbox.Config{Routes: []outbox.Route{{Sink: got}}})
+	if ids := got.Hear(t, 4); !slices.Equal(ids, []string{"m0", "m1", "m2", "new"}) {
+		t.Errorf("%q arrived", ids)
+	}
+}
+
+// Relays work at every default isolation level of the database, and so do writers.
+func TestOutboxUnderAnyDefaultIsolation(t *testing.T) {
+	server := testenv.Postgres(t)
+	for i, level := range []string{"repeatable read", "serializable"} {
+		pool := connect(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level })
+		o := open(t, pool, postgres.Config{Schema: fmt.Sprint("level", i)}).Outbox()
+		got := make(outboxtest.Arrivals, 1000)
+		stop := outboxtest.Relay(t, o, outbox.Config{PollMin: time.Millisecond, PollMax: 5 * time.Millisecond, Routes: []outbox.Route{{Sink: got}}})
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 20 {
+					for {
+						err := enqueue(t.Context(), pool, o, lanes("t", []string{"a", "", "b"})...)
+						if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "40001" {
+							continue // no effect
+						} else if err != nil {
+							t.Error(err)
+						}
+						break
+					}
+				}
+			})
+		}
+		wg.Wait()
+		got.Hear(t, 4*20*3)
+		stop()
+	}
+}

@@ -1,0 +1,231 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/semelhq/semel/inbox"
+)
+
+// Inbox is the inbox in a store's file. It implements inbox.Store: a handler's
+// transaction is the one that Tx returns, and Enqueue enqueues in. It ends with the
+// store, which waits for handlers under way.
+//
+// Transact holds the write lock of the whole file, as claims of a TxStore do, so one
+// handler is at work at a time; batches share a sync of the disk. Where the lock is
+// not to be had it fails with ErrBusy: another handler has it, of the same
+// message or any other. Look-ups wait for nobody. The clock is the host's: ids that
+// were recorded before it was set back are kept longer by as much.
+type Inbox struct{ store *TxStore }
+
+var _ inbox.Store = (*Inbox)(nil)
+
+// Inbox returns the inbox in the store's file.
+func (s *TxStore) Inbox() *Inbox { return &Inbox{s} }
+
+const (
+	insertReceived = "INSERT INTO inbox (consumer, id, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+	// Without WHERE the parser takes ON for that of a join.
+	insertAllReceived = `
+		INSERT INTO inbox (consumer, id, at) SELECT ?, value, ? FROM json_each(?) WHERE true
+		ON CONFLICT DO NOTHING RETURNING id`
+	insertReceipts = "INSERT INTO inbox (consumer, id) VALUES "
+	receivedAtOnce = 100 // ids in a statement
+	selectReceived = "SELECT 1 FROM inbox WHERE consumer = ? AND id = ?"
+	deleteReceived = `
+		DELETE FROM inbox WHERE consumer = ?1 AND id IN (
+			SELECT id FROM inbox WHERE consumer = ?1 AND at < ?2 ORDER BY at LIMIT 0 + ?3)`
+	countReceived = "SELECT count(*) FROM (SELECT 1 FROM inbox WHERE consumer = ? LIMIT 0 + ?)"
+)
+
+// Transact implements inbox.Store.
+func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) (err error) {
+	s := b.store
+	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
+		return errNested
+	}
+	if err := s.take(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.turn }()
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return ErrClosed
+	}
+	t, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	ended := false
+	defer func() {
+		if !ended { // also where work panics
+			s.rollback()
+		}
+	}()
+	first, err := t.receive(consumer, ids)
+	if err != nil {
+		return fmt.Errorf("sqlite: inbox: %w", err)
+	}
+	if !slices.Contains(first, true) {
+		return nil
+	}
+	if _, err := t.exec("SAVEPOINT semel_work"); err != nil {
+		return fmt.Errorf("sqlite: inbox: %w", err)
+	}
+	h := &handler{store: s}
+	// Not with ctx: the transaction does not end with it.
+	if h.work, err = s.session.sql.BeginTx(context.Background(), nil); err != nil {
+		return fmt.Errorf("sqlite: inbox: %w", err)
+	}
+	err = func() error {
+		// Waits for a statement that work has left under way; it ends with its context.
+		defer func() { _ = h.work.Rollback() }() // which rolls nothing back: see handlerConn
+		return work(context.WithValue(ctx, handlerKey{}, h), first)
+	}()
+	if err != nil {
+		return err
+	}
+	in, err := t.conn.inTransaction()
+	if err == nil && in {
+		_, err = t.conn.exec("RELEASE semel_work")
+	}
+	if err == nil && !in {
+		err = errEnded
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, err)
+	}
+	s.session.committing = true
+	_, err = t.conn.exec("COMMIT")
+	s.session.committing = false
+	switch {
+	case err == nil:
+		ended = true
+		if h.enqueued.Load() {
+			s.hints.send()
+		}
+		return nil
+	case code(err)&0xff == sqlite3.SQLITE_CONSTRAINT:
+		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, err)
+	}
+	// It may be in the log all the same, for a recovery to find.
+	ended = true
+	s.drop()
+	return fmt.Errorf("%w: %w", inbox.ErrUnknown, err)
+}
+
+// receive records ids, all in one statement, and reports which were not on record.
+func (t *tx) receive(consumer string, ids []string) ([]bool, error) {
+	if len(ids) == 1 {
+		n, err := t.exec(insertReceived, consumer, ids[0], t.now)
+		return []bool{n == 1}, err
+	}
+	list, err := json.Marshal(ids)
+	if err != nil {
+		return nil, err
+	}
+	recorded := make([]string, 0, len(ids))
+	err = t.query(insertAllReceived, func(r *row) { recorded = append(recorded, r.text()) }, consumer, t.now, string(list))
+	return inbox.First(ids, recorded), err
+}
+
+// Receive records ids for a consumer in the transaction of the claim, or of another
+// message, that a handler works under, which ctx comes from. It reports of each
+// whether it was not on record, and fails with ErrNoTransaction where there is no
+// transaction. What was not on record is the caller's to handle in the same
+// transaction.
+func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (first []bool, err error) {
+	h, ok := ctx.Value(handlerKey{}).(*handler)
+	if !ok {
+		return nil, ErrNoTransaction
+	}
+	return b.ReceiveTx(ctx, h.work, consumer, ids...)
+}
+
+// ReceiveTx is Receive in a transaction of the caller's, on the store's file, which
+// is best begun with BEGIN IMMEDIATE. Once it has failed, roll back.
+func (b *Inbox) ReceiveTx(ctx context.Context, tx *sql.Tx, consumer string, ids ...string) (first []bool, err error) {
+	if err := inbox.Check(consumer, ids...); err != nil {
+		return nil, err
+	}
+	var args []any
+	recorded := make([]string, 0, len(ids))
+	for left := ids; len(left) > 0; {
+		some := left[:min(len(left), receivedAtOnce)]
+		left = left[len(some):]
+		args = args[:0]
+		for _, id := range some {
+			args = append(args, consumer, id)
+		}
+		query := insertReceipts + "(?, ?)" + strings.Repeat(", (?, ?)", len(some)-1) + " ON CONFLICT DO NOTHING RETURNING id"
+		if recorded, err = collectIDs(ctx, tx, recorded, query, args); err != nil {
+			return nil, fmt.Errorf("sqlite: inbox: %w", err)
+		}
+	}
+	return inbox.First(ids, recorded), nil
+}
+
+func collectIDs(ctx context.Context, tx *sql.Tx, to []string, query string, args []any) (_ []string, err error) {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		to = append(to, id)
+	}
+	return to, rows.Err()
+}
+
+// Seen implements inbox.Store.
+func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) (seen []bool, err error) {
+	err = b.store.read(ctx, func(c *conn) error {
+		seen = make([]bool, len(ids))
+		for i, id := range ids {
+			if err := c.query(selectReceived, func(*row) { seen[i] = true }, consumer, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return seen, err
+}
+
+// Sweep implements inbox.Store. When it fails half way it reports what it has
+// removed beside the error.
+func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
+	for more := true; more && removed < limit; {
+		rows := min(sweepRows, limit-removed)
+		n, err := write(ctx, b.store.Store, 0, func(t *tx) (int64, error) {
+			return t.exec(deleteReceived, consumer, t.now-micros(retention), int64(rows))
+		})
+		if err != nil {
+			return removed, err
+		}
+		removed += int(n)
+		more = n > 0
+	}
+	return removed, nil
+}
+
+// Count implements inbox.Store.
+func (b *Inbox) Count(ctx context.Context, consumer string, limit int) (n int, err error) {
+	err = b.store.read(ctx, func(c *conn) error {
+		return c.queryOnce(ctx, countReceived, func(r *row) { n = int(r.int()) }, consumer, int64(limit))
+	})
+	return n, err
+}
