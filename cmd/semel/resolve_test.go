@@ -255,6 +255,7 @@ func TestResolveTensOfThousands(t *testing.T) {
 			env := []string{"SEMEL_STORE=" + url, "USER=tester"}
 			where := []string{"keys", "resolve", "--where", "answered=502", "--as", "no-effect", "--because", "not in the ledger", "--json"}
 			dry := semelWith(env, "", where...)
+			want(t, "messages of the dry run", dry.stderr, "")
 			var doc bulkJSON
 			noError(t, json.Unmarshal([]byte(dry.stdout), &doc))
 			want(t, "selected", doc.Selected, n)
@@ -281,7 +282,10 @@ func TestResolveTensOfThousands(t *testing.T) {
 				t.Errorf("the interrupted run ended with %d after %d", code, first.Settled)
 			}
 			want(t, "more", first.More, true)
-			want(t, "settled, as the report and the trail have it", first.Settled, len((&resolutions{of: map[string]int{}}).read(t, s).of))
+			// A slow store may not confirm a decision in time; the report says so.
+			if of := len((&resolutions{of: map[string]int{}}).read(t, s).of); of < first.Settled || of > first.Settled+first.InDoubt {
+				t.Errorf("the report has %d settled and %d in doubt, the trail %d", first.Settled, first.InDoubt, of)
+			}
 			t.Logf("settled %d in %v", first.Settled, time.Since(start))
 
 			// By a crash.
@@ -293,12 +297,24 @@ func TestResolveTensOfThousands(t *testing.T) {
 			_ = killed.Wait()
 
 			start = time.Now()
-			last := semelWith(env, "", command...)
-			want(t, "exit code of the last run", last.code, exitOK)
-			noError(t, json.Unmarshal([]byte(last.stdout), &doc))
-			t.Logf("settled %d more in %v: %.0f each second", doc.Settled, time.Since(start), float64(doc.Settled)/time.Since(start).Seconds())
-			if doc.Settled < n/4 || doc.Settled > n-first.Settled-n/8 || doc.More || doc.Left+doc.InDoubt+doc.Newer > 0 {
-				t.Errorf("the last run says %s", last.stdout)
+			settled, inDoubt := 0, 0
+			for range 5 {
+				last := semelWith(env, "", command...)
+				doc = bulkJSON{}
+				noError(t, json.Unmarshal([]byte(last.stdout), &doc))
+				settled, inDoubt = settled+doc.Settled, inDoubt+doc.InDoubt
+				if last.code == exitOK {
+					break
+				}
+				t.Logf("interrupted by %s", last.stderr)
+				want(t, "exit code of a last run", last.code, exitFailed)
+				if doc.InDoubt == 0 {
+					t.Errorf("it failed without a decision in doubt: %s", last.stderr)
+				}
+			}
+			t.Logf("settled %d more in %v: %.0f each second", settled, time.Since(start), float64(settled)/time.Since(start).Seconds())
+			if settled+inDoubt < n/4 || settled > n-first.Settled-n/8 || doc.More || doc.Left+doc.InDoubt+doc.Newer > 0 {
+				t.Errorf("the last run says %+v", doc)
 			}
 
 			// Anew: a transaction can put an entry before one that was read.

@@ -16,17 +16,17 @@ import (
 
 // tortureSettings are the flags of semel torture.
 type tortureSettings struct {
-	subject, onCrash choice
-	defect           choice
-	duration, lease  time.Duration
-	clients, keys    int
-	largeEvery       int
-	seed             uint64
-	dir              string
-	postgres         string
-	payments         string
-	restart          string
-	json, quiet      bool
+	subject, onCrash         choice
+	defect                   choice
+	duration, longest, lease time.Duration
+	clients, keys            int
+	largeEvery               int
+	seed                     uint64
+	dir                      string
+	postgres                 string
+	payments                 string
+	restart                  string
+	json, quiet              bool
 }
 
 func (p *program) tortureCommand() *cobra.Command {
@@ -86,6 +86,7 @@ carried through.`,
 	f.StringVar(&s.payments, "payments", "", "program of the payments example, for the subject payments")
 	f.StringVar(&s.restart, "restart-database", "", "shell command that crashes the database and starts it again; it ends when the database answers")
 	f.DurationVar(&s.duration, "duration", time.Minute, "how long faults strike; until all is settled takes some seconds more")
+	f.DurationVar(&s.longest, "longest", 0, "how long they strike at most if that saw too little, as on a slow machine (default: --duration)")
 	f.Uint64Var(&s.seed, "seed", 0, "what is chosen at random (default: another one each time)")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "policy of the gateways")
 	f.DurationVar(&s.lease, "lease", time.Second, "lease of the gateways; other times follow from it")
@@ -132,7 +133,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 		return usagef("--dir %s must be an empty directory that exists", dir)
 	}
 	c := torture.Config{
-		Binary: binary, Dir: dir, Duration: s.duration, Seed: s.seed, OnCrash: s.onCrash.value,
+		Binary: binary, Dir: dir, Duration: s.duration, Longest: s.longest, Seed: s.seed, OnCrash: s.onCrash.value,
 		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys, LargeEvery: s.largeEvery,
 	}
 	if c.Postgres, c.Payments = s.postgres, s.payments; s.restart != "" {

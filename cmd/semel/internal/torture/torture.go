@@ -32,6 +32,9 @@ type Config struct {
 	// Duration is how long the nemesis strikes. What comes after it, until
 	// everything is settled and asked for again, takes some seconds more.
 	Duration time.Duration
+	// Longest is how long it strikes at most if Duration saw too little, as on a
+	// machine that is slow. Default Duration.
+	Longest time.Duration
 	// Seed decides what is chosen at random.
 	Seed uint64
 	// OnCrash is the gateways' policy, hold or retry. Default hold.
@@ -87,6 +90,7 @@ func DefaultNemesis() Nemesis {
 }
 
 func (c Config) withDefaults() Config {
+	c.Longest = max(c.Longest, c.Duration)
 	if c.OnCrash == "" {
 		c.OnCrash = "hold"
 	}
@@ -431,7 +435,7 @@ func (r *run) say(format string, args ...any) {
 // torture does it, and returns the keys that are stuck in the end.
 func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	c := r.config
-	striking, stop := context.WithTimeout(ctx, c.Duration)
+	striking, stop := context.WithTimeout(ctx, c.Longest)
 	defer stop()
 	background, stopBackground := context.WithCancel(context.WithoutCancel(ctx))
 	var (
@@ -460,6 +464,13 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	if c.FailFast {
 		working.Go(func() { r.lookOut(striking, stop) })
 	}
+	working.Go(func() {
+		pause(striking, c.Duration)
+		for striking.Err() == nil && len(enough(c, count(r.history.snapshot()))) > 0 {
+			pause(striking, c.Duration/10)
+		}
+		stop()
+	})
 	blowErr = r.nemesis(striking)
 	stop()
 	for _, g := range r.gateways {
