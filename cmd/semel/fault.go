@@ -31,7 +31,8 @@ func exitCodesTopic() *cobra.Command {
   2  wrong usage: a flag, an argument or an environment variable; nothing was done
   3  there is no such record; nothing was changed
   4  refused: the record's state does not allow it; nothing was changed
-  5  semel torture found a broken promise, or semel conformance a failing case
+  5  semel torture found a broken promise, semel conformance a failing case, or
+     semel audit verify a trail that is not as it was sealed
   6  semel torture saw too little to prove anything
 
 semel probe has codes of its own: see semel probe --help.

@@ -63,7 +63,7 @@ func (p *program) root() *cobra.Command {
 
   semel gateway   protects an HTTP service, in whatever language it is written
   semel keys      looks at what the gateway has recorded, and settles what is unknown
-  semel audit     searches the trail of what happened
+  semel audit     searches the trail of what happened, and proves it untouched
   semel relay     delivers the messages that a service has enqueued
   semel outbox    looks at those messages, and settles what could not be delivered
   semel torture   kills and cuts off gateways, and checks that effects happen once
