@@ -1,11 +1,14 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/semelhq/semel"
 )
 
 // Bounds of a message. What is larger is kept elsewhere and referred to.
@@ -28,6 +31,11 @@ type Message struct {
 	Key string
 	// Type says what the payload is, such as "order.paid".
 	Type string
+	// Origin names what the message was enqueued under, for those who follow a
+	// request through the system: the id of the record of a protected request, or
+	// of another message. Where it is empty, enqueueing takes OriginOf. It does not
+	// go with the message: sinks do not see it.
+	Origin string
 	// Headers go with the payload; what they mean is the sink's matter.
 	Headers map[string]string
 	Payload []byte
@@ -36,9 +44,29 @@ type Message struct {
 	NotBefore time.Time
 }
 
+type originKey struct{}
+
+// WithOrigin returns a context under which what is enqueued has the Origin id, such
+// as that of a message that is being worked on.
+func WithOrigin(ctx context.Context, id string) context.Context {
+	return context.WithValue(ctx, originKey{}, id)
+}
+
+// OriginOf returns the Origin of what is enqueued under ctx: what WithOrigin says, or
+// the id of the record that is executed, or nothing.
+func OriginOf(ctx context.Context) string {
+	if id, ok := ctx.Value(originKey{}).(string); ok {
+		return id
+	}
+	if x, ok := semel.CurrentExecution(ctx); ok {
+		return x.RecordID()
+	}
+	return ""
+}
+
 // Validate reports what is wrong with m, but for an empty ID.
 func (m Message) Validate() error {
-	errs := []error{checkName("Topic", m.Topic), checkName("Key", m.Key), checkName("Type", m.Type)}
+	errs := []error{checkName("Topic", m.Topic), checkName("Key", m.Key), checkName("Type", m.Type), checkName("Origin", m.Origin)}
 	if m.Topic == "" {
 		errs = append(errs, errors.New("field Topic is empty"))
 	}

@@ -251,6 +251,8 @@ type Filter struct {
 	State State
 	Topic string
 	Key   string
+	// Origin selects what was enqueued under the record or message of this id.
+	Origin string
 	// Cause selects by why a message is where it is: the whole text or, with a
 	// * at its end, how the text begins.
 	Cause string

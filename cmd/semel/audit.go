@@ -20,12 +20,12 @@ var trailKinds = []string{
 func (p *program) auditCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "audit",
-		Short: "Search the trail of what happened, seal it, and verify that it is untouched",
+		Short: "Search and follow the trail of what happened, seal it, and verify that it is untouched",
 		Long: `Searches the audit trail in a gateway's store: every execution, release, hold,
 takeover and resolution, written in one commit with the change it tells of, and
 every replay and refusal, written within 100 ms behind the answer.`,
 	})
-	cmd.AddCommand(p.auditSearchCommand(), p.auditKeyCommand(), p.auditSealCommand(), p.auditVerifyCommand())
+	cmd.AddCommand(p.auditSearchCommand(), p.auditTraceCommand(), p.auditKeyCommand(), p.auditSealCommand(), p.auditVerifyCommand())
 	return cmd
 }
 

@@ -180,6 +180,7 @@ type messageJSON struct {
 	Key          string            `json:"key,omitempty"`
 	Type         string            `json:"type,omitempty"`
 	Headers      map[string]string `json:"headers,omitempty"`
+	Origin       string            `json:"origin,omitempty"`
 	Bytes        int               `json:"bytes"`
 	EnqueuedAt   *time.Time        `json:"enqueued_at,omitempty"`
 	NotBefore    *time.Time        `json:"not_before,omitempty"`
@@ -195,7 +196,7 @@ type messageJSON struct {
 
 func newMessageJSON(e outbox.Entry) messageJSON {
 	return messageJSON{
-		ID: e.ID, Position: e.Position, State: e.State, Detail: detail(e), Topic: e.Topic, Key: e.Key, Type: e.Type, Headers: e.Headers, Bytes: e.Size,
+		ID: e.ID, Position: e.Position, State: e.State, Detail: detail(e), Topic: e.Topic, Key: e.Key, Type: e.Type, Headers: e.Headers, Origin: e.Origin, Bytes: e.Size,
 		EnqueuedAt: optionalTime(e.EnqueuedAt), NotBefore: optionalTime(e.NotBefore), DueAt: optionalTime(e.DueAt), SettledAt: optionalTime(e.SettledAt),
 		LeaseSeconds: e.LeaseLeft.Seconds(), Attempts: e.Attempts, Redriven: e.Redriven, Blocks: e.Blocks, Unsure: e.Unsure, Cause: e.Cause,
 	}

@@ -247,6 +247,7 @@ var rules = []rule{
 	{"a-sweep-keeps-what-is-wanted", sweeps},
 	{"status-tells-what-waits", status},
 	{"lists-are-paged-and-filtered", lists},
+	{"origins-are-kept-and-found", origins},
 	{"a-purge-removes-and-unblocks", purges},
 	{"who-has-left-is-not-served", cancelled},
 }
@@ -286,6 +287,42 @@ func comesAsEnqueued(b *bench) {
 		want(b, "state", b.find(g.ID).State, outbox.StateDelivered)
 	}
 	b.wantClaim()
+}
+
+func origins(b *bench) {
+	b.enqueue(outbox.Message{ID: "none", Topic: "t"})
+	b.enqueue(outbox.Message{ID: "own", Topic: "t", Key: "k", Origin: "record 1"})
+	b.enqueue(outbox.Message{ID: "other", Topic: "u", Origin: "record"})
+	ctx := outbox.WithOrigin(b.Context(), "record 1")
+	if err := b.Enqueue(ctx, outbox.Message{ID: "of-context", Topic: "t"}, outbox.Message{ID: "own-first", Topic: "t", Origin: "record"}); err != nil {
+		b.Fatal(err)
+	}
+	want(b, "an origin", b.find("of-context").Origin, "record 1")
+	want(b, "no origin", b.find("none").Origin, "")
+	listed := func(f outbox.Filter) string {
+		page, err := b.Store.List(b.Context(), f)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var ids []string
+		for _, e := range page {
+			if e.Origin != f.Origin {
+				b.Errorf("%s has the origin %q", e.ID, e.Origin)
+			}
+			ids = append(ids, e.ID)
+		}
+		return strings.Join(ids, " ")
+	}
+	want(b, "messages of an origin", listed(outbox.Filter{Origin: "record 1"}), "own of-context")
+	for _, g := range b.claim(outbox.Claim{Max: 10}) {
+		b.deliver(g)
+	}
+	want(b, "messages of an origin, once delivered", listed(outbox.Filter{Origin: "record 1"}), "own of-context")
+	want(b, "messages of an origin and a topic", listed(outbox.Filter{Origin: "record", Topic: "u"}), "other")
+	want(b, "messages of an unknown origin", listed(outbox.Filter{Origin: "record%"}), "")
+	if err := b.Enqueue(b.Context(), outbox.Message{Topic: "t", Origin: strings.Repeat("x", outbox.MaxName+1)}); err == nil {
+		b.Error("an origin beyond the bound was enqueued")
+	}
 }
 
 func idOnce(b *bench) {

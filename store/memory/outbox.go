@@ -62,6 +62,7 @@ func (o *Outbox) Enqueue(ctx context.Context, messages ...outbox.Message) error 
 	var added []*letter
 	seen := map[string]bool{}
 	for _, m := range messages {
+		m.Origin = cmp.Or(m.Origin, outbox.OriginOf(ctx))
 		if err := m.Validate(); err != nil {
 			return err
 		}
@@ -436,7 +437,7 @@ func (o *Outbox) selected(f outbox.Filter, also func(*letter) bool) (page []*let
 	for _, l := range o.rows {
 		if l.Position > f.After && len(page) < limit &&
 			(f.ID == "" || f.ID == l.ID) && (f.State == "" || f.State == l.State) &&
-			(f.Topic == "" || f.Topic == l.Topic) && (f.Key == "" || f.Key == l.Key) &&
+			(f.Topic == "" || f.Topic == l.Topic) && (f.Key == "" || f.Key == l.Key) && (f.Origin == "" || f.Origin == l.Origin) &&
 			(f.Cause == "" || l.Cause == cause || prefix && strings.HasPrefix(l.Cause, cause)) &&
 			(also == nil || also(l)) {
 			page = append(page, l)

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -49,7 +50,7 @@ func Enqueue(ctx context.Context, messages ...outbox.Message) error {
 // same database, as Enqueue does. Relays find them by polling; Wake after the
 // commit has them look at once.
 func (o *Outbox) EnqueueTx(ctx context.Context, tx pgx.Tx, messages ...outbox.Message) error {
-	statements, err := o.enqueue(messages)
+	statements, err := o.enqueue(outbox.OriginOf(ctx), messages)
 	if err == nil {
 		err = o.store.admit(len(messages), func(sql string, most int) interface{ Scan(...any) error } { return tx.QueryRow(ctx, sql, most) })
 	}
@@ -73,7 +74,7 @@ func (o *Outbox) EnqueueTx(ctx context.Context, tx pgx.Tx, messages ...outbox.Me
 
 // EnqueueSQL is EnqueueTx in a transaction of database/sql, of whatever driver.
 func (o *Outbox) EnqueueSQL(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
-	statements, err := o.enqueue(messages)
+	statements, err := o.enqueue(outbox.OriginOf(ctx), messages)
 	if err == nil {
 		err = o.store.admit(len(messages), func(sql string, most int) interface{ Scan(...any) error } { return tx.QueryRowContext(ctx, sql, most) })
 	}
@@ -104,7 +105,7 @@ const (
 	sqlLanes = `
 		SELECT pg_advisory_xact_lock(lock) FROM (
 			SELECT DISTINCT {s}.outbox_lane_lock(topic, key) AS lock FROM (VALUES %s) AS lane (topic, key) ORDER BY lock OFFSET 0) AS sorted`
-	sqlEnqueue = `INSERT INTO {s}.outbox (id, topic, key, type, headers, not_before, payload) VALUES %s ON CONFLICT (id) DO NOTHING`
+	sqlEnqueue = `INSERT INTO {s}.outbox (id, topic, key, type, headers, not_before, origin, payload) VALUES %s ON CONFLICT (id) DO NOTHING`
 	// enqueueTogether is how many messages are in a statement.
 	enqueueTogether = 50
 )
@@ -116,8 +117,9 @@ type statement struct {
 	messages int
 }
 
-// enqueue returns the statements that add messages.
-func (o *Outbox) enqueue(messages []outbox.Message) (all []statement, err error) {
+// enqueue returns the statements that add messages, of this origin unless they name
+// another.
+func (o *Outbox) enqueue(origin string, messages []outbox.Message) (all []statement, err error) {
 	type lane struct{ topic, key string }
 	lanes := map[lane]bool{}
 	for _, m := range messages {
@@ -156,11 +158,12 @@ func (o *Outbox) enqueue(messages []outbox.Message) (all []statement, err error)
 	for len(messages) > 0 {
 		some := messages[:min(len(messages), enqueueTogether)]
 		messages = messages[len(some):]
-		args := make([]any, 0, 7*len(some))
+		args := make([]any, 0, 8*len(some))
 		for _, m := range some {
 			if m.ID == "" {
 				m.ID = semel.NewKey()
 			}
+			m.Origin = cmp.Or(m.Origin, origin)
 			var headers, before any
 			if len(m.Headers) > 0 {
 				b, err := json.Marshal(m.Headers)
@@ -176,9 +179,9 @@ func (o *Outbox) enqueue(messages []outbox.Message) (all []statement, err error)
 			if payload == nil {
 				payload = []byte{} // nil would be NULL
 			}
-			args = append(args, m.ID, m.Topic, orNull(m.Key), m.Type, headers, before, payload)
+			args = append(args, m.ID, m.Topic, orNull(m.Key), m.Type, headers, before, orNull(m.Origin), payload)
 		}
-		build(sqlEnqueue, "($%d::text, $%d::text, $%d::text, $%d::text, $%d::text::jsonb, $%d::timestamptz, $%d::bytea)", len(some), 7, args)
+		build(sqlEnqueue, "($%d::text, $%d::text, $%d::text, $%d::text, $%d::text::jsonb, $%d::timestamptz, $%d::text, $%d::bytea)", len(some), 8, args)
 		all[len(all)-1].messages = len(some)
 	}
 	return all, nil

@@ -156,6 +156,12 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 		t.Errorf("%d more messages arrived, %d are there", len(got), len(left))
 	}
 	shop.want(t, "succeeds", 1)
+	for _, id := range []string{"succeeds", "succeeds.sql"} {
+		e, err := s.Outbox().Find(t.Context(), id)
+		if records, _ := s.List(t.Context(), semel.Filter{Key: "succeeds"}); err != nil || len(records) != 1 || e.Origin != records[0].ID {
+			t.Errorf("the origin of %s is %q of %+v, %v", id, e.Origin, records, err)
+		}
+	}
 	if err := postgres.Enqueue(t.Context(), outbox.Message{Topic: "t"}); !errors.Is(err, postgres.ErrNoTransaction) {
 		t.Errorf("outside of a transaction: %v", err)
 	}

@@ -65,7 +65,7 @@ const (
 
 	messageColumns = `position, id, topic, coalesce(key, ''), type, headers, created_at, not_before, state, due IS NOT NULL,
 		leased, CASE WHEN leased THEN greatest(due - clock_timestamp(), '0') ELSE '0' END, CASE WHEN isfinite(due) AND due > clock_timestamp() THEN due END,
-		attempts, lapses, unsure, redriven, in_lane, settled_at, coalesce(cause, ''), octet_length(payload)`
+		attempts, lapses, unsure, redriven, in_lane, settled_at, coalesce(cause, ''), coalesce(origin, ''), octet_length(payload)`
 )
 
 // Status implements outbox.Store. It tells of the first 1,000 topics.
@@ -170,7 +170,7 @@ func scanEntry(row pgx.CollectableRow, further ...any) (e outbox.Entry, err erro
 	)
 	err = row.Scan(append([]any{
 		&position, &e.ID, &e.Topic, &e.Key, &e.Type, &headers, &e.EnqueuedAt, &before, &state, &scheduled, &leased, &left, &due,
-		&e.Attempts, &e.Lapses, &e.Unsure, &e.Redriven, &in, &settledAt, &e.Cause, &e.Size,
+		&e.Attempts, &e.Lapses, &e.Unsure, &e.Redriven, &in, &settledAt, &e.Cause, &e.Origin, &e.Size,
 	}, further...)...)
 	if err != nil {
 		return e, err
@@ -222,7 +222,7 @@ func selection(f outbox.Filter, also string) (query string, args []any) {
 		conditions = append(conditions, fmt.Sprintf(condition, len(args)))
 	}
 	add("position > $%d", int64(min(f.After, math.MaxInt64)))
-	for _, c := range []struct{ column, value string }{{"id", f.ID}, {"topic", f.Topic}, {"key", f.Key}} {
+	for _, c := range []struct{ column, value string }{{"id", f.ID}, {"topic", f.Topic}, {"key", f.Key}, {"origin", f.Origin}} {
 		if c.value != "" {
 			add(c.column+" = $%d", c.value)
 		}

@@ -98,8 +98,8 @@ func (s *Store) admit(ctx context.Context, n int) error {
 }
 
 const (
-	insertMessage   = "INSERT INTO outbox (id, topic, key, type, headers, not_before, payload) VALUES "
-	insertOne       = "(?, ?, ?, ?, ?, ?, ?)"
+	insertMessage   = "INSERT INTO outbox (id, topic, key, type, headers, not_before, origin, payload) VALUES "
+	insertOne       = "(?, ?, ?, ?, ?, ?, ?, ?)"
 	enqueueTogether = 50 // messages in a statement
 )
 
@@ -110,6 +110,7 @@ func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
 		}
 	}
 	var args []any
+	origin := outbox.OriginOf(ctx)
 	for len(messages) > 0 {
 		some := messages[:min(len(messages), enqueueTogether)]
 		messages = messages[len(some):]
@@ -118,6 +119,7 @@ func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
 			if m.ID == "" {
 				m.ID = semel.NewKey()
 			}
+			m.Origin = cmp.Or(m.Origin, origin)
 			var headers, before any
 			if len(m.Headers) > 0 {
 				b, err := json.Marshal(m.Headers)
@@ -133,7 +135,8 @@ func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
 			if payload == nil {
 				payload = []byte{} // nil would be NULL
 			}
-			args = append(args, m.ID, m.Topic, sql.NullString{String: m.Key, Valid: m.Key != ""}, m.Type, headers, before, payload)
+			args = append(args, m.ID, m.Topic, sql.NullString{String: m.Key, Valid: m.Key != ""}, m.Type, headers, before,
+				sql.NullString{String: m.Origin, Valid: m.Origin != ""}, payload)
 		}
 		query := insertMessage + insertOne + strings.Repeat(", "+insertOne, len(some)-1)
 		if _, err := tx.ExecContext(ctx, query, args...); err != nil {

@@ -110,6 +110,10 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 	if len(got) != 0 || pendingMessages(t, b.db) != 0 || b.payments() != 1 {
 		t.Errorf("%d more messages arrived, %d are pending, %d payments", len(got), pendingMessages(t, b.db), b.payments())
 	}
+	e, err := b.Outbox().Find(t.Context(), "succeeds")
+	if records, _ := b.List(t.Context(), semel.Filter{Key: "succeeds"}); err != nil || len(records) != 1 || e.Origin != records[0].ID {
+		t.Errorf("the origin is %q of %+v, %v", e.Origin, records, err)
+	}
 	if err := sqlite.Enqueue(t.Context(), outbox.Message{Topic: "t"}); !errors.Is(err, sqlite.ErrNoTransaction) {
 		t.Errorf("outside of a transaction: %v", err)
 	}

@@ -129,7 +129,7 @@ func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (remo
 }
 
 const entryColumns = `position, id, topic, key, type, headers, created_at, not_before, state, due, leased,
-	attempts, lapses, unsure, redriven, in_lane, settled_at, cause, octet_length(payload)`
+	attempts, lapses, unsure, redriven, in_lane, settled_at, cause, origin, octet_length(payload)`
 
 // entry reads entryColumns.
 func (r *row) entry(now int64) (e outbox.Entry) {
@@ -144,7 +144,7 @@ func (r *row) entry(now int64) (e outbox.Entry) {
 	e.Attempts, e.Lapses, e.Unsure, e.Redriven = int(r.int()), int(r.int()), r.int() != 0, int(r.int())
 	inLane := r.int() != 0 && e.Key != ""
 	e.SettledAt, _ = r.time()
-	e.Cause, e.Size = r.text(), int(r.int())
+	e.Cause, e.Origin, e.Size = r.text(), r.text(), int(r.int())
 	switch {
 	case e.State != outbox.StatePending:
 		e.Blocks = inLane
@@ -175,6 +175,16 @@ func (o *Outbox) Find(ctx context.Context, id string) (e outbox.Entry, err error
 	return e, err
 }
 
+// ofOrigin goes through the buckets of the index.
+const ofOrigin = `position IN (
+	WITH RECURSIVE bucket (n) AS (
+		SELECT (SELECT min(position) FROM outbox) >> 11
+		UNION ALL
+		SELECT n + 1 FROM bucket WHERE n < (SELECT max(position) FROM outbox) >> 11
+	)
+	SELECT o.position FROM bucket CROSS JOIN outbox o INDEXED BY outbox_origin
+	WHERE o.position >> 11 = bucket.n AND o.origin = ? AND o.origin IS NOT NULL)`
+
 // selection is a query for the messages that f selects, and that meet one more
 // condition.
 func selection(f outbox.Filter, columns, also string) (query string, args []driver.Value) {
@@ -194,6 +204,9 @@ func selection(f outbox.Filter, columns, also string) (query string, args []driv
 		if c.value != "" {
 			add(c.column+" = ?", c.value)
 		}
+	}
+	if f.Origin != "" {
+		add(ofOrigin, f.Origin)
 	}
 	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
 		add("substr(cause, 1, length(?)) = ?", prefix, prefix)

@@ -11,6 +11,7 @@
 --   id          only where it has one of its own that receivers shall know; else a
 --               UUID of version 7 is made
 --   not_before  only to delay the first attempt
+--   origin      the id of the record or message that it was enqueued under, or NULL
 --
 -- and leaves the rest to its defaults. It needs the rights to insert into outbox and
 -- outbox_queue, and to use the sequence outbox_position. Rows are not changed once
@@ -43,8 +44,11 @@ CREATE TABLE {s}.outbox (
   key        text        COLLATE "C",
   type       text        COLLATE "C" NOT NULL DEFAULT '',
   headers    jsonb,
+  origin     text        COLLATE "C",
   payload    bytea       NOT NULL DEFAULT ''
 );
+
+CREATE INDEX outbox_origin ON {s}.outbox (origin) WHERE origin IS NOT NULL;
 
 -- What follows is the relays'.
 
@@ -110,8 +114,8 @@ CREATE FUNCTION {s}.outbox_number() RETURNS trigger LANGUAGE plpgsql AS $semel$
 BEGIN
   IF octet_length(new.id) > 255 OR new.id !~ '^[-A-Za-z0-9._:]+$' THEN
     RAISE EXCEPTION 'outbox.id may hold 255 letters, digits and any of . _ : -' USING ERRCODE = 'check_violation';
-  ELSIF octet_length(new.topic) NOT BETWEEN 1 AND 255 OR octet_length(new.key) NOT BETWEEN 1 AND 255 OR octet_length(new.type) > 255 THEN
-    RAISE EXCEPTION 'outbox.topic, key and type may hold 255 bytes, and topic and key may not be empty' USING ERRCODE = 'check_violation';
+  ELSIF octet_length(new.topic) NOT BETWEEN 1 AND 255 OR octet_length(new.key) NOT BETWEEN 1 AND 255 OR octet_length(new.type) > 255 OR octet_length(new.origin) NOT BETWEEN 1 AND 255 THEN
+    RAISE EXCEPTION 'outbox.topic, key, type and origin may hold 255 bytes, and topic, key and origin may not be empty' USING ERRCODE = 'check_violation';
   ELSIF octet_length(new.payload) > 1048576 THEN
     RAISE EXCEPTION 'outbox.payload may hold 1048576 bytes' USING ERRCODE = 'check_violation';
   ELSIF jsonb_typeof(new.headers) <> 'object' OR octet_length(new.headers::text) > 131072 THEN
@@ -211,10 +215,10 @@ SELECT id, topic AS aggregatetype, coalesce(key, id) AS aggregateid, type, paylo
 
 -- Every message and where it is.
 CREATE VIEW {s}.outbox_message AS
-SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, q.state, q.due, q.leased,
+SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, o.origin, q.state, q.due, q.leased,
   q.attempts, q.lapses, q.unsure, q.redriven, q.key IS NOT NULL AS in_lane, q.settled_at, q.cause, o.payload
 FROM {s}.outbox_queue AS q JOIN {s}.outbox AS o ON o.position = q.position
 UNION ALL
-SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, d.state, NULL, false,
+SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, o.origin, d.state, NULL, false,
   d.attempts, 0, d.unsure, d.redriven, false, d.settled_at, d.cause, o.payload
 FROM {s}.outbox_settled AS d JOIN {s}.outbox AS o ON o.position = d.position;

@@ -10,6 +10,7 @@
 --   id          only where it has one of its own that receivers shall know; else a
 --               UUID of version 7 is made
 --   not_before  only to delay the first attempt: microseconds since 1970
+--   origin      the id of the record or message that it was enqueued under, or NULL
 --
 -- and leaves the rest to its defaults. The order of a lane is that of the inserts,
 -- which is that of the commits too, since SQLite has one writer at a time.
@@ -31,6 +32,7 @@ CREATE TABLE outbox (
   headers     TEXT    CHECK (octet_length(headers) <= 65536 AND json_type(headers) = 'object'),
   created_at  INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000000 AS INTEGER)),
   not_before  INTEGER CHECK (not_before > 0),
+  origin      TEXT    CHECK (octet_length(origin) BETWEEN 1 AND 255),
 
   -- What follows is the relays'.
   state       TEXT    NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'delivered', 'dead', 'unknown')),
@@ -57,6 +59,7 @@ CREATE TABLE outbox (
 
 CREATE INDEX outbox_due ON outbox (topic, due) WHERE due IS NOT NULL;
 CREATE INDEX outbox_lane ON outbox (topic, key, position) WHERE in_lane = 1 AND key IS NOT NULL;
+CREATE INDEX outbox_origin ON outbox (position >> 11, origin) WHERE origin IS NOT NULL;
 CREATE INDEX outbox_waiting ON outbox (topic, coalesce(not_before, created_at)) WHERE state = 'pending';
 CREATE INDEX outbox_settled ON outbox (state, settled_at) WHERE state <> 'pending';
 
