@@ -57,6 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case useRace:
 		goArgs = append(goArgs, "-race")
+		goArgs = append(goArgs, uninstrumented...)
 	case *race == "auto":
 		// What the race detector lacks, cgo lacks as well.
 		env = append(env, "CGO_ENABLED=0")
