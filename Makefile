@@ -12,7 +12,7 @@ export GOFLAGS := -buildvcs=false
 STAMP = -buildvcs=$(shell git status --porcelain >/dev/null 2>&1 && echo auto || echo false)
 
 RACE      ?= auto
-TIMEOUT   ?= 10m
+TIMEOUT   ?= 20m
 PKG       ?= work
 ARGS      ?=
 BENCH     ?= .
@@ -29,7 +29,7 @@ STORE     ?= sqlite
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=10m RACE=auto|on|off'
+	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=20m RACE=auto|on|off'
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
 	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments DURATION=1m'
 	@echo '             ROUNDS=5 RECORDS=10000,1000000 STORE=sqlite|postgres'
