@@ -364,7 +364,7 @@ func TestLargeBodiesStayOutOfMemory(t *testing.T) {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
 			size := int64(100 << 20)
 			if raceEnabled && http2 {
-				size = 20 << 20
+				size = 40 << 20
 			}
 			effects, want := &orders{}, digest(t, noise(size))
 			p := newPeak()
