@@ -360,9 +360,12 @@ func (l *large) fetch(t testing.TB, r *http.Request, through func(io.Reader) io.
 
 // 100 MB up and 100 MB down, with what fits into memory many times over.
 func TestLargeBodiesStayOutOfMemory(t *testing.T) {
-	const size = 100 << 20
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
+			size := int64(100 << 20)
+			if raceEnabled && http2 {
+				size = 40 << 20
+			}
 			effects, want := &orders{}, digest(t, noise(size))
 			p := newPeak()
 			l := serveLarge(t, http2, func(w http.ResponseWriter, r *http.Request) {
@@ -392,9 +395,13 @@ func TestLargeBodiesStayOutOfMemory(t *testing.T) {
 // Ten answers of 20 MB at the same time, and their replays: the same bytes, with
 // the same header and trailers.
 func TestLargeAnswersAreReplayed(t *testing.T) {
-	const size, clients = 20 << 20, 10
+	const size = 20 << 20
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
+			clients := 10
+			if raceEnabled && http2 {
+				clients = 2
+			}
 			effects, want, p := &orders{}, digest(t, noise(size)), newPeak()
 			l := serveLarge(t, http2, func(w http.ResponseWriter, r *http.Request) {
 				effects.add()

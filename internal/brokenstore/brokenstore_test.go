@@ -33,7 +33,7 @@ func TestBrokenStores(t *testing.T) {
 			for _, f := range storetest.Check(t, storetest.Config{
 				Name: b.Name, Virtual: true,
 				New: func(testing.TB) storetest.Harness { return b.Harness() },
-			}) {
+			}, b.Breaks...) {
 				broken = append(broken, f.Rule)
 				t.Logf("breaks %s: %s", f.Rule, f.Message)
 			}
@@ -88,7 +88,7 @@ func TestBrokenOutboxes(t *testing.T) {
 		}
 		t.Run(b.Name, func(t *testing.T) {
 			t.Log(b.What)
-			broken := outboxtest.Check(t, outboxtest.Config{Virtual: true, New: func(*testing.T) outboxtest.Harness { return b.Harness() }})
+			broken := outboxtest.Check(t, outboxtest.Config{Virtual: true, New: func(*testing.T) outboxtest.Harness { return b.Harness() }}, b.Breaks...)
 			for rule, message := range broken {
 				t.Logf("breaks %s: %s", rule, message)
 			}

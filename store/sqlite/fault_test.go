@@ -150,15 +150,7 @@ func (l lives) fail(t *testing.T, instead bool) {
 	f := &faults{}
 	verifier := openFaulty(t, f, Config{})
 	reached, position := 0, uint64(0)
-	// The race detector makes it ten times as long: with it, half of the points.
-	at, step := 1, 1
-	if raceEnabled {
-		step = 2
-		if !instead {
-			at = 2
-		}
-	}
-	for ; ; at += step {
+	for at := 1; ; at++ {
 		s := openFaulty(t, f, verifier.config)
 		f.arm(func(call int, query string, _ []driver.Value) (before, after bool) {
 			if call != at {

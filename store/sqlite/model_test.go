@@ -21,11 +21,7 @@ import (
 // write to the file by turns, one call or a group of calls at a time, and readers
 // follow with pages of their own while sweeps move entries about.
 func TestTrailIsThatOfTheModel(t *testing.T) {
-	lives := uint64(12)
-	if raceEnabled { // which makes it ten times as long
-		lives = 4
-	}
-	for seed := range lives {
+	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { newModel(t, seed).live(250) })
 		})

@@ -67,8 +67,8 @@ func TestRepeatsOfForgottenIdentities(t *testing.T) {
 		return looks, turns
 	}
 	s := openFaulty(t, f, Config{Path: path})
-	if looked, _ := begin(s, "a", false); looked != 0 {
-		t.Errorf("%d looks for first requests", looked)
+	if looked, _ := begin(s, "a", false); looked > n/10 { // one for each turn that takes long
+		t.Errorf("%d looks for %d first requests", looked, n)
 	}
 	if _, wrote := begin(s, "a", true); wrote != 0 {
 		t.Errorf("%d of %d repeats took a turn of the writer", wrote, n)

@@ -29,7 +29,7 @@ func open(t testing.TB, c sqlite.Config) *sqlite.Store {
 // raw opens the file without the store, as another program would.
 func raw(t testing.TB, path string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("testall", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	race := flags.String("race", "auto", "race detector: on, off, or auto (on where it works)")
-	timeout := flags.Duration("timeout", 10*time.Minute, "time limit of one package")
+	timeout := flags.Duration("timeout", 20*time.Minute, "time limit of one package")
 	packages := flags.String("packages", "work", "package patterns, separated by spaces")
 	if err := flags.Parse(args); err != nil {
 		return 2
@@ -57,6 +57,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case useRace:
 		goArgs = append(goArgs, "-race")
+		for _, p := range uninstrumented {
+			goArgs = append(goArgs, "-gcflags="+p+"=-race=false")
+		}
 	case *race == "auto":
 		// What the race detector lacks, cgo lacks as well.
 		env = append(env, "CGO_ENABLED=0")

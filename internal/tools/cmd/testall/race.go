@@ -11,6 +11,13 @@ import (
 	"strings"
 )
 
+// uninstrumented are the packages that stay without the race detector's calls,
+// which take most of the processor's time and can find nothing there. SQLite is C
+// translated to Go, and works on memory outside of the Go heap, which the detector
+// passes over; the driver and the stores keep the calls. The model has one
+// goroutine.
+var uninstrumented = []string{"modernc.org/sqlite/lib", "modernc.org/libc", "github.com/semelhq/semel/internal/model"}
+
 // raceDetector is what decideRace needs to know about the machine.
 type raceDetector interface {
 	try() error     // builds and runs a program under the race detector

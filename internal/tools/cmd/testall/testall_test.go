@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -158,6 +160,14 @@ func TestTailKeepsTheEnd(t *testing.T) {
 	told := tl.told()
 	if !strings.HasSuffix(told, "the end") || !strings.Contains(told, "left out") {
 		t.Errorf("the end, or the remark on what is left out, is missing")
+	}
+}
+
+// A name that is no package's would leave the detector's calls in, silently.
+func TestUninstrumentedPackagesExist(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", append([]string{"list"}, uninstrumented...)...).CombinedOutput()
+	if got := strings.Fields(string(out)); err != nil || !slices.Equal(got, uninstrumented) {
+		t.Errorf("go list: %v\n%s", err, out)
 	}
 }
 

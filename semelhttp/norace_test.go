@@ -1,5 +1,5 @@
 //go:build !race
 
-package sqlite
+package semelhttp_test
 
 const raceEnabled = false

@@ -1,6 +1,0 @@
-//go:build race
-
-package model
-
-// See norace_test.go.
-const faults = 1
