@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"runtime/debug"
 	"sync"
@@ -117,6 +118,7 @@ type Worker struct {
 
 // New returns a worker that does nothing until Run is called.
 func New(c Config) (*Worker, error) {
+	c.Handlers = maps.Clone(c.Handlers)
 	w := &Worker{config: c}
 	var errs []error
 	if c.Authorize == nil {
@@ -136,6 +138,9 @@ func New(c Config) (*Worker, error) {
 	relay, span, timeout := c.Relay, time.Duration(0), time.Duration(0)
 	if c.Store != nil {
 		relay.Store = c.Store
+	}
+	if c.Inbox == nil {
+		errs = append(errs, errors.New("field Inbox is nil"))
 	}
 	for _, q := range c.Queues {
 		if q.Name == "" {
@@ -175,7 +180,7 @@ func New(c Config) (*Worker, error) {
 	if consumer == "" {
 		consumer = "jobs"
 	}
-	if len(c.Queues) > 0 {
+	if len(c.Queues) > 0 && c.Inbox != nil {
 		if w.inbox, err = inbox.New(inbox.Config{
 			Store: c.Inbox, Consumer: consumer, RetrySpan: least, Retention: retention, Timeout: timeout, OnSweep: c.OnSweep,
 		}); err != nil {
