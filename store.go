@@ -225,6 +225,9 @@ const (
 	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
 	TrailTakeover TrailKind = "taken_over"
 	TrailResolved TrailKind = "resolved"
+	// What somebody decided of a message of the outbox, whose id is the EventID.
+	TrailRedriven  TrailKind = "redriven"
+	TrailCancelled TrailKind = "cancelled"
 
 	TrailReplayed   TrailKind = "replayed"
 	TrailInProgress TrailKind = "in_progress"

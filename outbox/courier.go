@@ -31,6 +31,7 @@ type courier struct {
 type parcel struct {
 	Claimed
 	marked atomic.Bool // the effect may have happened
+	within atomic.Bool // it is settled in a transaction of the sink's, which is about to end
 
 	// Under courier.mu.
 	cancel context.CancelCauseFunc // nil before the delivery
@@ -134,14 +135,22 @@ func (c *courier) deliver(work context.Context, p *parcel) {
 		cancel(nil)
 	}
 	o.took = time.Since(began)
+	settled := o.Outcome == OutcomeDelivered && p.within.Load()
+	p.within.Store(settled) // or it was rolled back
 	c.mu.Lock()
 	p.done = true
 	lost := p.lost
-	if !lost {
+	if !lost && !settled {
 		c.outcomes = append(c.outcomes, o)
 	}
 	c.mu.Unlock()
-	if lost {
+	switch {
+	case settled:
+		c.settled(work, []outcome{o}, nil)
+		if p.Key != "" {
+			c.hint.send() // the lane goes on
+		}
+	case lost:
 		c.drop(p)
 	}
 	c.ended.send()
@@ -217,6 +226,21 @@ func (c *courier) try(ctx context.Context, p *parcel) (err error) {
 			p.marked.Store(true)
 			return nil
 		},
+		settle: func(ctx context.Context) error {
+			s, ok := c.config.Store.(Settler)
+			if !ok {
+				return fmt.Errorf("outbox: settle: %T is no Settler: %w", c.config.Store, errors.ErrUnsupported)
+			}
+			p.within.Store(true) // from here on a renewal finds nothing, or waits for the transaction
+			err := s.SettleTx(ctx, p.Ref)
+			if err != nil {
+				p.within.Store(false)
+			}
+			if errors.Is(err, ErrLeaseLost) {
+				c.lose(ctx, p, true)
+			}
+			return err
+		},
 	})
 }
 
@@ -259,7 +283,7 @@ func (c *courier) renew(ctx context.Context) {
 		parcels := make(map[Ref]*parcel, len(c.held))
 		refs := make([]Ref, 0, len(c.held))
 		for p := range c.held {
-			if !p.lost {
+			if !p.lost && !p.within.Load() {
 				parcels[p.Ref] = p
 				refs = append(refs, p.Ref)
 			}
@@ -305,7 +329,7 @@ func (c *courier) lose(ctx context.Context, p *parcel, certain bool) {
 		cause = ErrLeaseLost
 	}
 	c.mu.Lock()
-	if _, held := c.held[p]; !held || p.done {
+	if _, held := c.held[p]; !held || p.done || p.within.Load() {
 		c.mu.Unlock()
 		return // how it is settled will tell
 	}

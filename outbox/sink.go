@@ -44,7 +44,20 @@ type Delivery struct {
 	// Unsure says that an earlier attempt may have arrived.
 	Unsure bool
 
-	mark func(context.Context) error
+	mark, settle func(context.Context) error
+}
+
+// Settle settles the message as delivered in the transaction that ctx carries: the
+// last thing before its commit. Then the message is delivered if that commits, and
+// its effects in the transaction are once: a relay that lost the claim cannot commit.
+// It fails with ErrLeaseLost if the claim is lost, and with errors.ErrUnsupported if
+// the store is no Settler. Roll back after any error. Deliver returns nil if the
+// transaction is committed, and an error otherwise, or if nobody knows.
+func (d Delivery) Settle(ctx context.Context) error {
+	if d.settle == nil {
+		return nil // made by a test of a sink
+	}
+	return d.settle(ctx)
 }
 
 // BeforeEffect records that what comes next may have its effect. Sinks call it

@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
+
+	"github.com/semelhq/semel"
 )
 
 // Errors of every store, possibly wrapped.
@@ -71,6 +76,16 @@ type Watcher interface {
 	Watch() (hints <-chan struct{}, stop func())
 }
 
+// Settler is a store that can settle a claim in a transaction of the database that
+// the messages are in.
+type Settler interface {
+	// SettleTx settles a claim as delivered in the transaction that ctx carries, as
+	// the store's package documents: it is if and when that commits. Until then
+	// nobody else claims the message. ErrLeaseLost if the claim is lost: then
+	// nothing was written, and the transaction is to be rolled back.
+	SettleTx(ctx context.Context, ref Ref) error
+}
+
 // Admin is a store whose messages can be looked at and decided on by people.
 type Admin interface {
 	Status(ctx context.Context) ([]TopicStatus, error)
@@ -89,6 +104,47 @@ type Admin interface {
 	// Purge removes messages for good, and unblocks their lanes. A message
 	// under a lease is left alone. f must name an ID or a State.
 	Purge(ctx context.Context, f Filter) ([]Entry, error)
+	// Decide is what a person decides of messages: Redrive for Again, and for
+	// Cancel to have pending messages dead, those under a lease too, whose claim is
+	// lost by it; their lanes go on. Who decided, and why, is on record with the
+	// change, in one commit: Find tells.
+	Decide(ctx context.Context, f Filter, d Decision) ([]Redriven, error)
+}
+
+// Verdict is what a Decision comes to.
+type Verdict string
+
+const (
+	Again  Verdict = "redriven"
+	Cancel Verdict = "cancelled"
+)
+
+// Decision is what somebody decided of a message.
+type Decision struct {
+	Verdict Verdict
+	// By says who decided, and Because why: each in 1 to 500 bytes.
+	By, Because string
+	// At is when, by the store's clock, which sets it.
+	At time.Time
+}
+
+// Validate reports what is wrong with d.
+func (d Decision) Validate() error {
+	var errs []error
+	if d.Verdict != Again && d.Verdict != Cancel {
+		errs = append(errs, fmt.Errorf("outbox: decision: there is no verdict %q", d.Verdict))
+	}
+	for name, text := range map[string]string{"By": d.By, "Because": d.Because} {
+		if text == "" || len(text) > 500 || !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+			errs = append(errs, fmt.Errorf("outbox: decision: field %s must be 1 to 500 bytes of UTF-8 without zero bytes", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Cause is what is on record of d as the reason of what it changed.
+func (d Decision) Cause() string {
+	return fmt.Sprintf("%s by %s: %s", d.Verdict, d.By, d.Because)
 }
 
 // Claim asks for messages.
@@ -245,12 +301,39 @@ func (r Retention) WithDefaults() Retention {
 	return r
 }
 
+// Entry is what is in the trail of d, of the message with this id.
+func (d Decision) Entry(id, topic string) semel.TrailEntry {
+	return semel.TrailEntry{
+		Kind: semel.TrailKind(d.Verdict), Operation: topic, Cause: d.Because,
+		Origin: semel.Origin{RequestID: operator + d.By, EventID: id},
+	}
+}
+
+const operator = "operator:"
+
+// DecisionsIn are the decisions on a message that a store's trail tells of.
+func DecisionsIn(ctx context.Context, t semel.Trail, id string) (all []Decision, err error) {
+	for _, v := range []Verdict{Again, Cancel} {
+		entries, err := t.Trail(ctx, semel.TrailFilter{Kind: semel.TrailKind(v), EventID: id, Limit: 1000})
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			all = append(all, Decision{Verdict: v, By: strings.TrimPrefix(e.RequestID, operator), Because: e.Cause, At: e.At})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Decision) int { return a.At.Compare(b.At) })
+	return all, nil
+}
+
 // Filter selects messages. Empty fields select all.
 type Filter struct {
 	ID    string
 	State State
 	Topic string
-	Key   string
+	// TopicPrefix selects by how the topic begins.
+	TopicPrefix string
+	Key         string
 	// Origin selects what was enqueued under the record or message of this id.
 	Origin string
 	// Cause selects by why a message is where it is: the whole text or, with a
@@ -286,9 +369,12 @@ type Entry struct {
 	Cause  string
 	// Size is the payload's, also where a list leaves the payload out.
 	Size int
+	// Decisions are what people decided of it, in their order, as far as the trail
+	// is kept. Lists leave them out.
+	Decisions []Decision
 }
 
-// Redriven is a message that was redriven.
+// Redriven is a message that was redriven, or cancelled.
 type Redriven struct {
 	ID       string
 	Position uint64

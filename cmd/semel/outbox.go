@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
@@ -134,32 +135,36 @@ document:
 		if err != nil {
 			return outboxFault("the status could not be read", err)
 		}
-		oldest := time.Duration(0)
-		topics := []topicJSON{}
-		for _, s := range all {
-			oldest = max(oldest, s.OldestAge)
-			topics = append(topics, topicJSON{s.Topic, s.OldestAge.Seconds(), s.Pending, s.Blocked, s.Dead, s.Unknown})
-		}
-		if asJSON {
-			return p.printJSON(struct {
-				OldestSeconds float64     `json:"oldest_seconds"`
-				Topics        []topicJSON `json:"topics"`
-			}{oldest.Seconds(), topics})
-		}
-		if len(all) == 0 {
-			_, _ = fmt.Fprintln(p.stderr, "Nothing waits.")
-			return nil
-		}
-		w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(w, "TOPIC\tOLDEST\tPENDING\tBLOCKED\tDEAD\tUNKNOWN")
-		for _, s := range all {
-			_, _ = fmt.Fprintf(w, "%s\t%v\t%s\t%s\t%s\t%s\n", dash(s.Topic), s.OldestAge.Round(time.Millisecond),
-				counted(s.Pending), counted(s.Blocked), counted(s.Dead), counted(s.Unknown))
-		}
-		return w.Flush()
+		return p.printStatus(all, "TOPIC", asJSON)
 	})
 	jsonFlag(cmd, &asJSON)
 	return cmd
+}
+
+func (p *program) printStatus(all []outbox.TopicStatus, column string, asJSON bool) error {
+	oldest := time.Duration(0)
+	topics := []topicJSON{}
+	for _, s := range all {
+		oldest = max(oldest, s.OldestAge)
+		topics = append(topics, topicJSON{s.Topic, s.OldestAge.Seconds(), s.Pending, s.Blocked, s.Dead, s.Unknown})
+	}
+	if asJSON {
+		return p.printJSON(struct {
+			OldestSeconds float64     `json:"oldest_seconds"`
+			Topics        []topicJSON `json:"topics"`
+		}{oldest.Seconds(), topics})
+	}
+	if len(all) == 0 {
+		_, _ = fmt.Fprintln(p.stderr, "Nothing waits.")
+		return nil
+	}
+	w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, column+"\tOLDEST\tPENDING\tBLOCKED\tDEAD\tUNKNOWN")
+	for _, s := range all {
+		_, _ = fmt.Fprintf(w, "%s\t%v\t%s\t%s\t%s\t%s\n", dash(s.Topic), s.OldestAge.Round(time.Millisecond),
+			counted(s.Pending), counted(s.Blocked), counted(s.Dead), counted(s.Unknown))
+	}
+	return w.Flush()
 }
 
 // counted is a count that may have stopped.
@@ -192,11 +197,25 @@ type messageJSON struct {
 	Blocks       bool              `json:"blocks"`
 	Unsure       bool              `json:"unsure"`
 	Cause        string            `json:"cause,omitempty"`
+	Decisions    []decisionJSON    `json:"decisions,omitempty"` // of show
+}
+
+// decisionJSON is a decision of a person as printed. The names are stable.
+type decisionJSON struct {
+	Verdict outbox.Verdict `json:"verdict"`
+	By      string         `json:"by"`
+	Because string         `json:"because"`
+	At      time.Time      `json:"at"`
 }
 
 func newMessageJSON(e outbox.Entry) messageJSON {
+	var decisions []decisionJSON
+	for _, d := range e.Decisions {
+		decisions = append(decisions, decisionJSON{d.Verdict, d.By, d.Because, d.At.UTC()})
+	}
 	return messageJSON{
-		ID: e.ID, Position: e.Position, State: e.State, Detail: detail(e), Topic: e.Topic, Key: e.Key, Type: e.Type, Headers: e.Headers, Origin: e.Origin, Bytes: e.Size,
+		Decisions: decisions,
+		ID:        e.ID, Position: e.Position, State: e.State, Detail: detail(e), Topic: e.Topic, Key: e.Key, Type: e.Type, Headers: e.Headers, Origin: e.Origin, Bytes: e.Size,
 		EnqueuedAt: optionalTime(e.EnqueuedAt), NotBefore: optionalTime(e.NotBefore), DueAt: optionalTime(e.DueAt), SettledAt: optionalTime(e.SettledAt),
 		LeaseSeconds: e.LeaseLeft.Seconds(), Attempts: e.Attempts, Redriven: e.Redriven, Blocks: e.Blocks, Unsure: e.Unsure, Cause: e.Cause,
 	}
@@ -223,6 +242,8 @@ func detail(e outbox.Entry) string {
 type messageFlags struct {
 	state choice
 	f     outbox.Filter
+	jobs  bool // and no other messages
+	queue string
 }
 
 func (m *messageFlags) add(cmd *cobra.Command, states ...outbox.State) {
@@ -230,13 +251,23 @@ func (m *messageFlags) add(cmd *cobra.Command, states ...outbox.State) {
 		m.state.of = append(m.state.of, string(s))
 	}
 	choiceFlag(cmd, &m.state, "state", "only messages in this state")
-	cmd.Flags().StringVar(&m.f.Topic, "topic", "", "only of this topic")
+	if m.jobs {
+		cmd.Flags().StringVar(&m.queue, "queue", "", "only of this queue")
+	} else {
+		cmd.Flags().StringVar(&m.f.Topic, "topic", "", "only of this topic")
+	}
 	cmd.Flags().StringVar(&m.f.Key, "key", "", "only with this key, in whatever topic")
 	cmd.Flags().StringVar(&m.f.Cause, "cause", "", "only with this cause; with a * at its end, whose cause begins so")
 }
 
 func (m *messageFlags) filter() outbox.Filter {
 	m.f.State = outbox.State(m.state.value)
+	if m.jobs {
+		m.f.TopicPrefix = jobs.TopicPrefix
+	}
+	if m.queue != "" {
+		m.f.Topic = jobs.Topic(m.queue)
+	}
 	return m.f
 }
 
@@ -377,6 +408,9 @@ func (p *program) printMessage(e outbox.Entry) error {
 	if e.Unsure {
 		line("unsure", "it may have arrived")
 	}
+	for _, d := range e.Decisions {
+		line("decided", stamp(d.At)+" "+d.Cause())
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
@@ -402,7 +436,7 @@ func (s *someMessages) add(cmd *cobra.Command, verb string, states ...outbox.Sta
 	jsonFlag(cmd, &s.json)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		filtered := false
-		for _, name := range []string{"state", "topic", "key", "cause"} {
+		for _, name := range []string{"state", "topic", "queue", "key", "cause"} {
 			filtered = filtered || cmd.Flags().Changed(name)
 		}
 		switch {
@@ -508,6 +542,9 @@ take it for a repetition, which it is.`,
 					code: exitRefused, err: fmt.Errorf("the message %s is %s", e.ID, e.State),
 					do: "Only dead and unknown messages are redriven, and delivered ones with --delivered; a pending one is delivered in its turn. Nothing was changed.",
 				}
+			}
+			if _, job := jobs.Queue(e.Topic); job && e.State == outbox.StateDelivered {
+				return errDoneJob(e.ID)
 			}
 			f.ID = args[0]
 			if again {

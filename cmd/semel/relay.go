@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/httpsink"
 	"github.com/semelhq/semel/outbox/smtpsink"
@@ -68,6 +69,9 @@ A relay that dies delivers again what it was at. A mail it does not: a server th
 has read a mail's last line has taken it, and when relay or server fall silent then,
 nobody can know whether it was sent. Under --on-unknown hold it is unknown until
 somebody decides; under retry it is sent again, with the same Message-ID.
+
+Jobs, whose topics begin with "job:", are for workers of the service: this program lets
+them be, but holds each up a little. Where there are jobs, name the topics.
 
 Sinks at private addresses are refused unless --allow-private is given. On SIGTERM or
 Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
@@ -206,8 +210,14 @@ func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings
 		Lease: s.lease, Drain: s.drain, Observer: log.outbox(),
 		Retention: outbox.Retention{Delivered: s.keep, MaxDelivered: s.keepCount},
 	}
+	messages := outbox.SinkFunc(func(ctx context.Context, d outbox.Delivery) error {
+		if _, job := jobs.Queue(d.Topic); job {
+			return outbox.Postpone(time.Minute, errors.New("this is a job, which is not for relays"))
+		}
+		return sink.Deliver(ctx, d)
+	})
 	for _, topic := range s.topics {
-		r := outbox.Route{Topic: topic, Sink: sink, Schedule: sink.schedule, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
+		r := outbox.Route{Topic: topic, Sink: messages, Schedule: sink.schedule, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
 		if s.onDead.value == "skip" {
 			r.OnDead = outbox.Skip
 		}

@@ -32,7 +32,7 @@ func (b Outbox) Harness() outboxtest.Harness {
 	o := memory.NewOutbox()
 	p := &postOffice{
 		Outbox: o, enqueue: o.Enqueue, exchange: o.Exchange, mark: o.Mark, renew: o.Renew, status: o.Status,
-		sweep: o.Sweep, list: o.List, redrive: o.Redrive, purge: o.Purge, last: map[uint64]outbox.Claimed{},
+		sweep: o.Sweep, list: o.List, redrive: o.Redrive, decide: o.Decide, purge: o.Purge, last: map[uint64]outbox.Claimed{},
 	}
 	if b.change != nil {
 		b.change(p)
@@ -57,6 +57,7 @@ type postOffice struct {
 	sweep    func(context.Context, outbox.Retention, int) (int, error)
 	list     func(context.Context, outbox.Filter) ([]outbox.Entry, error)
 	redrive  func(context.Context, outbox.Filter) ([]outbox.Redriven, error)
+	decide   func(context.Context, outbox.Filter, outbox.Decision) ([]outbox.Redriven, error)
 	purge    func(context.Context, outbox.Filter) ([]outbox.Entry, error)
 
 	mu   sync.Mutex
@@ -86,6 +87,10 @@ func (p *postOffice) List(ctx context.Context, f outbox.Filter) ([]outbox.Entry,
 
 func (p *postOffice) Redrive(ctx context.Context, f outbox.Filter) ([]outbox.Redriven, error) {
 	return p.redrive(ctx, f)
+}
+
+func (p *postOffice) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
+	return p.decide(ctx, f, d)
 }
 
 func (p *postOffice) Purge(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
@@ -525,6 +530,19 @@ func Outboxes() []Outbox {
 						done[i].OutOfOrder = false
 					}
 					return done, err
+				}
+			},
+		},
+		{
+			Name: "decided-by-nobody", What: "a redrive is not on record with who decided it",
+			Breaks: []string{"a-decision-is-on-record-and-ends-what-it-cancels"},
+			change: func(p *postOffice) {
+				decide := p.decide
+				p.decide = func(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
+					if d.Verdict == outbox.Again {
+						return p.redrive(ctx, f)
+					}
+					return decide(ctx, f, d)
 				}
 			},
 		},

@@ -17,7 +17,10 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/conditional"
+	"github.com/semelhq/semel/inbox"
 	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/jobs"
+	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
@@ -141,6 +144,13 @@ type things struct {
 	*rows
 	protect func(http.Handler) http.Handler
 	url     string
+
+	// For those who enter by other ways: see entries_test.go.
+	guard   *semel.Guard
+	leased  semel.Store
+	outbox  jobs.Store
+	inbox   inbox.Store
+	enqueue func(ctx context.Context, m outbox.Message) error
 }
 
 // thingStores are the databases, and the two ways in which each keeps claims.
@@ -159,17 +169,21 @@ func openThings(t testing.TB, kind, at string) *things {
 	ctx := t.Context()
 	transactional := strings.HasSuffix(kind, "-transactional")
 	s := &things{url: at}
-	var store semel.Store
+	var guarded semel.Store
 	if strings.HasPrefix(kind, "sqlite") {
 		base, err := sqlite.Open(ctx, sqlite.Config{Path: at, BusyTimeout: 5 * time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
-		end := base.Close
-		store = base
+		tx := base.Transactional()
+		end := tx.Close
+		guarded = base
 		if transactional {
-			tx := base.Transactional()
-			store, end = tx, tx.Close
+			guarded = tx
+		}
+		s.leased, s.outbox, s.inbox = base, base.Outbox(), tx.Inbox()
+		s.enqueue = func(ctx context.Context, m outbox.Message) error {
+			return tx.Inbox().Transact(ctx, "enqueuer", []string{m.ID}, func(ctx context.Context, _ []bool) error { return sqlite.Enqueue(ctx, m) })
 		}
 		if !transactional {
 			s.url += ".things" // leased, the effect is somewhere else
@@ -201,9 +215,17 @@ func openThings(t testing.TB, kind, at string) *things {
 		if err != nil {
 			t.Fatal(err)
 		}
-		store = ps
+		lease, err := postgres.New(ctx, pool, postgres.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		guarded = ps
+		s.leased, s.outbox, s.inbox = lease, ps.Outbox(), ps.Inbox()
+		s.enqueue = func(ctx context.Context, m outbox.Message) error {
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return ps.Outbox().EnqueueTx(ctx, tx, m) })
+		}
 		t.Cleanup(func() {
-			if err := errors.Join(ps.Close(context.Background()), s.close()); err != nil {
+			if err := errors.Join(lease.Close(context.Background()), ps.Close(context.Background()), s.close()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -212,10 +234,11 @@ func openThings(t testing.TB, kind, at string) *things {
 		t.Fatal(err)
 	}
 	// A file's lock may be a long time coming on a busy machine.
-	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{Lease: 5 * time.Minute, StoreTimeout: 5 * time.Minute}})
+	guard, err := semel.New(semel.Config{Store: guarded, Policy: semel.Policy{Lease: 5 * time.Minute, StoreTimeout: 5 * time.Minute}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.guard = guard
 	s.protect, err = semelhttp.New(semelhttp.Config{
 		Guard:       guard,
 		Scope:       func(*http.Request) (semel.Scope, error) { return semel.Scope{Actor: "alice"}, nil },

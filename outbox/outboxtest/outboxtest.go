@@ -240,6 +240,7 @@ var rules = []rule{
 	{"redriving-a-skipped-message-says-that-order-is-given-up", redriveOutOfOrder},
 	{"of-concurrent-redrives-one-takes-place", redriveOnce},
 	{"a-delivered-message-is-redriven-by-its-id-only", redriveDelivered},
+	{"a-decision-is-on-record-and-ends-what-it-cancels", decides},
 	{"a-delay-delays-and-a-release-does-not", delays},
 	{"a-release-with-a-delay-delays-and-is-no-attempt", releasedLater},
 	{"a-marked-claim-leaves-the-message-unsure", marks},
@@ -790,6 +791,59 @@ func redriveDelivered(b *bench) {
 		b.Errorf("a delivered message counts as dead: %+v", done)
 	}
 	b.wantClaim()
+}
+
+func decides(b *bench) {
+	b.enqueue(lane("t", "x", 3)...)
+	ada := outbox.Decision{Verdict: outbox.Cancel, By: "ada", Because: "wrong customer"}
+	decide := func(f outbox.Filter, d outbox.Decision, ids ...string) {
+		b.Helper()
+		done, err := b.Store.Decide(b.Context(), f, d)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var got []string
+		for _, m := range done {
+			got = append(got, m.ID)
+		}
+		if !slices.Equal(got, ids) {
+			b.Fatalf("by %+v were changed: %q; want %q", f, got, ids)
+		}
+	}
+	m := b.one("t.x.0")
+	decide(outbox.Filter{TopicPrefix: "t", Key: "x", Limit: 2}, ada, "t.x.0", "t.x.1")
+	if !b.lost(m, outbox.Settlement{Outcome: outbox.OutcomeDelivered}) {
+		b.Error("a claim on what was cancelled still settles")
+	}
+	b.deliver(b.one("t.x.2")) // the lane goes on
+	for _, id := range []string{"t.x.0", "t.x.1"} {
+		e := b.find(id)
+		if e.State != outbox.StateDead || e.Blocks || e.SettledAt.IsZero() || e.LeaseLeft != 0 || e.Cause != ada.Cause() {
+			b.Errorf("cancelled it is %+v", e)
+		}
+	}
+	decide(outbox.Filter{Topic: "t"}, ada)
+	bob := outbox.Decision{Verdict: outbox.Again, By: "bob", Because: "it was the right one"}
+	decide(outbox.Filter{ID: "t.x.1"}, bob, "t.x.1")
+	b.deliver(b.one("t.x.1"))
+	var got []outbox.Decision
+	for _, d := range b.find("t.x.1").Decisions {
+		if d.At.IsZero() {
+			b.Error("a decision has no time")
+		}
+		d.At = time.Time{}
+		got = append(got, d)
+	}
+	if !slices.Equal(got, []outbox.Decision{ada, bob}) {
+		b.Errorf("on record are %+v", got)
+	}
+	b.enqueue(outbox.Message{ID: "other", Topic: "u"})
+	if d := b.find("other").Decisions; len(d) > 0 {
+		b.Errorf("of another are on record %+v", d)
+	}
+	if _, err := b.Store.Decide(b.Context(), outbox.Filter{}, outbox.Decision{Verdict: outbox.Cancel, By: "ada"}); err == nil {
+		b.Error("a decision without a reason was taken")
+	}
 }
 
 func releasedLater(b *bench) {

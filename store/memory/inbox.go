@@ -30,8 +30,9 @@ func NewInbox() *Inbox {
 }
 
 type inboxTx struct {
-	mu   sync.Mutex
-	done []func()
+	mu     sync.Mutex
+	done   []func()
+	undone []func()
 }
 
 type inboxTxKey struct{}
@@ -80,6 +81,16 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 		return nil
 	}
 	tx := &inboxTx{}
+	committed := false
+	defer func() {
+		tx.mu.Lock()
+		defer tx.mu.Unlock()
+		for _, fn := range tx.undone {
+			if !committed { // also where work panics
+				fn()
+			}
+		}
+	}()
 	if err := work(context.WithValue(ctx, inboxTxKey{}, tx), first); err != nil {
 		return err
 	}
@@ -93,6 +104,7 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 	for _, fn := range tx.done {
 		fn()
 	}
+	committed = true
 	return nil
 }
 

@@ -3,6 +3,7 @@ package memory
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -36,6 +37,7 @@ type letter struct {
 	outbox.Entry // its LeaseLeft and Waiting are not kept up
 	fence        uint64
 	leased       bool
+	settling     bool      // by a transaction that has not ended
 	inLane       bool      // it keeps its place in its lane
 	due          time.Time // of a delay or a lease; zero is at once
 }
@@ -44,6 +46,7 @@ var (
 	_ outbox.Store   = (*Outbox)(nil)
 	_ outbox.Watcher = (*Outbox)(nil)
 	_ outbox.Admin   = (*Outbox)(nil)
+	_ outbox.Settler = (*Outbox)(nil)
 )
 
 // NewOutbox returns an empty outbox.
@@ -164,7 +167,7 @@ func (o *Outbox) claim(c outbox.Claim) (claimed []outbox.Claimed) {
 	now := time.Now()
 	var due []*letter
 	o.first(func(l *letter) {
-		if (c.Topic == "" || l.Topic == c.Topic) && !l.due.After(now) {
+		if (c.Topic == "" || l.Topic == c.Topic) && !l.due.After(now) && !l.settling {
 			due = append(due, l)
 		}
 	})
@@ -265,6 +268,36 @@ func (o *Outbox) Renew(ctx context.Context, lease time.Duration, refs []outbox.R
 		}
 	}
 	return lost, nil
+}
+
+// SettleTx implements outbox.Settler, in the transaction of an Inbox.
+func (o *Outbox) SettleTx(ctx context.Context, ref outbox.Ref) error {
+	tx, ok := ctx.Value(inboxTxKey{}).(*inboxTx)
+	if !ok {
+		return errors.New("memory: the context carries no transaction of an inbox")
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	l := o.at(ref)
+	if l == nil || l.State != outbox.StatePending || !l.leased {
+		return outbox.ErrLeaseLost
+	}
+	l.settling = true
+	end := func(commit bool) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if l.settling = false; commit {
+			o.settle([]outbox.Settlement{{Ref: ref, Outcome: outbox.OutcomeDelivered}})
+		}
+	}
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	tx.done = append(tx.done, func() { end(true) })
+	tx.undone = append(tx.undone, func() { end(false) })
+	return nil
 }
 
 func (o *Outbox) settle(settlements []outbox.Settlement) (lost []outbox.Ref) {
@@ -437,7 +470,7 @@ func (o *Outbox) selected(f outbox.Filter, also func(*letter) bool) (page []*let
 	for _, l := range o.rows {
 		if l.Position > f.After && len(page) < limit &&
 			(f.ID == "" || f.ID == l.ID) && (f.State == "" || f.State == l.State) &&
-			(f.Topic == "" || f.Topic == l.Topic) && (f.Key == "" || f.Key == l.Key) && (f.Origin == "" || f.Origin == l.Origin) &&
+			(f.Topic == "" || f.Topic == l.Topic) && strings.HasPrefix(l.Topic, f.TopicPrefix) && (f.Key == "" || f.Key == l.Key) && (f.Origin == "" || f.Origin == l.Origin) &&
 			(f.Cause == "" || l.Cause == cause || prefix && strings.HasPrefix(l.Cause, cause)) &&
 			(also == nil || also(l)) {
 			page = append(page, l)
@@ -456,7 +489,7 @@ func (o *Outbox) List(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	var page []outbox.Entry
 	for _, l := range o.selected(f, nil) {
 		e := o.entry(l)
-		e.Payload = nil
+		e.Payload, e.Decisions = nil, nil
 		page = append(page, e)
 	}
 	return page, nil
@@ -469,14 +502,40 @@ func (o *Outbox) Redrive(ctx context.Context, f outbox.Filter) ([]outbox.Redrive
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var done []outbox.Redriven
+	return o.redrive(f, nil), nil
+}
+
+func (o *Outbox) redrive(f outbox.Filter, decisions []outbox.Decision) (done []outbox.Redriven) {
 	again := f.ID != "" && f.State == outbox.StateDelivered
 	for _, l := range o.selected(f, func(l *letter) bool {
 		return l.State == outbox.StateDead || l.State == outbox.StateUnknown || again && l.State == outbox.StateDelivered
 	}) {
 		l.State, l.due, l.Attempts, l.Lapses, l.Unsure, l.SettledAt = outbox.StatePending, time.Time{}, 0, 0, false, time.Time{}
 		l.Redriven++
+		l.Decisions = append(l.Decisions, decisions...)
 		done = append(done, outbox.Redriven{ID: l.ID, Position: l.Position, OutOfOrder: l.Key != "" && !l.inLane})
+	}
+	o.hint()
+	return done
+}
+
+// Decide implements outbox.Admin.
+func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
+	if err := errors.Join(d.Validate(), ctx.Err()); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	d.At = time.Now()
+	if d.Verdict == outbox.Again {
+		return o.redrive(f, []outbox.Decision{d}), nil
+	}
+	var done []outbox.Redriven
+	for _, l := range o.selected(f, func(l *letter) bool { return l.State == outbox.StatePending && !l.settling }) {
+		l.leased, l.Lapses, l.fence, l.Cause = false, 0, 0, d.Cause()
+		l.end(outbox.StateDead, d.At, false)
+		l.Decisions = append(l.Decisions, d)
+		done = append(done, outbox.Redriven{ID: l.ID, Position: l.Position})
 	}
 	o.hint()
 	return done, nil
@@ -494,7 +553,7 @@ func (o *Outbox) Purge(ctx context.Context, f outbox.Filter) ([]outbox.Entry, er
 	defer o.mu.Unlock()
 	var gone []outbox.Entry
 	now := time.Now()
-	for _, l := range o.selected(f, func(l *letter) bool { return !l.leased || !l.due.After(now) }) {
+	for _, l := range o.selected(f, func(l *letter) bool { return !l.settling && (!l.leased || !l.due.After(now)) }) {
 		e := o.entry(l)
 		e.Payload = nil
 		gone = append(gone, e)

@@ -201,6 +201,7 @@ var (
 	_ outbox.Store   = (*Outbox)(nil)
 	_ outbox.Watcher = (*Outbox)(nil)
 	_ outbox.Admin   = (*Outbox)(nil)
+	_ outbox.Settler = (*Outbox)(nil)
 )
 
 // Outbox returns the outbox in the store's tables.
@@ -604,6 +605,34 @@ const (
 		WHERE NOT EXISTS (SELECT FROM {s}.outbox_settled AS d WHERE d.position = s.position AND d.fence = s.fence)
 			AND NOT EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.position = s.position AND q.fence = s.fence AND NOT q.leased)`
 )
+
+// sqlSettleInside settles a claim in somebody's transaction, with the plans that are
+// usual there. It waits for a renewal, which moves the row, and sees it after that.
+const sqlSettleInside = `
+	WITH gone AS (
+		DELETE FROM {s}.outbox_queue WHERE position = $1 AND fence = $2 AND leased RETURNING position, fence, attempts, redriven)
+	INSERT INTO {s}.outbox_settled (position, fence, settled_at, attempts, redriven, state, unsure)
+	SELECT position, fence, clock_timestamp(), attempts, redriven, 2, false FROM gone`
+
+// SettleTx implements outbox.Settler, in the transaction of the claim or of the
+// message that a handler works under: see Tx. It locks the message until that ends.
+//
+// At repeatable read and above it fails, with SQLSTATE 40001, where the lease was
+// renewed after the transaction began; and where the message has a key.
+func (o *Outbox) SettleTx(ctx context.Context, ref outbox.Ref) error {
+	tx, ok := Tx(ctx)
+	if !ok {
+		return ErrNoTransaction
+	}
+	tag, err := tx.Exec(ctx, o.store.sql.settleInside, int64(ref.Position), int64(ref.Fence))
+	if err != nil {
+		return fmt.Errorf("postgres: settle: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return outbox.ErrLeaseLost
+	}
+	return nil
+}
 
 // Mark implements outbox.Store.
 func (o *Outbox) Mark(ctx context.Context, ref outbox.Ref) error {

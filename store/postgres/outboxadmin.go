@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -210,7 +211,9 @@ func (o *Outbox) Find(ctx context.Context, id string) (e outbox.Entry, err error
 	if len(found) == 0 {
 		return e, outbox.ErrNotFound
 	}
-	return found[0], nil
+	e = found[0]
+	e.Decisions, err = outbox.DecisionsIn(ctx, o.store, id)
+	return e, err
 }
 
 // selection is the end of a query for the messages that f selects, and that meet one
@@ -229,6 +232,9 @@ func selection(f outbox.Filter, also string) (query string, args []any) {
 	}
 	if f.State != "" {
 		add("state = $%d", states[f.State])
+	}
+	if f.TopicPrefix != "" {
+		add("starts_with(topic, $%d)", f.TopicPrefix)
 	}
 	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
 		add("starts_with(cause, $%d)", prefix)
@@ -250,11 +256,12 @@ func (o *Outbox) List(ctx context.Context, f outbox.Filter) (page []outbox.Entry
 	return page, err
 }
 
-// sqlRedrive puts messages back. One that kept its place in its lane is first in it;
-// the others are in no lane any more. Who waited for another's lock finds that the
-// messages have left.
-const sqlRedrive = `
-	WITH wanted AS MATERIALIZED (SELECT position, id, key IS NOT NULL AND NOT in_lane AS out_of_order FROM {s}.outbox_message%s),
+const (
+	// sqlRedrive puts messages back. One that kept its place in its lane is first in it;
+	// the others are in no lane any more. Who waited for another's lock finds that the
+	// messages have left.
+	sqlRedrive = `
+	WITH wanted AS MATERIALIZED (SELECT position, id, topic, key IS NOT NULL AND NOT in_lane AS out_of_order FROM {s}.outbox_message%s),
 	back AS (
 		UPDATE {s}.outbox_queue AS q SET state = 1, due = '-infinity', turn = nextval('{q}.outbox_position'),
 			attempts = 0, lapses = 0, unsure = false, redriven = q.redriven + 1, settled_at = NULL
@@ -267,22 +274,69 @@ const sqlRedrive = `
 		SELECT o.position, nextval('{q}.outbox_position'), '-infinity', coalesce(o.not_before, o.created_at), o.not_before, octet_length(o.payload),
 			gone.redriven + 1, true, o.topic, gone.cause
 		FROM gone JOIN {s}.outbox AS o ON o.position = gone.position
-		RETURNING position)
-	SELECT wanted.* FROM wanted JOIN (TABLE back UNION ALL TABLE again) AS done ON done.position = wanted.position ORDER BY wanted.position`
+		RETURNING position),
+	done AS (SELECT wanted.* FROM wanted JOIN (TABLE back UNION ALL TABLE again) AS b ON b.position = wanted.position)`
+	// sqlCancel gives up what is pending. Who has a claim on it finds another fence; who
+	// is settling it, in a transaction that has not ended, is waited for.
+	sqlCancel = `
+	WITH wanted AS MATERIALIZED (SELECT position, id, topic, false AS out_of_order FROM {s}.outbox_message%s),
+	gone AS (
+		DELETE FROM {s}.outbox_queue AS q USING wanted WHERE q.position = wanted.position AND q.state = 1
+		RETURNING wanted.*, q.attempts, q.redriven, q.unsure),
+	settled AS (
+		INSERT INTO {s}.outbox_settled (position, fence, settled_at, attempts, redriven, state, unsure, cause)
+		SELECT position, %d, clock_timestamp(), attempts, redriven, 3, unsure, %s FROM gone),
+	done AS (SELECT position, id, topic, out_of_order FROM gone)`
+	sqlDecided = `,
+	noted AS (
+		INSERT INTO {s}.trail (at, kind, fence, tenant, actor, operation, key, request_id, event_id, cause)
+		SELECT clock_timestamp(), %s, 0, '', '', topic, '', %s, id, %s FROM done)`
+	sqlDone = ` SELECT position, id, out_of_order FROM done ORDER BY position`
+)
 
 // Redrive implements outbox.Admin.
-func (o *Outbox) Redrive(ctx context.Context, f outbox.Filter) (done []outbox.Redriven, err error) {
-	ended := "state IN (3, 4)"
+func (o *Outbox) Redrive(ctx context.Context, f outbox.Filter) ([]outbox.Redriven, error) {
+	query, args := selection(f, redrivable(f))
+	return o.change(ctx, fmt.Sprintf(sqlRedrive, query)+sqlDone, args)
+}
+
+func redrivable(f outbox.Filter) string {
 	if f.ID != "" && f.State == outbox.StateDelivered {
-		ended = "state = 2"
+		return "state = 2"
 	}
-	query, args := selection(f, ended)
+	return "state IN (3, 4)"
+}
+
+// Decide implements outbox.Admin.
+func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
+	if err := d.Validate(); err != nil {
+		return nil, err
+	}
+	var sql string
+	query, args := selection(f, redrivable(f))
+	if d.Verdict == outbox.Cancel {
+		query, args = selection(f, "state = 1")
+	}
+	arg := func(text string) string {
+		args = append(args, text)
+		return fmt.Sprintf("$%d::text", len(args))
+	}
+	if d.Verdict == outbox.Cancel {
+		sql = fmt.Sprintf(sqlCancel, query, 1+rand.Int64N(1<<62), arg(d.Cause()))
+	} else {
+		sql = fmt.Sprintf(sqlRedrive, query)
+	}
+	e := d.Entry("", "")
+	return o.change(ctx, sql+fmt.Sprintf(sqlDecided, arg(string(e.Kind)), arg(e.RequestID), arg(e.Cause))+sqlDone, args)
+}
+
+func (o *Outbox) change(ctx context.Context, sql string, args []any) (done []outbox.Redriven, err error) {
 	err = o.store.atOnce(ctx, into(&done, func(row pgx.CollectableRow) (r outbox.Redriven, err error) {
 		var position int64
 		err = row.Scan(&position, &r.ID, &r.OutOfOrder)
 		r.Position = uint64(position)
 		return r, err
-	}, in(o.store.config.Schema, fmt.Sprintf(sqlRedrive, query)), args...))
+	}, in(o.store.config.Schema, sql), args...))
 	if err == nil && len(done) > 0 {
 		o.Wake()
 	}

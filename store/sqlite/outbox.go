@@ -169,6 +169,7 @@ var (
 	_ outbox.Store   = (*Outbox)(nil)
 	_ outbox.Watcher = (*Outbox)(nil)
 	_ outbox.Admin   = (*Outbox)(nil)
+	_ outbox.Settler = (*Outbox)(nil)
 )
 
 // Outbox returns the outbox in the store's file.
@@ -570,6 +571,23 @@ const (
 		WHERE position = ? AND fence = ? AND leased = 1`
 	selectSettled = `SELECT 1 FROM outbox WHERE position = ? AND fence = ? AND leased = 0`
 )
+
+// SettleTx implements outbox.Settler, in the transaction of the claim or of the
+// message that a handler works under: see Tx.
+func (o *Outbox) SettleTx(ctx context.Context, ref outbox.Ref) error {
+	h, ok := ctx.Value(handlerKey{}).(*handler)
+	if !ok {
+		return ErrNoTransaction
+	}
+	r, err := h.work.ExecContext(ctx, settleEnd, string(outbox.StateDelivered), 0, 0, time.Now().UnixMicro(), nil, int64(ref.Position), int64(ref.Fence))
+	if err != nil {
+		return fmt.Errorf("sqlite: settle: %w", err)
+	}
+	if n, err := r.RowsAffected(); err != nil || n == 0 {
+		return errors.Join(err, outbox.ErrLeaseLost)
+	}
+	return nil
+}
 
 // settleMessages settles what was delivered together, as far as one claim goes.
 func (t *tx) settleMessages(settlements []outbox.Settlement) (lost []outbox.Ref, err error) {

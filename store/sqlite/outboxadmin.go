@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,6 +173,9 @@ func (o *Outbox) Find(ctx context.Context, id string) (e outbox.Entry, err error
 	if err == nil && !found {
 		err = outbox.ErrNotFound
 	}
+	if err == nil {
+		e.Decisions, err = outbox.DecisionsIn(ctx, o.store, id)
+	}
 	return e, err
 }
 
@@ -208,6 +212,9 @@ func selection(f outbox.Filter, columns, also string) (query string, args []driv
 	if f.Origin != "" {
 		add(ofOrigin, f.Origin)
 	}
+	if f.TopicPrefix != "" {
+		add("substr(topic, 1, length(?)) = ?", f.TopicPrefix, f.TopicPrefix)
+	}
 	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
 		add("substr(cause, 1, length(?)) = ?", prefix, prefix)
 	} else if f.Cause != "" {
@@ -240,18 +247,55 @@ const redriveOne = `
 
 // Redrive implements outbox.Admin.
 func (o *Outbox) Redrive(ctx context.Context, f outbox.Filter) ([]outbox.Redriven, error) {
+	return o.redrive(ctx, f, outbox.Decision{})
+}
+
+// Decide implements outbox.Admin.
+func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
+	if err := d.Validate(); err != nil {
+		return nil, err
+	}
+	if d.Verdict == outbox.Again {
+		return o.redrive(ctx, f, d)
+	}
+	return o.change(ctx, f, d, "false", "state = 'pending'", cancelOne, func(t *tx, position int64) []driver.Value {
+		return []driver.Value{1 + rand.Int64N(1<<62), t.now, cut(d.Cause()), position}
+	})
+}
+
+// cancelOne ends whatever claim there is.
+const cancelOne = `
+	UPDATE outbox SET state = 'dead', due = NULL, leased = 0, lapses = 0, in_lane = 0, fence = ?, settled_at = ?, cause = ?
+	WHERE position = ?`
+
+func (o *Outbox) redrive(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
 	states := "state IN ('dead', 'unknown')"
 	if f.ID != "" && f.State == outbox.StateDelivered {
 		states = "true"
 	}
-	query, args := selection(f, "position, id, key IS NOT NULL AND in_lane = 0", states)
-	done, err := write(ctx, o.store, 64*max(f.Limit, 100), func(t *tx) (done []outbox.Redriven, err error) {
+	return o.change(ctx, f, d, "key IS NOT NULL AND in_lane = 0", states, redriveOne, func(_ *tx, position int64) []driver.Value {
+		return []driver.Value{position}
+	})
+}
+
+// change changes the messages that f selects and that meet one more condition, and
+// puts a decision on record.
+func (o *Outbox) change(ctx context.Context, f outbox.Filter, d outbox.Decision, outOfOrder, also, statement string, args func(*tx, int64) []driver.Value) ([]outbox.Redriven, error) {
+	query, selected := selection(f, "position, id, topic, "+outOfOrder, also)
+	done, err := write(ctx, o.store, 512*max(f.Limit, 100), func(t *tx) (done []outbox.Redriven, err error) {
+		var topics []string
 		err = t.look(query, func(r *row) {
-			done = append(done, outbox.Redriven{Position: uint64(r.int()), ID: r.text(), OutOfOrder: r.int() != 0})
-		}, args)
-		for _, m := range done {
+			m := outbox.Redriven{Position: uint64(r.int()), ID: r.text()}
+			topics = append(topics, r.text())
+			m.OutOfOrder = r.int() != 0
+			done = append(done, m)
+		}, selected)
+		for i, m := range done {
 			if err == nil {
-				_, err = t.exec(redriveOne, int64(m.Position))
+				_, err = t.exec(statement, args(t, int64(m.Position))...)
+			}
+			if err == nil && d.By != "" {
+				err = t.append(time.UnixMicro(t.now), d.Entry(m.ID, topics[i]))
 			}
 		}
 		return done, err

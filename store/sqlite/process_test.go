@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	play, ok := map[string]func(path string, in *bufio.Scanner) error{
 		"open": playOpen, "race": playRace, "work": playWork, "sweep": playSweep, "relay": playRelay, "pay": playPay,
-		"mailer": playMailer, "smtpd": playMailServer, "consume": playConsume, "meddle": playMeddle,
+		"mailer": playMailer, "smtpd": playMailServer, "consume": playConsume, "meddle": playMeddle, "jobs": playJobs,
 	}[role]
 	if !ok {
 		fmt.Fprintf(os.Stderr, "no such role: %q\n", role)

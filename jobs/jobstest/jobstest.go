@@ -1,0 +1,780 @@
+// Package jobstest is what a store's outbox and inbox have to do together for jobs, in
+// executable form.
+//
+//	func TestJobs(t *testing.T) {
+//		jobstest.Run(t, jobstest.Config{New: newHarness})
+//	}
+package jobstest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/jobs"
+	"github.com/semelhq/semel/outbox"
+)
+
+// Store is what the suite needs of an outbox.
+type Store interface {
+	jobs.Store
+	outbox.Admin
+}
+
+// Harness is a database set up for one rule.
+type Harness struct {
+	// Store and Inbox are fresh, empty, and in one database.
+	Store Store
+	Inbox inbox.Store
+	// Enqueue adds messages in a transaction of their own, and EnqueueInside in the
+	// one that ctx carries.
+	Enqueue, EnqueueInside func(ctx context.Context, messages ...outbox.Message) error
+	// Effect counts an effect of that name in the transaction that ctx carries.
+	Effect func(ctx context.Context, name string) error
+	// Effects returns how often each effect has been committed.
+	Effects func() map[string]int
+	// Exclusive says that a transaction keeps all others from writing, renewals of
+	// leases too, until it ends.
+	Exclusive bool
+}
+
+// Config says how to test a store.
+type Config struct {
+	// New returns a harness; it registers its clean-up with t.
+	New func(t testing.TB) Harness
+	// Virtual runs each rule in a bubble of package testing/synctest: for stores
+	// whose clock is time.Now and that do no I/O.
+	Virtual bool
+}
+
+// Run tests a store against every rule, each as a subtest.
+func Run(t *testing.T, c Config) {
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			check := func(t *testing.T) { r.check(&bench{TB: t, Harness: c.New(t)}) }
+			if c.Virtual {
+				synctest.Test(t, check)
+			} else {
+				check(t)
+			}
+		})
+	}
+}
+
+var rules = []struct {
+	name  string
+	check func(*bench)
+}{
+	{"a-settlement-inside-is-its-transactions", settledInside},
+	{"a-stale-claim-settles-nothing-inside", staleInside},
+	{"nobody-claims-what-is-being-settled", settlingIsHeld},
+	{"of-a-rescue-and-a-completion-one-takes-place", rescueOrComplete},
+	{"a-job-is-done-with-its-effect", doneWithEffect},
+	{"a-failure-or-panic-leaves-nothing-and-is-tried-again", failures},
+	{"a-job-longer-than-its-lease-runs-once", longerThanLease},
+	{"a-paused-worker-cannot-commit-before-the-next-or-after", pausedWorker},
+	{"who-lost-a-job-is-told-and-commits-nothing", cancelledByPerson},
+	{"revoked-authority-is-refused-and-a-silent-judge-is-asked-again", authority},
+	{"a-job-is-given-up-with-the-reason", givenUp},
+	{"a-job-runs-again-by-decision-and-a-done-one-does-nothing", runAgain},
+	{"an-id-is-done-once", idDoneOnce},
+	{"a-queue-has-so-many-workers-and-holds-up-no-other", bounded},
+	{"a-worker-that-is-stopped-finishes-or-gives-back", drained},
+}
+
+type bench struct {
+	testing.TB
+	Harness
+}
+
+const (
+	lease    = 300 * time.Millisecond // of what is to lapse
+	patience = time.Minute
+)
+
+func (b *bench) enqueue(all ...jobs.Job) {
+	b.Helper()
+	for _, j := range all {
+		if j.Kind == "" {
+			j.Kind = "work"
+		}
+		if j.Queue == "" {
+			j.Queue = "q"
+		}
+		m, err := j.Message()
+		if err == nil {
+			err = b.Enqueue(b.Context(), m)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func (b *bench) find(id string) outbox.Entry {
+	b.Helper()
+	e, err := b.Store.Find(b.Context(), id)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return e
+}
+
+func (b *bench) wantEffects(name string, n int) {
+	b.Helper()
+	if got := b.Effects()[name]; got != n {
+		b.Errorf("effect %s was committed %d times; want %d", name, got, n)
+	}
+}
+
+func hear[T any](b *bench, what string, c <-chan T) (v T) {
+	b.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(patience):
+		b.Fatalf("waited in vain for %s", what)
+	}
+	return v
+}
+
+// worker is a worker and what it tells.
+type worker struct {
+	b         *bench
+	config    jobs.Config
+	delivered chan string
+	retried   chan error
+	dead      chan error
+	lost      chan error
+	renewed   chan struct{}
+	stop      func()
+}
+
+// watched tells of renewals, and can be kept from them.
+type watched struct {
+	Store
+	w   *worker
+	cut atomic.Bool
+}
+
+func (s *watched) Renew(ctx context.Context, lease time.Duration, refs []outbox.Ref) ([]outbox.Ref, error) {
+	if s.cut.Load() {
+		return nil, errors.New("cut off")
+	}
+	lost, err := s.Store.Renew(ctx, lease, refs)
+	if err == nil && len(refs) > 0 {
+		select {
+		case s.w.renewed <- struct{}{}:
+		default:
+		}
+	}
+	return lost, err
+}
+
+// worker makes a worker of two queues, q and other, that runs when start is called.
+func (b *bench) worker(handle func(ctx context.Context, j jobs.Job) error) *worker {
+	w := &worker{
+		b: b, delivered: make(chan string, 1000), retried: make(chan error, 1000), dead: make(chan error, 1000),
+		lost: make(chan error, 1000), renewed: make(chan struct{}, 1000),
+	}
+	queue := jobs.QueueConfig{Name: "q", Backoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
+	other := queue
+	other.Name = "other"
+	w.config = jobs.Config{
+		Store: &watched{Store: b.Store, w: w}, Inbox: b.Inbox, Authorize: jobs.Trusted, Queues: []jobs.QueueConfig{queue, other},
+		Handlers: map[string]jobs.Handler{"work": {Handle: handle}},
+		Relay: outbox.Config{
+			Lease: 3 * time.Second, PollMin: time.Millisecond, PollMax: 20 * time.Millisecond,
+			Observer: &outbox.Observer{
+				Delivered: func(_ context.Context, a outbox.Attempted) { w.delivered <- a.ID },
+				Retried:   func(_ context.Context, a outbox.Attempted) { w.retried <- a.Err },
+				Dead:      func(_ context.Context, a outbox.Attempted) { w.dead <- a.Err },
+				LeaseLost: func(_ context.Context, a outbox.Attempted) { w.lost <- a.Err },
+			},
+		},
+	}
+	return w
+}
+
+func (w *worker) start() *worker {
+	w.b.Helper()
+	worker, err := jobs.New(w.config)
+	if err != nil {
+		w.b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.b.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- worker.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.b.Error(err)
+		}
+	})
+	w.b.Cleanup(w.stop)
+	return w
+}
+
+func (b *bench) claim(lease time.Duration) outbox.Claimed {
+	b.Helper()
+	for late := time.Now().Add(patience); time.Now().Before(late); {
+		claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 1, Lease: lease, Suspect: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if len(claimed) == 1 {
+			return claimed[0]
+		}
+		time.Sleep(10 * time.Millisecond) // until a lease is over
+	}
+	b.Fatal("nothing is due")
+	return outbox.Claimed{}
+}
+
+var errFailed = errors.New("failed on purpose")
+
+// settle settles a claim in a transaction with an effect, which fails if fail is set.
+func (b *bench) settle(m outbox.Claimed, id string, fail error) error {
+	return b.Inbox.Transact(b.Context(), "c", []string{id}, func(ctx context.Context, _ []bool) error {
+		if err := b.Effect(ctx, m.ID); err != nil {
+			return err
+		}
+		if err := b.Store.SettleTx(ctx, m.Ref); err != nil {
+			return err
+		}
+		return fail
+	})
+}
+
+func settledInside(b *bench) {
+	b.enqueue(jobs.Job{ID: "a", Key: "k"}, jobs.Job{ID: "next", Key: "k"})
+	m := b.claim(time.Minute)
+	if err := b.settle(m, "a1", errFailed); !errors.Is(err, errFailed) {
+		b.Error(err)
+	}
+	if e := b.find("a"); e.State != outbox.StatePending || e.LeaseLeft == 0 {
+		b.Errorf("after a rollback it is %+v", e)
+	}
+	b.wantEffects("a", 0)
+	if err := b.settle(m, "a2", nil); err != nil {
+		b.Error(err)
+	}
+	if e := b.find("a"); e.State != outbox.StateDelivered || e.SettledAt.IsZero() || e.Attempts != 1 {
+		b.Errorf("after a commit it is %+v", e)
+	}
+	b.wantEffects("a", 1)
+	if err := b.settle(m, "a3", nil); !errors.Is(err, outbox.ErrLeaseLost) {
+		b.Errorf("settled twice: %v", err)
+	}
+	if err := b.Store.SettleTx(b.Context(), m.Ref); err == nil {
+		b.Error("settled without a transaction")
+	}
+	b.wantEffects("a", 1)
+	if next := b.claim(time.Minute); next.ID != "next" {
+		b.Errorf("the lane goes on with %s", next.ID)
+	}
+}
+
+func staleInside(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"})
+	stale := b.claim(lease)
+	taken := b.claim(time.Minute)
+	// The one that took over has not committed yet.
+	if err := b.settle(stale, "1", nil); !errors.Is(err, outbox.ErrLeaseLost) {
+		b.Errorf("a stale claim: %v", err)
+	}
+	b.wantEffects("a", 0)
+	if err := b.settle(taken, "2", nil); err != nil {
+		b.Error(err)
+	}
+	if err := b.settle(stale, "3", nil); !errors.Is(err, outbox.ErrLeaseLost) {
+		b.Errorf("a stale claim after the end: %v", err)
+	}
+	b.wantEffects("a", 1)
+}
+
+func settlingIsHeld(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"})
+	m := b.claim(lease)
+	err := b.Inbox.Transact(b.Context(), "c", []string{"1"}, func(ctx context.Context, _ []bool) error {
+		if err := b.Store.SettleTx(ctx, m.Ref); err != nil {
+			return err
+		}
+		for over := time.Now().Add(2 * lease); time.Now().Before(over); time.Sleep(lease / 4) {
+			short, cancel := context.WithTimeout(b.Context(), lease/2)
+			claimed, _, _ := b.Store.Exchange(short, nil, outbox.Claim{Max: 1, Lease: time.Minute, Suspect: true})
+			cancel()
+			if len(claimed) > 0 {
+				b.Error("it was claimed while it was being settled")
+			}
+		}
+		return b.Effect(ctx, "a")
+	})
+	if err != nil {
+		b.Error(err)
+	}
+	b.wantEffects("a", 1)
+	if e := b.find("a"); e.State != outbox.StateDelivered {
+		b.Errorf("it is %+v", e)
+	}
+}
+
+// rescueOrComplete has many complete what many rescue. Each attempt has an id of its
+// own, so that nothing but the claim decides.
+func rescueOrComplete(b *bench) {
+	const n, rescuers = 30, 6
+	for i := range n {
+		b.enqueue(jobs.Job{ID: fmt.Sprint("m", i)})
+	}
+	var done, attempts, stale atomic.Int64
+	var wg sync.WaitGroup
+	for range rescuers {
+		wg.Go(func() {
+			for done.Load() < n && b.Context().Err() == nil {
+				claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 4, Lease: 20 * time.Millisecond, Suspect: true})
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				if len(claimed) == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				var under sync.WaitGroup
+				for _, m := range claimed {
+					pause := time.Duration(rand.IntN(40)) * time.Millisecond
+					under.Go(func() {
+						time.Sleep(pause) // about until the lease is over
+						switch err := b.settle(m, fmt.Sprint("attempt", attempts.Add(1)), nil); {
+						case err == nil:
+							done.Add(1)
+						case errors.Is(err, outbox.ErrLeaseLost):
+							stale.Add(1)
+						default:
+							b.Log(err) // busy
+						}
+					})
+				}
+				under.Wait()
+			}
+		})
+	}
+	wg.Wait()
+	for i := range n {
+		b.wantEffects(fmt.Sprint("m", i), 1)
+	}
+	b.Logf("%d attempts, %d stale", attempts.Load(), stale.Load())
+}
+
+func doneWithEffect(b *bench) {
+	b.enqueue(jobs.Job{ID: "a", Args: []byte("args"), Authority: jobs.Authority{Tenant: "t", Actor: "ada", Permissions: []string{"read", "pay"}}})
+	w := b.worker(nil)
+	w.config.Handlers["work"] = jobs.Handler{
+		Prepare: func(_ context.Context, j jobs.Job) (any, error) { return "prepared " + string(j.Args), nil },
+		Handle: func(ctx context.Context, j jobs.Job) error {
+			if j.Prepared != "prepared args" || j.Attempt != 1 || j.EnqueuedAt.IsZero() || j.Authority.Actor != "ada" || len(j.Authority.Permissions) != 2 {
+				b.Errorf("the job is %+v", j)
+			}
+			m, err := jobs.Job{ID: "next", Queue: "other", Kind: "work"}.Message()
+			if j.Queue == "q" {
+				err = errors.Join(err, b.EnqueueInside(ctx, m))
+			}
+			return errors.Join(err, b.Effect(ctx, j.ID))
+		},
+	}
+	w.config.Handlers["more"] = w.config.Handlers["work"]
+	w.config.Queues = w.config.Queues[:1]
+	w.start()
+	if id := hear(b, "the job", w.delivered); id != "a" {
+		b.Errorf("%s is done", id)
+	}
+	if e := b.find("a"); e.State != outbox.StateDelivered {
+		b.Errorf("it is %+v", e)
+	}
+	b.wantEffects("a", 1)
+	b.find("next")
+}
+
+func failures(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"})
+	w := b.worker(func(ctx context.Context, j jobs.Job) error {
+		if err := b.Effect(ctx, "a"); err != nil {
+			return err
+		}
+		switch j.Attempt {
+		case 1:
+			return errFailed
+		case 2:
+			panic("on purpose")
+		}
+		return nil
+	}).start()
+	if err := hear(b, "a failure", w.retried); !errors.Is(err, errFailed) {
+		b.Error(err)
+	}
+	if _, ok := errors.AsType[*jobs.PanicError](hear(b, "a panic", w.retried)); !ok {
+		b.Error("no panic was told")
+	}
+	hear(b, "the job", w.delivered)
+	b.wantEffects("a", 1)
+}
+
+func longerThanLease(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"})
+	var runs atomic.Int64
+	workers := make([]*worker, 3)
+	long := func(w **worker) error {
+		runs.Add(1)
+		for range 6 { // twice the lease
+			hear(b, "a renewal", (*w).renewed)
+		}
+		return nil
+	}
+	for i := range workers {
+		w := &workers[i]
+		*w = b.worker(func(ctx context.Context, j jobs.Job) error {
+			if b.Exclusive {
+				return b.Effect(ctx, j.ID)
+			}
+			return errors.Join(long(w), b.Effect(ctx, j.ID))
+		})
+		if b.Exclusive { // what takes long is not for the transaction
+			h := (*w).config.Handlers["work"]
+			h.Prepare = func(context.Context, jobs.Job) (any, error) { return nil, long(w) }
+			(*w).config.Handlers["work"] = h
+		}
+		(*w).config.Relay.Lease = lease
+	}
+	for _, w := range workers {
+		w.start()
+	}
+	select {
+	case <-workers[0].delivered:
+	case <-workers[1].delivered:
+	case <-workers[2].delivered:
+	case <-time.After(patience):
+		b.Fatal("waited in vain for the job")
+	}
+	b.wantEffects("a", 1)
+	if n := runs.Load(); n != 1 {
+		b.Errorf("it ran %d times", n)
+	}
+}
+
+// pausedWorker has a worker that hears of nothing, and whose handler goes on whatever
+// its context says, for as long as the next one needs to take over and to commit.
+func pausedWorker(b *bench) {
+	for _, when := range []string{"before", "after"} {
+		b.enqueue(jobs.Job{ID: when})
+		paused, resumed, taken, finish := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+		first := b.worker(nil)
+		first.config.Relay.Lease = lease
+		first.config.Handlers["work"] = jobs.Handler{
+			Prepare: func(context.Context, jobs.Job) (any, error) {
+				first.config.Store.(*watched).cut.Store(true)
+				close(paused)
+				<-resumed
+				return nil, nil
+			},
+			Handle: func(ctx context.Context, j jobs.Job) error {
+				return b.Effect(context.WithoutCancel(ctx), j.ID+" by the first")
+			},
+		}
+		first.start()
+		hear(b, "the first", paused)
+		second := b.worker(nil)
+		second.config.Handlers["work"] = jobs.Handler{
+			Prepare: func(context.Context, jobs.Job) (any, error) {
+				close(taken)
+				<-finish
+				return nil, nil
+			},
+			Handle: func(ctx context.Context, j jobs.Job) error { return b.Effect(ctx, j.ID) },
+		}
+		second.start()
+		hear(b, "the second", taken)
+		if when == "after" {
+			close(finish)
+			hear(b, "the job", second.delivered)
+		}
+		close(resumed)
+		hear(b, "the loss", first.lost)
+		first.stop()
+		if when == "before" {
+			b.wantEffects(when, 0)
+			close(finish)
+			hear(b, "the job", second.delivered)
+		}
+		second.stop()
+		b.wantEffects(when, 1)
+		b.wantEffects(when+" by the first", 0)
+	}
+}
+
+func cancelledByPerson(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"}, jobs.Job{ID: "waits", Queue: "nobody's"})
+	began, cause := make(chan struct{}), make(chan error, 1)
+	w := b.worker(func(ctx context.Context, j jobs.Job) error { return b.Effect(context.WithoutCancel(ctx), j.ID) })
+	h := w.config.Handlers["work"]
+	h.Prepare = func(ctx context.Context, _ jobs.Job) (any, error) {
+		close(began)
+		<-ctx.Done()
+		cause <- context.Cause(ctx)
+		return nil, nil
+	}
+	w.config.Handlers["work"] = h
+	w.config.Relay.Lease = lease
+	w.start()
+	hear(b, "the handler", began)
+	d := outbox.Decision{Verdict: outbox.Cancel, By: "ada", Because: "wrong customer"}
+	for _, id := range []string{"a", "waits"} {
+		done, err := b.Store.Decide(b.Context(), outbox.Filter{ID: id}, d)
+		if err != nil || len(done) != 1 || done[0].ID != id {
+			b.Fatalf("cancelled: %+v, %v", done, err)
+		}
+	}
+	if err := hear(b, "the end of the handler's context", cause); !errors.Is(err, outbox.ErrLeaseLost) {
+		b.Errorf("the handler's context ended with %v", err)
+	}
+	hear(b, "the loss", w.lost)
+	w.stop()
+	b.wantEffects("a", 0)
+	for _, id := range []string{"a", "waits"} {
+		e := b.find(id)
+		if e.State != outbox.StateDead || e.Cause != "cancelled by ada: wrong customer" {
+			b.Errorf("it is %+v", e)
+		}
+		b.wantDecisions(id, d)
+	}
+	if done, err := b.Store.Decide(b.Context(), outbox.Filter{ID: "a"}, d); err != nil || len(done) != 0 {
+		b.Errorf("cancelled twice: %+v, %v", done, err)
+	}
+}
+
+func (b *bench) wantDecisions(id string, want ...outbox.Decision) {
+	b.Helper()
+	got := b.find(id).Decisions
+	if len(got) != len(want) {
+		b.Fatalf("decisions on record: %+v; want %+v", got, want)
+	}
+	for i, d := range got {
+		if d.At.IsZero() || d.At.After(time.Now().Add(time.Minute)) {
+			b.Errorf("a decision is of %v", d.At)
+		}
+		if d.At = (time.Time{}); d != want[i] {
+			b.Errorf("decision %+v is on record; want %+v", d, want[i])
+		}
+	}
+}
+
+func authority(b *bench) {
+	b.enqueue(jobs.Job{ID: "revoked", Authority: jobs.Authority{Actor: "mallory"}}, jobs.Job{ID: "fine", Authority: jobs.Authority{Actor: "ada"}})
+	ran := make(chan string, 100)
+	var asked atomic.Int64
+	w := b.worker(func(ctx context.Context, j jobs.Job) error {
+		ran <- j.ID
+		return b.Effect(ctx, j.ID)
+	})
+	w.config.Authorize = func(_ context.Context, j jobs.Job) error {
+		switch {
+		case j.Authority.Actor == "mallory":
+			return fmt.Errorf("%w: mallory left the company", jobs.ErrRevoked)
+		case asked.Add(1) == 1:
+			return errors.New("no answer")
+		case asked.Load() == 2:
+			panic("on purpose")
+		}
+		return nil
+	}
+	w.start()
+	if err := hear(b, "the refusal", w.dead); !errors.Is(err, jobs.ErrRevoked) {
+		b.Error(err)
+	}
+	hear(b, "the other job", w.delivered)
+	w.stop()
+	if e := b.find("revoked"); e.State != outbox.StateDead || !strings.HasSuffix(e.Cause, "mallory left the company") || e.Attempts != 1 {
+		b.Errorf("the revoked job is %+v", e)
+	}
+	if e := b.find("fine"); e.Attempts != 3 || <-ran != "fine" || len(ran) > 0 {
+		b.Errorf("the other is %+v", e)
+	}
+	b.wantEffects("revoked", 0)
+	b.wantEffects("fine", 1)
+}
+
+func givenUp(b *bench) {
+	b.enqueue(jobs.Job{ID: "tried"}, jobs.Job{ID: "cancelled"}, jobs.Job{ID: "nobodys", Kind: "of none"})
+	w := b.worker(func(ctx context.Context, j jobs.Job) error {
+		if err := b.Effect(ctx, j.ID); err != nil {
+			return err
+		}
+		if j.ID == "cancelled" {
+			return jobs.Cancel(errFailed)
+		}
+		return errFailed
+	})
+	w.config.Queues[0].MaxAttempts = 3
+	w.start()
+	for range 3 {
+		hear(b, "a dead job", w.dead)
+	}
+	for id, want := range map[string]struct {
+		attempts int
+		cause    string
+	}{
+		"tried": {3, "failed on purpose"}, "cancelled": {1, "cancelled by its handler: failed on purpose"},
+		"nobodys": {3, `jobs: this worker has no handler of kind "of none"`},
+	} {
+		if e := b.find(id); e.State != outbox.StateDead || e.Attempts != want.attempts || e.Cause != want.cause {
+			b.Errorf("%s is %+v", id, e)
+		}
+		b.wantEffects(id, 0)
+	}
+}
+
+func runAgain(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"})
+	var mended atomic.Bool
+	var runs atomic.Int64
+	w := b.worker(func(ctx context.Context, j jobs.Job) error {
+		runs.Add(1)
+		if !mended.Load() {
+			return jobs.Cancel(errFailed)
+		}
+		return b.Effect(ctx, j.ID)
+	}).start()
+	hear(b, "the failure", w.dead)
+	mended.Store(true)
+	d := outbox.Decision{Verdict: outbox.Again, By: "ada", Because: "the printer has paper"}
+	decide := func(f outbox.Filter, d outbox.Decision, n int) {
+		b.Helper()
+		if done, err := b.Store.Decide(b.Context(), f, d); err != nil || len(done) != n {
+			b.Fatalf("decided: %+v, %v", done, err)
+		}
+	}
+	decide(outbox.Filter{TopicPrefix: "other"}, d, 0)
+	decide(outbox.Filter{TopicPrefix: jobs.TopicPrefix, State: outbox.StateDead}, d, 1)
+	hear(b, "the job", w.delivered)
+	b.wantEffects("a", 1)
+	// Of one that is done nothing is done.
+	decide(outbox.Filter{ID: "a"}, d, 0)
+	again := outbox.Decision{Verdict: outbox.Again, By: "bob", Because: "did not look"}
+	decide(outbox.Filter{ID: "a", State: outbox.StateDelivered}, again, 1)
+	hear(b, "the job", w.delivered)
+	b.wantEffects("a", 1)
+	b.wantDecisions("a", d, again)
+	if n := runs.Load(); n != 2 {
+		b.Errorf("the handler ran %d times", n)
+	}
+	for _, wrong := range []outbox.Decision{{Verdict: outbox.Again, By: "x"}, {By: "x", Because: "y"}, {Verdict: outbox.Cancel, Because: strings.Repeat("x", 501), By: "x"}} {
+		if _, err := b.Store.Decide(b.Context(), outbox.Filter{}, wrong); err == nil {
+			b.Errorf("decision %+v was taken", wrong)
+		}
+	}
+}
+
+func idDoneOnce(b *bench) {
+	b.enqueue(jobs.Job{ID: "a"})
+	m, err := jobs.Job{ID: "a", Queue: "q", Kind: "work"}.Message()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := b.Enqueue(b.Context(), m); !errors.Is(err, outbox.ErrDuplicate) {
+		b.Errorf("enqueued twice: %v", err)
+	}
+	revoked := atomic.Bool{}
+	w := b.worker(func(ctx context.Context, j jobs.Job) error { return b.Effect(ctx, j.ID) })
+	w.config.Authorize = func(context.Context, jobs.Job) error {
+		if revoked.Load() {
+			return jobs.ErrRevoked
+		}
+		return nil
+	}
+	w.start()
+	hear(b, "the job", w.delivered)
+	for range 2 { // as after it was swept
+		if gone, err := b.Store.Purge(b.Context(), outbox.Filter{ID: "a"}); err != nil || len(gone) != 1 {
+			b.Fatalf("%+v, %v", gone, err)
+		}
+		b.enqueue(jobs.Job{ID: "a"})
+		hear(b, "the job", w.delivered)
+		revoked.Store(true) // which is no news of what is done
+	}
+	b.wantEffects("a", 1)
+}
+
+func bounded(b *bench) {
+	const workers = 3
+	for i := range 10 {
+		b.enqueue(jobs.Job{ID: fmt.Sprint("m", i)})
+	}
+	b.enqueue(jobs.Job{ID: "o", Queue: "other"})
+	var running, most atomic.Int64
+	in, hold := make(chan struct{}, 100), make(chan struct{})
+	w := b.worker(nil)
+	w.config.Queues[0].Workers = workers
+	w.config.Handlers["work"] = jobs.Handler{Prepare: func(_ context.Context, j jobs.Job) (any, error) {
+		if j.Queue == "q" {
+			n := running.Add(1)
+			defer running.Add(-1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			in <- struct{}{}
+			<-hold
+		}
+		return nil, nil
+	}}
+	w.start()
+	for range workers {
+		hear(b, "a job", in)
+	}
+	if id := hear(b, "the other queue's job", w.delivered); id != "o" {
+		b.Errorf("%s is done", id)
+	}
+	close(hold)
+	for range 10 {
+		hear(b, "a job", w.delivered)
+	}
+	if n := most.Load(); n != workers {
+		b.Errorf("%d ran at the same time", n)
+	}
+}
+
+func drained(b *bench) {
+	b.enqueue(jobs.Job{ID: "quick"}, jobs.Job{ID: "slow"})
+	began, finish := make(chan struct{}, 2), make(chan struct{})
+	w := b.worker(func(ctx context.Context, j jobs.Job) error { return b.Effect(ctx, j.ID) })
+	prepare := func(ctx context.Context, j jobs.Job) (any, error) {
+		began <- struct{}{}
+		if j.ID == "quick" {
+			<-finish
+			return nil, nil
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	h := w.config.Handlers["work"]
+	w.config.Handlers["work"] = jobs.Handler{Prepare: prepare, Handle: h.Handle}
+	w.config.Relay.Drain = lease
+	w.start()
+	hear(b, "a job", began)
+	hear(b, "a job", began)
+	go func() { finish <- struct{}{} }()
+	w.stop()
+	b.wantEffects("quick", 1)
+	b.wantEffects("slow", 0)
+	if e := b.find("slow"); e.State != outbox.StatePending || e.LeaseLeft > 0 || e.Attempts != 0 {
+		b.Errorf("the slow job is %+v", e)
+	}
+	next := b.worker(h.Handle).start()
+	if id := hear(b, "the slow job", next.delivered); id != "slow" {
+		b.Errorf("%s is done", id)
+	}
+	b.wantEffects("slow", 1)
+}

@@ -1,0 +1,42 @@
+package sqlite_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/jobs/jobstest"
+	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+func jobsHarness(t testing.TB, path string) jobstest.Harness {
+	s := openTx(t, sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	db := raw(t, path)
+	mustExec(t, db, effectTable)
+	return jobstest.Harness{
+		Store: s.Outbox(), Inbox: s.Inbox(), Exclusive: true, Effect: effect, EnqueueInside: sqlite.Enqueue,
+		Enqueue: func(ctx context.Context, m ...outbox.Message) error { return enqueue(ctx, db, m...) },
+		Effects: func() map[string]int { return effects(t, db) },
+	}
+}
+
+func TestJobs(t *testing.T) {
+	jobstest.Run(t, jobstest.Config{New: func(t testing.TB) jobstest.Harness {
+		return jobsHarness(t, filepath.Join(t.TempDir(), "semel.db"))
+	}})
+}
+
+// playJobs runs jobs until its input ends.
+func playJobs(path string, _ *bufio.Scanner) error {
+	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	tx := s.Transactional()
+	return errors.Join(jobstest.Work(tx.Outbox(), tx.Inbox(), effect, os.Stdin, os.Stdout), tx.Close())
+}
