@@ -53,11 +53,11 @@ func ClaimStatementBehind(o *Outbox, topic string, most int) (string, []any) {
 
 // SettleStatement is what settles a claim.
 func SettleStatement(o *Outbox, s outbox.Settlement) (string, []any) {
-	args, err := settleArgs([]outbox.Settlement{s})
+	sql, args, err := o.settle([]outbox.Settlement{s})
 	if err != nil {
 		panic(err)
 	}
-	return o.store.sql.settle, args
+	return sql, args
 }
 
 // OutboxStatements are the statements of relays with arguments, and the index or

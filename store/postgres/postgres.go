@@ -266,7 +266,7 @@ type statements struct {
 	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape    string
 	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                    string
 	piece, insertPiece                                                                    string
-	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, settledBefore string
+	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, delivered, settledBefore string
 	status, surplus, sweepSettled                                                         string
 }
 
@@ -303,7 +303,7 @@ func newStatements(c Config, p peer) statements {
 		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
 		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
 		countPending: q(sqlCountPending), claimNamed: q(claimNamed + sqlClaimMessages), claimAny: q(claimAny + sqlClaimMessages), markMessage: q(sqlMark),
-		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), settledBefore: q(sqlSettledBefore),
+		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), delivered: q(sqlDelivered), settledBefore: q(sqlSettledBefore),
 		status: q(sqlStatus), surplus: q(sqlSurplus), sweepSettled: q(sqlSweepSettled),
 	}
 }
