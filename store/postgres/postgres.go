@@ -260,14 +260,14 @@ type namer interface {
 
 // statements are the statements for one schema.
 type statements struct {
-	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim     string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                          string
-	lock, lockJoined, beginInbox                                                          string
-	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape    string
-	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                    string
-	piece, insertPiece                                                                    string
+	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                                     string
+	lock, lockJoined, beginInbox                                                                     string
+	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape               string
+	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                               string
+	piece, insertPiece                                                                               string
 	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, delivered, settledBefore string
-	status, surplus, sweepSettled                                                         string
+	status, surplus, sweepSettled                                                                    string
 }
 
 // peer says how a store's sessions are to get a TCP timeout.
