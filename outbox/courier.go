@@ -68,7 +68,24 @@ func (c *courier) run(ctx context.Context) error {
 	defer stop()
 	keepers.Go(func() { c.renew(keep) })
 	claimed := make(chan struct{}) // closed once nothing more is
-	start := func(p *parcel) { deliveries.Go(func() { c.deliver(work, p) }) }
+	start := func(all []*parcel) {
+		// They start together, so one deadline does for all, which the last one ends.
+		var last struct {
+			left atomic.Int64
+			end  context.CancelFunc
+		}
+		within, end := context.WithTimeout(work, c.route.Timeout)
+		last.left.Store(int64(len(all)))
+		last.end = end
+		for _, p := range all {
+			deliveries.Go(func() {
+				c.deliver(within, p)
+				if last.left.Add(-1) == 0 {
+					last.end()
+				}
+			})
+		}
+	}
 	keepers.Go(func() { c.exchange(ctx, keep, start, func() { close(claimed) }) })
 	<-claimed
 
@@ -86,14 +103,18 @@ func (c *courier) run(ctx context.Context) error {
 	return err
 }
 
-func (c *courier) hold(m Claimed, until time.Time) *parcel {
-	p := &parcel{Claimed: m, until: until}
+func (c *courier) hold(claimed []Claimed, until time.Time) []*parcel {
+	all := make([]*parcel, len(claimed))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.held[p] = struct{}{}
-	c.bytes += len(m.Payload)
-	c.suspect = c.suspect || p.suspect()
-	return p
+	for i, m := range claimed {
+		p := &parcel{Claimed: m, until: until}
+		all[i] = p
+		c.held[p] = struct{}{}
+		c.bytes += len(m.Payload)
+		c.suspect = c.suspect || p.suspect()
+	}
+	return all
 }
 
 func (p *parcel) suspect() bool { return p.Lapses >= SuspectLapses }
@@ -113,25 +134,23 @@ func (c *courier) drop(p *parcel) {
 }
 
 // deliver has the sink deliver a message, and queues what came of it.
-func (c *courier) deliver(work context.Context, p *parcel) {
+func (c *courier) deliver(within context.Context, p *parcel) {
 	began := time.Now()
 	o, ok := c.undeliverable(p)
 	if !ok {
-		ctx, cancel := context.WithCancelCause(work)
+		ctx, cancel := context.WithCancelCause(within)
 		c.mu.Lock()
 		p.cancel = cancel
 		if p.lost || !began.Before(p.until) {
 			cancel(ErrLeaseLost) // this process was paused
 		}
 		c.mu.Unlock()
-		within, end := context.WithTimeout(ctx, c.route.Timeout)
-		if err := within.Err(); err != nil {
+		if err := ctx.Err(); err != nil {
 			o.Outcome = OutcomeReleased
 		} else {
-			err = c.try(within, p)
+			err = c.try(ctx, p)
 			o = c.judge(p, err, context.Cause(ctx))
 		}
-		end()
 		cancel(nil)
 	}
 	o.took = time.Since(began)
@@ -146,7 +165,7 @@ func (c *courier) deliver(work context.Context, p *parcel) {
 	c.mu.Unlock()
 	switch {
 	case settled:
-		c.settled(work, []outcome{o}, nil)
+		c.settled(within, []outcome{o}, nil)
 		if p.Key != "" {
 			c.hint.send() // the lane goes on
 		}
@@ -203,7 +222,7 @@ func (c *courier) try(ctx context.Context, p *parcel) (err error) {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
 	}()
-	return c.route.Sink.Deliver(ctx, Delivery{
+	return c.route.Sink.Deliver(WithOrigin(ctx, p.ID), Delivery{
 		Message: p.Message, Attempt: p.Attempts, EnqueuedAt: p.EnqueuedAt, Unsure: p.Unsure,
 		mark: func(ctx context.Context) error {
 			if err := ctx.Err(); err != nil {

@@ -53,11 +53,11 @@ func ClaimStatementBehind(o *Outbox, topic string, most int) (string, []any) {
 
 // SettleStatement is what settles a claim.
 func SettleStatement(o *Outbox, s outbox.Settlement) (string, []any) {
-	args, err := settleArgs([]outbox.Settlement{s})
+	sql, args, err := o.settle([]outbox.Settlement{s})
 	if err != nil {
 		panic(err)
 	}
-	return o.store.sql.settle, args
+	return sql, args
 }
 
 // OutboxStatements are the statements of relays with arguments, and the index or
@@ -67,14 +67,16 @@ func OutboxStatements(o *Outbox) (all []OutboxStatement) {
 	sql, args := ClaimStatement(o, "t", 64)
 	all = append(all, OutboxStatement{sql, args, due})
 	all = append(all, OutboxStatement{q.claimAny, append(args[:5:5], ""), due})
-	sql, args = SettleStatement(o, outbox.Settlement{Ref: outbox.Ref{Position: 1, Fence: 1}, Outcome: outbox.OutcomeDelivered})
-	all = append(all, OutboxStatement{sql, args, []string{"outbox_queue_position"}})
+	for _, outcome := range []outbox.Outcome{outbox.OutcomeDelivered, outbox.OutcomeRetry} {
+		sql, args = SettleStatement(o, outbox.Settlement{Ref: outbox.Ref{Position: 1, Fence: 1}, Outcome: outcome})
+		all = append(all, OutboxStatement{sql, args, []string{"outbox_queue_position"}})
+	}
 	refs := refArgs([]outbox.Ref{{Position: 1, Fence: 1}})
 	return append(
 		all, OutboxStatement{q.settledBefore, refs, []string{"outbox_settled_position"}},
 		OutboxStatement{q.markMessage, []any{int64(1), int64(1)}, []string{"outbox_queue_position"}},
 		OutboxStatement{q.renewMessages, append(refs[:2:2], time.Minute), []string{"outbox_queue_position"}},
-		OutboxStatement{q.status, []any{100, 100}, []string{"outbox_queue_since", "outbox_queue_given_up", "outbox_settled_at"}},
+		OutboxStatement{q.status, []any{100, 100}, []string{"outbox_queue_since", "outbox_queue_due", "outbox_queue_given_up", "outbox_settled_at"}},
 		OutboxStatement{q.surplus, []any{int16(2), 10}, []string{"outbox_settled_at"}},
 		OutboxStatement{q.sweepSettled, []any{int16(2), time.Hour, nil, nil, 10}, []string{"outbox_settled_at"}},
 	)

@@ -145,6 +145,7 @@ func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *tx
 	batch.Queue(b.sql.receive, consumer, ids)
 	batch.Queue(restoreWait)
 	batch.Queue(saveWork)
+	sent := time.Now()
 	br := c.conn.SendBatch(ctx, batch)
 	c.tx = br.Tx()
 	recorded, err := func() ([]string, error) {
@@ -160,7 +161,7 @@ func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *tx
 		err = cerr
 	}
 	switch {
-	case sqlState(err) == codeLockWait:
+	case gaveUpWaiting(err, sent, s.config.LockTimeout):
 		return nil, nil, fmt.Errorf("%w: %w", inbox.ErrInProgress, err)
 	case err != nil:
 		return nil, nil, fmt.Errorf("postgres: inbox: %w", err)

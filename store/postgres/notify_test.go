@@ -246,6 +246,28 @@ func TestCloseStopsListening(t *testing.T) {
 	})
 }
 
+// A store whose pool was closed before it says what it could not write, whatever time
+// it has.
+func TestCloseAfterThePool(t *testing.T) {
+	config, err := pgxpool.ParseConfig(testenv.Postgres(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := postgres.New(t.Context(), pool, postgres.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.Close()
+	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed})
+	if err := s.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "1 audit entries were not written") {
+		t.Errorf("Close: %v", err)
+	}
+}
+
 // A store that is closed by somebody in a hurry gives its connections back all
 // the same, so that the pool can be closed.
 func TestCloseInAHurryGivesConnectionsBack(t *testing.T) {

@@ -378,20 +378,22 @@ var (
 		told AS (
 			SELECT done.*, m.id, m.topic, m.key, m.type, m.headers, m.payload, m.created_at, m.not_before
 			FROM done CROSS JOIN LATERAL (SELECT * FROM {s}.outbox AS m WHERE m.position = done.position LIMIT 1) AS m)
-		SELECT n.t, (SELECT array_agg(topic) FROM topics), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8,
-			NOT EXISTS (SELECT FROM overdue), EXISTS (SELECT FROM behind), NOT EXISTS (SELECT FROM chosen) AND (
-				EXISTS (SELECT FROM found WHERE front < position)
-				OR NOT EXISTS (SELECT FROM found) AND EXISTS (
-					SELECT FROM topics WHERE
-						EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = '-infinity' AND q.turn > topics.ready)
-						OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = 'epoch' AND q.turn > topics.arrived)
-						OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due > topics.since AND q.due <= (SELECT t FROM n)))),
-			(SELECT jsonb_object_agg(topic, turns) FROM (
-				SELECT topic, jsonb_build_array(max(turn) FILTER (WHERE kind = 3), max(turn) FILTER (WHERE kind = 2)) AS turns
-				FROM (SELECT topic, turn, kind FROM chosen UNION ALL SELECT topic, turn, kind FROM behind) AS taken GROUP BY topic) AS t),
-			told.position, told.attempts, told.lapses, told.unsure,
-			told.id, told.topic, told.key, told.type, told.headers, told.payload, told.created_at, told.not_before
-		FROM n LEFT JOIN told ON true ORDER BY told.nth`
+		SELECT whole.*, told.position, told.attempts, told.lapses, told.unsure,
+			told.id, told.topic, coalesce(told.key, ''), told.type, told.headers, told.payload, told.created_at, told.not_before
+		FROM n LEFT JOIN told ON true LEFT JOIN LATERAL (
+			SELECT n.t, (SELECT array_agg(topic) FROM topics), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8,
+				NOT EXISTS (SELECT FROM overdue), EXISTS (SELECT FROM behind), NOT EXISTS (SELECT FROM chosen) AND (
+					EXISTS (SELECT FROM found WHERE front < position)
+					OR NOT EXISTS (SELECT FROM found) AND EXISTS (
+						SELECT FROM topics WHERE
+							EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = '-infinity' AND q.turn > topics.ready)
+							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = 'epoch' AND q.turn > topics.arrived)
+							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due > topics.since AND q.due <= (SELECT t FROM n)))),
+				(SELECT jsonb_object_agg(topic, turns) FROM (
+					SELECT topic, jsonb_build_array(max(turn) FILTER (WHERE kind = 3), max(turn) FILTER (WHERE kind = 2)) AS turns
+					FROM (SELECT topic, turn, kind FROM chosen UNION ALL SELECT topic, turn, kind FROM behind) AS taken GROUP BY topic) AS t)
+			) AS whole ON coalesce(told.nth, 1) = 1
+		ORDER BY told.nth`
 )
 
 const (
@@ -405,12 +407,6 @@ const (
 	arrivedRoom = 32
 	looksAtOnce = 16
 )
-
-// claimRow is a row of sqlClaimMessages.
-type claimRow struct {
-	looked
-	message *outbox.Claimed
-}
 
 // looked is what a look came to.
 type looked struct {
@@ -426,34 +422,44 @@ type looked struct {
 	taken map[string][2]*int64
 }
 
-func scanClaim(row pgx.CollectableRow) (r claimRow, err error) {
+// readLook reads the rows of sqlClaimMessages.
+func readLook(rows pgx.Rows, fence int64) (l looked, claimed []outbox.Claimed, err error) {
+	defer rows.Close()
 	var (
-		position             *int64
-		attempts, lapses     *int
-		unsure               *bool
-		id, topic, key, kind *string
-		headers, payload     []byte
-		created, before      *time.Time
+		first            *int64 // NULL where nothing is claimed
+		position         int64
+		attempts, lapses int32
+		m                outbox.Claimed
+		headers          []byte
+		before           pgtype.Timestamptz
+		none             [7]any
 	)
-	err = row.Scan(&r.at, &r.topics, &r.seconds, &r.noneOverdue, &r.parked, &r.busy, &r.taken, &position, &attempts, &lapses, &unsure,
-		&id, &topic, &key, &kind, &headers, &payload, &created, &before)
-	if err != nil || position == nil {
-		return r, err
+	whole := append([]any{&l.at, &l.topics, &l.seconds, &l.noneOverdue, &l.parked, &l.busy, &l.taken, &first}, make([]any, 11)...)
+	message := append(none[:], &position, &attempts, &lapses, &m.Unsure,
+		&m.ID, &m.Topic, &m.Key, &m.Type, &headers, &m.Payload, &m.EnqueuedAt, &before)
+	for n := 0; rows.Next(); n++ {
+		if n == 0 {
+			if err := rows.Scan(whole...); err != nil {
+				return l, nil, err
+			}
+			if first == nil {
+				continue
+			}
+		}
+		m = outbox.Claimed{Ref: outbox.Ref{Fence: uint64(fence)}}
+		if err := rows.Scan(message...); err != nil {
+			return l, nil, err
+		}
+		m.Position, m.Attempts, m.Lapses = uint64(position), int(attempts), int(lapses)
+		if before.Valid {
+			m.NotBefore = before.Time
+		}
+		if m.Headers, m.Malformed = readHeaders(headers); m.Malformed == nil {
+			m.Malformed = m.Validate()
+		}
+		claimed = append(claimed, m)
 	}
-	m := &outbox.Claimed{EnqueuedAt: *created, Attempts: *attempts, Lapses: *lapses, Unsure: *unsure}
-	m.Position = uint64(*position)
-	m.ID, m.Topic, m.Type, m.Payload = *id, *topic, *kind, payload
-	if key != nil {
-		m.Key = *key
-	}
-	if before != nil {
-		m.NotBefore = *before
-	}
-	if m.Headers, m.Malformed = readHeaders(headers); m.Malformed == nil {
-		m.Malformed = m.Validate()
-	}
-	r.message = m
-	return r, nil
+	return l, claimed, rows.Err()
 }
 
 func readHeaders(b []byte) (h map[string]string, err error) {
@@ -471,11 +477,11 @@ func readHeaders(b []byte) (h map[string]string, err error) {
 func (o *Outbox) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.Claim) (claimed []outbox.Claimed, lost []outbox.Ref, err error) {
 	var steps []step
 	if len(s) > 0 {
-		args, err := settleArgs(s)
+		sql, args, err := o.settle(s)
 		if err != nil {
 			return nil, nil, err
 		}
-		steps = append(steps, into(&lost, scanRef, o.store.sql.settle, args...))
+		steps = append(steps, into(&lost, scanRef, sql, args...))
 	}
 	if c.Max <= 0 {
 		err = o.store.ready(ctx)
@@ -535,16 +541,12 @@ func (o *Outbox) look(ctx context.Context, steps []step, c outbox.Claim, fully b
 	} else {
 		args, after = append(args, o.floors.of(named, fully)...), ""
 	}
-	var rows []claimRow
-	if err := o.store.atOnce(ctx, append(steps, into(&rows, scanClaim, sql, args...))...); err != nil {
-		return nil, l, err
+	read := func(rows pgx.Rows) (err error) {
+		l, claimed, err = readLook(rows, fence)
+		return err
 	}
-	for _, r := range rows {
-		l = r.looked
-		if r.message != nil {
-			r.message.Fence = uint64(fence)
-			claimed = append(claimed, *r.message)
-		}
+	if err := o.store.atOnce(ctx, append(steps, step{sql, args, read})...); err != nil {
+		return nil, l, err
 	}
 	l.wrapped = after != "" && len(l.topics) < topicsAtOnce
 	o.floors.end(fully, c.Topic == "", l)
@@ -598,6 +600,19 @@ const (
 				cause = CASE outcome WHEN 5 THEN q.cause ELSE held.cause END
 			FROM held, n WHERE held.found AND q.position = held.position AND NOT ` + ends + `)
 		` + lost
+	// sqlDelivered is sqlSettle for messages that have all been delivered, as most are:
+	// it writes each row once, in one order too.
+	sqlDelivered = `
+		WITH s AS MATERIALIZED (
+			SELECT DISTINCT position, fence FROM unnest($1::bigint[], $2::bigint[]) AS s (position, fence) ORDER BY position, fence),
+		gone AS (
+			DELETE FROM {s}.outbox_queue AS q USING s
+			WHERE q.position = s.position AND q.fence = s.fence AND q.leased
+			RETURNING q.position, q.fence, q.attempts, q.redriven),
+		ended AS (
+			INSERT INTO {s}.outbox_settled (position, fence, settled_at, attempts, redriven, state, unsure)
+			SELECT position, fence, (SELECT clock_timestamp()), attempts, redriven, 2, false FROM gone)
+		SELECT position, fence FROM s WHERE (position, fence) NOT IN (SELECT position, fence FROM gone)`
 	// sqlSettledBefore is asked behind sqlSettle, which may have waited for what it
 	// then did not find.
 	sqlSettledBefore = `
@@ -665,22 +680,27 @@ func (o *Outbox) Renew(ctx context.Context, lease time.Duration, refs []outbox.R
 	return lost, err
 }
 
-// settleArgs are the columns of settlements.
-func settleArgs(settlements []outbox.Settlement) ([]any, error) {
+// settle returns what settles, and the columns of settlements.
+func (o *Outbox) settle(settlements []outbox.Settlement) (sql string, args []any, err error) {
 	var (
 		refs            []outbox.Ref
 		outcomes        []int16
 		delays          []int64
 		unsures, blocks []bool
 		causes          []pgtype.Text
+		others          bool
 	)
 	for _, s := range settlements {
 		if err := s.Validate(); err != nil {
-			return nil, err
+			return "", nil, err
 		}
+		others = others || s.Outcome != outbox.OutcomeDelivered
 		refs, outcomes, delays = append(refs, s.Ref), append(outcomes, int16(s.Outcome)), append(delays, whole(s.Delay).Microseconds())
 		unsures, blocks = append(unsures, s.Unsure), append(blocks, s.Blocks)
 		causes = append(causes, pgtype.Text{String: text(s.Cause), Valid: s.Cause != ""})
 	}
-	return append(refArgs(refs), outcomes, delays, unsures, blocks, causes), nil
+	if !others {
+		return o.store.sql.delivered, refArgs(refs), nil
+	}
+	return o.store.sql.settle, append(refArgs(refs), outcomes, delays, unsures, blocks, causes), nil
 }

@@ -34,19 +34,27 @@ func stateOf(n int16) outbox.State {
 }
 
 const (
-	// sqlStatus tells of what is pending, and of what is given up.
+	// sqlStatus tells of what is pending, and of what is given up. What is leased is
+	// in no index of its own: it is found among what has a time.
 	sqlStatus = `
 		WITH RECURSIVE next (topic) AS (
-			SELECT (SELECT topic FROM {s}.outbox_queue WHERE state = 1 ORDER BY topic LIMIT 1)
+			SELECT least(
+				(SELECT topic FROM {s}.outbox_queue WHERE state = 1 AND NOT leased ORDER BY topic LIMIT 1),
+				(SELECT topic FROM {s}.outbox_queue WHERE due IS NOT NULL ORDER BY topic LIMIT 1))
 			UNION ALL
-			SELECT (SELECT q.topic FROM {s}.outbox_queue q WHERE q.state = 1 AND q.topic > next.topic ORDER BY q.topic LIMIT 1)
+			SELECT least(
+				(SELECT q.topic FROM {s}.outbox_queue q WHERE q.state = 1 AND NOT q.leased AND q.topic > next.topic ORDER BY q.topic LIMIT 1),
+				(SELECT q.topic FROM {s}.outbox_queue q WHERE q.due IS NOT NULL AND q.topic > next.topic ORDER BY q.topic LIMIT 1))
 			FROM next WHERE next.topic IS NOT NULL
 		)
-		SELECT topic, 1::smallint,
-			(SELECT count(*) FROM (SELECT FROM {s}.outbox_queue q WHERE q.state = 1 AND q.topic = next.topic LIMIT $1) AS c), 0::bigint,
-			greatest(clock_timestamp() - (
-				SELECT q.since FROM {s}.outbox_queue q WHERE q.state = 1 AND q.topic = next.topic ORDER BY q.since LIMIT 1), '0')
-		FROM (SELECT topic FROM next WHERE topic IS NOT NULL LIMIT $2) AS next
+		SELECT topic, 1::smallint, held.count +
+			(SELECT count(*) FROM (SELECT FROM {s}.outbox_queue q WHERE q.state = 1 AND NOT q.leased AND q.topic = next.topic LIMIT $1) AS c), 0::bigint,
+			greatest(clock_timestamp() - least(held.since, (
+				SELECT q.since FROM {s}.outbox_queue q WHERE q.state = 1 AND NOT q.leased AND q.topic = next.topic ORDER BY q.since LIMIT 1)), '0')
+		FROM (SELECT topic FROM next WHERE topic IS NOT NULL LIMIT $2) AS next CROSS JOIN LATERAL (
+			SELECT count(*), min(since) AS since FROM (
+				SELECT q.leased, q.since FROM {s}.outbox_queue q WHERE q.topic = next.topic AND q.due > 'epoch' ORDER BY q.due LIMIT $1) AS timed
+			WHERE leased) AS held
 		UNION ALL
 		(SELECT topic, state, count(*), sum(blocks), interval '0' FROM (
 			(SELECT topic, state, 1 AS blocks FROM {s}.outbox_queue WHERE state <> 1 LIMIT $1)

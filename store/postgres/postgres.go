@@ -260,14 +260,14 @@ type namer interface {
 
 // statements are the statements for one schema.
 type statements struct {
-	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                   string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                                        string
-	lock, lockJoined, beginInbox                                                                        string
-	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape                  string
-	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                                  string
-	piece, insertPiece                                                                                  string
-	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, settledBefore, settleInside string
-	status, surplus, sweepSettled                                                                       string
+	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                              string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                                                   string
+	lock, lockJoined, beginInbox                                                                                   string
+	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape                             string
+	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                                             string
+	piece, insertPiece                                                                                             string
+	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, delivered, settledBefore, settleInside string
+	status, surplus, sweepSettled                                                                                  string
 }
 
 // peer says how a store's sessions are to get a TCP timeout.
@@ -303,7 +303,7 @@ func newStatements(c Config, p peer) statements {
 		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
 		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
 		countPending: q(sqlCountPending), claimNamed: q(claimNamed + sqlClaimMessages), claimAny: q(claimAny + sqlClaimMessages), markMessage: q(sqlMark),
-		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), settledBefore: q(sqlSettledBefore), settleInside: q(sqlSettleInside),
+		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), delivered: q(sqlDelivered), settledBefore: q(sqlSettledBefore), settleInside: q(sqlSettleInside),
 		status: q(sqlStatus), surplus: q(sqlSurplus), sweepSettled: q(sqlSweepSettled),
 	}
 }

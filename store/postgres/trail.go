@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/puddle/v2"
 
 	"github.com/semelhq/semel"
 )
@@ -214,7 +216,7 @@ func (q *notes) close(ctx context.Context) error {
 	q.cancel()
 	<-q.done
 	err := q.flush(ctx)
-	for err != nil && ctx.Err() == nil { // a pool may hold many connections that are gone
+	for err != nil && ctx.Err() == nil && !errors.Is(err, puddle.ErrClosedPool) { // a pool may hold many connections that are gone
 		t := time.NewTimer(noteDelay)
 		select {
 		case <-t.C:

@@ -29,6 +29,7 @@ const (
 	codeNoSave     = "3B001" // the savepoint is gone, so the transaction is another
 	codeNoTx       = "25P01" // and here there is none
 	codeLockWait   = "55P03"
+	codeCancelled  = "57014"
 	codeIdle       = "25P03" // ended while idle: not in the middle of a COMMIT
 	codeNoDivision = "22012" // our own: the record was not written
 	codeUnique     = "23505"
@@ -308,6 +309,7 @@ func (c *txClaim) writeFirst(ctx context.Context) error {
 	}
 	b.Queue(restoreWait)
 	b.Queue(saveWork)
+	sent := time.Now()
 	br := c.tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
 		return errors.Join(err, closed(br))
@@ -323,7 +325,7 @@ func (c *txClaim) writeFirst(ctx context.Context) error {
 	switch {
 	case errors.Is(insertErr, pgx.ErrNoRows) && err == nil:
 		return errRace
-	case sqlState(insertErr) == codeLockWait:
+	case gaveUpWaiting(insertErr, sent, c.store.config.LockTimeout):
 		return c.unseen()
 	case insertErr != nil:
 		return insertErr
@@ -770,8 +772,9 @@ func (c *txClaim) awaitEnd(ctx context.Context, tx pgx.Tx) error {
 	if _, err := nested.Exec(ctx, limitWait, milliseconds(s.config.LockTimeout)); err != nil {
 		return err
 	}
+	sent := time.Now()
 	err = nested.QueryRow(ctx, s.sql.insertOpen, c.insertArgs()...).Scan(new(int64))
-	if sqlState(err) == codeLockWait {
+	if gaveUpWaiting(err, sent, s.config.LockTimeout) {
 		return errCommitOpen
 	}
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

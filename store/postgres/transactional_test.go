@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/inbox"
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/store/postgres"
 )
@@ -969,6 +970,34 @@ func TestTransactionalThroughPgBouncer(t *testing.T) {
 		}
 		if want := setting == "tcp_user_timeout"; (set > 0) != want {
 			t.Errorf("%d of the direct sessions have kept %s", set, setting)
+		}
+	}
+}
+
+// The server may say of a wait that was over at a bad moment that the user has
+// cancelled it. It is a wait all the same; but not where nobody can have waited so long.
+func TestWaitThatTheServerCallsCancelled(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	for _, tt := range []struct {
+		schema string
+		most   time.Duration
+		waited bool
+	}{{"waited", time.Millisecond, true}, {"cancelled", time.Hour, false}} {
+		s := open(t, pool, postgres.Config{Mode: postgres.Transactional, Schema: tt.schema, NoAdvisoryLocks: true, LockTimeout: tt.most})
+		exec(t, pool, "CREATE FUNCTION "+tt.schema+`.cancel() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM pg_sleep(0.002);
+			RAISE 'canceling statement due to user request' USING ERRCODE = 'query_canceled';
+		END $$`)
+		for _, table := range []string{"record", "inbox"} {
+			exec(t, pool, "CREATE TRIGGER cancel BEFORE INSERT ON "+tt.schema+"."+table+" FOR EACH ROW EXECUTE FUNCTION "+tt.schema+".cancel()")
+		}
+		_, err := s.Begin(t.Context(), attempt("k"))
+		if _, conflict := errors.AsType[*semel.ConflictError](err); conflict != tt.waited || err == nil {
+			t.Errorf("%s: Begin: %v", tt.schema, err)
+		}
+		err = s.Inbox().Transact(t.Context(), "c", []string{"id"}, func(context.Context, []bool) error { return nil })
+		if errors.Is(err, inbox.ErrInProgress) != tt.waited || err == nil {
+			t.Errorf("%s: Transact: %v", tt.schema, err)
 		}
 	}
 }

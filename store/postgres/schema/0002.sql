@@ -88,7 +88,8 @@ WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
 
 CREATE INDEX outbox_queue_due ON {s}.outbox_queue (topic, due, turn) WHERE due IS NOT NULL;
 CREATE INDEX outbox_queue_lane ON {s}.outbox_queue (topic, key, position) WHERE key IS NOT NULL;
-CREATE INDEX outbox_queue_since ON {s}.outbox_queue (topic, since) WHERE state = 1;
+-- Without what is leased, so that a claim adds nothing to it.
+CREATE INDEX outbox_queue_since ON {s}.outbox_queue (topic, since) WHERE state = 1 AND NOT leased;
 CREATE INDEX outbox_queue_given_up ON {s}.outbox_queue (state) WHERE state <> 1;
 
 -- What is delivered, or given up and in nobody's way.
