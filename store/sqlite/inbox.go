@@ -49,11 +49,10 @@ const (
 // Transact implements inbox.Store.
 func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) error {
 	var first []bool
-	err := b.store.transact(ctx, func(t *tx) (more bool, err error) {
+	return b.store.transact(ctx, func(t *tx) (more bool, err error) {
 		first, err = t.receive(consumer, ids)
 		return slices.Contains(first, true), err
-	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) })
-	return err.inbox()
+	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
 }
 
 // txError is why a handler's transaction was not committed, or not for certain.
@@ -70,14 +69,15 @@ const (
 	txInDoubt
 )
 
-func (e *txError) inbox() error {
+// as is the error in the words of a package.
+func (e *txError) as(rolledBack, inDoubt error) error {
 	switch {
 	case e == nil:
 		return nil
 	case e.class == txRefused:
-		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, e.err)
+		return fmt.Errorf("%w: %w", rolledBack, e.err)
 	case e.class == txInDoubt:
-		return fmt.Errorf("%w: %w", inbox.ErrUnknown, e.err)
+		return fmt.Errorf("%w: %w", inDoubt, e.err)
 	}
 	return e.err
 }

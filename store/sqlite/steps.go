@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"encoding/json"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -119,7 +118,7 @@ func (j *Steps) change(ctx context.Context, size int, fn func(t *tx) (int64, err
 // Transact implements steps.Store.
 func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step, work func(context.Context) ([]byte, error)) error {
 	var now int64
-	err := j.store.transact(ctx, func(t *tx) (bool, error) { now = t.now; return true, nil }, func(ctx context.Context, h *handler) (err error) {
+	return j.store.transact(ctx, func(t *tx) (bool, error) { now = t.now; return true, nil }, func(ctx context.Context, h *handler) (err error) {
 		s.State, s.Cause = steps.Done, ""
 		if s.Result, err = work(ctx); err != nil {
 			return err
@@ -136,16 +135,7 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 			return steps.ErrStale
 		}
 		return nil
-	})
-	switch {
-	case err == nil:
-		return nil
-	case err.class == txRefused:
-		return fmt.Errorf("%w: %w", steps.ErrRolledBack, err.err)
-	case err.class == txInDoubt:
-		return fmt.Errorf("%w: %w", steps.ErrInDoubt, err.err)
-	}
-	return err.err
+	}).as(steps.ErrRolledBack, steps.ErrInDoubt)
 }
 
 // Find implements steps.Store.
