@@ -78,7 +78,7 @@ func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *tx
 	case err != nil:
 		return nil, nil, fmt.Errorf("postgres: inbox: %w", err)
 	case len(recorded) == 0:
-		c.undo(ctx)
+		c.unused(ctx)
 		return nil, nil, nil
 	}
 	return c, inbox.First(ids, recorded), nil
@@ -120,7 +120,7 @@ func (s *Store) beginWork(ctx context.Context, first string, args ...any) (_ *tx
 	c.socket = c.conn.Conn().PgConn().Conn()
 	defer func() {
 		if err != nil {
-			c.undo(ctx)
+			c.unused(ctx)
 		}
 	}()
 	batch := &pgx.Batch{}
@@ -146,8 +146,8 @@ func (s *Store) beginWork(ctx context.Context, first string, args ...any) (_ *tx
 	return c, texts, err
 }
 
-// undo ends a transaction that no handler was called in.
-func (c *txClaim) undo(ctx context.Context) {
+// unused ends a transaction that no handler was called in.
+func (c *txClaim) unused(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	c.giveBack(ctx)
