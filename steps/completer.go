@@ -184,28 +184,24 @@ func (r *Report) add(o Report) {
 
 // page looks after some operations, in goroutines that it waits for.
 func (c *Completer) page(ctx context.Context, page []Operation) (total Report) {
-	next := make(chan Operation)
 	var (
-		mu sync.Mutex
-		wg sync.WaitGroup
+		mu   sync.Mutex
+		wg   sync.WaitGroup
+		busy = make(chan struct{}, c.config.Parallel)
 	)
-	for range min(c.config.Parallel, len(page)) {
-		wg.Go(func() {
-			for o := range next {
-				r := c.look(ctx, o)
-				mu.Lock()
-				total.add(r)
-				mu.Unlock()
-			}
-		})
-	}
 	for _, o := range page {
+		busy <- struct{}{}
 		if ctx.Err() != nil {
 			break
 		}
-		next <- o
+		wg.Go(func() {
+			defer func() { <-busy }()
+			r := c.look(ctx, o)
+			mu.Lock()
+			defer mu.Unlock()
+			total.add(r)
+		})
 	}
-	close(next)
 	wg.Wait()
 	return total
 }
@@ -263,7 +259,7 @@ func (c *Completer) execute(ctx context.Context, o Operation, m Mark) Report {
 		returned := false
 		defer func() {
 			if !returned && recover() != nil { // it is on record
-				err = errors.New("the handler panicked")
+				out.Claimed, err = true, errors.New("the handler panicked")
 			}
 		}()
 		out, err = c.config.Guard.Do(ctx, semel.Submit{Identity: o.Identity, Fingerprint: o.Fingerprint}, func(ctx context.Context) (semel.Result, error) {

@@ -317,7 +317,7 @@ func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int
 			t.Errorf("killed at %d, %s: %v", n, point, err)
 		}
 		rival.Wait()
-		got, answer, err := s.Place(t.Context(), order) // the client comes back
+		got, answer, err := s.Place(t.Context(), order)                                                 // the client comes back
 		for end := time.Now().Add(time.Minute); answer == semel.InProgress && time.Now().Before(end); { // until the lease has lapsed
 			got, answer, err = s.Place(t.Context(), order)
 		}
