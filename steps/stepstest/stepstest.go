@@ -221,7 +221,9 @@ var rules = []struct {
 		now := b.open("a", 2)
 		b.put(old, 0, "one", steps.Done, steps.ErrStale)
 		b.put(old, 1, "two", steps.Started, steps.ErrStale)
-		b.transact(b.Store, old, "old", nil, steps.ErrStale)
+		before := b.open("b", 1) // of which no step is on record
+		b.open("b", 2)
+		b.transact(b.Store, before, "old", nil, steps.ErrStale)
 		b.mark(old, steps.Mark{Phase: steps.Finished}, steps.ErrStale)
 		b.wantEffects("old", 0)
 		if o := b.find("a"); len(o.Steps) != 1 || o.Steps[0].State != steps.Started || o.Phase != steps.Open {
