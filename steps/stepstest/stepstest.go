@@ -180,7 +180,7 @@ var rules = []struct {
 	name  string
 	check func(b *bench)
 }{
-	{"the first to open records, the others find", func(b *bench) {
+	{"the-first-to-open-records-the-others-find", func(b *bench) {
 		first := b.open("a", 7)
 		b.put(first, 0, "one", steps.Done, nil)
 		o := b.open("a", 9)
@@ -201,12 +201,15 @@ var rules = []struct {
 			b.Errorf("find what is not there: %v", err)
 		}
 	}},
-	{"no part of an identity is mistaken for another", func(b *bench) {
+	{"no-part-of-an-identity-is-mistaken-for-another", func(b *bench) {
 		seen := map[uint64]bool{}
 		for _, id := range []semel.Identity{
-			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "c"}, Key: "d"}, {Scope: semel.Scope{Tenant: "b", Actor: "a", Operation: "c"}, Key: "d"},
-			{Scope: semel.Scope{Operation: "c"}, Key: "d"}, {Scope: semel.Scope{Actor: "ab", Operation: "c"}, Key: "d"},
-			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "C"}, Key: "d"}, {Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "c"}, Key: "D"},
+			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Tenant: "b", Actor: "a", Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Actor: "ab", Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "C"}, Key: "d"},
+			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "c"}, Key: "D"},
 		} {
 			o, err := b.Store.Open(b.Context(), steps.Opening{Identity: id, Fence: 1, Fingerprint: semel.FingerprintOf([]byte(id.Key))})
 			if err != nil || o.Identity != id || seen[o.Number] || o.Fingerprint != semel.FingerprintOf([]byte(id.Key)) {
@@ -215,7 +218,7 @@ var rules = []struct {
 			seen[o.Number] = true
 		}
 	}},
-	{"who was overtaken writes nothing", func(b *bench) {
+	{"who-was-overtaken-writes-nothing", func(b *bench) {
 		old := b.open("a", 1)
 		b.put(old, 0, "one", steps.Started, nil)
 		now := b.open("a", 2)
@@ -231,7 +234,7 @@ var rules = []struct {
 		}
 		b.put(now, 0, "one", steps.Done, nil)
 	}},
-	{"a step that is settled stays as it is", func(b *bench) {
+	{"a-step-that-is-settled-stays-as-it-is", func(b *bench) {
 		o := b.open("a", 1)
 		for _, state := range []steps.State{steps.Started, steps.Unknown, steps.Free, steps.Started, steps.Done} {
 			b.put(o, 0, "one", state, nil)
@@ -249,7 +252,7 @@ var rules = []struct {
 			b.Errorf("%+v", all)
 		}
 	}},
-	{"a local step commits its effect and its result together", func(b *bench) {
+	{"a-local-step-commits-its-effect-and-its-result-together", func(b *bench) {
 		o := b.open("a", 1)
 		b.transact(b.Store, o, "one", errWork, errWork)
 		b.wantEffects("one", 0)
@@ -271,7 +274,7 @@ var rules = []struct {
 			b.Errorf("%+v", all)
 		}
 	}},
-	{"of many that execute a local step one does", func(b *bench) {
+	{"of-many-that-execute-a-local-step-one-does", func(b *bench) {
 		other := b.Open()
 		b.open("a", 1)
 		var wg sync.WaitGroup
@@ -300,7 +303,7 @@ var rules = []struct {
 		}
 		b.wantEffects("one", 1)
 	}},
-	{"a listing selects", func(b *bench) {
+	{"a-listing-selects", func(b *bench) {
 		for i, key := range []string{"a", "b", "c", "d", "e"} {
 			o, err := b.Store.Open(b.Context(), steps.Opening{Identity: identity(key), Fence: uint64(i + 1), Due: time.Duration(i) * time.Hour})
 			if err != nil {
@@ -340,7 +343,7 @@ var rules = []struct {
 			b.Errorf("an hour later %q is due; want b", got)
 		}
 	}},
-	{"an age begins with the last start", func(b *bench) {
+	{"an-age-begins-with-the-last-start", func(b *bench) {
 		o := b.open("a", 1)
 		b.put(o, 0, "one", steps.Started, nil)
 		at := b.find("a").Steps[0].At
@@ -355,7 +358,7 @@ var rules = []struct {
 			b.Errorf("started again, its age is %v, and it was recorded at %v", s.Age, s.At)
 		}
 	}},
-	{"a sweep takes what was finished long ago", func(b *bench) {
+	{"a-sweep-takes-what-was-finished-long-ago", func(b *bench) {
 		for i, key := range []string{"a", "b", "c", "d", "e"} {
 			o := b.open(key, uint64(i+1))
 			b.put(o, 0, "one", steps.Done, nil)
@@ -388,7 +391,7 @@ var rules = []struct {
 			b.Errorf("what was swept has steps: %+v", o.Steps)
 		}
 	}},
-	{"a context that has ended changes nothing", func(b *bench) {
+	{"a-context-that-has-ended-changes-nothing", func(b *bench) {
 		o := b.open("a", 1)
 		ctx, cancel := context.WithCancel(b.Context())
 		cancel()

@@ -59,6 +59,7 @@ func (p points) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBat
 	p("before a batch")
 	return ctx
 }
+
 func (p points) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
 	p("after " + d.SQL)
 }

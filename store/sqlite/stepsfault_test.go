@@ -10,8 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/steps/stepstest"
 )
 
@@ -78,5 +81,102 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 				return c
 			})
 		})
+	}
+}
+
+// Every statement of an order fails once, or is carried out and its answer lost.
+func TestStepsEveryFault(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("answer lost ", lost), func(t *testing.T) {
+			t.Parallel()
+			world := &stepstest.World{}
+			remote := httptest.NewServer(world)
+			defer remote.Close()
+			f := &faults{}
+			shop := newStepsShop(openFaulty(t, f, Config{}))
+			shop.URL, shop.Charge, shop.Policy.OnCrash = remote.URL, steps.Policy{OnCrash: semel.Retry}, semel.Retry
+			ctx := t.Context()
+			write1 := func(query string) {
+				if _, err := write(ctx, shop.Records.(*Store), 0, func(tx *tx) (int64, error) { return tx.exec(query) }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write1("CREATE TABLE reservation (order_id TEXT NOT NULL) STRICT")
+			n := 1
+			for hit := true; hit; n++ {
+				hit = false
+				where, order := "", fmt.Sprint("o", n)
+				f.arm(func(call int, query string, _ []driver.Value) (before, after bool) {
+					if call != n {
+						return false, false
+					}
+					hit, where = true, query
+					return !lost, lost
+				})
+				_, answer, err := shop.Place(ctx, order)
+				for try := 0; err != nil && try < 5; try++ {
+					_, answer, err = shop.Place(ctx, order) // the client comes back
+				}
+				f.arm(nil)
+				var reserved int
+				if rerr := shop.Records.(*Store).read(ctx, func(c *conn) error {
+					return c.queryOnce(ctx, "SELECT count(*) FROM reservation WHERE order_id = ?", func(r *row) { reserved = int(r.int()) }, order)
+				}); err != nil || rerr != nil || answer == 0 {
+					t.Errorf("%v, %v, %v", answer, err, rerr)
+				}
+				world.WantOnce(t, order, reserved)
+				if t.Failed() {
+					t.Fatalf("at call %d, %s", n, where)
+				}
+			}
+			if n < 30 {
+				t.Errorf("only %d points", n-1)
+			}
+		})
+	}
+}
+
+// No query of the journal reads through the table.
+func TestStepsQueriesUseTheirIndexes(t *testing.T) {
+	due, _, err := journals(steps.Filter{Phase: steps.Open, Due: true, Operations: []string{"a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := openFaulty(t, &faults{}, Config{})
+	if err := s.read(t.Context(), func(c *conn) error {
+		for query, index := range map[string]string{
+			selectJournal: "journal_identity", selectSteps: "sqlite_autoindex_journal_step_1", due: "journal_due", selectFinished: "journal_due",
+			deleteJournals: "INTEGER PRIMARY KEY", deleteStepsWith: "sqlite_autoindex_journal_step_1",
+		} {
+			var plan []string
+			if err := c.queryOnce(t.Context(), "EXPLAIN QUERY PLAN "+strings.ReplaceAll(query, "?", "'1'"), func(r *row) { _, _, _ = r.int(), r.int(), r.int(); plan = append(plan, r.text()) }); err != nil {
+				return fmt.Errorf("%s: %w", query, err)
+			}
+			if all := strings.Join(plan, "\n"); !strings.Contains(all, index) || strings.Contains(all, "SCAN journal") {
+				t.Errorf("%s\n%s", query, all)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Steps of an operation whose claim is a transaction would all be one commit.
+func TestStepsNeedALeasedClaim(t *testing.T) {
+	s := openFaulty(t, &faults{}, Config{}).Transactional()
+	j, err := steps.New(steps.Config{Store: s.Steps()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := semel.New(semel.Config{Store: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, answer, err := semel.Call(t.Context(), g, semel.Submit{Identity: identity("k")}, func(ctx context.Context) (int, error) {
+		return steps.Run(ctx, j, 1, func(context.Context, int) (int, error) { return 1, nil })
+	})
+	if answer != semel.Released || !errors.Is(err, steps.ErrNotLeased) {
+		t.Errorf("%v, %v", answer, err)
 	}
 }
