@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -80,7 +81,18 @@ type Step struct {
 	Key string
 	// At is when the step was first begun, in this execution or one before it.
 	At time.Time
+	// InDoubt says that a call of an execution before may have had an effect.
+	InDoubt bool
+
+	called *atomic.Bool // with what may have been an effect
 }
+
+// MayHaveEffect reports whether a call under the key may have had an effect, in an
+// execution before or, as far as clients have told SetCalled, in this one.
+func (s *Step) MayHaveEffect() bool { return s.InDoubt || s.called.Load() }
+
+// SetCalled says that a call under the key may have had an effect. Clients call it.
+func (s *Step) SetCalled() { s.called.Store(true) }
 
 type stepKey struct{}
 
@@ -95,6 +107,7 @@ type currentStep struct {
 // handler, as package steps does; handlers use semelhttp.WithStep.
 func WithStep(ctx context.Context, s Step) context.Context {
 	x, _ := CurrentExecution(ctx)
+	s.called = new(atomic.Bool)
 	return context.WithValue(ctx, stepKey{}, &currentStep{&s, x})
 }
 

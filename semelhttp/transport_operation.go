@@ -30,6 +30,7 @@ type operation struct {
 	key       string
 	execution *semel.Execution // the one that it is part of, or nil
 	step      *semel.Step      // and of that
+	ofStep    bool             // its key is the step's
 
 	mu        sync.Mutex
 	firstSent time.Time
@@ -122,7 +123,7 @@ func currentOperation(ctx context.Context) *operation {
 		return op
 	}
 	if step != nil {
-		return &operation{key: step.Key, firstSent: step.At, execution: x, step: step, doubt: true}
+		return &operation{key: step.Key, firstSent: step.At, execution: x, step: step, doubt: step.MayHaveEffect(), ofStep: true}
 	}
 	return nil
 }
@@ -152,6 +153,9 @@ func (o *operation) setDoubt() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.doubt = true
+	if o.ofStep {
+		o.step.SetCalled()
+	}
 }
 
 func (o *operation) inDoubt() bool {

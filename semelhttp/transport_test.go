@@ -1298,8 +1298,17 @@ func TestTransportInStep(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if _, err := refused.RoundTrip(request(t, step, "POST", "{}")); err == nil || errors.Is(err, semel.ErrNoEffect) {
-			t.Errorf("no effect is said of a key that may have been used before: %v", err)
+		for _, c := range []struct {
+			step context.Context
+			none bool
+		}{
+			{semel.WithStep(ctx, semel.Step{Key: "fresh", At: at}), true},
+			{semel.WithStep(ctx, semel.Step{Key: "again", At: at, InDoubt: true}), false},
+			{step, false}, // it was called above
+		} {
+			if _, err := refused.RoundTrip(request(t, c.step, "POST", "{}")); err == nil || errors.Is(err, semel.ErrNoEffect) != c.none {
+				t.Errorf("refused: %v; no effect: %v", err, c.none)
+			}
 		}
 	})
 	if got, want := base.keys(), []string{`"step"`, `"step"`, `"inside"`, `"around"`}; !slices.Equal(got, want) {

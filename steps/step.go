@@ -170,7 +170,7 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 			}
 			return zero, semel.Indeterminate("the execution was ended before a call", err)
 		}
-		out, err := fn(semel.WithStep(ctx, semel.Step{Key: key, At: s.At}), in)
+		out, err := fn(semel.WithStep(ctx, semel.Step{Key: key, At: s.At, InDoubt: doubt}), in)
 		answer, _ := semel.Declared(err)
 		switch {
 		case err == nil:
