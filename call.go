@@ -27,12 +27,9 @@ func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Co
 			return Result{}, err
 		}
 		fresh = v
-		body, err := json.Marshal(v)
-		if err != nil {
-			encoded = fmt.Errorf("%w: %w", ErrResultNotRetained, err)
-			return Result{Codec: codecJSON, Tombstone: true, Label: "tombstone"}, nil
-		}
-		return Result{Codec: codecJSON, Body: body, Label: "ok"}, nil
+		res, err := JSONResult(v)
+		encoded = err // the effect has happened all the same
+		return res, nil
 	})
 	switch {
 	case err != nil:
@@ -49,4 +46,14 @@ func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Co
 		return zero, out.Answer, fmt.Errorf("semel: the recorded result does not fit %T: %w", v, err)
 	}
 	return v, out.Answer, nil
+}
+
+// JSONResult is the result that Call records of v. If v cannot be encoded it is a
+// tombstone, and the error is ErrResultNotRetained.
+func JSONResult(v any) (Result, error) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return Result{Codec: codecJSON, Tombstone: true, Label: "tombstone"}, fmt.Errorf("%w: %w", ErrResultNotRetained, err)
+	}
+	return Result{Codec: codecJSON, Body: body, Label: "ok"}, nil
 }

@@ -1,9 +1,12 @@
 package semel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // ErrStepRepeated is Execution.ChildKey's answer to a step that it has given a
@@ -70,4 +73,53 @@ func (t *takenSteps) take(name string) bool {
 	}
 	t.names[name] = struct{}{}
 	return true
+}
+
+// Step is a named part of an execution that makes a call to another service.
+type Step struct {
+	// Key is the child key of the call.
+	Key string
+	// At is when the step was first begun, in this execution or one before it.
+	At time.Time
+	// InDoubt says that a call of an execution before may have had an effect.
+	InDoubt bool
+
+	called *atomic.Bool // with what may have been an effect
+}
+
+// MayHaveEffect reports whether a call under the key may have had an effect, in an
+// execution before or, as far as clients have told SetCalled, in this one.
+func (s *Step) MayHaveEffect() bool { return s.InDoubt || s.called.Load() }
+
+// SetCalled says that a call under the key may have had an effect. Clients call it.
+func (s *Step) SetCalled() { s.called.Store(true) }
+
+type stepKey struct{}
+
+type currentStep struct {
+	step      *Step
+	execution *Execution
+}
+
+// WithStep returns a context whose calls to other services are made under the
+// step's key, by clients that know of it, such as those of package semelhttp.
+// They must all be the same call. It is for packages that name steps for a
+// handler, as package steps does; handlers use semelhttp.WithStep.
+func WithStep(ctx context.Context, s Step) context.Context {
+	x, _ := CurrentExecution(ctx)
+	s.called = new(atomic.Bool)
+	return context.WithValue(ctx, stepKey{}, &currentStep{&s, x})
+}
+
+// CurrentStep returns the step that calls with ctx belong to, or nil. The step of
+// an execution is not that of another inside of it.
+func CurrentStep(ctx context.Context) *Step {
+	s, ok := ctx.Value(stepKey{}).(*currentStep)
+	if !ok {
+		return nil
+	}
+	if x, _ := CurrentExecution(ctx); x != s.execution {
+		return nil
+	}
+	return s.step
 }

@@ -76,6 +76,9 @@ func CurrentExecution(ctx context.Context) (*Execution, bool) {
 // Identity is what is being executed.
 func (x *Execution) Identity() Identity { return x.submit.Identity }
 
+// Fingerprint is that of the submit which is executed.
+func (x *Execution) Fingerprint() Fingerprint { return x.submit.Fingerprint }
+
 // RecordID is the opaque id of the record.
 func (x *Execution) RecordID() string { return x.claim.RecordID() }
 

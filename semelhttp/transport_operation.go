@@ -29,6 +29,8 @@ func (o Operation) String() string { return "an operation" }
 type operation struct {
 	key       string
 	execution *semel.Execution // the one that it is part of, or nil
+	step      *semel.Step      // and of that
+	ofStep    bool             // its key is the step's
 
 	mu        sync.Mutex
 	firstSent time.Time
@@ -43,7 +45,8 @@ type operationKey struct{}
 // mean two things need two contexts.
 //
 // Within an execution (semel.CurrentExecution) a context counts that was made
-// there, and none from outside: the key of the whole is not that of its parts.
+// there, and none from outside: the key of the whole is not that of its parts. So
+// it is within a step of package steps, whose context has a key of its own.
 //
 // The key may have been used before, so no error of these requests says
 // certainly no effect (see TransportError).
@@ -53,6 +56,7 @@ func WithOperation(ctx context.Context, op Operation) context.Context {
 
 func newOperation(ctx context.Context, op *operation) context.Context {
 	op.execution, _ = semel.CurrentExecution(ctx)
+	op.step = semel.CurrentStep(ctx)
 	return withOperation(ctx, op)
 }
 
@@ -113,14 +117,15 @@ func CurrentOperation(ctx context.Context) (Operation, bool) {
 }
 
 func currentOperation(ctx context.Context) *operation {
-	op, _ := ctx.Value(operationKey{}).(*operation)
-	if op == nil {
-		return nil
+	x, _ := semel.CurrentExecution(ctx)
+	step := semel.CurrentStep(ctx)
+	if op, _ := ctx.Value(operationKey{}).(*operation); op != nil && op.execution == x && op.step == step {
+		return op
 	}
-	if x, _ := semel.CurrentExecution(ctx); x != op.execution {
-		return nil
+	if step != nil {
+		return &operation{key: step.Key, firstSent: step.At, execution: x, step: step, doubt: step.MayHaveEffect(), ofStep: true}
 	}
-	return op
+	return nil
 }
 
 func withOperation(ctx context.Context, op *operation) context.Context {
@@ -148,6 +153,9 @@ func (o *operation) setDoubt() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.doubt = true
+	if o.ofStep {
+		o.step.SetCalled()
+	}
 }
 
 func (o *operation) inDoubt() bool {

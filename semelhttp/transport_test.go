@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -1258,6 +1259,60 @@ func TestTransportInExecution(t *testing.T) {
 	}
 	if ctx, err := semelhttp.WithStep(t.Context(), "charge"); !errors.Is(err, semelhttp.ErrNoExecution) || ctx != nil {
 		t.Errorf("a step outside of an execution: %v", err)
+	}
+}
+
+// TestTransportInStep: requests with a step's context have its key, and the time at
+// which it was begun; what was put around the step does not count inside.
+func TestTransportInStep(t *testing.T) {
+	f := newFixture(t)
+	base := &script{answers: []play{reply(201, "")}}
+	tr := transport(t, base)
+	at := time.Unix(1700000000, 0)
+	do := func(ctx context.Context, key string, fn func(ctx context.Context)) {
+		t.Helper()
+		submit := semel.Submit{Identity: semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: key}}
+		if _, err := f.guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) { fn(ctx); return semel.Result{}, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(t.Context(), "a", func(ctx context.Context) {
+		step := semel.WithStep(semelhttp.WithKey(ctx, "around"), semel.Step{Key: "step", At: at})
+		roundTrip(t, tr, request(t, step, "POST", "{}"))
+		roundTrip(t, tr, request(t, step, "POST", "{}"))
+		roundTrip(t, tr, request(t, semelhttp.WithKey(step, "inside"), "POST", "{}"))
+		roundTrip(t, tr, request(t, semelhttp.WithKey(ctx, "around"), "POST", "{}"))
+		if op, ok := semelhttp.CurrentOperation(step); !ok || op.Key != "step" || !op.FirstSent.Equal(at) {
+			t.Errorf("the operation is %+v, %v", op, ok)
+		}
+		// Another execution within the step has steps of its own.
+		do(step, "b", func(ctx context.Context) {
+			if _, err := tr.RoundTrip(request(t, ctx, "POST", "{}")); !errors.Is(err, semelhttp.ErrNoStep) || semel.CurrentStep(ctx) != nil {
+				t.Errorf("a call without a step of its own: %v", err)
+			}
+		})
+		refused, err := semelhttp.NewTransport(semelhttp.TransportConfig{MaxTries: 1, Base: &http.Transport{
+			DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") },
+		}})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, c := range []struct {
+			step context.Context
+			none bool
+		}{
+			{semel.WithStep(ctx, semel.Step{Key: "fresh", At: at}), true},
+			{semel.WithStep(ctx, semel.Step{Key: "again", At: at, InDoubt: true}), false},
+			{step, false}, // it was called above
+		} {
+			if _, err := refused.RoundTrip(request(t, c.step, "POST", "{}")); err == nil || errors.Is(err, semel.ErrNoEffect) != c.none {
+				t.Errorf("refused: %v; no effect: %v", err, c.none)
+			}
+		}
+	})
+	if got, want := base.keys(), []string{`"step"`, `"step"`, `"inside"`, `"around"`}; !slices.Equal(got, want) {
+		t.Errorf("keys %q; want %q", got, want)
 	}
 }
 

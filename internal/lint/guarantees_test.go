@@ -30,7 +30,7 @@ type proofs struct {
 
 // sharedNames are folders whose string literals may name subtests of any
 // package: suites that run in the packages of the stores.
-var sharedNames = []string{"storetest", "internal/brokenstore", "outbox/outboxtest", "inbox/inboxtest", "jobs/jobstest"}
+var sharedNames = []string{"storetest", "internal/brokenstore", "outbox/outboxtest", "inbox/inboxtest", "jobs/jobstest", "steps/stepstest"}
 
 // readProofs parses the Go files of a folder. A file that a build constraint
 // keeps off linux/amd64 offers nothing, and neither does an example without

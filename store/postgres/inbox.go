@@ -30,13 +30,13 @@ type Inbox struct {
 
 var _ inbox.Store = (*Inbox)(nil)
 
-type inboxStatements struct{ begin, receive, receiveJSON, seen, sweep, count string }
+type inboxStatements struct{ receive, receiveJSON, seen, sweep, count string }
 
 // Inbox returns the inbox in the store's schema.
 func (s *Store) Inbox() *Inbox {
 	q := func(sql string) string { return in(s.config.Schema, sql) }
 	return &Inbox{s, inboxStatements{
-		begin: s.sql.beginInbox, receive: q(fmt.Sprintf(sqlReceive, "unnest($2::text[])")),
+		receive:     q(fmt.Sprintf(sqlReceive, "unnest($2::text[])")),
 		receiveJSON: q(fmt.Sprintf(sqlReceive, "json_array_elements_text($2::json)")),
 		seen:        q(sqlSeen), sweep: q(sqlSweepInbox), count: q(sqlCountInbox),
 	}}
@@ -60,95 +60,82 @@ const (
 const commitTimeout = 10 * time.Second
 
 // Transact implements inbox.Store.
-func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) (err error) {
+func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) error {
 	c, first, err := again2(ctx, b.store, func() (*txClaim, []bool, error) { return b.begin(ctx, consumer, ids) })
 	if c == nil {
 		return err
 	}
-	ended := false
-	defer func() {
-		if ended {
-			return
-		}
-		if rerr := c.rollBack(context.WithoutCancel(ctx)); rerr != nil { // also where work panics
-			err = errors.Join(rerr, err)
-		}
-	}()
-	if err := work(c.Context(ctx), first); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
-	defer cancel()
-	if err := c.shut(ctx, nil); err != nil {
-		return fmt.Errorf("%w: the handler has left a statement under way: %w", inbox.ErrRolledBack, err)
-	}
-	pg := c.tx.Conn().PgConn()
-	switch {
-	case pg.IsClosed():
-		return fmt.Errorf("%w: the connection is gone", inbox.ErrRolledBack)
-	case pg.IsBusy():
-		return fmt.Errorf("%w: the handler left rows or a batch open", inbox.ErrRolledBack)
-	case pg.TxStatus() == 'E':
-		return fmt.Errorf("%w: a statement of the handler failed, and with it the transaction", inbox.ErrRolledBack)
-	}
-	batch := &pgx.Batch{}
-	batch.Queue(releaseWork) // fails if this is no longer the transaction we began
-	batch.Queue("COMMIT")
-	br := c.tx.SendBatch(ctx, batch)
-	var tag pgconn.CommandTag
-	if _, err = br.Exec(); err == nil {
-		tag, err = br.Exec()
-	}
-	if cerr := br.Close(); err == nil {
-		err = cerr
-	}
-	if escaped(err) {
-		return fmt.Errorf("%w: %w", inbox.ErrUnknown, errHandlerEnded)
-	}
-	// The savepoint was there, so the transaction was ours, and it is over or about
-	// to be.
-	ended = true
-	defer c.giveBack(ctx)
-	switch {
-	case err == nil && tag.String() == "ROLLBACK":
-		return fmt.Errorf("%w: COMMIT was answered with ROLLBACK", inbox.ErrRolledBack)
-	case err == nil:
-		if c.enqueued.Load() {
-			c.store.hints.send()
-		}
-		return nil
-	case certain(err, pg):
-		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, err)
-	}
-	return fmt.Errorf("%w: %w", inbox.ErrUnknown, err)
+	return c.transact(ctx, func(ctx context.Context) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
 }
 
 // begin begins a transaction and records ids in it. Where none is first it returns
 // no transaction.
 func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *txClaim, first []bool, err error) {
-	s := b.store
+	c, recorded, err := b.store.beginWork(ctx, b.sql.receive, consumer, ids)
+	switch {
+	case errors.Is(err, errWaited):
+		return nil, nil, fmt.Errorf("%w: %w", inbox.ErrInProgress, err)
+	case err != nil:
+		return nil, nil, fmt.Errorf("postgres: inbox: %w", err)
+	case len(recorded) == 0:
+		c.unused(ctx)
+		return nil, nil, nil
+	}
+	return c, inbox.First(ids, recorded), nil
+}
+
+// txError is why a handler's transaction was not committed, or not for certain.
+type txError struct {
+	class txClass
+	err   error
+}
+
+type txClass uint8
+
+const (
+	txFailed  txClass = iota // the handler
+	txRefused                // COMMIT
+	txInDoubt
+)
+
+// as is the error in the words of a package.
+func (e *txError) as(rolledBack, inDoubt error) error {
+	switch {
+	case e == nil:
+		return nil
+	case e.class == txRefused:
+		return fmt.Errorf("%w: %w", rolledBack, e.err)
+	case e.class == txInDoubt:
+		return fmt.Errorf("%w: %w", inDoubt, e.err)
+	}
+	return e.err
+}
+
+// errWaited: another transaction holds what the first statement of a handler's wants.
+var errWaited = errors.New("waited for another transaction for as long as the LockTimeout")
+
+// beginWork begins a transaction for a handler, whose first statement returns texts.
+func (s *Store) beginWork(ctx context.Context, first string, args ...any) (_ *txClaim, texts []string, err error) {
 	c := &txClaim{store: s}
 	if c.conn, err = s.pool.Acquire(ctx); err != nil {
 		return nil, nil, err
 	}
 	c.socket = c.conn.Conn().PgConn().Conn()
 	defer func() {
-		if err != nil || first == nil {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-			defer cancel()
-			c.giveBack(ctx)
+		if err != nil {
+			c.unused(ctx)
 		}
 	}()
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: s.config.Isolation, AccessMode: pgx.ReadWrite})
-	batch.Queue(b.sql.begin)
-	batch.Queue(b.sql.receive, consumer, ids)
+	batch.Queue(s.sql.beginInbox)
+	batch.Queue(first, args...)
 	batch.Queue(restoreWait)
 	batch.Queue(saveWork)
 	sent := time.Now()
 	br := c.conn.SendBatch(ctx, batch)
 	c.tx = br.Tx()
-	recorded, err := func() ([]string, error) {
+	texts, err = func() ([]string, error) {
 		for range 2 {
 			if _, err := br.Exec(); err != nil {
 				return nil, err
@@ -160,15 +147,83 @@ func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *tx
 	if cerr := br.Close(); err == nil {
 		err = cerr
 	}
-	switch {
-	case gaveUpWaiting(err, sent, s.config.LockTimeout):
-		return nil, nil, fmt.Errorf("%w: %w", inbox.ErrInProgress, err)
-	case err != nil:
-		return nil, nil, fmt.Errorf("postgres: inbox: %w", err)
-	case len(recorded) == 0:
-		return nil, nil, nil
+	if gaveUpWaiting(err, sent, s.config.LockTimeout) {
+		err = fmt.Errorf("%w: %w", errWaited, err)
 	}
-	return c, inbox.First(ids, recorded), nil
+	return c, texts, err
+}
+
+// unused ends a transaction that no handler was called in.
+func (c *txClaim) unused(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	c.giveBack(ctx)
+}
+
+// transact calls work in the transaction that beginWork has begun, and commits it.
+func (c *txClaim) transact(ctx context.Context, work func(context.Context) error) (err *txError) {
+	ended := false
+	defer func() {
+		if ended {
+			return
+		}
+		if rerr := c.rollBack(context.WithoutCancel(ctx)); rerr != nil { // also where work panics
+			cause := rerr
+			if err != nil {
+				cause = errors.Join(rerr, err.err)
+			}
+			err = &txError{txInDoubt, cause}
+		}
+	}()
+	if err := work(c.Context(ctx)); err != nil {
+		return &txError{txFailed, err}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	if err := c.shut(ctx, nil); err != nil {
+		return &txError{txRefused, fmt.Errorf("the handler has left a statement under way: %w", err)}
+	}
+	refused := func(why string) *txError { return &txError{txRefused, errors.New(why)} }
+	pg := c.tx.Conn().PgConn()
+	switch {
+	case pg.IsClosed():
+		return refused("the connection is gone")
+	case pg.IsBusy():
+		return refused("the handler left rows or a batch open")
+	case pg.TxStatus() == 'E':
+		return refused("a statement of the handler failed, and with it the transaction")
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(releaseWork) // fails if this is no longer the transaction we began
+	batch.Queue("COMMIT")
+	br := c.tx.SendBatch(ctx, batch)
+	var tag pgconn.CommandTag
+	_, cerr := br.Exec()
+	if cerr == nil {
+		tag, cerr = br.Exec()
+	}
+	if err := br.Close(); cerr == nil {
+		cerr = err
+	}
+	if escaped(cerr) {
+		return &txError{txInDoubt, errHandlerEnded}
+	}
+	// The savepoint was there, so the transaction was ours, and it is over or about
+	// to be.
+	ended = true
+	defer c.giveBack(ctx)
+	switch {
+	case cerr == nil && tag.String() == "ROLLBACK":
+		return refused("COMMIT was answered with ROLLBACK")
+	case cerr == nil:
+		if c.enqueued.Load() {
+			c.store.hints.send()
+		}
+		return nil
+	case certain(cerr, pg):
+		return &txError{txRefused, cerr}
+	}
+	return &txError{txInDoubt, cerr}
 }
 
 // again2 is again for what returns two values.
@@ -202,7 +257,7 @@ func (c *txClaim) rollBack(ctx context.Context) error {
 		suspect = escaped(err) || suspect && err != nil
 	}
 	if suspect {
-		return fmt.Errorf("%w: %w", inbox.ErrUnknown, errHandlerEnded)
+		return errHandlerEnded
 	}
 	return nil
 }

@@ -76,6 +76,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.record TO {r};
 GRANT SELECT, INSERT, DELETE ON {s}.piece TO {r};
 GRANT SELECT, INSERT ON {s}.trail TO {r};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.inbox TO {r};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.journal, {s}.journal_step TO {r};
 GRANT USAGE ON SEQUENCE {s}.counter TO {r};
 GRANT SELECT, INSERT, DELETE ON {s}.outbox TO {r};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {s}.outbox_queue, {s}.outbox_settled TO {r};

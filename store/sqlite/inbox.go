@@ -47,24 +47,61 @@ const (
 )
 
 // Transact implements inbox.Store.
-func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) (err error) {
-	s := b.store
+func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) error {
+	var first []bool
+	return b.store.transact(ctx, func(t *tx) (more bool, err error) {
+		first, err = t.receive(consumer, ids)
+		return slices.Contains(first, true), err
+	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
+}
+
+// txError is why a handler's transaction was not committed, or not for certain.
+type txError struct {
+	class txClass
+	err   error
+}
+
+type txClass uint8
+
+const (
+	txFailed  txClass = iota // the handler, or it was not begun
+	txRefused                // COMMIT, or the handler has ended it
+	txInDoubt
+)
+
+// as is the error in the words of a package.
+func (e *txError) as(rolledBack, inDoubt error) error {
+	switch {
+	case e == nil:
+		return nil
+	case e.class == txRefused:
+		return fmt.Errorf("%w: %w", rolledBack, e.err)
+	case e.class == txInDoubt:
+		return fmt.Errorf("%w: %w", inDoubt, e.err)
+	}
+	return e.err
+}
+
+// transact calls first and work in a transaction, and commits it. If first says that
+// there is nothing to do, work is not called and nothing is written.
+func (s *TxStore) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *txError {
+	failed := func(err error) *txError { return &txError{txFailed, err} }
 	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
-		return errNested
+		return failed(errNested)
 	}
 	if err := s.take(ctx); err != nil {
-		return err
+		return failed(err)
 	}
 	defer func() { <-s.turn }()
 	s.mu.Lock()
 	closed := s.closed
 	s.mu.Unlock()
 	if closed {
-		return ErrClosed
+		return failed(ErrClosed)
 	}
 	t, err := s.lock(ctx)
 	if err != nil {
-		return err
+		return failed(err)
 	}
 	ended := false
 	defer func() {
@@ -72,28 +109,28 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 			s.rollback()
 		}
 	}()
-	first, err := t.receive(consumer, ids)
+	more, err := first(t)
 	if err != nil {
-		return fmt.Errorf("sqlite: inbox: %w", err)
+		return failed(fmt.Errorf("sqlite: begin: %w", err))
 	}
-	if !slices.Contains(first, true) {
+	if !more {
 		return nil
 	}
 	if _, err := t.exec("SAVEPOINT semel_work"); err != nil {
-		return fmt.Errorf("sqlite: inbox: %w", err)
+		return failed(fmt.Errorf("sqlite: begin: %w", err))
 	}
 	h := &handler{store: s}
 	// Not with ctx: the transaction does not end with it.
 	if h.work, err = s.session.sql.BeginTx(context.Background(), nil); err != nil {
-		return fmt.Errorf("sqlite: inbox: %w", err)
+		return failed(fmt.Errorf("sqlite: begin: %w", err))
 	}
 	err = func() error {
 		// Waits for a statement that work has left under way; it ends with its context.
 		defer func() { _ = h.work.Rollback() }() // which rolls nothing back: see handlerConn
-		return work(context.WithValue(ctx, handlerKey{}, h), first)
+		return work(context.WithValue(ctx, handlerKey{}, h), h)
 	}()
 	if err != nil {
-		return err
+		return failed(err)
 	}
 	in, err := t.conn.inTransaction()
 	if err == nil && in {
@@ -103,7 +140,7 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 		err = errEnded
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, err)
+		return &txError{txRefused, err}
 	}
 	s.session.committing = true
 	_, err = t.conn.exec("COMMIT")
@@ -116,12 +153,12 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 		}
 		return nil
 	case code(err)&0xff == sqlite3.SQLITE_CONSTRAINT:
-		return fmt.Errorf("%w: %w", inbox.ErrRolledBack, err)
+		return &txError{txRefused, err}
 	}
 	// It may be in the log all the same, for a recovery to find.
 	ended = true
 	s.drop()
-	return fmt.Errorf("%w: %w", inbox.ErrUnknown, err)
+	return &txError{txInDoubt, err}
 }
 
 // receive records ids, all in one statement, and reports which were not on record.

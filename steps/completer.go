@@ -1,0 +1,310 @@
+package steps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// Handler executes an operation for a completer, from its input on record, and
+// returns what the guard records. Handle makes one.
+type Handler func(ctx context.Context, input []byte) (semel.Result, error)
+
+// Handle returns the handler that Runs fn. result makes of its answer what the guard
+// records: nil is for operations of semel.Call; for those of an HTTP handler it says
+// what that would have answered, with semelhttp.EncodeResult.
+func Handle[In, Out any](j *Journal, fn func(ctx context.Context, in In) (Out, error), result func(out Out) (semel.Result, error)) Handler {
+	return func(ctx context.Context, input []byte) (semel.Result, error) {
+		in, err := decode[In](input)
+		if err != nil {
+			return semel.Result{}, semel.Indeterminate("the journal's input does not fit", err)
+		}
+		out, err := Run(ctx, j, in, fn)
+		if err != nil {
+			return semel.Result{}, err
+		}
+		if result == nil {
+			res, _ := semel.JSONResult(out) // a tombstone, if it cannot be encoded
+			return res, nil
+		}
+		return result(out)
+	}
+}
+
+// CompleterConfig is what a completer is made of. Journal, Guard and Operations are
+// required.
+type CompleterConfig struct {
+	Journal *Journal
+	// Guard is over the records of the operations. Its policy is followed, but that
+	// a completer takes executions over whose lease has lapsed, or whose outcome is
+	// unknown, whatever OnCrash says.
+	Guard *semel.Guard
+	// Operations are the handlers, by Identity.Operation. Others are left alone.
+	Operations map[string]Handler
+
+	// Every is the time between two rounds of Run. Default 5 s.
+	Every time.Duration
+	// MaxAttempts is how often an operation is executed before it is Held. Default 10.
+	MaxAttempts int
+	// MinBackoff and MaxBackoff bound the wait after an attempt, which doubles.
+	// Default 5 s and 10 min.
+	MinBackoff, MaxBackoff time.Duration
+	// Parallel is how many operations are executed at the same time. Default 4.
+	Parallel int
+	// Retention is how long the journals of operations are kept that are finished.
+	// Default that of the guard's policy, which it must not be shorter than.
+	Retention time.Duration
+	// OnRound is told what each round of Run did, unless it is nil.
+	OnRound func(Report)
+}
+
+// Completer executes operations to their end whose process has died, or whose steps
+// have failed. Any number may be at work.
+type Completer struct {
+	config CompleterConfig
+	names  []string
+}
+
+// Report is what a round did.
+type Report struct {
+	Finished  int // operations whose record is complete, by this round or before
+	Postponed int // are being executed, or have failed and will be tried again
+	Held      int // wait for a person from now on
+	Swept     int // old journals that were forgotten
+	Err       error
+}
+
+// NewCompleter makes a completer. It starts nothing: call Run.
+func NewCompleter(c CompleterConfig) (*Completer, error) {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.Every, 5*time.Second)
+	def(&c.MinBackoff, 5*time.Second)
+	def(&c.MaxBackoff, max(10*time.Minute, c.MinBackoff))
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = 10
+	}
+	if c.Parallel == 0 {
+		c.Parallel = 4
+	}
+	var errs []error
+	if c.Journal == nil || c.Guard == nil || len(c.Operations) == 0 {
+		errs = append(errs, errors.New("field Journal, Guard or Operations is missing"))
+	}
+	if c.Every < 0 || c.MaxAttempts < 0 || c.MinBackoff < 0 || c.MaxBackoff < c.MinBackoff || c.Parallel < 0 {
+		errs = append(errs, errors.New("field Every, MaxAttempts, MinBackoff or Parallel is negative, or MaxBackoff less than MinBackoff"))
+	}
+	k := &Completer{}
+	for name, h := range c.Operations {
+		if h == nil {
+			errs = append(errs, fmt.Errorf("the handler of %q is nil", name))
+		}
+		k.names = append(k.names, name)
+	}
+	if c.Guard != nil {
+		p := c.Guard.Policy()
+		def(&c.Retention, p.Retention)
+		if c.Retention < p.Retention {
+			errs = append(errs, fmt.Errorf("field Retention %v is shorter than that of the records, %v", c.Retention, p.Retention))
+		}
+		p.OnCrash, p.Reconcile, p.SettleAfter = semel.Retry, nil, 0
+		var err error
+		if c.Guard, err = c.Guard.With(p); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("steps: completer config: %w", err)
+	}
+	k.config = c
+	return k, nil
+}
+
+// Run does a round now and then, until ctx ends: no operation is begun any more then,
+// and those under way are waited for.
+func (c *Completer) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		r := c.Round(ctx)
+		if c.config.OnRound != nil {
+			c.config.OnRound(r)
+		}
+		t := time.NewTimer(c.config.Every - rand.N(c.config.Every/4+1))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+		}
+	}
+}
+
+// sweepTogether is how many journals a round forgets at a time.
+const sweepTogether = 1000
+
+// Round looks once after all operations that are due.
+func (c *Completer) Round(ctx context.Context) (total Report) {
+	store := c.config.Journal.config.Store
+	f := Filter{Phase: Open, Operations: c.names, Due: true}
+	for ctx.Err() == nil {
+		page, err := store.List(ctx, f)
+		if err != nil {
+			total.Err = err
+			break
+		}
+		total.add(c.page(ctx, page))
+		if len(page) < f.Page() {
+			break
+		}
+		f.After = page[len(page)-1].Number
+	}
+	for ctx.Err() == nil {
+		n, err := store.Sweep(ctx, c.config.Retention, sweepTogether)
+		total.Swept += n
+		total.Err = errors.Join(total.Err, err)
+		if err != nil || n < sweepTogether {
+			break
+		}
+	}
+	return total
+}
+
+func (r *Report) add(o Report) {
+	r.Finished += o.Finished
+	r.Postponed += o.Postponed
+	r.Held += o.Held
+	r.Err = errors.Join(r.Err, o.Err)
+}
+
+// page looks after some operations, in goroutines that it waits for.
+func (c *Completer) page(ctx context.Context, page []Operation) (total Report) {
+	var (
+		mu   sync.Mutex
+		wg   sync.WaitGroup
+		busy = make(chan struct{}, c.config.Parallel)
+	)
+	for _, o := range page {
+		busy <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-busy }()
+			r := c.look(ctx, o)
+			mu.Lock()
+			defer mu.Unlock()
+			total.add(r)
+		})
+	}
+	wg.Wait()
+	return total
+}
+
+// look asks what the operation's record says, and executes it if nobody else does.
+func (c *Completer) look(ctx context.Context, o Operation) Report {
+	m := Mark{Number: o.Number, Fence: o.Fence, Phase: Open, Attempts: o.Attempts, Due: c.config.Journal.config.LookAfter}
+	r, err := c.config.Guard.Find(ctx, o.Identity)
+	switch {
+	case errors.Is(err, semel.ErrNotFound):
+		// The record was released, as having had no effect, or it has expired.
+		found, err := c.config.Journal.config.Store.Find(ctx, o.Identity)
+		if err != nil {
+			return Report{Err: err}
+		}
+		m.Phase = Finished
+		for _, s := range found.Steps {
+			if s.State != Free {
+				m.Phase, m.Cause = Held, "steps have been done, but the operation has no record: it was resolved as without effect, or has expired"
+			}
+		}
+	case err != nil:
+		return Report{Err: err}
+	case r.State == semel.StateCompleted:
+		m.Phase = Finished
+	case r.State == semel.StateInProgress && !r.Lapsed():
+	default:
+		return c.execute(ctx, o, m)
+	}
+	return c.mark(ctx, m)
+}
+
+// mark writes m, unless somebody has gone on with the operation.
+func (c *Completer) mark(ctx context.Context, m Mark) Report {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.Journal.config.StoreTimeout)
+	defer cancel()
+	err := c.config.Journal.config.Store.Mark(ctx, m)
+	switch {
+	case errors.Is(err, ErrStale):
+		return Report{}
+	case err != nil:
+		return Report{Err: err}
+	case m.Phase == Finished:
+		return Report{Finished: 1}
+	case m.Phase == Held:
+		return Report{Held: 1}
+	}
+	return Report{Postponed: 1}
+}
+
+// execute takes the operation over.
+func (c *Completer) execute(ctx context.Context, o Operation, m Mark) Report {
+	before := m.Fence
+	out, err := func() (out semel.Outcome, err error) {
+		returned := false
+		defer func() {
+			if !returned && recover() != nil { // it is on record
+				out.Claimed, err = true, errors.New("the handler panicked")
+			}
+		}()
+		out, err = c.config.Guard.Do(ctx, semel.Submit{Identity: o.Identity, Fingerprint: o.Fingerprint}, func(ctx context.Context) (semel.Result, error) {
+			x, _ := semel.CurrentExecution(ctx)
+			if !x.InDoubt() { // the record has gone since it was looked at: the next round says what that means
+				return semel.Result{}, semel.NoEffect(errGone)
+			}
+			m.Fence = x.Fence()
+			return c.config.Operations[o.Identity.Operation](ctx, o.Input)
+		})
+		returned = true
+		return out, err
+	}()
+	failed, _ := errors.AsType[*semel.Error](err)
+	switch {
+	case err == nil, errors.Is(err, semel.ErrRecorded):
+		m.Phase = Finished
+	case !out.Claimed && failed != nil && failed.Answer == semel.Mismatch:
+		m.Phase, m.Cause = Held, "its record is another request's"
+	case !out.Claimed: // somebody else is at it, or nobody can be now
+	default:
+		m.Attempts++
+		m.Cause = "an execution did not come to its end" // the errors of handlers may hold anything
+		m.Due = min(c.config.MinBackoff<<min(m.Attempts-1, 30), c.config.MaxBackoff)
+		if m.Due <= 0 {
+			m.Due = c.config.MaxBackoff
+		}
+		changed, is := errors.AsType[*ChangedError](err)
+		switch {
+		case is:
+			m.Phase, m.Cause = Held, changed.Error()
+		case errors.Is(err, ErrUnknown):
+			m.Phase, m.Cause = Held, ErrUnknown.Error()
+		case errors.Is(err, ErrCorrupt):
+			m.Phase, m.Cause = Held, ErrCorrupt.Error()
+		case m.Attempts >= c.config.MaxAttempts:
+			m.Phase = Held
+		}
+	}
+	report := c.mark(ctx, m)
+	if report == (Report{}) && m.Fence != before { // the handler has not come to open the journal
+		m.Fence = before
+		report = c.mark(ctx, m)
+	}
+	return report
+}
+
+var errGone = errors.New("steps: the operation's record is gone")

@@ -1,0 +1,357 @@
+package steps
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/semelhq/semel"
+)
+
+// Errors of Run and of steps. What goes on the guard's record of them says that the
+// outcome is unknown: steps before may have had their effects.
+var (
+	// ErrUnknown: what became of the call of a step is unknown, and its policy says
+	// Hold, or could not find out.
+	ErrUnknown = errors.New("steps: what became of the step is unknown")
+	// ErrCorrupt: what is on record was not written by this package, or does not fit
+	// the program.
+	ErrCorrupt = errors.New("steps: the journal is corrupt")
+	// ErrTooLarge: an input or a result is larger than Config allows.
+	ErrTooLarge = errors.New("steps: too large")
+	// ErrTooMany: the operation has as many steps as Config allows.
+	ErrTooMany = errors.New("steps: too many steps")
+	// ErrConcurrent: another step of the operation is under way. Steps have an order.
+	ErrConcurrent = errors.New("steps: another step is under way")
+	// ErrOtherRequest: the journal has another request under the identity.
+	ErrOtherRequest = errors.New("steps: the operation on record is another request's")
+	// ErrNoOperation: the context is not that of a function that Run has called, or
+	// the function has returned.
+	ErrNoOperation = errors.New("steps: a step needs the context that Run hands out")
+	// ErrNotLeased: Run needs an execution under a leased claim. In a transaction all
+	// steps would be committed together, or none.
+	ErrNotLeased = errors.New("steps: not in an execution under a leased claim")
+)
+
+// ChangedError says that an execution does not do what the executions before it
+// did. Nothing was called. Either bring the program back that began the operation,
+// or finish it by hand.
+type ChangedError struct {
+	Position int
+	// Recorded is the name of the step on record, and Asked that of the program's,
+	// empty if it has ended; if they are the same, it is the input that differs.
+	Recorded, Asked string
+}
+
+func (e *ChangedError) Error() string {
+	s := fmt.Sprintf("steps: the operation has changed: step %d is %q on record", e.Position, e.Recorded)
+	switch e.Asked {
+	case "":
+		return s + ", and the program has ended before it"
+	case e.Recorded:
+		return s + ", with another input than the program's"
+	}
+	return s + fmt.Sprintf(", and %q in the program", e.Asked)
+}
+
+// Config is what a journal is made of. Store is required.
+type Config struct {
+	Store Store
+	// MaxSteps is how many steps an operation may have. Default 100.
+	MaxSteps int
+	// MaxInput and MaxResult bound the JSON of an operation's or a step's input, and
+	// of a step's result, in bytes. Default 64 KiB.
+	MaxInput, MaxResult int
+	// LookAfter is how long after the begin of an execution a completer looks after
+	// the operation first. Default 30 s.
+	LookAfter time.Duration
+	// StoreTimeout bounds each write of what a step came to, which goes on when the
+	// execution's context has ended. Default 5 s.
+	StoreTimeout time.Duration
+}
+
+// Journal records the steps of operations. It is safe for concurrent use. New makes
+// one.
+type Journal struct{ config Config }
+
+// New makes a journal.
+func New(c Config) (*Journal, error) {
+	for _, f := range []struct {
+		v *int
+		n int
+	}{{&c.MaxSteps, 100}, {&c.MaxInput, 64 << 10}, {&c.MaxResult, 64 << 10}} {
+		if *f.v == 0 {
+			*f.v = f.n
+		}
+	}
+	if c.LookAfter == 0 {
+		c.LookAfter = 30 * time.Second
+	}
+	if c.StoreTimeout == 0 {
+		c.StoreTimeout = 5 * time.Second
+	}
+	var errs []error
+	if c.Store == nil {
+		errs = append(errs, errors.New("field Store is nil"))
+	}
+	if c.MaxSteps < 0 || c.MaxInput < 0 || c.MaxResult < 0 || c.LookAfter < 0 || c.StoreTimeout < 0 {
+		errs = append(errs, errors.New("field MaxSteps, MaxInput, MaxResult, LookAfter or StoreTimeout is negative"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("steps: config: %w", err)
+	}
+	return &Journal{c}, nil
+}
+
+// Find returns what is on record of an operation, or ErrNotFound.
+func (j *Journal) Find(ctx context.Context, id semel.Identity) (Operation, error) {
+	return j.config.Store.Find(ctx, id)
+}
+
+// List returns operations without their steps: Filter{Phase: Held} are those that
+// wait for a person.
+func (j *Journal) List(ctx context.Context, f Filter) ([]Operation, error) {
+	return j.config.Store.List(ctx, f)
+}
+
+// Resolve settles a step that is Unknown, as a person has found out: Done with its
+// result in JSON, Failed with a text, or Free, so that it is called again, under the
+// same child key. The completer then goes on with the operation.
+//
+// A call may still be under way when its step is marked Unknown. So look for its
+// effect only when the longest time is over that it can take.
+func (j *Journal) Resolve(ctx context.Context, id semel.Identity, step string, to State, result []byte, cause string) error {
+	o, err := j.config.Store.Find(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	for _, s := range o.Steps {
+		if s.Name != step {
+			continue
+		}
+		switch {
+		case s.State != Unknown:
+			return fmt.Errorf("steps: resolve: step %q is %s, not unknown", step, s.State)
+		case to == Done && !json.Valid(result), to != Done && to != Failed && to != Free:
+			return errors.New("steps: resolve: use Done with a result in JSON, Failed or Free")
+		case len(result) > j.config.MaxResult:
+			return fmt.Errorf("%w: a result of %d bytes; at most %d are allowed", ErrTooLarge, len(result), j.config.MaxResult)
+		}
+		s.State, s.Result, s.Cause = to, result, cause
+		if err := j.config.Store.Put(ctx, o.Number, o.Fence, s); err != nil {
+			return err
+		}
+		return j.config.Store.Mark(ctx, Mark{Number: o.Number, Fence: o.Fence, Phase: Open, Cause: cause})
+	}
+	return fmt.Errorf("steps: resolve: the operation has no step %q on record", step)
+}
+
+// Retry has the completer go on with an operation that is Held: once its cause is
+// mended.
+func (j *Journal) Retry(ctx context.Context, id semel.Identity) error {
+	o, err := j.config.Store.Find(ctx, id)
+	if err != nil {
+		return err
+	}
+	if o.Phase != Held {
+		return fmt.Errorf("steps: retry: the operation is %s, not held", o.Phase)
+	}
+	return j.config.Store.Mark(ctx, Mark{Number: o.Number, Fence: o.Fence, Phase: Open})
+}
+
+// run is an operation being executed.
+type run struct {
+	*Journal
+	x  *semel.Execution
+	op Operation
+
+	mu     sync.Mutex
+	busy   bool // a step is under way
+	closed bool // the function has returned
+	next   int  // position
+	err    error
+}
+
+type runKey struct{}
+
+// Run executes the operation of the execution that ctx comes from, as fn, step by
+// step. fn is called with the input on record: in, unless an execution before has
+// recorded its own; and with a context for Local and Remote. It is executed anew
+// from its begin after a crash, so between steps it must do nothing that is not
+// determined by its input and the steps' results, and come to the same steps in the
+// same order with the same inputs.
+//
+// The error is for the handler to return to its guard. Where a step has failed
+// otherwise than for good it is that step's, whatever fn returns. No effect is what
+// the guard is told only where no step has had one.
+func Run[In, Out any](ctx context.Context, j *Journal, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
+	var zero Out
+	x, ok := semel.CurrentExecution(ctx)
+	if !ok || x.Transactional() {
+		return zero, semel.NoEffect(ErrNotLeased)
+	}
+	input, err := encode(in, j.config.MaxInput)
+	if err != nil {
+		return zero, semel.NoEffect(err)
+	}
+	op, err := j.config.Store.Open(ctx, Opening{
+		Identity: x.Identity(), Fingerprint: x.Fingerprint(), Input: input, Fence: x.Fence(), Due: j.config.LookAfter,
+	})
+	switch {
+	case errors.Is(err, ErrStale):
+		return zero, semel.Indeterminate("another execution has gone on with the operation", err)
+	case err != nil: // no step was begun; of an execution before, the guard knows
+		return zero, semel.NoEffect(err)
+	}
+	if op.Fingerprint.Differs(x.Fingerprint()) {
+		return zero, semel.NoEffect(ErrOtherRequest)
+	}
+	if err := op.check(); err != nil {
+		return zero, semel.Indeterminate("the journal is corrupt", err)
+	}
+	if in, err = decode[In](op.Input); err != nil {
+		return zero, semel.Indeterminate("the journal's input does not fit", err)
+	}
+	r := &run{Journal: j, x: x, op: op}
+	out, err := fn(context.WithValue(ctx, runKey{}, r), in)
+	if err = r.end(err); err != nil {
+		return zero, err
+	}
+	return out, nil
+}
+
+// end is what fn's error comes to.
+func (r *run) end(err error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.busy { // in a goroutine that fn has left behind
+		return semel.Indeterminate("a step is still under way", ErrConcurrent)
+	}
+	if r.err != nil {
+		err = r.err
+	}
+	answer, declared := semel.Declared(err)
+	if (err == nil || declared && answer == semel.Executed) && r.next < len(r.op.Steps) {
+		return changed(r.next, r.op.Steps[r.next].Name, "")
+	}
+	if declared && answer == semel.Released {
+		for _, s := range r.op.Steps {
+			if s.State != Free {
+				return semel.Indeterminate("steps before have been done", err)
+			}
+		}
+	}
+	return err
+}
+
+func changed(position int, recorded, asked string) error {
+	return semel.Indeterminate("the operation's steps have changed", &ChangedError{position, recorded, asked})
+}
+
+func encode(v any, most int) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("steps: %w", err)
+	}
+	if len(b) > most {
+		return nil, fmt.Errorf("%w: %T of %d bytes; at most %d are allowed", ErrTooLarge, v, len(b), most)
+	}
+	return b, nil
+}
+
+func decode[T any](b []byte) (v T, err error) {
+	if err := json.Unmarshal(b, &v); err != nil {
+		return v, fmt.Errorf("%w: what is on record is no %T", ErrCorrupt, v)
+	}
+	return v, nil
+}
+
+// enter begins the next step, and returns what is on record of it.
+func enter(ctx context.Context, name string, in any) (_ *run, _ *Step, err error) {
+	r, ok := ctx.Value(runKey{}).(*run)
+	if !ok {
+		return nil, nil, semel.Indeterminate("a step outside of its operation", ErrNoOperation)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if x, _ := semel.CurrentExecution(ctx); r.closed || x != r.x {
+		return nil, nil, semel.Indeterminate("a step outside of its operation", ErrNoOperation)
+	}
+	if r.err != nil {
+		return nil, nil, r.err
+	}
+	defer func() {
+		if err != nil {
+			r.err = err
+		}
+	}()
+	if r.busy {
+		return nil, nil, semel.Indeterminate("two steps at the same time", ErrConcurrent)
+	}
+	if ctx.Err() != nil {
+		return nil, nil, semel.Indeterminate("the execution was ended between two steps", context.Cause(ctx))
+	}
+	if _, err := r.x.Identity().ChildKey(name); err != nil { // which tells what is wrong with a name
+		return nil, nil, semel.NoEffect(err)
+	}
+	for _, s := range r.op.Steps[:r.next] {
+		if s.Name == name {
+			return nil, nil, semel.NoEffect(fmt.Errorf("%w: %q", semel.ErrStepRepeated, name))
+		}
+	}
+	input, err := encode(in, r.config.MaxInput)
+	if err != nil {
+		return nil, nil, semel.NoEffect(err)
+	}
+	if r.next == len(r.op.Steps) {
+		if r.next >= r.config.MaxSteps {
+			return nil, nil, semel.NoEffect(fmt.Errorf("%w: %d", ErrTooMany, r.config.MaxSteps))
+		}
+		r.op.Steps = append(r.op.Steps, Step{Position: r.next, Name: name, Input: input, State: Free})
+	}
+	s := &r.op.Steps[r.next]
+	if s.Name != name || !bytes.Equal(s.Input, input) {
+		return nil, nil, changed(r.next, s.Name, name)
+	}
+	r.next++
+	r.busy = true
+	return r, s, nil
+}
+
+// leave ends a step. err, unless it is nil or final, ends the execution.
+func (r *run) leave(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.busy = false
+	if answer, _ := semel.Declared(err); err != nil && answer != semel.Executed {
+		r.err = err
+	}
+}
+
+// put writes a step, for as long as the store takes to answer, within bounds.
+func (r *run) put(ctx context.Context, s *Step) (err error) {
+	ctx = context.WithoutCancel(ctx)
+	for try := range 3 {
+		if try > 0 {
+			t := time.NewTimer(50 * time.Millisecond << try)
+			<-t.C
+		}
+		err = func() error {
+			ctx, cancel := context.WithTimeout(ctx, r.config.StoreTimeout)
+			defer cancel()
+			return r.config.Store.Put(ctx, r.op.Number, r.op.Fence, *s)
+		}()
+		if err == nil || errors.Is(err, ErrStale) {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,343 @@
+package stepstest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/steps"
+)
+
+// Shop takes orders in three steps: it reserves stock in its own database, charges by
+// a call to another service, and has a third notify.
+type Shop struct {
+	Records semel.Store
+	Journal steps.Store
+	// Reserve inserts a reservation in the transaction of ctx.
+	Reserve func(ctx context.Context, order string) error
+	// URL is that of a World, and Base how it is reached.
+	URL  string
+	Base http.RoundTripper
+	// Point is called between and inside of the steps, unless it is nil.
+	Point func(name string)
+	// Policy of the guard; Charge of the call that charges.
+	Policy semel.Policy
+	Charge steps.Policy
+}
+
+// Receipt is what an order comes to.
+type Receipt struct{ Reservation, Charge, Notice string }
+
+// OrderIdentity is that of an order.
+func OrderIdentity(order string) semel.Identity { return identity(order) }
+
+// At is a point of that name.
+func (s *Shop) At(name string) {
+	if s.Point != nil {
+		s.Point(name)
+	}
+}
+
+// Order is the operation.
+func (s *Shop) Order(ctx context.Context, order string) (r Receipt, err error) {
+	s.At("before the first step")
+	r.Reservation, err = steps.Local(ctx, "reserve", order, func(ctx context.Context, order string) (string, error) {
+		s.At("reserve begins")
+		err := s.Reserve(ctx, order)
+		s.At("reserve has its effect")
+		return "reserved " + order, err
+	})
+	if err != nil {
+		return r, err
+	}
+	s.At("between reserve and charge")
+	if r.Charge, err = steps.Remote(ctx, "charge", s.Charge, order, s.call("charge")); err != nil {
+		return r, err
+	}
+	s.At("between charge and notify")
+	if r.Notice, err = steps.Remote(ctx, "notify", steps.Policy{OnCrash: semel.Retry}, order, s.call("notify")); err != nil {
+		return r, err
+	}
+	s.At("behind the last step")
+	return r, nil
+}
+
+// call calls a service of the World.
+func (s *Shop) call(service string) func(ctx context.Context, order string) (string, error) {
+	return func(ctx context.Context, order string) (string, error) {
+		s.At(service + " is called")
+		transport, err := semelhttp.NewTransport(semelhttp.TransportConfig{Base: s.Base, MaxTries: 1})
+		if err != nil {
+			return "", err
+		}
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/"+service, strings.NewReader(order))
+		if err != nil {
+			return "", err
+		}
+		answer, err := transport.RoundTrip(r)
+		if err != nil {
+			return "", err
+		}
+		body, err := io.ReadAll(answer.Body)
+		if err = errors.Join(err, answer.Body.Close()); err != nil || answer.StatusCode != http.StatusOK {
+			return "", fmt.Errorf("%s: %w", answer.Status, err)
+		}
+		s.At(service + " has answered")
+		return string(body), nil
+	}
+}
+
+func (s *Shop) service() (*semel.Guard, *steps.Journal, error) {
+	g, gerr := semel.New(semel.Config{Store: s.Records, Policy: s.Policy})
+	j, err := steps.New(steps.Config{Store: s.Journal, LookAfter: time.Millisecond})
+	return g, j, errors.Join(gerr, err)
+}
+
+// Place has an order placed, as the handler of a request would.
+func (s *Shop) Place(ctx context.Context, order string) (Receipt, semel.Answer, error) {
+	g, j, err := s.service()
+	if err != nil {
+		return Receipt{}, 0, err
+	}
+	return semel.Call(ctx, g, semel.Submit{Identity: identity(order), Fingerprint: semel.FingerprintOf([]byte(order))}, func(ctx context.Context) (Receipt, error) {
+		return steps.Run(ctx, j, order, s.Order)
+	})
+}
+
+// Completer is one for orders.
+func (s *Shop) Completer() (*steps.Completer, error) {
+	g, j, err := s.service()
+	if err != nil {
+		return nil, err
+	}
+	return steps.NewCompleter(steps.CompleterConfig{
+		Journal: j, Guard: g, Operations: map[string]steps.Handler{"orders.create": steps.Handle(j, s.Order, nil)},
+		MinBackoff: time.Millisecond, MaxBackoff: 50 * time.Millisecond, MaxAttempts: 1000,
+	})
+}
+
+// World is the services that the shop calls. Each knows a repetition by its
+// Idempotency-Key, and nothing else.
+type World struct {
+	mu      sync.Mutex
+	effects map[string][]string // from service and order to the keys that had one
+	calls   map[string]int
+}
+
+// ServeHTTP implements http.Handler.
+func (w *World) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	order, err := io.ReadAll(r.Body)
+	key := r.Header.Get("Idempotency-Key")
+	if err != nil || key == "" {
+		http.Error(rw, "no key", http.StatusBadRequest)
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.effects == nil {
+		w.effects, w.calls = map[string][]string{}, map[string]int{}
+	}
+	at := r.URL.Path + " " + string(order)
+	w.calls[at]++
+	if !slices.Contains(w.effects[at], key) {
+		w.effects[at] = append(w.effects[at], key)
+	}
+	_, _ = fmt.Fprintf(rw, "%s for %s", r.URL.Path, order)
+}
+
+// Seen returns how many effects a service has had for an order, which is how many keys
+// it has seen, and how often it was called.
+func (w *World) Seen(service, order string) (effects, calls int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := "/" + service + " " + order
+	return len(w.effects[at]), w.calls[at]
+}
+
+// WantOnce wants one effect of each step of an order.
+func (w *World) WantOnce(t testing.TB, order string, reservations int) {
+	t.Helper()
+	if reservations != 1 {
+		t.Errorf("order %s: %d reservations", order, reservations)
+	}
+	for _, service := range []string{"charge", "notify"} {
+		if effects, calls := w.Seen(service, order); effects != 1 {
+			t.Errorf("order %s: %d effects of %s, in %d calls", order, effects, service, calls)
+		}
+	}
+}
+
+const childVariable = "SEMEL_STEPSTEST_CHILD" // "ORDER POINT place|complete URL"
+
+// Child is a process that Killed has started.
+type Child struct {
+	Order, Role, URL string
+
+	mu   sync.Mutex
+	left int // points to come to; below zero, one of named
+}
+
+// named are the points of an order that have a name. The others are statements, of
+// which there may be more or fewer, as claims are renewed.
+var named = []string{
+	"before the first step", "reserve begins", "reserve has its effect", "between reserve and charge", "charge is called", "charge has answered",
+	"between charge and notify", "notify is called", "notify has answered", "behind the last step", "behind the answer",
+}
+
+// CurrentChild returns what this process is to be, if Killed has started it.
+func CurrentChild() *Child {
+	f := strings.Fields(os.Getenv(childVariable))
+	if len(f) != 4 {
+		return nil
+	}
+	left, err := strconv.Atoi(f[1])
+	if err != nil {
+		panic(err)
+	}
+	return &Child{Order: f[0], left: left, Role: f[2], URL: f[3]}
+}
+
+// Point kills the process if it is the one to die at. It is for Shop.Point, and for
+// each statement that a store and its handlers send.
+func (c *Child) Point(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock() // so nobody goes on meanwhile
+	if c.left >= 0 {
+		c.left--
+	}
+	if c.left != 0 && (c.left > 0 || c.left < -len(named) || named[-c.left-1] != name) {
+		return
+	}
+	fmt.Println(name)
+	self, err := os.FindProcess(os.Getpid())
+	if err == nil {
+		err = self.Kill()
+	}
+	if err == nil {
+		select {} // until it is dead
+	}
+	panic(err)
+}
+
+// Main is what the child does.
+func (c *Child) Main(s *Shop) error {
+	s.URL, s.Point, s.Policy, s.Charge = c.URL, c.Point, quick, steps.Policy{OnCrash: semel.Retry}
+	if c.Role == "complete" {
+		return complete(context.Background(), s, c.Order)
+	}
+	_, answer, err := s.Place(context.Background(), c.Order)
+	if err == nil && answer != semel.Executed {
+		err = fmt.Errorf("the answer is %v", answer)
+	}
+	s.At("behind the answer")
+	return err
+}
+
+// quick is a policy whose claims lapse soon, and are held then.
+var quick = semel.Policy{Lease: 400 * time.Millisecond, Heartbeat: 100 * time.Millisecond}
+
+// complete does rounds until the order has a complete record, or is not on record, or
+// not in the journal: then no step was begun, and it is the client's to come back.
+func complete(ctx context.Context, s *Shop, order string) error {
+	k, err := s.Completer()
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(time.Minute); ; {
+		r := k.Round(ctx)
+		_, jerr := s.Journal.Find(ctx, identity(order))
+		rec, err := s.Records.Find(ctx, identity(order))
+		switch {
+		case errors.Is(err, semel.ErrNotFound), errors.Is(jerr, steps.ErrNotFound), err == nil && rec.State == semel.StateCompleted:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("order %s is still %v; the last round: %+v, %w", order, rec.State, r, err)
+		}
+		// Another process's lease has to lapse.
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Killed has a process place an order for each point that it comes to, and kills it
+// there. Then it completes the order, with twice in competition with another process,
+// which is killed at some point of its own, and the client comes back: the order has had
+// one effect of each step, and the services have seen one key. command makes a process
+// that calls Child.Main.
+func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int, twice bool, command func() *exec.Cmd) {
+	s.Policy, s.Charge = quick, steps.Policy{OnCrash: semel.Retry}
+	s.Policy.OnCrash = semel.Retry
+	run := func(order, role string, at int) (point string) {
+		c := command()
+		c.Env = append(c.Env, fmt.Sprintf("%s=%s %d %s %s", childVariable, order, at, role, s.URL))
+		c.Stderr = os.Stderr
+		out, err := c.Output()
+		if err != nil && (c.ProcessState == nil || c.ProcessState.Exited() || len(out) == 0) {
+			t.Errorf("order %s, %s until point %d: %v", order, role, at, err)
+		}
+		if err == nil {
+			return "" // it came to its end
+		}
+		return strings.TrimSpace(string(out))
+	}
+	points, repeated := 0, 0 // calls
+	for n := -len(named); ; n++ {
+		if n == 0 {
+			continue
+		}
+		order := fmt.Sprintf("o%d", n)
+		if twice {
+			order = fmt.Sprintf("t%d", n)
+		}
+		point := run(order, "place", n)
+		if n < 0 && point != named[-n-1] {
+			t.Fatalf("no process died %q", named[-n-1])
+		}
+		var second string
+		var rival sync.WaitGroup
+		if twice && point != "" {
+			rival.Go(func() { second = run(order, "complete", 1+(n+len(named))*5%23) })
+		}
+		if err := complete(t.Context(), s, order); err != nil {
+			t.Errorf("killed at %d, %s: %v", n, point, err)
+		}
+		rival.Wait()
+		got, answer, err := s.Place(t.Context(), order)                                                 // the client comes back
+		for end := time.Now().Add(time.Minute); answer == semel.InProgress && time.Now().Before(end); { // until the lease has lapsed
+			got, answer, err = s.Place(t.Context(), order)
+		}
+		if want := (Receipt{"reserved " + order, "/charge for " + order, "/notify for " + order}); err != nil || got != want {
+			t.Errorf("the client has %+v, %v", got, err)
+		}
+		w.WantOnce(t, order, reservations(order))
+		if t.Failed() {
+			t.Fatalf("killed at %d, %s; %s", n, point, second)
+		}
+		_, charges := w.Seen("charge", order)
+		_, notices := w.Seen("notify", order)
+		repeated += charges + notices - 2
+		if point == "" {
+			break
+		}
+		points++
+	}
+	if repeated == 0 {
+		t.Error("no call was ever repeated")
+	}
+	t.Logf("%d points; %d calls were repeated", points, repeated)
+}

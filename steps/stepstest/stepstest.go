@@ -1,0 +1,414 @@
+// Package stepstest is the contract of steps.Store in executable form, and an order in
+// three steps for tests that kill processes between and inside of them.
+//
+//	func TestSteps(t *testing.T) {
+//		stepstest.Run(t, stepstest.Config{New: newHarness})
+//	}
+package stepstest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/steps"
+)
+
+// Harness is a store set up for one rule.
+type Harness struct {
+	// Store is fresh and empty.
+	Store steps.Store
+	// Open returns another handle on the same journals, as another process would have.
+	Open func() steps.Store
+	// Effect counts an effect of that name in the transaction that ctx carries.
+	Effect func(ctx context.Context, name string) error
+	// Effects returns how often each effect has been committed.
+	Effects func() map[string]int
+	// Advance moves the store's time forward.
+	Advance func(d time.Duration)
+}
+
+// Config says how to test a store.
+type Config struct {
+	// New returns a harness; it registers its clean-up with t.
+	New func(t testing.TB) Harness
+	// Virtual runs each rule in a bubble of package testing/synctest: for stores
+	// whose clock is time.Now and that do no I/O.
+	Virtual bool
+}
+
+// Run tests a store against every rule, each as a subtest.
+func Run(t *testing.T, c Config) {
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			check := func(t *testing.T) { r.check(&bench{TB: t, Harness: c.New(t)}) }
+			if c.Virtual {
+				synctest.Test(t, check)
+			} else {
+				check(t)
+			}
+		})
+	}
+}
+
+// Check tests a store against every rule and returns those it breaks: for tests of
+// this suite against stores that are known to be wrong.
+func Check(t *testing.T, c Config) map[string]bool {
+	broken := map[string]bool{}
+	for _, r := range rules {
+		synctest.Test(t, func(t *testing.T) {
+			rec := &recorder{TB: t}
+			done := make(chan struct{})
+			go func() { // FailNow ends the goroutine it is called in
+				defer close(done)
+				defer func() {
+					if recover() != nil {
+						rec.failed.Store(true)
+					}
+				}()
+				r.check(&bench{TB: rec, Harness: c.New(t)})
+			}()
+			<-done
+			if rec.failed.Load() {
+				broken[r.name] = true
+			}
+		})
+	}
+	return broken
+}
+
+// recorder is a testing.TB that keeps failures to itself.
+type recorder struct {
+	testing.TB
+	failed atomic.Bool
+}
+
+func (r *recorder) Errorf(string, ...any) { r.failed.Store(true) }
+func (r *recorder) Fatalf(string, ...any) { r.failed.Store(true); runtime.Goexit() }
+
+type bench struct {
+	testing.TB
+	Harness
+}
+
+func identity(key string) semel.Identity {
+	return semel.Identity{Scope: semel.Scope{Tenant: "acme", Actor: "ann", Operation: "orders.create"}, Key: key}
+}
+
+func (b *bench) open(key string, fence uint64) steps.Operation {
+	b.Helper()
+	o, err := b.Store.Open(b.Context(), steps.Opening{Identity: identity(key), Input: []byte(fmt.Sprintf(`"%s %d"`, key, fence)), Fence: fence})
+	if err != nil {
+		b.Fatalf("open %s with fence %d: %v", key, fence, err)
+	}
+	return o
+}
+
+func (b *bench) find(key string) steps.Operation {
+	b.Helper()
+	o, err := b.Store.Find(b.Context(), identity(key))
+	if err != nil {
+		b.Fatalf("find %s: %v", key, err)
+	}
+	return o
+}
+
+// put puts a step of that name and state, and wants the error.
+func (b *bench) put(o steps.Operation, position int, name string, state steps.State, want error) {
+	b.Helper()
+	err := b.Store.Put(b.Context(), o.Number, o.Fence, steps.Step{
+		Position: position, Name: name, Input: []byte("\x00\xff"), State: state, Result: []byte(state), Cause: "of " + string(state),
+	})
+	if !errors.Is(err, want) || (err == nil) != (want == nil) {
+		b.Errorf("put %s as %s: %v; want %v", name, state, err, want)
+	}
+}
+
+// transact executes a local step with an effect, and wants the error.
+func (b *bench) transact(s steps.Store, o steps.Operation, name string, failure, want error) {
+	b.Helper()
+	err := s.Transact(b.Context(), o.Number, o.Fence, steps.Step{Name: name, Input: []byte("in")}, func(ctx context.Context) ([]byte, error) {
+		return []byte("out"), errors.Join(b.Effect(ctx, name), failure)
+	})
+	if !errors.Is(err, want) || (err == nil) != (want == nil) {
+		b.Errorf("transact %s: %v; want %v", name, err, want)
+	}
+}
+
+func (b *bench) wantEffects(name string, n int) {
+	b.Helper()
+	if got := b.Effects()[name]; got != n {
+		b.Errorf("%d effects of %s; want %d", got, name, n)
+	}
+}
+
+// keys are those of the operations that a filter selects.
+func (b *bench) keys(f steps.Filter) (keys string) {
+	b.Helper()
+	all, err := b.Store.List(b.Context(), f)
+	if err != nil {
+		b.Fatalf("list: %v", err)
+	}
+	for _, o := range all {
+		if o.Steps != nil {
+			b.Errorf("the listing of %s has steps", o.Identity.Key)
+		}
+		keys += o.Identity.Key
+	}
+	return keys
+}
+
+func (b *bench) mark(o steps.Operation, m steps.Mark, want error) {
+	b.Helper()
+	m.Number, m.Fence = o.Number, o.Fence
+	if err := b.Store.Mark(b.Context(), m); !errors.Is(err, want) || (err == nil) != (want == nil) {
+		b.Errorf("mark %s %s: %v; want %v", o.Identity.Key, m.Phase, err, want)
+	}
+}
+
+var errWork = errors.New("on purpose")
+
+var rules = []struct {
+	name  string
+	check func(b *bench)
+}{
+	{"the-first-to-open-records-the-others-find", func(b *bench) {
+		first := b.open("a", 7)
+		b.put(first, 0, "one", steps.Done, nil)
+		o := b.open("a", 9)
+		if o.Number != first.Number || o.Fence != 9 || string(o.Input) != `"a 7"` || o.Phase != steps.Open || o.Identity != identity("a") || len(o.Steps) != 1 {
+			b.Errorf("opened again: %+v", o)
+		}
+		if other := b.open("b", 1); other.Number == o.Number || len(other.Steps) != 0 {
+			b.Errorf("another operation: %+v", other)
+		}
+		_, err := b.Store.Open(b.Context(), steps.Opening{Identity: identity("a"), Fence: 8})
+		if !errors.Is(err, steps.ErrStale) {
+			b.Errorf("open with a lower fence: %v", err)
+		}
+		if b.find("a").Fence != 9 || b.open("a", 9).Fence != 9 {
+			b.Errorf("the fence is no longer 9")
+		}
+		if _, err := b.Store.Find(b.Context(), identity("c")); !errors.Is(err, steps.ErrNotFound) {
+			b.Errorf("find what is not there: %v", err)
+		}
+	}},
+	{"no-part-of-an-identity-is-mistaken-for-another", func(b *bench) {
+		seen := map[uint64]bool{}
+		for _, id := range []semel.Identity{
+			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Tenant: "b", Actor: "a", Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Actor: "ab", Operation: "c"}, Key: "d"},
+			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "C"}, Key: "d"},
+			{Scope: semel.Scope{Tenant: "a", Actor: "b", Operation: "c"}, Key: "D"},
+		} {
+			o, err := b.Store.Open(b.Context(), steps.Opening{Identity: id, Fence: 1, Fingerprint: semel.FingerprintOf([]byte(id.Key))})
+			if err != nil || o.Identity != id || seen[o.Number] || o.Fingerprint != semel.FingerprintOf([]byte(id.Key)) {
+				b.Errorf("open %+v: %+v, %v", id, o, err)
+			}
+			seen[o.Number] = true
+		}
+	}},
+	{"who-was-overtaken-writes-nothing", func(b *bench) {
+		old := b.open("a", 1)
+		b.put(old, 0, "one", steps.Started, nil)
+		now := b.open("a", 2)
+		b.put(old, 0, "one", steps.Done, steps.ErrStale)
+		b.put(old, 1, "two", steps.Started, steps.ErrStale)
+		before := b.open("b", 1) // of which no step is on record
+		b.open("b", 2)
+		b.transact(b.Store, before, "old", nil, steps.ErrStale)
+		b.mark(old, steps.Mark{Phase: steps.Finished}, steps.ErrStale)
+		b.wantEffects("old", 0)
+		if o := b.find("a"); len(o.Steps) != 1 || o.Steps[0].State != steps.Started || o.Phase != steps.Open {
+			b.Errorf("%+v", o)
+		}
+		b.put(now, 0, "one", steps.Done, nil)
+	}},
+	{"a-step-that-is-settled-stays-as-it-is", func(b *bench) {
+		o := b.open("a", 1)
+		for _, state := range []steps.State{steps.Started, steps.Unknown, steps.Free, steps.Started, steps.Done} {
+			b.put(o, 0, "one", state, nil)
+		}
+		b.put(o, 1, "two", steps.Failed, nil)
+		for _, state := range []steps.State{steps.Started, steps.Unknown, steps.Free, steps.Done, steps.Failed} {
+			b.put(o, 0, "one", state, steps.ErrStale)
+			b.put(o, 1, "two", state, steps.ErrStale)
+		}
+		b.put(o, 2, "three", steps.Started, nil)
+		b.put(o, 2, "other", steps.Done, steps.ErrStale)
+		all := b.find("a").Steps
+		if len(all) != 3 || all[0].State != steps.Done || string(all[0].Result) != "done" || all[0].Cause != "of done" || !bytes.Equal(all[0].Input, []byte("\x00\xff")) ||
+			all[1].State != steps.Failed || all[2].Name != "three" || all[2].State != steps.Started || all[2].Position != 2 {
+			b.Errorf("%+v", all)
+		}
+	}},
+	{"a-local-step-commits-its-effect-and-its-result-together", func(b *bench) {
+		o := b.open("a", 1)
+		b.transact(b.Store, o, "one", errWork, errWork)
+		b.wantEffects("one", 0)
+		func() {
+			defer func() { _ = recover() }()
+			_ = b.Store.Transact(b.Context(), o.Number, o.Fence, steps.Step{Name: "one"}, func(ctx context.Context) ([]byte, error) {
+				_ = b.Effect(ctx, "one")
+				panic("on purpose")
+			})
+		}()
+		b.wantEffects("one", 0)
+		if n := len(b.find("a").Steps); n != 0 {
+			b.Errorf("%d steps of what was rolled back", n)
+		}
+		b.transact(b.Store, o, "one", nil, nil)
+		b.transact(b.Store, o, "one", nil, steps.ErrStale) // it is done
+		b.wantEffects("one", 1)
+		if all := b.find("a").Steps; len(all) != 1 || all[0].State != steps.Done || string(all[0].Result) != "out" || string(all[0].Input) != "in" {
+			b.Errorf("%+v", all)
+		}
+	}},
+	{"of-many-that-execute-a-local-step-one-does", func(b *bench) {
+		other := b.Open()
+		b.open("a", 1)
+		var wg sync.WaitGroup
+		var done atomic.Int64
+		for i := range 16 {
+			s := []steps.Store{b.Store, other}[i%2]
+			wg.Go(func() {
+				o, err := s.Open(b.Context(), steps.Opening{Identity: identity("a"), Fence: uint64(2 + i/2)}) // two have the same
+				if err != nil {
+					return
+				}
+				if s.Transact(b.Context(), o.Number, o.Fence, steps.Step{Name: "one"}, func(ctx context.Context) ([]byte, error) {
+					return nil, b.Effect(ctx, "one")
+				}) == nil {
+					done.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if done.Load() == 0 && b.Effects()["one"] == 0 { // all were overtaken
+			b.transact(b.Store, b.open("a", 99), "one", nil, nil)
+			done.Add(1)
+		}
+		if done.Load() > 1 {
+			b.Errorf("%d were told that they have done it", done.Load())
+		}
+		b.wantEffects("one", 1)
+	}},
+	{"a-listing-selects", func(b *bench) {
+		for i, key := range []string{"a", "b", "c", "d", "e"} {
+			o, err := b.Store.Open(b.Context(), steps.Opening{Identity: identity(key), Fence: uint64(i + 1), Due: time.Duration(i) * time.Hour})
+			if err != nil {
+				b.Fatalf("open: %v", err)
+			}
+			if key == "d" {
+				b.mark(o, steps.Mark{Phase: steps.Held, Attempts: 3, Cause: "why"}, nil)
+			}
+			if key == "e" {
+				b.mark(o, steps.Mark{Phase: steps.Finished}, nil)
+			}
+		}
+		if o := b.find("d"); o.Phase != steps.Held || o.Attempts != 3 || o.Cause != "why" {
+			b.Errorf("marked: %+v", o)
+		}
+		b.Advance(time.Minute)
+		for _, c := range []struct {
+			f    steps.Filter
+			want string
+		}{
+			{steps.Filter{Phase: steps.Open}, "abc"},
+			{steps.Filter{Phase: steps.Open, Due: true}, "a"},
+			{steps.Filter{Phase: steps.Open, Limit: 2}, "ab"},
+			{steps.Filter{Phase: steps.Open, After: b.find("a").Number, Limit: 1}, "b"},
+			{steps.Filter{Phase: steps.Held}, "d"},
+			{steps.Filter{Phase: steps.Finished}, "e"},
+			{steps.Filter{Phase: steps.Open, Operations: []string{"x", "orders.create"}}, "abc"},
+			{steps.Filter{Phase: steps.Open, Operations: []string{"x"}}, ""},
+		} {
+			if got := b.keys(c.f); got != c.want {
+				b.Errorf("%+v selects %q; want %q", c.f, got, c.want)
+			}
+		}
+		b.Advance(time.Hour)
+		b.mark(b.find("a"), steps.Mark{Phase: steps.Open, Due: time.Hour}, nil)
+		if got := b.keys(steps.Filter{Phase: steps.Open, Due: true}); got != "b" {
+			b.Errorf("an hour later %q is due; want b", got)
+		}
+	}},
+	{"an-age-begins-with-the-last-start", func(b *bench) {
+		o := b.open("a", 1)
+		b.put(o, 0, "one", steps.Started, nil)
+		at := b.find("a").Steps[0].At
+		b.Advance(time.Hour)
+		b.put(o, 0, "one", steps.Unknown, nil)
+		if s := b.find("a").Steps[0]; s.Age < time.Hour || s.Age > 2*time.Hour {
+			b.Errorf("unknown, its age is %v", s.Age)
+		}
+		now := b.find("a").Steps[0].At // Advance may move it too
+		b.put(o, 0, "one", steps.Started, nil)
+		if s := b.find("a").Steps[0]; s.Age > time.Minute || !s.At.Equal(now) || s.At.After(at) {
+			b.Errorf("started again, its age is %v, and it was recorded at %v", s.Age, s.At)
+		}
+	}},
+	{"a-sweep-takes-what-was-finished-long-ago", func(b *bench) {
+		for i, key := range []string{"a", "b", "c", "d", "e"} {
+			o := b.open(key, uint64(i+1))
+			b.put(o, 0, "one", steps.Done, nil)
+			phase := steps.Finished
+			if key == "d" {
+				phase = steps.Held
+			}
+			if key != "e" {
+				b.mark(o, steps.Mark{Phase: phase}, nil)
+			}
+		}
+		sweep := func(retention time.Duration, limit, want int) {
+			b.Helper()
+			if n, err := b.Store.Sweep(b.Context(), retention, limit); n != want || err != nil {
+				b.Errorf("%d swept, %v; want %d", n, err, want)
+			}
+		}
+		sweep(time.Hour, 10, 0)
+		b.Advance(2 * time.Hour)
+		sweep(3*time.Hour, 10, 0)
+		sweep(time.Hour, 2, 2)
+		sweep(time.Hour, 10, 1)
+		sweep(time.Hour, 10, 0)
+		for _, key := range []string{"d", "e"} {
+			if len(b.find(key).Steps) != 1 {
+				b.Errorf("%s has lost its steps", key)
+			}
+		}
+		if o := b.open("a", 1); len(o.Steps) != 0 {
+			b.Errorf("what was swept has steps: %+v", o.Steps)
+		}
+	}},
+	{"a-context-that-has-ended-changes-nothing", func(b *bench) {
+		o := b.open("a", 1)
+		ctx, cancel := context.WithCancel(b.Context())
+		cancel()
+		_, oerr := b.Store.Open(ctx, steps.Opening{Identity: identity("b"), Fence: 1})
+		_, ferr := b.Store.Find(ctx, identity("a"))
+		_, lerr := b.Store.List(ctx, steps.Filter{Phase: steps.Open})
+		_, serr := b.Store.Sweep(ctx, -time.Hour, 1)
+		for i, err := range []error{
+			oerr, ferr, lerr, serr, b.Store.Put(ctx, o.Number, 1, steps.Step{Name: "one", State: steps.Done}),
+			b.Store.Mark(ctx, steps.Mark{Number: o.Number, Fence: 1, Phase: steps.Finished}),
+		} {
+			if err == nil {
+				b.Errorf("call %d took no notice of it", i)
+			}
+		}
+		if got := b.keys(steps.Filter{Phase: steps.Open}); got != "a" || len(b.find("a").Steps) != 0 {
+			b.Errorf("open are %q", got)
+		}
+	}},
+}

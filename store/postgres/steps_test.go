@@ -1,0 +1,115 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	osexec "os/exec"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/steps"
+	"github.com/semelhq/semel/steps/stepstest"
+	"github.com/semelhq/semel/store/postgres"
+)
+
+func TestSteps(t *testing.T) {
+	t.Parallel()
+	pool := connect(t, testenv.Postgres(t), nil)
+	for name, config := range map[string]postgres.Config{
+		"read committed": {},
+		"serializable":   {Mode: postgres.Transactional, Isolation: pgx.Serializable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stepstest.Run(t, stepstest.Config{New: func(t testing.TB) stepstest.Harness {
+				c := config
+				c.Schema = fmt.Sprintf("rule%d", schemas.Add(1))
+				store := func() steps.Store { return open(t, pool, c).Steps() }
+				h := stepstest.Harness{
+					Store: store(), Open: store,
+					Effect:  func(ctx context.Context, name string) error { return effect(ctx, c.Schema, name) },
+					Effects: func() map[string]int { return effects(t, pool, c.Schema) },
+					Advance: func(d time.Duration) {
+						exec(t, pool, "UPDATE "+c.Schema+".journal SET due = due - $1::interval", d)
+						exec(t, pool, "UPDATE "+c.Schema+".journal_step SET at = at - $1::interval, started = started - $1::interval", d)
+					},
+				}
+				exec(t, pool, "CREATE TABLE "+c.Schema+".effect (name text COLLATE \"C\" NOT NULL)")
+				return h
+			}})
+		})
+	}
+}
+
+// points tells of each statement before it is sent, and after it was answered.
+type points func(name string)
+
+func (p points) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	p("before " + d.SQL)
+	return ctx
+}
+func (p points) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (p points) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	p("before a batch")
+	return ctx
+}
+
+func (p points) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	p("after " + d.SQL)
+}
+func (p points) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+const stepsVariable = "SEMEL_POSTGRES_TEST_STEPS" // the URL to take an order at
+
+// Processes that take an order are killed before every statement, and between and in
+// the steps.
+func TestStepsKilledAtEveryPoint(t *testing.T) {
+	newShop := func(pool *pgxpool.Pool) *stepstest.Shop {
+		s := open(t, pool, postgres.Config{})
+		return &stepstest.Shop{Records: s, Journal: s.Steps(), Reserve: func(ctx context.Context, order string) error { return effect(ctx, "semel", order) }}
+	}
+	if c := stepstest.CurrentChild(); c != nil {
+		var shop *stepstest.Shop
+		armed := false
+		pool := connect(t, os.Getenv(stepsVariable), func(config *pgxpool.Config) {
+			config.ConnConfig.Tracer = points(func(name string) {
+				if armed {
+					c.Point(name)
+				}
+			})
+		})
+		shop = newShop(pool)
+		armed = true // nothing is sent meanwhile
+		if err := c.Main(shop); err != nil {
+			t.Fatal(err)
+		}
+		os.Exit(0)
+	}
+	t.Parallel()
+	server := testenv.Postgres(t)
+	pool := connect(t, server, nil)
+	shop, world := newShop(pool), &stepstest.World{}
+	exec(t, pool, "CREATE TABLE semel.effect (name text NOT NULL)")
+	remote := httptest.NewServer(world)
+	defer remote.Close()
+	shop.URL = remote.URL
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, twice := range []bool{false, true} {
+		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) {
+			stepstest.Killed(t, shop, world, func(order string) int { return effects(t, pool, "semel")[order] }, twice, func() *osexec.Cmd {
+				c := osexec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
+				c.Env = append(os.Environ(), stepsVariable+"="+server)
+				return c
+			})
+		})
+	}
+}
