@@ -230,6 +230,17 @@ func Outboxes() []Outbox {
 			},
 		},
 		{
+			Name: "origin-of-others", What: "the messages of one origin are listed with those of others",
+			Breaks: []string{"origins-are-kept-and-found"},
+			change: func(p *postOffice) {
+				list := p.list
+				p.list = func(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+					f.Origin = ""
+					return list(ctx, f)
+				}
+			},
+		},
+		{
 			Name: "renewal-ignores-fence", What: "a renewal by who had the message before keeps the claim of who has it now alive",
 			Breaks: []string{"a-stale-claim-changes-nothing"},
 			change: func(p *postOffice) {

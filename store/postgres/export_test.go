@@ -91,3 +91,10 @@ type OutboxStatement struct {
 
 // Planning is what comes before each of them.
 const Planning = planning
+
+// ForgetFloors has the next look be at the whole, as a look is that finds nothing.
+func (o *Outbox) ForgetFloors() {
+	o.floors.mu.Lock()
+	defer o.floors.mu.Unlock()
+	o.floors.next, o.floors.topic = time.Time{}, map[string]floor{}
+}
