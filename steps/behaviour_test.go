@@ -169,6 +169,52 @@ func TestErrorsOfSteps(t *testing.T) {
 	}
 }
 
+// That the call of this execution had no effect says nothing about the one before.
+func TestNoEffectSpeaksForOneCall(t *testing.T) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+		var doubts []bool
+		err := errFails
+		x.program = func(ctx context.Context, _ string) (string, error) {
+			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, 1, func(ctx context.Context, _ int) (string, error) {
+				doubts = append(doubts, semel.CurrentStep(ctx).InDoubt)
+				return "ok", err
+			})
+		}
+		x.want(semel.ErrUnknown)
+		err = semel.NoEffect(errFails)
+		x.want(semel.ErrUnknown)
+		if s := x.find().Steps[0]; s.State != steps.Started {
+			t.Errorf("%+v", s)
+		}
+		err = nil
+		x.want(nil)
+		if fmt.Sprint(doubts) != "[false true true]" {
+			t.Errorf("in doubt: %v", doubts)
+		}
+	})
+}
+
+// Whoever goes on with an operation does so with the input on record.
+func TestInputOnRecord(t *testing.T) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+		var got []string
+		for _, in := range []string{"first", "second"} {
+			_, _, err := semel.Call(x.Context(), x.guard, semel.Submit{Identity: x.id}, func(ctx context.Context) (string, error) {
+				return steps.Run(ctx, x.journal, in, func(ctx context.Context, in string) (string, error) {
+					got = append(got, in)
+					return in, errFails
+				})
+			})
+			if !errors.Is(err, semel.ErrUnknown) {
+				t.Error(err)
+			}
+		}
+		if fmt.Sprint(got) != "[first first]" {
+			t.Errorf("executed with %q", got)
+		}
+	})
+}
+
 // A failure for good is a result: the operation takes the same way again.
 func TestCompensation(t *testing.T) {
 	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {

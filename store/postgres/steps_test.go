@@ -46,6 +46,64 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+// Who raises an operation's fence waits for the end of a local step that is being
+// committed, and sees it: else both would execute it.
+func TestStepsOpenWaitsForACommit(t *testing.T) {
+	t.Parallel()
+	pool := connect(t, testenv.Postgres(t), nil)
+	s := open(t, pool, postgres.Config{}).Steps()
+	// A commit of an effect takes until the lock is given back.
+	exec(t, pool, "CREATE TABLE semel.effect (name text NOT NULL)")
+	exec(t, pool, `CREATE FUNCTION semel.wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(1717); RETURN NULL; END'`)
+	exec(t, pool, "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON semel.effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION semel.wait()")
+	holder, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Release()
+	if _, err := holder.Exec(t.Context(), "SELECT pg_advisory_lock(1717)"); err != nil {
+		t.Fatal(err)
+	}
+	id := stepstest.OrderIdentity("o")
+	o, err := s.Open(t.Context(), steps.Opening{Identity: id, Fence: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed := make(chan error, 1)
+	go func() {
+		committed <- s.Transact(t.Context(), o.Number, 1, steps.Step{Name: "one"}, func(ctx context.Context) ([]byte, error) { return []byte("1"), effect(ctx, "semel", "one") })
+	}()
+	waiting := func(n int) func() bool {
+		return func() (ok bool) {
+			if err := pool.QueryRow(t.Context(), "SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'", n).Scan(&ok); err != nil {
+				t.Fatal(err)
+			}
+			return ok
+		}
+	}
+	for begun := waiting(1); !begun(); {
+	}
+	opened := make(chan steps.Operation, 1)
+	go func() {
+		o, err := s.Open(t.Context(), steps.Opening{Identity: id, Fence: 2})
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- o
+	}()
+	for both := waiting(2); len(opened) == 0 && !both(); {
+	}
+	if _, err := holder.Exec(t.Context(), "SELECT pg_advisory_unlock(1717)"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-committed; err != nil {
+		t.Error(err)
+	}
+	if o := <-opened; len(o.Steps) != 1 || o.Steps[0].State != steps.Done {
+		t.Errorf("who goes on does not see the step: %+v", o)
+	}
+}
+
 // points tells of each statement before it is sent, and after it was answered.
 type points func(name string)
 
