@@ -43,7 +43,9 @@ func onEachStore(t *testing.T, test func(t *testing.T, l *letters)) {
 		url := newStore(t)
 		test(t, &letters{
 			t: t, url: url, table: "outbox", payload: "'%s'", driver: "sqlite", under: strings.TrimPrefix(url, "sqlite:") + "?_pragma=busy_timeout(10000)",
-			enqueueIn: func(tx *sql.Tx, messages ...outbox.Message) error { return sqlite.EnqueueTx(t.Context(), tx, messages...) },
+			enqueueIn: func(tx *sql.Tx, messages ...outbox.Message) error {
+				return sqlite.EnqueueTx(t.Context(), tx, messages...)
+			},
 		})
 	})
 	t.Run("postgres", func(t *testing.T) {
