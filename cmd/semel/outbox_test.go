@@ -11,40 +11,82 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/outboxtest"
+	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
 	"github.com/semelhq/semel/webhook"
 )
 
-// letters is an outbox with messages in every state.
+// letters is an outbox in one of the stores.
 type letters struct {
-	t   *testing.T
-	url string
+	t             *testing.T
+	url           string
+	table         string
+	payload       string // the format of a literal
+	driver, under string // of database/sql
+	enqueueIn     func(*sql.Tx, ...outbox.Message) error
 }
 
-func newLetters(t *testing.T) *letters {
-	t.Helper()
-	l := &letters{t, newStore(t)}
-	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: strings.TrimPrefix(l.url, "sqlite:")})
-	noError(t, err)
-	defer func() { noError(t, s.Close()) }()
-	o := s.Outbox()
+// onEachStore runs a test on an empty outbox in each store. There are no tables yet.
+func onEachStore(t *testing.T, test func(t *testing.T, l *letters)) {
+	t.Run("sqlite", func(t *testing.T) {
+		url := newStore(t)
+		test(t, &letters{
+			t: t, url: url, table: "outbox", payload: "'%s'", driver: "sqlite", under: strings.TrimPrefix(url, "sqlite:") + "?_pragma=busy_timeout(10000)",
+			enqueueIn: func(tx *sql.Tx, messages ...outbox.Message) error {
+				return sqlite.EnqueueTx(t.Context(), tx, messages...)
+			},
+		})
+	})
+	t.Run("postgres", func(t *testing.T) {
+		url := testenv.Postgres(t)
+		l := &letters{t: t, url: url, table: "semel.outbox", payload: "convert_to('%s', 'UTF8')", driver: "pgx", under: url}
+		l.enqueueIn = func(tx *sql.Tx, messages ...outbox.Message) error {
+			return l.open().(*postgres.Outbox).EnqueueSQL(t.Context(), tx, messages...)
+		}
+		test(t, l)
+	})
+}
+
+// open makes the tables, if need be. What it opens ends with the test.
+func (l *letters) open() outbox.Store {
+	l.t.Helper()
+	if path, ok := strings.CutPrefix(l.url, "sqlite:"); ok {
+		s, err := sqlite.Open(l.t.Context(), sqlite.Config{Path: path})
+		noError(l.t, err)
+		l.t.Cleanup(func() { noError(l.t, s.Close()) })
+		return s.Outbox()
+	}
+	pool, err := pgxpool.New(l.t.Context(), l.url)
+	noError(l.t, err)
+	l.t.Cleanup(pool.Close)
+	s, err := postgres.New(l.t.Context(), pool, postgres.Config{})
+	noError(l.t, err)
+	l.t.Cleanup(func() { noError(l.t, s.Close(context.Background())) })
+	return s.Outbox()
+}
+
+// fill enqueues messages and brings them into every state.
+func (l *letters) fill() {
+	l.t.Helper()
+	o := l.open()
 	l.enqueue(
 		outbox.Message{ID: "delivered", Topic: "t"}, outbox.Message{ID: "dead", Topic: "t", Key: "k"}, outbox.Message{ID: "behind", Topic: "t", Key: "k"},
 		outbox.Message{ID: "skipped", Topic: "t", Key: "s"}, outbox.Message{ID: "unknown", Topic: "t"}, outbox.Message{ID: "claimed", Topic: "t"},
 		outbox.Message{ID: "later", Topic: "u", NotBefore: time.Now().Add(time.Hour)},
 	)
-	claimed, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 10, Lease: time.Hour})
-	noError(t, err)
+	claimed, _, err := o.Exchange(l.t.Context(), nil, outbox.Claim{Max: 10, Lease: time.Hour})
+	noError(l.t, err)
 	for _, m := range claimed {
 		s := outbox.Settlement{Ref: m.Ref, Cause: "no " + m.ID}
 		switch m.ID {
@@ -59,23 +101,40 @@ func newLetters(t *testing.T) *letters {
 		default:
 			continue
 		}
-		_, _, err := o.Exchange(t.Context(), []outbox.Settlement{s}, outbox.Claim{})
-		noError(t, err)
+		_, _, err := o.Exchange(l.t.Context(), []outbox.Settlement{s}, outbox.Claim{})
+		noError(l.t, err)
 	}
 	l.enqueue(outbox.Message{ID: "due", Topic: "t", Key: "\x1b[31mred", Type: "paid", Headers: map[string]string{"A": "b"}, Payload: []byte("the payload\n")})
-	return l
 }
 
 func (l *letters) enqueue(messages ...outbox.Message) {
 	l.t.Helper()
-	db, err := sql.Open("sqlite", strings.TrimPrefix(l.url, "sqlite:")+"?_pragma=busy_timeout(10000)")
+	l.in(func(db *sql.DB) {
+		tx, err := db.Begin()
+		noError(l.t, err)
+		noError(l.t, l.enqueueIn(tx, messages...))
+		noError(l.t, tx.Commit())
+	})
+}
+
+// insert adds rows as a program does that knows no more than SQL.
+func (l *letters) insert(columns string, rows ...string) {
+	l.t.Helper()
+	l.in(func(db *sql.DB) {
+		_, err := db.Exec("INSERT INTO " + l.table + " (" + columns + ") VALUES (" + strings.Join(rows, "), (") + ")")
+		noError(l.t, err)
+	})
+}
+
+func (l *letters) in(do func(*sql.DB)) {
+	l.t.Helper()
+	db, err := sql.Open(l.driver, l.under)
 	noError(l.t, err)
 	defer db.Close()
-	tx, err := db.Begin()
-	noError(l.t, err)
-	noError(l.t, sqlite.EnqueueTx(l.t.Context(), tx, messages...))
-	noError(l.t, tx.Commit())
+	do(db)
 }
+
+func (l *letters) bytes(s string) string { return fmt.Sprintf(l.payload, s) }
 
 func (l *letters) run(args ...string) output {
 	return semelWith(nil, "", append(append([]string{"outbox"}, args...), "--store", l.url)...)
@@ -95,8 +154,10 @@ func (l *letters) ids(args ...string) string {
 	return strings.Join(ids, " ")
 }
 
-func TestOutboxLooks(t *testing.T) {
-	l := newLetters(t)
+func TestOutboxLooks(t *testing.T) { onEachStore(t, testOutboxLooks) }
+
+func testOutboxLooks(t *testing.T, l *letters) {
+	l.fill()
 	for args, ids := range map[string]string{
 		"":                                 "delivered dead behind skipped unknown claimed later due",
 		"--state dead":                     "dead skipped",
@@ -143,8 +204,10 @@ func TestOutboxLooks(t *testing.T) {
 	want(t, "exit code", l.run("show", "nobody").code, exitNotFound)
 }
 
-func TestOutboxDecisions(t *testing.T) {
-	l := newLetters(t)
+func TestOutboxDecisions(t *testing.T) { onEachStore(t, testOutboxDecisions) }
+
+func testOutboxDecisions(t *testing.T, l *letters) {
+	l.fill()
 	for _, id := range []string{"due", "delivered"} {
 		want(t, "exit code of redriving what is "+id, l.run("redrive", id).code, exitRefused)
 	}
@@ -219,17 +282,10 @@ func TestRelay(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no SIGTERM")
 	}
-	path := filepath.Join(t.TempDir(), "app.db")
-	t.Run("sqlite", func(t *testing.T) {
-		testRelay(t, "sqlite:"+path, "sqlite", path+"?_pragma=busy_timeout(10000)", "outbox", `'{"order": 17}'`)
-	})
-	t.Run("postgres", func(t *testing.T) {
-		url := testenv.Postgres(t)
-		testRelay(t, url, "pgx", url, "semel.outbox", `convert_to('{"order": 17}', 'UTF8')`)
-	})
+	onEachStore(t, testRelay)
 }
 
-func testRelay(t *testing.T, store, driver, source, table, payload string) {
+func testRelay(t *testing.T, l *letters) {
 	got := make(chan *http.Request, 10)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -240,28 +296,23 @@ func testRelay(t *testing.T, store, driver, source, table, payload string) {
 		}
 	}))
 	defer receiver.Close()
-	stop := startRelay(t, "--store", store, "--sink", receiver.URL, "--allow-private", "--header", "Authorization: Bearer secret", "--topic", "orders")
-	db, err := sql.Open(driver, source)
-	noError(t, err)
-	defer db.Close()
-	_, err = db.Exec("INSERT INTO " + table + ` (topic, type, payload) VALUES ('orders', 'paid', ` + payload + `)`)
-	noError(t, err)
+	stop := startRelay(t, "--store", l.url, "--sink", receiver.URL, "--allow-private", "--header", "Authorization: Bearer secret", "--topic", "orders")
+	l.insert("topic, type, payload", "'orders', 'paid', "+l.bytes(`{"order": 17}`))
 	r := <-got
 	body, _ := io.ReadAll(r.Body)
 	if string(body) != `{"order": 17}` || r.Header.Get("Authorization") != "Bearer secret" || len(r.Header.Get("Idempotency-Key")) != 38 {
 		t.Errorf("%s with %v", body, r.Header)
 	}
-	_, err = db.Exec("INSERT INTO " + table + ` (topic, type) VALUES ('others', ''), ('orders', 'refused')`)
-	noError(t, err)
+	l.insert("topic, type", "'others', ''", "'orders', 'refused'")
 	<-got
 	log := stop()
-	if s := ok(t, "outbox", "list", "--store", store); !strings.Contains(s, "dead") {
+	if s := ok(t, "outbox", "list", "--store", l.url); !strings.Contains(s, "dead") {
 		t.Errorf("the refused message is not dead\n%s", s)
 	}
 	if !strings.Contains(log, "a message is dead") || !strings.Contains(log, "stopped") || strings.Contains(log, "secret") || strings.Contains(log, "17}") {
 		t.Errorf("the log says\n%s", log)
 	}
-	if s := ok(t, "outbox", "list", "--store", store, "--state", "pending"); !strings.Contains(s, "others") {
+	if s := ok(t, "outbox", "list", "--store", l.url, "--state", "pending"); !strings.Contains(s, "others") {
 		t.Errorf("what is of another topic:\n%s", s)
 	}
 }
@@ -271,7 +322,10 @@ func TestRelayWebhooks(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no SIGTERM")
 	}
-	path := filepath.Join(t.TempDir(), "app.db")
+	onEachStore(t, testRelayWebhooks)
+}
+
+func testRelayWebhooks(t *testing.T, l *letters) {
 	secrets := []string{webhook.NewSecret(), webhook.NewSecret()}
 	scheme, err := webhook.NewStandard(webhook.StandardConfig{Secrets: secrets[1:]})
 	noError(t, err)
@@ -289,18 +343,13 @@ func TestRelayWebhooks(t *testing.T) {
 	}))
 	defer receiver.Close()
 	t.Setenv("SEMEL_WEBHOOK_SECRET", strings.Join(secrets, ","))
-	stop := startRelay(t, "--store", "sqlite:"+path, "--sink", receiver.URL+"?k=t0ken", "--allow-private")
-	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(10000)")
-	noError(t, err)
-	defer db.Close()
-	_, err = db.Exec(`INSERT INTO outbox (topic, payload) VALUES ('orders', '{"order": 17}')`)
-	noError(t, err)
+	stop := startRelay(t, "--store", l.url, "--sink", receiver.URL+"?k=t0ken", "--allow-private")
+	l.insert("topic, payload", "'orders', "+l.bytes(`{"order": 17}`))
 	first := <-got
-	_, err = db.Exec(`INSERT INTO outbox (id, topic, key, payload) VALUES ('evt_2', 'orders', 'k', 'gone')`)
-	noError(t, err)
+	l.insert("id, topic, key, payload", "'evt_2', 'orders', 'k', "+l.bytes("gone"))
 	want(t, "id", (<-got).ID, "evt_2")
 	log := stop()
-	list := ok(t, "outbox", "list", "--store", "sqlite:"+path)
+	list := ok(t, "outbox", "list", "--store", l.url)
 	if !strings.Contains(list, first.ID) || !strings.Contains(list, "webhook: answered 410, so it is disabled: gone") {
 		t.Errorf("the messages are\n%s", list)
 	}
@@ -315,7 +364,7 @@ func TestRelayWebhooks(t *testing.T) {
 	for _, args := range [][]string{
 		{"--sink", "https://x", "--header", "A: b"}, {"--sink", "smtp://x"}, {"--sink", "https://x", "--webhook-secret", `whsec_"t0ken-`},
 	} {
-		out := semelWith(nil, "", append([]string{"relay", "--store", "sqlite:" + path, "--webhook-secret", secrets[0]}, args...)...)
+		out := semelWith(nil, "", append([]string{"relay", "--store", l.url, "--webhook-secret", secrets[0]}, args...)...)
 		if out.code != exitUsage || strings.Contains(out.stderr, "t0ken") || !strings.Contains(out.stderr, "webhook") {
 			t.Errorf("%v: %+v", args, out)
 		}
@@ -327,15 +376,16 @@ func TestRelayMail(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no SIGTERM")
 	}
+	onEachStore(t, testRelayMail)
+}
+
+func testRelayMail(t *testing.T, box *letters) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	noError(t, err)
 	defer l.Close()
 	mails := make(chan outboxtest.Mail, 1)
 	go (&outboxtest.MailServer{Accept: func(m outboxtest.Mail) error { mails <- m; return nil }}).Serve(l)
-	box := &letters{t, newStore(t)}
-	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: strings.TrimPrefix(box.url, "sqlite:")})
-	noError(t, err)
-	noError(t, s.Close())
+	box.open()
 	box.enqueue(outbox.Message{ID: "m1", Topic: "mail", Headers: map[string]string{"To": "a@example.com", "Subject": "Paid"}, Payload: []byte("Thank you")})
 	stop := startRelay(t, "--store", box.url, "--sink", fmt.Sprint("smtp://", l.Addr()), "--smtp-tls", "none", "--from", "shop@example.com")
 	if m := <-mails; !strings.Contains(m.Data, "Message-ID: <m1@example.com>") || !strings.Contains(m.Data, "Subject: Paid") {

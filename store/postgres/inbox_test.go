@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -381,4 +382,75 @@ func TestInboxHandlerEnqueues(t *testing.T) {
 	wantDone(t, b, "m", inbox.Done, handle)
 	want(1)
 	wantDone(t, b, "m", inbox.Duplicate, nil)
+}
+
+// newApp is a consumer of a store's, whose handler puts the id into a table.
+func newApp(t *testing.T, pool *pgxpool.Pool, schema string) (process func(id string) inbox.Outcome) {
+	t.Helper()
+	b, err := inbox.New(inbox.Config{Store: open(t, pool, postgres.Config{Schema: schema}).Inbox(), Consumer: "c", RetrySpan: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(id string) inbox.Outcome {
+		t.Helper()
+		outcome, err := b.Process(t.Context(), id, func(ctx context.Context) error {
+			tx, _ := postgres.Tx(ctx)
+			_, err := tx.Exec(ctx, "INSERT INTO public.effect VALUES ($1)", schema+" "+id)
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return outcome
+	}
+}
+
+// MassTransit 5125: two applications mixed up their rows in one database.
+func TestInboxOfTwoApplicationsInOneDatabase(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	exec(t, pool, "CREATE TABLE effect (id text UNIQUE)")
+	apps := []func(string) inbox.Outcome{newApp(t, pool, "one"), newApp(t, pool, "other")}
+	for _, want := range []inbox.Outcome{inbox.Done, inbox.Duplicate} {
+		for i, process := range apps {
+			for _, id := range []string{"1", "2"} {
+				if got := process(id); got != want {
+					t.Errorf("%s of application %d is %v; want %v", id, i, got, want)
+				}
+			}
+		}
+	}
+	// What one sweeps is its own.
+	if n, err := open(t, pool, postgres.Config{Schema: "one"}).Inbox().Sweep(t.Context(), "c", 0, 10); n != 2 || err != nil {
+		t.Errorf("swept %d, %v", n, err)
+	}
+	if got := apps[1]("1"); got != inbox.Duplicate {
+		t.Errorf("after the other's sweep: %v", got)
+	}
+}
+
+// Watermill 576: after a restore, what came since the backup is handled again, with
+// its effect, and nothing else is.
+func TestInboxRestored(t *testing.T) {
+	dump, psql := testenv.Program(t, "pg_dump"), testenv.Program(t, "psql")
+	from, to := testenv.Postgres(t), testenv.Postgres(t)
+	pool := connect(t, from, nil)
+	exec(t, pool, "CREATE TABLE effect (id text UNIQUE)")
+	process := newApp(t, pool, "app")
+	process("before")
+	text, err := osexec.Command(dump, "--dbname="+from).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	process("since")
+	restore := osexec.Command(psql, "--dbname="+to, "-v", "ON_ERROR_STOP=1", "-q")
+	restore.Stdin = bytes.NewReader(text)
+	if out, err := restore.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	restored := newApp(t, connect(t, to, nil), "app")
+	for id, want := range map[string]inbox.Outcome{"before": inbox.Duplicate, "since": inbox.Done} {
+		if got := restored(id); got != want {
+			t.Errorf("%s is %v; want %v", id, got, want)
+		}
+	}
 }
