@@ -31,8 +31,12 @@ func TestOneOperationByAllEntries(t *testing.T) {
 			t.Parallel()
 			e := newEntries(t, kind)
 			for _, sequence := range [][]string{
-				{"http", "webhook", "job"}, {"webhook", "job", "http"}, {"job", "http", "webhook"},
-				{"http", "job", "webhook"}, {"webhook", "http", "job"}, {"job", "webhook", "http"},
+				{"http", "webhook", "job"},
+				{"webhook", "job", "http"},
+				{"job", "http", "webhook"},
+				{"http", "job", "webhook"},
+				{"webhook", "http", "job"},
+				{"job", "webhook", "http"},
 			} {
 				number := strings.Join(sequence, "-")
 				want := fmt.Sprintf("%s by %s", number, sequence[0])
