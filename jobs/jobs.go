@@ -49,8 +49,6 @@ type Job struct {
 	NotBefore time.Time
 	// Authority is whose permission it runs with.
 	Authority Authority
-	// Origin is the request that wanted it, for whoever follows what came of that.
-	Origin semel.Origin
 
 	// What follows is told to handlers.
 
@@ -61,27 +59,22 @@ type Job struct {
 	Prepared any
 }
 
-// headers of the message of a job.
-const (
-	headerAuthority = "job-authority" // Authority, as JSON
-	headerOrigin    = "job-origin"    // semel.Origin, as JSON
-)
+// headerAuthority has a job's Authority, as JSON.
+const headerAuthority = "job-authority"
 
 // Message is the message to enqueue for j, with an id. What is told to handlers is
 // no part of it.
 func (j Job) Message() (outbox.Message, error) {
-	m := outbox.Message{ID: j.ID, Topic: Topic(j.Queue), Type: j.Kind, Key: j.Key, Payload: j.Args, NotBefore: j.NotBefore, Headers: map[string]string{}}
+	m := outbox.Message{ID: j.ID, Topic: Topic(j.Queue), Type: j.Kind, Key: j.Key, Payload: j.Args, NotBefore: j.NotBefore}
 	if m.ID == "" {
 		m.ID = semel.NewKey()
 	}
-	for name, v := range map[string]any{headerAuthority: j.Authority, headerOrigin: j.Origin} {
-		text, err := json.Marshal(v)
-		if err != nil {
-			return m, fmt.Errorf("jobs: %w", err)
-		}
-		if string(text) != "{}" {
-			m.Headers[name] = string(text)
-		}
+	authority, err := json.Marshal(j.Authority)
+	if err != nil {
+		return m, fmt.Errorf("jobs: %w", err)
+	}
+	if string(authority) != "{}" {
+		m.Headers = map[string]string{headerAuthority: string(authority)}
 	}
 	if j.Queue == "" || j.Kind == "" {
 		return m, errors.New("jobs: fields Queue and Kind are required")
@@ -99,11 +92,9 @@ func FromMessage(m outbox.Message) (j Job, err error) {
 		return j, errors.New("jobs: the message is no job: its topic does not begin with " + TopicPrefix + ", or it has no type")
 	}
 	j = Job{ID: m.ID, Queue: queue, Kind: m.Type, Args: m.Payload, Key: m.Key, NotBefore: m.NotBefore}
-	for name, v := range map[string]any{headerAuthority: &j.Authority, headerOrigin: &j.Origin} {
-		if text := m.Headers[name]; text != "" {
-			if err := json.Unmarshal([]byte(text), v); err != nil {
-				return j, fmt.Errorf("jobs: the header %s is not as Message writes it", name)
-			}
+	if text := m.Headers[headerAuthority]; text != "" {
+		if err := json.Unmarshal([]byte(text), &j.Authority); err != nil {
+			return j, errors.New("jobs: the header " + headerAuthority + " is not as Message writes it")
 		}
 	}
 	return j, nil

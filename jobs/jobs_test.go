@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/inbox"
 	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/jobs/jobstest"
@@ -191,7 +190,6 @@ func TestJobAsMessage(t *testing.T) {
 	want := jobs.Job{
 		ID: "a", Queue: "q", Kind: "k", Args: []byte("args"), Key: "lane", NotBefore: time.Unix(1, 0),
 		Authority: jobs.Authority{Tenant: "t", Actor: "a", Permissions: []string{"p", "q,r"}},
-		Origin:    semel.Origin{RequestID: "r", EventID: "e", TraceID: "t"},
 	}
 	m, err := want.Message()
 	if err != nil {

@@ -37,7 +37,8 @@ type PanicError struct {
 func (e *PanicError) Error() string { return fmt.Sprintf("the handler panicked: %v", e.Value) }
 
 // Handler does the jobs of a kind. Its functions are called by many goroutines at
-// once. Their context ends with the queue's Timeout, when the worker is stopped and
+// once. What they enqueue has the job for its origin. Their context ends with the
+// queue's Timeout, when the worker is stopped and
 // out of patience, and when the claim is lost: context.Cause then tells
 // outbox.ErrLeaseLost.
 type Handler struct {
@@ -224,6 +225,7 @@ func (w *Worker) deliver(ctx context.Context, d outbox.Delivery) error {
 	if !ok {
 		return fmt.Errorf("jobs: this worker has no handler of kind %q", j.Kind)
 	}
+	ctx = outbox.WithOrigin(ctx, j.ID)
 	_, err = guarded(func() (struct{}, error) { return struct{}{}, w.config.Authorize(ctx, j) })
 	if err == nil && h.Prepare != nil {
 		err = w.prepare(ctx, h, &j)

@@ -398,7 +398,9 @@ func doneWithEffect(b *bench) {
 		b.Errorf("it is %+v", e)
 	}
 	b.wantEffects("a", 1)
-	b.find("next")
+	if e := b.find("next"); e.Origin != "a" {
+		b.Errorf("what was enqueued for it is %+v", e)
+	}
 }
 
 func failures(b *bench) {
