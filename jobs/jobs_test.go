@@ -125,7 +125,12 @@ func TestCommitOfWhichNobodyKnows(t *testing.T) {
 			h := harness(t)
 			h.Inbox = &doubtful{Store: h.Inbox, commits: commits}
 			enqueue(t, h, jobs.Job{ID: "a"})
-			ran := run(t, h, 1, func(ctx context.Context, j jobs.Job) error { return h.Effect(ctx, j.ID) })
+			ran := run(t, h, 1, func(ctx context.Context, j jobs.Job) error {
+				if age := time.Since(j.EnqueuedAt); age > 5*time.Second {
+					t.Errorf("attempt %d is %v after the first", j.Attempt, age) // and waited for the lease
+				}
+				return h.Effect(ctx, j.ID)
+			})
 			if len(ran) != runs || h.Effects()["a"] != 1 {
 				t.Errorf("with a commit: %v: it ran %d times and had %d effects", commits, len(ran), h.Effects()["a"])
 			}

@@ -38,9 +38,8 @@ func (e *PanicError) Error() string { return fmt.Sprintf("the handler panicked: 
 
 // Handler does the jobs of a kind. Its functions are called by many goroutines at
 // once. What they enqueue has the job for its origin. Their context ends with the
-// queue's Timeout, when the worker is stopped and
-// out of patience, and when the claim is lost: context.Cause then tells
-// outbox.ErrLeaseLost.
+// queue's Timeout, when the worker is stopped and out of patience, and when the claim
+// is lost: context.Cause then tells outbox.ErrLeaseLost.
 type Handler struct {
 	// Prepare, unless it is nil, is called first, in no transaction: for what takes
 	// long, or talks to others. It may be called several times for a job. What it

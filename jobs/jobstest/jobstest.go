@@ -472,7 +472,10 @@ func longerThanLease(b *bench) {
 // pausedWorker has a worker that hears of nothing, and whose handler goes on whatever
 // its context says, for as long as the next one needs to take over and to commit.
 func pausedWorker(b *bench) {
-	for _, when := range []string{"before", "after"} {
+	for _, when := range []string{"before", "after", "inside"} {
+		if when == "inside" && b.Exclusive {
+			continue // nobody could take over
+		}
 		b.enqueue(jobs.Job{ID: when})
 		paused, resumed, taken, finish := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 		first := b.worker(nil)
@@ -480,12 +483,19 @@ func pausedWorker(b *bench) {
 		first.config.Handlers["work"] = jobs.Handler{
 			Prepare: func(context.Context, jobs.Job) (any, error) {
 				first.config.Store.(*watched).cut.Store(true)
-				close(paused)
-				<-resumed
+				if when != "inside" {
+					close(paused)
+					<-resumed
+				}
 				return nil, nil
 			},
 			Handle: func(ctx context.Context, j jobs.Job) error {
-				return b.Effect(context.WithoutCancel(ctx), j.ID+" by the first")
+				err := b.Effect(context.WithoutCancel(ctx), j.ID+" by the first")
+				if when == "inside" {
+					close(paused)
+					<-resumed
+				}
+				return err
 			},
 		}
 		first.start()
@@ -508,7 +518,7 @@ func pausedWorker(b *bench) {
 		close(resumed)
 		hear(b, "the loss", first.lost)
 		first.stop()
-		if when == "before" {
+		if when != "after" {
 			b.wantEffects(when, 0)
 			close(finish)
 			hear(b, "the job", second.delivered)
@@ -643,14 +653,19 @@ func givenUp(b *bench) {
 func runAgain(b *bench) {
 	b.enqueue(jobs.Job{ID: "a"})
 	var mended atomic.Bool
-	var runs atomic.Int64
-	w := b.worker(func(ctx context.Context, j jobs.Job) error {
-		runs.Add(1)
-		if !mended.Load() {
-			return jobs.Cancel(errFailed)
-		}
-		return b.Effect(ctx, j.ID)
-	}).start()
+	var runs, prepared atomic.Int64
+	w := b.worker(nil)
+	w.config.Handlers["work"] = jobs.Handler{
+		Prepare: func(context.Context, jobs.Job) (any, error) { return prepared.Add(1), nil },
+		Handle: func(ctx context.Context, j jobs.Job) error {
+			runs.Add(1)
+			if !mended.Load() {
+				return jobs.Cancel(errFailed)
+			}
+			return b.Effect(ctx, j.ID)
+		},
+	}
+	w.start()
 	hear(b, "the failure", w.dead)
 	mended.Store(true)
 	d := outbox.Decision{Verdict: outbox.Again, By: "ada", Because: "the printer has paper"}
@@ -671,8 +686,8 @@ func runAgain(b *bench) {
 	hear(b, "the job", w.delivered)
 	b.wantEffects("a", 1)
 	b.wantDecisions("a", d, again)
-	if n := runs.Load(); n != 2 {
-		b.Errorf("the handler ran %d times", n)
+	if n, p := runs.Load(), prepared.Load(); n != 2 || p != 2 {
+		b.Errorf("the handler prepared %d times and ran %d times", p, n)
 	}
 	for _, wrong := range []outbox.Decision{{Verdict: outbox.Again, By: "x"}, {By: "x", Because: "y"}, {Verdict: outbox.Cancel, Because: strings.Repeat("x", 501), By: "x"}} {
 		if _, err := b.Store.Decide(b.Context(), outbox.Filter{}, wrong); err == nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -21,15 +22,19 @@ import (
 // worker takes the job over. The process, which wakes before that one has committed,
 // cannot commit.
 func Paused(t *testing.T, h Harness, command func() *exec.Cmd) {
-	b := &bench{TB: t, Harness: h}
-	c := command()
+	for _, at := range []string{"prepare", "inside"} {
+		paused(&bench{TB: t, Harness: h}, command(), at)
+	}
+}
+
+func paused(b *bench, c *exec.Cmd, at string) {
 	c.Stderr = os.Stderr
 	in, e1 := c.StdinPipe()
 	out, e2 := c.StdoutPipe()
 	if err := errors.Join(e1, e2, c.Start()); err != nil {
-		t.Fatal(err)
+		b.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Process.Kill() })
+	b.Cleanup(func() { _ = c.Process.Kill() })
 	lines := make(chan string, 100)
 	go func() {
 		defer close(lines)
@@ -37,93 +42,89 @@ func Paused(t *testing.T, h Harness, command func() *exec.Cmd) {
 			lines <- s.Text()
 		}
 	}()
-	want := func(line string) {
-		t.Helper()
-		if got := hear(b, line, lines); got != line {
-			t.Fatalf("the process says %q; want %q", got, line)
+	until := func(want string, others ...string) {
+		b.Helper()
+		for {
+			switch got := hear(b, want, lines); {
+			case got == want:
+				return
+			case !slices.Contains(others, got):
+				b.Fatalf("the process says %q; want %q", got, want)
+			}
 		}
 	}
 	proceed := func() {
-		t.Helper()
+		b.Helper()
 		if _, err := fmt.Fprintln(in); err != nil {
-			t.Fatal(err)
+			b.Fatal(err)
 		}
 	}
 	signal := func(s os.Signal) {
-		t.Helper()
+		b.Helper()
 		if err := c.Process.Signal(s); err != nil {
-			t.Fatal(err)
+			b.Fatal(err)
 		}
 	}
-	want("ready")
-	for _, at := range []string{"prepare", "inside"} {
-		b.enqueue(jobs.Job{ID: at})
-		want("prepare")
-		if at == "inside" {
-			proceed()
-			want("inside")
+	end := func() { // with all that it was at
+		b.Helper()
+		if err := in.Close(); err != nil {
+			b.Error(err)
 		}
-		signal(syscall.SIGSTOP)
-		taken, finish := make(chan struct{}), make(chan struct{})
-		second := b.worker(nil)
-		second.config.Relay.StoreTimeout = patience
-		second.config.Handlers["work"] = jobs.Handler{
-			Prepare: func(context.Context, jobs.Job) (any, error) {
-				close(taken)
-				<-finish
-				return nil, nil
-			},
-			Handle: func(ctx context.Context, j jobs.Job) error { return b.Effect(ctx, j.ID) },
+		for range lines {
 		}
-		second.start()
-		if b.Exclusive && at == "inside" {
-			// Nobody gets past the transaction, so nobody takes the job over.
-			select {
-			case <-taken:
-				t.Error("the job was taken over in the middle of a transaction that keeps others from writing")
-			case <-time.After(3 * processLease):
-			}
-			proceed()
-			signal(syscall.SIGCONT)
-			for line := range lines {
-				if line == "done" {
-					break
-				}
-				if line != "lost" { // which the worker thinks when it wakes, and settles all the same
-					t.Fatalf("the process says %q", line)
-				}
-			}
-			second.stop()
-			b.wantEffects(at, 0)
-			b.wantEffects(at+" by the process", 1)
-			continue
+		if err := c.Wait(); err != nil {
+			b.Error(err)
 		}
-		hear(b, "the second worker", taken)
+	}
+	until("ready")
+	b.enqueue(jobs.Job{ID: at})
+	until("prepare")
+	if at == "inside" {
 		proceed()
-		if at == "prepare" {
-			proceed() // in its transaction too, if it comes so far
+		until("inside")
+	}
+	signal(syscall.SIGSTOP)
+	taken, finish := make(chan struct{}), make(chan struct{})
+	second := b.worker(nil)
+	second.config.Relay.StoreTimeout = patience
+	second.config.Handlers["work"] = jobs.Handler{
+		Prepare: func(context.Context, jobs.Job) (any, error) {
+			close(taken)
+			<-finish
+			return nil, nil
+		},
+		Handle: func(ctx context.Context, j jobs.Job) error { return b.Effect(ctx, j.ID) },
+	}
+	second.start()
+	if b.Exclusive && at == "inside" {
+		// Nobody gets past the transaction, so nobody takes the job over.
+		select {
+		case <-taken:
+			b.Error("the job was taken over in the middle of a transaction that keeps others from writing")
+		case <-time.After(3 * processLease):
 		}
+		proceed()
 		signal(syscall.SIGCONT)
-		for line := range lines {
-			if line == "lost" {
-				break
-			}
-			if line != "inside" {
-				t.Fatalf("the process says %q", line)
-			}
-		}
-		b.wantEffects(at, 0)
-		b.wantEffects(at+" by the process", 0)
-		close(finish)
-		hear(b, "the job", second.delivered)
+		until("done", "lost") // which the worker may think when it wakes, and settles all the same
 		second.stop()
-		b.wantEffects(at, 1)
-		b.wantEffects(at+" by the process", 0)
+		end()
+		b.wantEffects(at, 0)
+		b.wantEffects(at+" by the process", 1)
+		return
 	}
-	if err := in.Close(); err != nil {
-		t.Error(err)
+	hear(b, "the second worker", taken)
+	proceed()
+	if at == "prepare" {
+		proceed() // in its transaction too, if it comes so far
 	}
-	if err := c.Wait(); err != nil {
-		t.Error(err)
-	}
+	signal(syscall.SIGCONT)
+	until("lost", "inside")
+	end()
+	b.wantEffects(at, 0)
+	b.wantEffects(at+" by the process", 0)
+	close(finish)
+	hear(b, "the job", second.delivered)
+	second.stop()
+	b.wantEffects(at, 1)
+	b.wantEffects(at+" by the process", 0)
 }
