@@ -224,7 +224,6 @@ func (w *Worker) deliver(ctx context.Context, d outbox.Delivery) error {
 	if !ok {
 		return fmt.Errorf("jobs: this worker has no handler of kind %q", j.Kind)
 	}
-	ctx = outbox.WithOrigin(ctx, j.ID)
 	_, err = guarded(func() (struct{}, error) { return struct{}{}, w.config.Authorize(ctx, j) })
 	if err == nil && h.Prepare != nil {
 		err = w.prepare(ctx, h, &j)
