@@ -7,26 +7,24 @@ import (
 
 	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
-	"github.com/semelhq/semel/store/sqlite"
 )
 
 // A person looks at jobs, cancels one, has another run again, and cannot have a done
 // one run again. All of it is on record, where the job is looked at and in the trail.
-func TestJobsCommands(t *testing.T) {
-	l := &letters{t, newStore(t)}
-	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: strings.TrimPrefix(l.url, "sqlite:")})
-	noError(t, err)
-	defer func() { noError(t, s.Close()) }()
+func TestJobsCommands(t *testing.T) { onEachStore(t, testJobsCommands) }
+
+func testJobsCommands(t *testing.T, l *letters) {
+	o := l.open()
 	l.enqueue(outbox.Message{ID: "message", Topic: "t"})
 	for _, id := range []string{"done", "dead", "other", "pending"} {
 		m, err := jobs.Job{ID: id, Queue: "mail", Kind: "welcome", Authority: jobs.Authority{Actor: "alice"}}.Message()
 		noError(t, err)
 		l.enqueue(m)
 	}
-	claimed, _, err := s.Outbox().Exchange(t.Context(), nil, outbox.Claim{Topic: jobs.Topic("mail"), Max: 3, Lease: 1 << 40})
+	claimed, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Topic: jobs.Topic("mail"), Max: 3, Lease: 1 << 40})
 	noError(t, err)
 	for i, outcome := range []outbox.Outcome{outbox.OutcomeDelivered, outbox.OutcomeDead, outbox.OutcomeDead} {
-		_, _, err := s.Outbox().Exchange(t.Context(), []outbox.Settlement{{Ref: claimed[i].Ref, Outcome: outcome, Cause: "no paper"}}, outbox.Claim{})
+		_, _, err := o.Exchange(t.Context(), []outbox.Settlement{{Ref: claimed[i].Ref, Outcome: outcome, Cause: "no paper"}}, outbox.Claim{})
 		noError(t, err)
 	}
 	run := func(code int, args ...string) string {

@@ -138,10 +138,11 @@ type traced struct {
 	semel.Origin
 	Entries []semel.TrailEntry `json:"entries,omitempty"`
 
-	Topic    string `json:"topic,omitempty"`
-	Type     string `json:"type,omitempty"`
-	Attempts int    `json:"attempts,omitempty"`
-	Detail   string `json:"detail,omitempty"`
+	Topic     string         `json:"topic,omitempty"`
+	Type      string         `json:"type,omitempty"`
+	Attempts  int            `json:"attempts,omitempty"`
+	Detail    string         `json:"detail,omitempty"`
+	Decisions []decisionJSON `json:"decisions,omitempty"`
 
 	children []*traced
 }
@@ -328,6 +329,13 @@ func (t *trace) found(s *traceStore, e outbox.Entry) {
 	at := e.EnqueuedAt.UTC()
 	item.Cause, item.At, item.State, item.Topic, item.Type, item.Attempts, item.Key, item.Detail = e.Origin, &at, string(e.State), e.Topic, e.Type, e.Attempts, e.Key, detail(e)
 	t.todo = append(t.todo, func(ctx context.Context) error {
+		decisions, err := outbox.DecisionsIn(ctx, s, e.ID)
+		if err != nil {
+			return err
+		}
+		for _, d := range decisions {
+			item.Decisions = append(item.Decisions, decisionJSON{d.Verdict, d.By, d.Because, d.At.UTC()})
+		}
 		for i := range t.stores {
 			s := &t.stores[i]
 			for _, f := range []semel.TrailFilter{{Key: e.ID}, {EventID: e.ID}} {
@@ -413,7 +421,14 @@ func (item *traced) title() string {
 // state says what became of an item, with its duplicates.
 func (item *traced) state() string {
 	if item.Kind == "message" {
-		return strings.TrimSpace(fmt.Sprintf("%s  %s", item.State, printable(item.Detail)))
+		parts := []string{item.State}
+		if item.Detail != "" {
+			parts = append(parts, item.Detail)
+		}
+		for _, d := range item.Decisions {
+			parts = append(parts, fmt.Sprintf("%s by %s: %s", d.Verdict, printable(d.By), printable(d.Because)))
+		}
+		return strings.Join(parts, "  ")
 	}
 	counts, kinds := map[semel.TrailKind]uint64{}, []semel.TrailKind(nil)
 	for _, e := range item.Entries {

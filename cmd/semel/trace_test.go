@@ -12,6 +12,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/sqlite"
 )
@@ -101,6 +102,9 @@ func TestAuditTrace(t *testing.T) {
 	c.enqueue(outbox.Message{ID: "m2", Topic: "stock", Origin: id})
 	c.enqueue(outbox.Message{ID: "m3", Topic: "later", Origin: "m2"})
 	c.enqueue(outbox.Message{ID: "else", Topic: "mail"})
+	job, err := jobs.Job{ID: "m4", Queue: "q", Kind: "k"}.Message()
+	noError(t, err)
+	c.enqueue(job)
 	hook := c.record(c.mailer, "hook", "m1", semel.Origin{}, 1)
 	c.record(c.shop, "another", "order-18", semel.Origin{RequestID: "req-2"}, 0)
 	awaitEntries(t, c.stores[c.shop], semel.TrailFilter{Kind: semel.TrailReplayed}, 2)
@@ -128,6 +132,12 @@ func TestAuditTrace(t *testing.T) {
 		causes[item.ID] = item.Cause
 	}
 	want(t, "causes", fmt.Sprint(causes), fmt.Sprint(map[string]string{id: "", "m1": id, "m2": id, "m3": "m2", hook: "m1"}))
+
+	// What a person has decided is told.
+	ok(t, "jobs", "cancel", "--store", c.shop, "m4", "--because", "sent by hand", "--by", "ops")
+	if got := c.trace("m4"); !strings.Contains(got, "dead  cancelled by ops: sent by hand") {
+		t.Errorf("of a cancelled job:\n%s", got)
+	}
 
 	// A sibling by its trace only, and one that was swept.
 	c.record(c.mailer, "sibling", "s", semel.Origin{TraceID: origin.TraceID}, 0)
