@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -103,6 +104,7 @@ func NewCompleter(c CompleterConfig) (*Completer, error) {
 		errs = append(errs, errors.New("field Every, MaxAttempts, MinBackoff or Parallel is negative, or MaxBackoff less than MinBackoff"))
 	}
 	k := &Completer{}
+	c.Operations = maps.Clone(c.Operations)
 	for name, h := range c.Operations {
 		if h == nil {
 			errs = append(errs, fmt.Errorf("the handler of %q is nil", name))
