@@ -132,7 +132,7 @@ func (s *Store) beginWork(ctx context.Context, first string, args ...any) (_ *tx
 	batch.Queue(first, args...)
 	batch.Queue(restoreWait)
 	batch.Queue(saveWork)
-	sent := time.Now()
+	waited := startWait()
 	br := c.conn.SendBatch(ctx, batch)
 	c.tx = br.Tx()
 	texts, err = func() ([]string, error) {
@@ -147,7 +147,7 @@ func (s *Store) beginWork(ctx context.Context, first string, args ...any) (_ *tx
 	if cerr := br.Close(); err == nil {
 		err = cerr
 	}
-	if gaveUpWaiting(err, sent, s.config.LockTimeout) {
+	if waited.gaveUp(err, s.config.LockTimeout) {
 		err = fmt.Errorf("%w: %w", errWaited, err)
 	}
 	return c, texts, err

@@ -235,16 +235,6 @@ func sqlState(err error) string {
 	return ""
 }
 
-// gaveUpWaiting reports whether a statement that was sent then failed because it had
-// waited for another transaction for as long as it may. Where the time is over just as
-// one lock is granted, and the statement goes on to wait for another, as behind others
-// that wait for the same row, the server has forgotten what it was over for: it says
-// that the user has cancelled it.
-func gaveUpWaiting(err error, sent time.Time, most time.Duration) bool {
-	state := sqlState(err)
-	return state == codeLockWait || state == codeCancelled && time.Since(sent) >= most
-}
-
 // isSerialization reports whether the statement failed for nothing but its
 // timing: a serialization failure or a deadlock.
 func isSerialization(err error) bool {

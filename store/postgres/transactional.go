@@ -309,7 +309,7 @@ func (c *txClaim) writeFirst(ctx context.Context) error {
 	}
 	b.Queue(restoreWait)
 	b.Queue(saveWork)
-	sent := time.Now()
+	waited := startWait()
 	br := c.tx.SendBatch(ctx, b)
 	if _, err := br.Exec(); err != nil {
 		return errors.Join(err, closed(br))
@@ -325,7 +325,7 @@ func (c *txClaim) writeFirst(ctx context.Context) error {
 	switch {
 	case errors.Is(insertErr, pgx.ErrNoRows) && err == nil:
 		return errRace
-	case gaveUpWaiting(insertErr, sent, c.store.config.LockTimeout):
+	case waited.gaveUp(insertErr, c.store.config.LockTimeout):
 		return c.unseen()
 	case insertErr != nil:
 		return insertErr
@@ -772,9 +772,9 @@ func (c *txClaim) awaitEnd(ctx context.Context, tx pgx.Tx) error {
 	if _, err := nested.Exec(ctx, limitWait, milliseconds(s.config.LockTimeout)); err != nil {
 		return err
 	}
-	sent := time.Now()
+	waited := startWait()
 	err = nested.QueryRow(ctx, s.sql.insertOpen, c.insertArgs()...).Scan(new(int64))
-	if gaveUpWaiting(err, sent, s.config.LockTimeout) {
+	if waited.gaveUp(err, s.config.LockTimeout) {
 		return errCommitOpen
 	}
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
