@@ -108,7 +108,7 @@ func TestStatuses(t *testing.T) {
 				t.Errorf("it is %s after %d requests: %s", e.State, calls.Load(), e.Cause)
 			}
 			if e.State == outbox.StatePending {
-				if left := time.Until(e.DueAt); left < tt.delay-time.Second || left > tt.delay+tt.delay/9+2*time.Second && tt.delay < time.Hour || left > 27*time.Hour {
+				if left := time.Until(e.DueAt); left < tt.delay-time.Second || left > tt.delay+tt.delay/8+2*time.Second && tt.delay < time.Hour || left > 27*time.Hour {
 					t.Errorf("it is tried again in %v; want %v", left, tt.delay)
 				}
 			}
