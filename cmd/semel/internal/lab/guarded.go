@@ -5,6 +5,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/webhook"
 )
 
 // guarded protects next with semel, as a user would wire it: a middleware behind
@@ -36,4 +37,14 @@ func (l *Lab) guarded(operation string, s Switches, next http.Handler) (http.Han
 		return nil, err
 	}
 	return protect(next), nil
+}
+
+// guardedEvents is guarded for webhooks: the id of the event is the key, and all its
+// deliveries are one request.
+func (l *Lab) guardedEvents(operation string, s Switches, next http.Handler) (http.Handler, error) {
+	once, err := webhook.New(webhook.Config{Guard: l.guard, Scheme: l.scheme, Name: operation, Sender: provider.Actor, Tenant: provider.Tenant})
+	if err != nil {
+		return nil, err
+	}
+	return once(next), nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/sqlite"
+	"github.com/semelhq/semel/webhook"
 )
 
 // Config is what a lab is made of.
@@ -37,14 +38,15 @@ type Lab struct {
 	guard  *semel.Guard
 	outbox *sqlite.Outbox
 	relay  *outbox.Relay
+	scheme *webhook.Standard // of the provider's webhooks
 	world  *world
 	trail  trail
 
 	mu       sync.Mutex
-	switches map[string]Switches     // by operation
-	handlers map[string]http.Handler // protected by the switches as they are
-	firsts   map[string]bool         // for which the first answer is gone
-	sends    map[caller][]time.Time  // of the last second
+	switches map[string]Switches              // by operation
+	handlers map[string]map[bool]http.Handler // protected by the switches as they are; for events, and otherwise
+	firsts   map[string]bool                  // for which the first answer is gone
+	sends    map[caller][]time.Time           // of the last second
 }
 
 // Open opens the lab's file. Whoever calls it calls Run, then Close.
@@ -78,6 +80,9 @@ func Open(ctx context.Context, c Config) (l *Lab, err error) {
 		return nil, fmt.Errorf("%s is not a lab's: %w", c.Path, err)
 	}
 	if l.guard, err = semel.New(semel.Config{Store: l.store}); err != nil {
+		return nil, err
+	}
+	if l.scheme, err = webhook.NewStandard(webhook.StandardConfig{Secrets: []string{WebhookSecret}}); err != nil {
 		return nil, err
 	}
 	l.outbox = l.store.Outbox()
@@ -155,20 +160,28 @@ func (l *Lab) Set(operation string, s Switches) error {
 func (l *Lab) rewire() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	handlers := make(map[string]http.Handler, len(Operations))
+	handlers := make(map[string]map[bool]http.Handler, len(Operations))
 	for _, o := range Operations {
 		s := l.switches[o.Name]
-		h := l.work(o, s)
-		switch {
-		case s.semels():
-			var err error
-			if h, err = l.guarded(o.Name, s, h); err != nil {
-				return err
+		work := l.work(o, s)
+		handlers[o.Name] = map[bool]http.Handler{}
+		for _, events := range []bool{false, true} {
+			h := work
+			switch {
+			case s.semels():
+				wire := l.guarded
+				if events {
+					wire = l.guardedEvents
+				}
+				var err error
+				if h, err = wire(o.Name, s, h); err != nil {
+					return err
+				}
+			case s.Key != KeyIgnored:
+				h = l.homemade(s, h)
 			}
-		case s.Key != KeyIgnored:
-			h = l.homemade(s, h)
+			handlers[o.Name][events] = h
 		}
-		handlers[o.Name] = h
 	}
 	l.handlers = handlers
 	if l.firsts == nil || len(l.firsts) > 10*mostAttempts {
@@ -222,55 +235,75 @@ func readBody(r *http.Request) ([]byte, error) {
 	return body, err
 }
 
-// operate is the way of each request: who sends it, how fast, what protects it;
-// and whether its answer gets through.
-func (l *Lab) operate(o *Operation, path string) http.Handler {
+// path is a way to reach an operation.
+type path struct {
+	name string
+	// identify says who sends a request, and under which key.
+	identify func(r *http.Request, body []byte) (a Attempt, status int, wrong string)
+	// events says that keys are ids of events.
+	events bool
+}
+
+// bearer identifies by what callers send themselves.
+func bearer(r *http.Request, _ []byte) (a Attempt, status int, wrong string) {
+	who, ok := callerOf(r)
+	if !ok {
+		return a, http.StatusUnauthorized, "Send Authorization: Bearer alice@acme, or another name and tenant."
+	}
+	key, err := semelhttp.ParseKey(r.Header[semelhttp.HeaderKey], false)
+	if err != nil {
+		key = strings.Join(r.Header[semelhttp.HeaderKey], ",") // whoever is strict says so
+	}
+	return Attempt{Key: key, Tenant: who.Tenant, Actor: who.Actor}, 0, ""
+}
+
+// operate is the way of each request: who sends it, how fast, what protects the
+// operation; and whether its answer gets through.
+func (l *Lab) operate(o *Operation, p path) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		who, ok := callerOf(r)
-		if !ok {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="lab"`)
-			problem(w, http.StatusUnauthorized, "Send Authorization: Bearer alice@acme, or another name and tenant.")
-			return
-		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		body, err := readBody(r)
 		if err != nil {
 			problem(w, http.StatusRequestEntityTooLarge, "The body is too large or was cut off; nothing was done.")
 			return
 		}
-		key, err := semelhttp.ParseKey(r.Header[semelhttp.HeaderKey], false)
-		if err != nil {
-			key = strings.Join(r.Header[semelhttp.HeaderKey], ",") // whoever is strict says so
+		a, status, wrong := p.identify(r, body)
+		if wrong != "" {
+			problem(w, status, wrong)
+			return
 		}
 		var named struct {
 			Reference string `json:"reference"`
 		}
 		_ = json.Unmarshal(body, &named) // work says what is wrong with it
-		a := &Attempt{Key: key, Path: path, Operation: o.Name, Tenant: who.Tenant, Actor: who.Actor,
-			Reference: named.Reference, Trace: traceOf(r.Header.Get("Traceparent"))}
-		r = r.WithContext(l.trail.begin(r.Context(), a))
-		l.mu.Lock()
-		s, protected := l.switches[o.Name], l.handlers[o.Name]
-		l.mu.Unlock()
-
-		c := &capture{header: http.Header{}, status: http.StatusOK}
-		if s.RateLimit && l.tooFast(who) {
-			c.header.Set("Retry-After", "1")
-			problem(c, http.StatusTooManyRequests, "Too many requests; nothing was done.")
-		} else {
-			protected.ServeHTTP(c, r)
-		}
-		lost := s.LoseAnswer && l.first("answer", a)
-		l.trail.change(func() {
-			a.Took, a.Status, a.Lost = time.Since(a.Begun), c.status, lost
-			a.Replayed = c.header.Get("Idempotency-Replayed") != ""
-		})
-		if lost {
-			panic(http.ErrAbortHandler) // the connection ends here
-		}
-		c.header.Set("X-Request-Id", a.Request)
-		c.send(w)
+		a.Path, a.Operation, a.Reference, a.Trace = p.name, o.Name, named.Reference, traceOf(r.Header.Get("Traceparent"))
+		l.attempt(w, r, o, p, &a)
 	})
+}
+
+func (l *Lab) attempt(w http.ResponseWriter, r *http.Request, o *Operation, p path, a *Attempt) {
+	r = r.WithContext(l.trail.begin(r.Context(), a))
+	l.mu.Lock()
+	s, protected := l.switches[o.Name], l.handlers[o.Name][p.events]
+	l.mu.Unlock()
+
+	c := &capture{header: http.Header{}, status: http.StatusOK}
+	if s.RateLimit && l.tooFast(caller{a.Tenant, a.Actor}) {
+		c.header.Set("Retry-After", "1")
+		problem(c, http.StatusTooManyRequests, "Too many requests; nothing was done.")
+	} else {
+		protected.ServeHTTP(c, r)
+	}
+	lost := s.LoseAnswer && l.first("answer", a)
+	l.trail.change(func() {
+		a.Took, a.Status, a.Lost = time.Since(a.Begun), c.status, lost
+		a.Replayed = c.header.Get("Idempotency-Replayed") != ""
+	})
+	if lost {
+		panic(http.ErrAbortHandler) // the connection ends here
+	}
+	c.header.Set("X-Request-Id", a.Request)
+	c.send(w)
 }
 
 // work does what is asked for. It is what the defences stand in front of.

@@ -60,9 +60,6 @@ func (q request) send(t *testing.T, url string) answer {
 	if name == "" {
 		name = "charges"
 	}
-	if q.who == "" {
-		q.who = "alice@acme"
-	}
 	if q.reference == "" {
 		q.reference = "r"
 	}
@@ -71,7 +68,16 @@ func (q request) send(t *testing.T, url string) answer {
 			q.body = strings.ReplaceAll(o.Example, "REF", q.reference)
 		}
 	}
-	r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/"+name, strings.NewReader(q.body))
+	return q.post(t, url+"/v1/"+name)
+}
+
+// post sends it to url, with its body as it is.
+func (q request) post(t *testing.T, url string) answer {
+	t.Helper()
+	if q.who == "" {
+		q.who = "alice@acme"
+	}
+	r, err := http.NewRequestWithContext(t.Context(), "POST", url, strings.NewReader(q.body))
 	if err != nil {
 		t.Error(err)
 		return answer{}
@@ -179,7 +185,7 @@ func (l *Lab) gate(operation string, n int) {
 	}
 	s := l.switches[operation]
 	work := l.work(o, s)
-	l.handlers[operation] = l.homemade(s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	l.handlers[operation][false] = l.homemade(s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		if n--; n == 0 {
 			close(open)
@@ -269,31 +275,38 @@ func TestEachSwitch(t *testing.T) {
 	}{
 		{
 			"scope", func(s *Switches) { s.Scope = false }, nil, again(request{key: "k", who: "mallory@acme", reference: "other"}),
-			result{2, 2, answer{status: 201}}, result{1, 1, answer{status: 422}},
+			result{2, 2, answer{status: 201}},
+			result{1, 1, answer{status: 422}},
 		},
 		{
 			"replay", func(s *Switches) { s.Replay = false }, func(s *Switches) { s.LoseAnswer = true }, lost,
-			result{1, 1, answer{status: 201, replayed: true}}, result{1, 1, answer{status: 409}},
+			result{1, 1, answer{status: 201, replayed: true}},
+			result{1, 1, answer{status: 409}},
 		},
 		{
 			"fingerprint", func(s *Switches) { s.Fingerprint = false }, nil, again(request{key: "k", body: `{"reference": "r", "amount": 900}`}),
-			result{1, 1, answer{status: 422}}, result{1, 1, answer{status: 201, replayed: true}},
+			result{1, 1, answer{status: 422}},
+			result{1, 1, answer{status: 201, replayed: true}},
 		},
 		{
 			"failures", func(s *Switches) { s.Failures, s.Unique = false, false }, func(s *Switches) { s.FailAfter, s.Unique = true, false }, again(request{key: "k"}),
-			result{1, 1, answer{status: 500, replayed: true}}, result{2, 2, answer{status: 201}},
+			result{1, 1, answer{status: 500, replayed: true}},
+			result{2, 2, answer{status: 201}},
 		},
 		{
 			"unique", func(s *Switches) { s.Unique = false }, nil, again(request{key: "made-anew"}),
-			result{1, 1, answer{status: 409}}, result{2, 2, answer{status: 201}},
+			result{1, 1, answer{status: 409}},
+			result{2, 2, answer{status: 201}},
 		},
 		{
 			"outbox", func(s *Switches) { s.Outbox = false }, nil, again(request{key: "made-anew"}),
-			result{1, 1, answer{status: 409}}, result{1, 2, answer{status: 409}},
+			result{1, 1, answer{status: 409}},
+			result{1, 2, answer{status: 409}},
 		},
 		{
 			"key", func(s *Switches) { s.Key = KeyOptional }, nil, func(t *testing.T, url string) answer { return request{}.send(t, url) },
-			result{0, 0, answer{status: 400}}, result{1, 1, answer{status: 201}},
+			result{0, 0, answer{status: 400}},
+			result{1, 1, answer{status: 201}},
 		},
 	} {
 		for _, off := range []bool{false, true} {
@@ -339,6 +352,63 @@ func TestRateLimit(t *testing.T) {
 	}
 	if n := done(t, l, "charges", "acme", ""); n+refused != 50 || refused == 0 {
 		t.Errorf("%d done and %d refused, of 50", n, refused)
+	}
+}
+
+// TestWebhookRedelivered has the provider deliver one event three times.
+func TestWebhookRedelivered(t *testing.T) {
+	for preset, want := range map[string]int{"unprotected": 3, "tutorial": 1, "homemade": 1, "semel": 1} {
+		t.Run(preset, func(t *testing.T) {
+			t.Parallel()
+			l, url := start(t, preset)
+			resp, err := once.Post(url+"/lab/deliver/confirmations?times=3", "application/json", strings.NewReader(`{"reference": "r"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			var said struct {
+				Event    string
+				Statuses []int
+			}
+			if err := json.NewDecoder(resp.Body).Decode(&said); err != nil {
+				t.Fatal(err)
+			}
+			if fmt.Sprint(said.Statuses) != "[201 201 201]" {
+				t.Errorf("answered %v", said.Statuses)
+			}
+			if n := done(t, l, "confirmations", "acme", "r"); n != want {
+				t.Errorf("done %d times, want %d", n, want)
+			}
+			list, _ := l.trail.list("r", 10)
+			if len(list) != 3 || list[0].Event != said.Event || list[2].Event != said.Event || list[0].Path != "webhook" {
+				t.Errorf("the trail: %+v", list)
+			}
+			if a := (request{}).post(t, url+"/hooks/confirmations"); a.status != 401 {
+				t.Errorf("without a signature: %d", a.status)
+			}
+		})
+	}
+}
+
+// TestGraphQL sends one mutation twice, and one that is refused.
+func TestGraphQL(t *testing.T) {
+	for preset, want := range map[string]int{"unprotected": 2, "semel": 1} {
+		t.Run(preset, func(t *testing.T) {
+			t.Parallel()
+			l, url := start(t, preset)
+			q := request{key: "k", body: `{"query": "mutation ($reference: String!) { x }", "operationName": "approvals", "variables": {"reference": "r"}}`}
+			first, second := q.post(t, url+"/graphql"), q.post(t, url+"/graphql")
+			if first.status != 200 || second.status != 200 || !strings.Contains(first.text, `"data"`) || second.replayed != (want == 1) {
+				t.Errorf("answered %+v, then %+v", first, second)
+			}
+			if n := done(t, l, "approvals", "acme", "r"); n != want {
+				t.Errorf("done %d times, want %d", n, want)
+			}
+			q.body = strings.Replace(q.body, `"r"`, `""`, 1)
+			if a := q.post(t, url+"/graphql"); a.status != 200 || !strings.Contains(a.text, `"errors"`) {
+				t.Errorf("a wrong one: %+v", a)
+			}
+		})
 	}
 }
 

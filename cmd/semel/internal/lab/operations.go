@@ -176,8 +176,10 @@ func (l *Lab) perform(ctx context.Context, c call) (e Effect, err error) {
 			_ = tx.Rollback() // err says why; after a failed commit there is nothing left
 		}
 	}()
-	mail := outbox.Message{Topic: mailTopic, Type: c.operation.Name, Payload: []byte(c.operation.Mail),
-		Headers: map[string]string{"To": c.who.Actor + "@" + c.who.Tenant + ".example", "Reference": c.Reference}}
+	mail := outbox.Message{
+		Topic: mailTopic, Type: c.operation.Name, Payload: []byte(c.operation.Mail),
+		Headers: map[string]string{"To": c.who.Actor + "@" + c.who.Tenant + ".example", "Reference": c.Reference},
+	}
 	if c.switches.Outbox {
 		// If the transaction is not committed, there is no such message.
 		err = sqlite.EnqueueTx(ctx, tx, mail)

@@ -33,11 +33,14 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 func (l *Lab) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, o := range Operations {
-		mux.Handle("POST /v1/"+o.Name, l.operate(o, "rest"))
-		mux.Handle("POST /page/"+o.Name, l.operate(o, "page"))
+		mux.Handle("POST /v1/"+o.Name, l.operate(o, path{name: "rest", identify: bearer}))
+		mux.Handle("POST /page/"+o.Name, l.operate(o, path{name: "page", identify: bearer}))
+		mux.Handle("POST /hooks/"+o.Name, l.operate(o, path{name: "webhook", identify: l.provider, events: true}))
+		mux.HandleFunc("POST /lab/deliver/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.deliver(w, r, o) })
 		mux.HandleFunc("GET /v1/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.listEffects(w, r, o) })
 		mux.HandleFunc("GET /v1/"+o.Name+"/{id}", func(w http.ResponseWriter, r *http.Request) { l.oneEffect(w, r, o) })
 	}
+	mux.HandleFunc("POST /graphql", l.graphql)
 	mux.HandleFunc("GET /lab/mails", func(w http.ResponseWriter, r *http.Request) {
 		list := l.world.list(r.FormValue("operation"), r.FormValue("reference"), mostMails)
 		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
@@ -212,8 +215,10 @@ type mark struct {
 
 // whole or part of the page: for ?operation=, ?reference= and ?lang=.
 func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
-	v := view{Lang: language(r), Operations: Operations, Operation: Operations[0], Presets: Presets, Toggles: Toggles,
-		Who: "alice@acme", Reference: r.FormValue("reference")}
+	v := view{
+		Lang: language(r), Operations: Operations, Operation: Operations[0], Presets: Presets, Toggles: Toggles,
+		Who: "alice@acme", Reference: r.FormValue("reference"),
+	}
 	for _, o := range Operations {
 		if o.Name == r.FormValue("operation") {
 			v.Operation = o

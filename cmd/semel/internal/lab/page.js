@@ -25,6 +25,7 @@ const ways = {
   },
   async newkey(key) { await send(key); await send(crypto.randomUUID()); },
   async stranger(key) { await send(key); await send(key, {who: "mallory@acme"}); },
+  webhook: () => fetch(`/lab/deliver/${operation}?times=2`, {method: "POST", body: example.replace("REF", reference)}),
   async altered(key) {
     await send(key);
     await send(key, {body: example.replace("REF", reference + "-altered")});

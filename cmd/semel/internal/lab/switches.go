@@ -83,26 +83,46 @@ func (t Toggle) On(s Switches) bool { return *t.of(&s) }
 
 // Toggles are all of them, in the order in which a request meets them.
 var Toggles = []Toggle{
-	{"rate_limit", false, "A caller that sends more than five requests in a second is asked to wait.",
-		"A client that retries in a loop is only limited by its connection.", func(s *Switches) *bool { return &s.RateLimit }},
-	{"scope", false, "A key belongs to the caller, the tenant and the operation that it was first seen with.",
-		"Whoever sends a key that somebody else has used gets that other answer, or is refused.", func(s *Switches) *bool { return &s.Scope }},
-	{"in_progress", false, "The key is taken before the work begins. A duplicate that comes meanwhile is told so.",
-		"Two requests that cross both look, both find nothing, and both do the work.", func(s *Switches) *bool { return &s.InProgress }},
-	{"fingerprint", false, "The same key with another body is refused.",
-		"A client that uses a key again for something else gets the old answer, and believes that it was done.", func(s *Switches) *bool { return &s.Fingerprint }},
-	{"replay", false, "A repeated request gets the answer of the first.",
-		"A client whose answer got lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay }},
-	{"failures", false, "A request that failed is remembered as well: nobody knows how far it got.",
-		"The key of a failed request is free again. If the effect had happened before it failed, the retry doubles it.", func(s *Switches) *bool { return &s.Failures }},
-	{"unique", false, "The database accepts each reference once. It is the last line, and holds without any key.",
-		"Nothing below the service notices a second time.", func(s *Switches) *bool { return &s.Unique }},
-	{"outbox", false, "The mail is a row in the transaction of the effect, and sent when that is committed.",
-		"The mail is sent by the handler: also if the transaction is refused afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox }},
-	{"lose_answer", true, "The first answer for each reference gets lost on its way.",
-		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseAnswer }},
-	{"fail_after", true, "The first request for each reference fails with 500 after its effect is committed.",
-		"An error does not say that nothing happened.", func(s *Switches) *bool { return &s.FailAfter }},
+	{
+		"rate_limit", false, "A caller that sends more than five requests in a second is asked to wait.",
+		"A client that retries in a loop is only limited by its connection.", func(s *Switches) *bool { return &s.RateLimit },
+	},
+	{
+		"scope", false, "A key belongs to the caller, the tenant and the operation that it was first seen with.",
+		"Whoever sends a key that somebody else has used gets that other answer, or is refused.", func(s *Switches) *bool { return &s.Scope },
+	},
+	{
+		"in_progress", false, "The key is taken before the work begins. A duplicate that comes meanwhile is told so.",
+		"Two requests that cross both look, both find nothing, and both do the work.", func(s *Switches) *bool { return &s.InProgress },
+	},
+	{
+		"fingerprint", false, "The same key with another body is refused.",
+		"A client that uses a key again for something else gets the old answer, and believes that it was done.", func(s *Switches) *bool { return &s.Fingerprint },
+	},
+	{
+		"replay", false, "A repeated request gets the answer of the first.",
+		"A client whose answer got lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay },
+	},
+	{
+		"failures", false, "A request that failed is remembered as well: nobody knows how far it got.",
+		"The key of a failed request is free again. If the effect had happened before it failed, the retry doubles it.", func(s *Switches) *bool { return &s.Failures },
+	},
+	{
+		"unique", false, "The database accepts each reference once. It is the last line, and holds without any key.",
+		"Nothing below the service notices a second time.", func(s *Switches) *bool { return &s.Unique },
+	},
+	{
+		"outbox", false, "The mail is a row in the transaction of the effect, and sent when that is committed.",
+		"The mail is sent by the handler: also if the transaction is refused afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox },
+	},
+	{
+		"lose_answer", true, "The first answer for each reference gets lost on its way.",
+		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseAnswer },
+	},
+	{
+		"fail_after", true, "The first request for each reference fails with 500 after its effect is committed.",
+		"An error does not say that nothing happened.", func(s *Switches) *bool { return &s.FailAfter },
+	},
 }
 
 // Preset is a setting of all switches with a name.
@@ -114,14 +134,22 @@ type Preset struct {
 // Presets begin with the one that is used if none is named.
 var Presets = []Preset{
 	{"unprotected", "No defence", "Each request that arrives is carried out.", Switches{Key: KeyIgnored}},
-	{"unique", "Unique constraint only", "The database refuses the second, whoever sends it. The client is left with an error.",
-		Switches{Key: KeyIgnored, Unique: true}},
-	{"tutorial", "As in most tutorials", "Look for the key, do the work, keep the answer. It holds until two requests cross, or two customers use one key.",
-		Switches{Key: KeyOptional, Replay: true}},
-	{"homemade", "Made with care", "The key is taken first, and bound to its caller. What fails is forgotten, and there is the hole.",
-		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true}},
-	{"semel", "semel", "One effect for each key, one answer, and no mail without the effect.",
-		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true}},
+	{
+		"unique", "Unique constraint only", "The database refuses the second, whoever sends it. The client is left with an error.",
+		Switches{Key: KeyIgnored, Unique: true},
+	},
+	{
+		"tutorial", "As in most tutorials", "Look for the key, do the work, keep the answer. It holds until two requests cross, or two customers use one key.",
+		Switches{Key: KeyOptional, Replay: true},
+	},
+	{
+		"homemade", "Made with care", "The key is taken first, and bound to its caller. What fails is forgotten, and there is the hole.",
+		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true},
+	},
+	{
+		"semel", "semel", "One effect for each key, one answer, and no mail without the effect.",
+		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true},
+	},
 }
 
 // FindPreset returns the preset with this name.

@@ -17,7 +17,7 @@ type Attempt struct {
 	Trace     string        `json:"trace_id"`
 	Key       string        `json:"idempotency_key,omitempty"`
 	Event     string        `json:"event_id,omitempty"`
-	Path      string        `json:"path"` // rest, page
+	Path      string        `json:"path"` // rest, page, graphql, webhook
 	Operation string        `json:"operation"`
 	Tenant    string        `json:"tenant"`
 	Actor     string        `json:"actor"`

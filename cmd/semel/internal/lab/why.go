@@ -71,8 +71,10 @@ type Cause struct {
 func explain(o *Operation, s Switches, attempts []Attempt, effects, mails int) []Incident {
 	because := func(names ...string) (causes []Cause) {
 		if s.Key == KeyIgnored && slices.Contains(names, "unique") {
-			causes = append(causes, Cause{Toggle: Toggle{Name: "key", Defence: "An Idempotency-Key ties a retry to the request that it repeats.",
-				Without: "Nothing tells a retry from another request that asks for the same."}})
+			causes = append(causes, Cause{Toggle: Toggle{
+				Name: "key", Defence: "An Idempotency-Key ties a retry to the request that it repeats.",
+				Without: "Nothing tells a retry from another request that asks for the same.",
+			}})
 		}
 		for _, t := range Toggles {
 			if !t.Fault && !t.On(s) && slices.Contains(names, t.Name) {
