@@ -36,6 +36,9 @@ func (l *Lab) homemade(s Switches, next http.Handler) http.Handler {
 			return
 		}
 
+		// What has begun is brought to its end, also if the client goes away: else a key
+		// can be taken for work that is never done.
+		r = r.WithContext(context.WithoutCancel(r.Context()))
 		name := key
 		if s.Scope {
 			name = strings.Join([]string{a.Tenant, a.Actor, a.Operation, key}, "\x1f")
@@ -135,13 +138,13 @@ func (l *Lab) findKey(ctx context.Context, name string) (fingerprint string, sta
 }
 
 func (l *Lab) dropKey(ctx context.Context, name string) error {
-	_, err := l.db.ExecContext(context.WithoutCancel(ctx), "DELETE FROM used_keys WHERE name = ?", name)
+	_, err := l.db.ExecContext(ctx, "DELETE FROM used_keys WHERE name = ?", name)
 	return err
 }
 
 func (l *Lab) keepAnswer(ctx context.Context, name, fingerprint string, c *capture) error {
 	// The last one wins, where more than one got this far.
-	_, err := l.db.ExecContext(context.WithoutCancel(ctx), "INSERT OR REPLACE INTO used_keys (name, fingerprint, status, answer) VALUES (?, ?, ?, ?)",
+	_, err := l.db.ExecContext(ctx, "INSERT OR REPLACE INTO used_keys (name, fingerprint, status, answer) VALUES (?, ?, ?, ?)",
 		name, fingerprint, c.status, c.body.Bytes())
 	return err
 }

@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS effects ( -- one row for each time something was done
   reference TEXT NOT NULL, -- the caller's own name for what is wanted
   detail    TEXT NOT NULL, -- JSON
   at        INTEGER NOT NULL, -- Unix milliseconds
-  only_one  TEXT UNIQUE -- tenant, operation and reference where the switch "unique" is on, else NULL
+  only_one  TEXT UNIQUE -- tenant, actor, operation and reference where the switch "unique" is on, else NULL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS effects_by_reference ON effects (operation, tenant, reference);
 CREATE TABLE IF NOT EXISTS accounts (
@@ -203,7 +203,7 @@ func (l *Lab) perform(ctx context.Context, c call) (e Effect, err error) {
 	// column accepts any number of rows. Lesson: let the database say no.
 	var only any
 	if c.switches.Unique {
-		only = strings.Join([]string{c.who.Tenant, c.operation.Name, c.Reference}, "\x1f")
+		only = strings.Join([]string{c.who.Tenant, c.who.Actor, c.operation.Name, c.Reference}, "\x1f")
 	}
 	var id int64
 	now := time.Now()
