@@ -193,6 +193,12 @@ func TestPage(t *testing.T) {
 				b.press(`[data-send=newkey]`)
 				b.shows("2", "2")
 				b.is(`document.querySelectorAll('.trail tbody tr').length >= 8`)
+				if lang == "en" && width == 1280 {
+					// The probe says what the two requests have shown.
+					b.press(`[data-probe]`)
+					b.is(`[...document.querySelectorAll('dd')].some(d => d.textContent === 'safe_converge')`)
+					b.is(`!document.querySelector('[data-probe]').disabled`)
+				}
 				b.quiet()
 				b.shot(lang + "-" + name + "-with")
 			})

@@ -42,6 +42,9 @@ type Lab struct {
 	world  *world
 	trail  trail
 
+	probingMu sync.Mutex
+	probing   probing
+
 	mu       sync.Mutex
 	switches map[string]Switches              // by operation
 	handlers map[string]map[bool]http.Handler // protected by the switches as they are; for events, and otherwise
@@ -108,6 +111,7 @@ func (l *Lab) Run(ctx context.Context) error {
 
 // Close closes the file. Run has returned by then.
 func (l *Lab) Close() error {
+	l.endProbe()
 	var err error
 	if l.db != nil {
 		err = l.db.Close()

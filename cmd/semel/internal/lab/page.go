@@ -37,6 +37,11 @@ func (l *Lab) Handler() http.Handler {
 		mux.Handle("POST /page/"+o.Name, l.operate(o, path{name: "page", identify: bearer}))
 		mux.Handle("POST /hooks/"+o.Name, l.operate(o, path{name: "webhook", identify: l.provider, events: true}))
 		mux.HandleFunc("POST /lab/deliver/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.deliver(w, r, o) })
+		mux.HandleFunc("POST /lab/probe/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.startProbe(w, r, o) })
+		mux.HandleFunc("GET /lab/plan/"+o.Name, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/yaml")
+			_, _ = w.Write(Plan(r.Host, o, l.Switches(o.Name)))
+		})
 		mux.HandleFunc("GET /v1/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.listEffects(w, r, o) })
 		mux.HandleFunc("GET /v1/"+o.Name+"/{id}", func(w http.ResponseWriter, r *http.Request) { l.oneEffect(w, r, o) })
 	}
@@ -65,6 +70,7 @@ func (l *Lab) Handler() http.Handler {
 		}
 		w.WriteHeader(http.StatusNoContent)
 	})
+	mux.HandleFunc("GET /lab/report", l.showReport)
 	mux.HandleFunc("GET /lab/events", l.events)
 	mux.HandleFunc("GET /lab/now", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "now") })
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "page") })
@@ -199,6 +205,7 @@ type view struct {
 	Incidents []Incident
 	Balance   int64
 	Latest    []Attempt // of all references
+	Probing   probing
 }
 
 // lane is an attempt in the drawing of the time: where it lies, in percent.
@@ -230,6 +237,9 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 			v.Preset = p.Name
 		}
 	}
+	l.probingMu.Lock()
+	v.Probing = l.probing
+	l.probingMu.Unlock()
 	v.Latest, _ = l.trail.list("", 12)
 	v.Balance = startBalance
 	var err error

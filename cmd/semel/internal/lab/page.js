@@ -45,6 +45,8 @@ document.addEventListener("click", async e => {
       await ways[b.dataset.send](crypto.randomUUID());
     } else if (b.dataset.preset) {
       await fetch(`/lab/presets/${b.dataset.preset}?operation=${operation}`, {method: "POST"});
+    } else if ("probe" in b.dataset) {
+      await fetch(`/lab/probe/${operation}`, {method: "POST"});
     } else if ("reset" in b.dataset) {
       reference = "";
       await fetch("/lab/reset", {method: "POST"});
