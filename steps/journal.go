@@ -44,6 +44,7 @@ var (
 var (
 	ErrNotUnknown = errors.New("steps: only an unknown step is resolved")
 	ErrNotHeld    = errors.New("steps: only a held operation is retried")
+	ErrInvalid    = errors.New("steps: no such decision")
 )
 
 // ChangedError says that an execution does not do what the executions before it
@@ -156,11 +157,11 @@ func (j *Journal) Resolve(ctx context.Context, id semel.Identity, r Resolution) 
 	i := slices.IndexFunc(o.Steps, func(s Step) bool { return s.Name == r.Step })
 	switch {
 	case i < 0:
-		return fmt.Errorf("steps: resolve: the operation has no step %q on record", r.Step)
+		return fmt.Errorf("%w: the operation has no step %q on record", ErrInvalid, r.Step)
 	case o.Steps[i].State != Unknown:
 		return fmt.Errorf("%w: step %q is %s", ErrNotUnknown, r.Step, o.Steps[i].State)
 	case r.To == Done && !json.Valid(r.Result), r.To != Done && r.To != Failed && r.To != Free, r.To == Free && len(r.Result) > 0:
-		return errors.New("steps: resolve: use Done with a result in JSON, Failed with a text, or Free with neither")
+		return fmt.Errorf("%w: use done with a result in JSON, failed with a text, or free with neither", ErrInvalid)
 	case len(r.Result) > j.config.MaxResult:
 		return fmt.Errorf("%w: a result of %d bytes; at most %d are allowed", ErrTooLarge, len(r.Result), j.config.MaxResult)
 	}
@@ -187,7 +188,7 @@ func (j *Journal) Retry(ctx context.Context, id semel.Identity, by, because stri
 func (j *Journal) decidable(ctx context.Context, id semel.Identity, by, because string) (Operation, error) {
 	for name, text := range map[string]string{"who decides": by, "the reason": because} {
 		if text == "" || len(text) > 500 || !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
-			return Operation{}, fmt.Errorf("steps: decision: %s must be 1 to 500 bytes of UTF-8 without zero bytes", name)
+			return Operation{}, fmt.Errorf("%w: %s must be 1 to 500 bytes of UTF-8 without zero bytes", ErrInvalid, name)
 		}
 	}
 	return j.config.Store.Find(ctx, id)
