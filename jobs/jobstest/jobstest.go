@@ -44,6 +44,9 @@ type Harness struct {
 	// Exclusive says that a transaction keeps all others from writing, renewals of
 	// leases too, until it ends.
 	Exclusive bool
+	// Snapshot says that a transaction in whose time the lease was renewed cannot
+	// settle its job, and is rolled back; nor can one whose job has a key.
+	Snapshot bool
 }
 
 // Config says how to test a store.
@@ -80,6 +83,7 @@ var rules = []struct {
 	{"a-job-is-done-with-its-effect", doneWithEffect},
 	{"a-failure-or-panic-leaves-nothing-and-is-tried-again", failures},
 	{"a-job-longer-than-its-lease-runs-once", longerThanLease},
+	{"a-lease-renewed-inside-leaves-one-effect", renewedInside},
 	{"a-paused-worker-cannot-commit-before-the-next-or-after", pausedWorker},
 	{"who-lost-a-job-is-told-and-commits-nothing", cancelledByPerson},
 	{"revoked-authority-is-refused-and-a-silent-judge-is-asked-again", authority},
@@ -254,7 +258,11 @@ func (b *bench) settle(m outbox.Claimed, id string, fail error) error {
 }
 
 func settledInside(b *bench) {
-	b.enqueue(jobs.Job{ID: "a", Key: "k"}, jobs.Job{ID: "next", Key: "k"})
+	key := "k"
+	if b.Snapshot {
+		key = ""
+	}
+	b.enqueue(jobs.Job{ID: "a", Key: key}, jobs.Job{ID: "next", Key: key})
 	m := b.claim(time.Minute)
 	if err := b.settle(m, "a1", errFailed); !errors.Is(err, errFailed) {
 		b.Error(err)
@@ -441,12 +449,12 @@ func longerThanLease(b *bench) {
 	for i := range workers {
 		w := &workers[i]
 		*w = b.worker(func(ctx context.Context, j jobs.Job) error {
-			if b.Exclusive {
+			if b.Exclusive || b.Snapshot {
 				return b.Effect(ctx, j.ID)
 			}
 			return errors.Join(long(w), b.Effect(ctx, j.ID))
 		})
-		if b.Exclusive { // what takes long is not for the transaction
+		if b.Exclusive || b.Snapshot { // what takes long is not for the transaction
 			h := (*w).config.Handlers["work"]
 			h.Prepare = func(context.Context, jobs.Job) (any, error) { return nil, long(w) }
 			(*w).config.Handlers["work"] = h
@@ -466,6 +474,44 @@ func longerThanLease(b *bench) {
 	b.wantEffects("a", 1)
 	if n := runs.Load(); n != 1 {
 		b.Errorf("it ran %d times", n)
+	}
+}
+
+// renewedInside has the lease renewed in the time of the transaction, which fails
+// where that is what a snapshot says.
+func renewedInside(b *bench) {
+	if b.Exclusive {
+		return // nobody renews
+	}
+	b.enqueue(jobs.Job{ID: "a"})
+	var w *worker
+	w = b.worker(func(ctx context.Context, j jobs.Job) error {
+		if err := b.Effect(ctx, "a"); err != nil {
+			return err
+		}
+		if j.Attempt == 1 {
+			for len(w.renewed) > 0 { // before
+				<-w.renewed
+			}
+			for range 2 { // of which one begins now, at the earliest
+				hear(b, "a renewal", w.renewed)
+			}
+		}
+		return nil
+	})
+	w.config.Relay.Lease = lease
+	w.start()
+	attempts := 1
+	if b.Snapshot {
+		if err := hear(b, "a failure", w.retried); err == nil {
+			b.Error("no error is told")
+		}
+		attempts = 2
+	}
+	hear(b, "the job", w.delivered)
+	b.wantEffects("a", 1)
+	if e := b.find("a"); e.State != outbox.StateDelivered || e.Attempts != attempts {
+		b.Errorf("it is %+v", e)
 	}
 }
 
