@@ -54,7 +54,7 @@ var layers = []layer{
 	{patterns: []string{"internal/brokenstore"}, tree: []string{"storetest", "outbox/outboxtest", "store/memory", "outbox", "."}, testing: true, testOnly: true},
 	{patterns: []string{"store/memory"}, tree: []string{"outbox", "inbox", "steps", "internal/recordid", "."}},
 	{patterns: []string{"storetest"}, tree: []string{"internal/recorder", "."}, testing: true, testOnly: true},
-	{patterns: []string{"jobs/jobstest"}, tree: []string{"jobs", "outbox", "inbox", "."}, testing: true, testOnly: true},
+	{patterns: []string{"jobs/jobstest"}, tree: []string{"internal/recorder", "jobs", "outbox", "inbox", "."}, testing: true, testOnly: true},
 	{patterns: []string{"jobs"}, tree: []string{"outbox", "inbox", "."}},
 	{patterns: []string{"outbox/outboxtest"}, tree: []string{"internal/recorder", "outbox"}, testing: true, testOnly: true},
 	{patterns: []string{"outbox"}, tree: []string{"."}},

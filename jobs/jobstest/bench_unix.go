@@ -42,7 +42,7 @@ func Benchmark(b *testing.B, h Harness) {
 				Delivered: func(context.Context, outbox.Attempted) { done <- struct{}{} },
 				Retried:   func(_ context.Context, a outbox.Attempted) { b.Error(a.Err) },
 			}}
-			end := recorder.CPU(b, func() int { return b.N })
+			end := recorder.CPU(b)
 			b.ResetTimer()
 			w.start()
 			for range b.N {

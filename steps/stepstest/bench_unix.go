@@ -4,8 +4,10 @@ package stepstest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/internal/recorder"
@@ -19,7 +21,7 @@ func Benchmark(b *testing.B, h Harness, records semel.Store, bare func() error) 
 	const effect = "a business row of some length"
 	measure := func(b *testing.B, one func(i int) error) {
 		b.ReportAllocs()
-		end := recorder.CPU(b, func() int { return b.N })
+		end := recorder.CPU(b)
 		for i := 0; b.Loop(); i++ {
 			if err := one(i); err != nil {
 				b.Fatal(err)
@@ -63,4 +65,53 @@ func Benchmark(b *testing.B, h Harness, records semel.Store, bare func() error) 
 			return err
 		})
 	})
+}
+
+// BenchmarkCompleter is a round over 1,000 operations that are open, and whose records are
+// complete, as one finds them that keeps up with its service; and how much of it is
+// the looks at their records.
+func BenchmarkCompleter(b *testing.B, h Harness, records semel.Store) {
+	const n = 1000
+	g, gerr := semel.New(semel.Config{Store: records})
+	j, jerr := steps.New(steps.Config{Store: h.Store, LookAfter: time.Microsecond})
+	if err := errors.Join(gerr, jerr); err != nil {
+		b.Fatal(err)
+	}
+	c, err := steps.NewCompleter(steps.CompleterConfig{
+		Journal: j, Guard: g,
+		Operations: map[string]steps.Handler{"orders.create": func(context.Context, []byte) (semel.Result, error) { return semel.Result{}, errors.New("not wanted") }},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var looks, rounds time.Duration
+	turns := 0
+	for b.Loop() {
+		b.StopTimer()
+		turns++
+		for i := range n {
+			_, _, err := semel.Call(b.Context(), g, semel.Submit{Identity: identity(fmt.Sprint(turns, ".", i))}, func(ctx context.Context) (int, error) {
+				return steps.Run(ctx, j, 1, func(context.Context, int) (int, error) { return 1, nil })
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		start := time.Now()
+		for i := range n {
+			if _, err := g.Find(b.Context(), identity(fmt.Sprint(turns, ".", i))); err != nil {
+				b.Fatal(err)
+			}
+		}
+		looks += time.Since(start)
+		b.StartTimer()
+		start = time.Now()
+		if r := c.Round(b.Context()); r.Finished != n || r.Err != nil {
+			b.Fatalf("%+v", r)
+		}
+		rounds += time.Since(start)
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(rounds.Microseconds())/float64(turns*n), "µs/operation")
+	b.ReportMetric(float64(looks.Microseconds())/float64(turns*n), "µs/look") // one after the other, not four at a time
 }

@@ -62,3 +62,9 @@ func BenchmarkSteps(b *testing.B) {
 		})
 	})
 }
+
+func BenchmarkCompleter(b *testing.B) {
+	_, pool := benchOutbox(b)
+	s := open(b, pool, postgres.Config{})
+	stepstest.BenchmarkCompleter(b, stepstest.Harness{Store: s.Steps()}, s)
+}

@@ -84,3 +84,8 @@ func BenchmarkSteps(b *testing.B) {
 		return tx.Commit()
 	})
 }
+
+func BenchmarkCompleter(b *testing.B) {
+	s, _ := benchStore(b)
+	stepstest.BenchmarkCompleter(b, stepstest.Harness{Store: s.Transactional().Steps()}, s)
+}
