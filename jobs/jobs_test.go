@@ -23,7 +23,7 @@ func harness(testing.TB) jobstest.Harness {
 	o, in := memory.NewOutbox(), memory.NewInbox()
 	e := &recorder.Effects{OnCommit: memory.OnCommit}
 	return jobstest.Harness{
-		Store: o, Inbox: in, Enqueue: o.Enqueue, Effect: e.Effect, Effects: e.Effects,
+		Store: o, Inbox: in, Enqueue: o.Enqueue, Effect: e.Effect, Effects: e.Effects, Advance: time.Sleep,
 		EnqueueInside: func(ctx context.Context, m ...outbox.Message) error {
 			if !memory.OnCommit(ctx, func() { _ = o.Enqueue(context.WithoutCancel(ctx), m...) }) {
 				return errors.New("no transaction")

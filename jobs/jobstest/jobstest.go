@@ -41,6 +41,8 @@ type Harness struct {
 	Effect func(ctx context.Context, name string) error
 	// Effects returns how often each effect has been committed.
 	Effects func() map[string]int
+	// Advance moves the store's time forward.
+	Advance func(d time.Duration)
 	// Exclusive says that a transaction keeps all others from writing, renewals of
 	// leases too, until it ends.
 	Exclusive bool
@@ -228,18 +230,11 @@ func (w *worker) start() *worker {
 
 func (b *bench) claim(lease time.Duration) outbox.Claimed {
 	b.Helper()
-	for late := time.Now().Add(patience); time.Now().Before(late); {
-		claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 1, Lease: lease, Suspect: true})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if len(claimed) == 1 {
-			return claimed[0]
-		}
-		time.Sleep(10 * time.Millisecond) // until a lease is over
+	claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 1, Lease: lease, Suspect: true})
+	if err != nil || len(claimed) != 1 {
+		b.Fatalf("claimed %+v, %v", claimed, err)
 	}
-	b.Fatal("nothing is due")
-	return outbox.Claimed{}
+	return claimed[0]
 }
 
 var errFailed = errors.New("failed on purpose")
@@ -293,6 +288,7 @@ func settledInside(b *bench) {
 func staleInside(b *bench) {
 	b.enqueue(jobs.Job{ID: "a"})
 	stale := b.claim(lease)
+	b.Advance(2 * lease)
 	taken := b.claim(time.Minute)
 	// The one that took over has not committed yet.
 	if err := b.settle(stale, "1", nil); !errors.Is(err, outbox.ErrLeaseLost) {
@@ -311,17 +307,15 @@ func staleInside(b *bench) {
 func settlingIsHeld(b *bench) {
 	b.enqueue(jobs.Job{ID: "a"})
 	m := b.claim(lease)
+	b.Advance(2 * lease)
 	err := b.Inbox.Transact(b.Context(), "c", []string{"1"}, func(ctx context.Context, _ []bool) error {
 		if err := b.Store.SettleTx(ctx, m.Ref); err != nil {
 			return err
 		}
-		for over := time.Now().Add(2 * lease); time.Now().Before(over); time.Sleep(lease / 4) {
-			short, cancel := context.WithTimeout(b.Context(), lease/2)
-			claimed, _, _ := b.Store.Exchange(short, nil, outbox.Claim{Max: 1, Lease: time.Minute, Suspect: true})
-			cancel()
-			if len(claimed) > 0 {
-				b.Error("it was claimed while it was being settled")
-			}
+		short, cancel := context.WithTimeout(b.Context(), lease) // which ends the wait for a store that is Exclusive
+		defer cancel()
+		if claimed, _, _ := b.Store.Exchange(short, nil, outbox.Claim{Max: 1, Lease: time.Minute, Suspect: true}); len(claimed) > 0 {
+			b.Error("it was claimed while it was being settled")
 		}
 		return b.Effect(ctx, "a")
 	})
@@ -343,22 +337,30 @@ func rescueOrComplete(b *bench) {
 	}
 	var done, attempts, stale atomic.Int64
 	var wg sync.WaitGroup
+	moving := make(chan struct{}, 1) // one moves the time on; in a bubble, nobody could while others wait for a mutex
+	advance := func() {
+		moving <- struct{}{}
+		b.Advance(2 * lease)
+		<-moving
+	}
 	for range rescuers {
 		wg.Go(func() {
 			for done.Load() < n && b.Context().Err() == nil {
-				claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 4, Lease: 20 * time.Millisecond, Suspect: true})
+				claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 4, Lease: lease, Suspect: true})
 				if err != nil {
 					b.Error(err)
 					return
 				}
 				if len(claimed) == 0 {
-					time.Sleep(time.Millisecond)
+					advance()
 				}
 				var under sync.WaitGroup
 				for _, m := range claimed {
-					pause := time.Duration(rand.IntN(40)) * time.Millisecond
+					late := rand.IntN(2) == 0
 					under.Go(func() {
-						time.Sleep(pause) // about until the lease is over
+						if late { // then others rescue it, while it is being settled
+							advance()
+						}
 						switch err := b.settle(m, fmt.Sprint("attempt", attempts.Add(1)), nil); {
 						case err == nil:
 							done.Add(1)

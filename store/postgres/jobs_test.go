@@ -30,6 +30,10 @@ func jobsHarness(t testing.TB, pool *pgxpool.Pool, c postgres.Config) jobstest.H
 		Enqueue: func(ctx context.Context, m ...outbox.Message) error {
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return o.EnqueueTx(ctx, tx, m...) })
 		},
+		Advance: func(d time.Duration) {
+			exec(t, pool, "UPDATE "+c.Schema+".outbox_queue SET due = due - $1::interval WHERE due > 'epoch'", d)
+			o.ForgetFloors()
+		},
 		Effect:  func(ctx context.Context, name string) error { return effect(ctx, c.Schema, name) },
 		Effects: func() map[string]int { return effects(t, pool, c.Schema) },
 	}
