@@ -228,6 +228,10 @@ const (
 	// What somebody decided of a message of the outbox, whose id is the EventID.
 	TrailRedriven  TrailKind = "redriven"
 	TrailCancelled TrailKind = "cancelled"
+	// What somebody decided of an operation's journal, which is that of the entry's
+	// identity. Label says of what to what.
+	TrailStepResolved TrailKind = "step_resolved"
+	TrailRetried      TrailKind = "retried"
 
 	TrailReplayed   TrailKind = "replayed"
 	TrailInProgress TrailKind = "in_progress"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/internal/recorder"
 	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/jobs/jobstest"
 	"github.com/semelhq/semel/outbox"
@@ -21,30 +21,14 @@ import (
 
 func harness(testing.TB) jobstest.Harness {
 	o, in := memory.NewOutbox(), memory.NewInbox()
-	var mu sync.Mutex
-	effects := map[string]int{}
-	inside := func(ctx context.Context, fn func()) error {
-		if !memory.OnCommit(ctx, fn) {
-			return errors.New("no transaction")
-		}
-		return nil
-	}
+	e := &recorder.Effects{OnCommit: memory.OnCommit}
 	return jobstest.Harness{
-		Store: o, Inbox: in, Enqueue: o.Enqueue,
+		Store: o, Inbox: in, Enqueue: o.Enqueue, Effect: e.Effect, Effects: e.Effects, Advance: time.Sleep,
 		EnqueueInside: func(ctx context.Context, m ...outbox.Message) error {
-			return inside(ctx, func() { _ = o.Enqueue(context.WithoutCancel(ctx), m...) })
-		},
-		Effect: func(ctx context.Context, name string) error {
-			return inside(ctx, func() {
-				mu.Lock()
-				defer mu.Unlock()
-				effects[name]++
-			})
-		},
-		Effects: func() map[string]int {
-			mu.Lock()
-			defer mu.Unlock()
-			return maps.Clone(effects)
+			if !memory.OnCommit(ctx, func() { _ = o.Enqueue(context.WithoutCancel(ctx), m...) }) {
+				return errors.New("no transaction")
+			}
+			return nil
 		},
 	}
 }

@@ -244,6 +244,32 @@ func TestRelaysDeliverEverythingInOrder(t *testing.T) {
 	})
 }
 
+// A relay that only swept by age would keep a busy hour's messages; one that only swept
+// by number, those of a quiet year.
+func TestSettledMessagesAreBoundedByAgeAndByCount(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
+		stop := start(t, outbox.Config{Store: o, Retention: outbox.Retention{Delivered: time.Hour, MaxDelivered: 10}, SweepEvery: time.Minute}, outbox.Route{Topic: "t", Sink: p})
+		kept := func() int {
+			t.Helper()
+			all, err := o.List(t.Context(), outbox.Filter{State: outbox.StateDelivered, Limit: 1000})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(all)
+		}
+		enqueue(t, o, lane("t", "", 50)...)
+		pass(5 * time.Minute)
+		want(t, "messages delivered", len(p.ids()), 50)
+		want(t, "messages kept by their number", kept(), 10)
+		enqueue(t, o, outbox.Message{ID: "late", Topic: "t"})
+		pass(58 * time.Minute)
+		want(t, "messages kept by their age", kept(), 1)
+		pass(5 * time.Minute)
+		want(t, "messages kept in the end", kept(), 0)
+		stopped(t, stop)
+	})
+}
+
 // A delivery that takes many leases is renewed all the while.
 func TestSlowHandlerKeepsItsLease(t *testing.T) {
 	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {

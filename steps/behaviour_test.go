@@ -405,25 +405,41 @@ func TestHeldUntilResolved(t *testing.T) {
 				if r := x.round(); r.Held != 1 || len(keys) != 1 {
 					t.Errorf("%+v, %d calls", r, len(keys))
 				}
-				held, err := x.journal.List(x.Context(), steps.Filter{Phase: steps.Held})
+				held, err := x.journal.List(x.Context(), steps.Filter{Phases: []steps.Phase{steps.Held}})
 				if err != nil || len(held) != 1 || held[0].Identity != x.id {
 					t.Fatalf("%+v, %v", held, err)
 				}
-				for _, bad := range []error{
-					x.journal.Resolve(x.Context(), x.id, "other", to, []byte(`1`), ""),
-					x.journal.Resolve(x.Context(), x.id, "charge", steps.Started, []byte(`1`), ""),
-					x.journal.Resolve(x.Context(), x.id, "charge", steps.Done, []byte(`{`), ""),
-					x.journal.Resolve(x.Context(), stepstest.OrderIdentity("x"), "charge", to, nil, ""),
+				result := []byte(`"ok"`)
+				if to == steps.Free {
+					result = nil
+				}
+				good := steps.Resolution{Step: "charge", To: to, Result: result, By: "ada", Because: "looked it up"}
+				for i, bad := range []func(r *steps.Resolution){
+					func(r *steps.Resolution) { r.Step = "other" },
+					func(r *steps.Resolution) { r.To = steps.Started },
+					func(r *steps.Resolution) { r.To, r.Result = steps.Done, []byte(`{`) },
+					func(r *steps.Resolution) { r.To, r.Result = steps.Free, []byte(`1`) },
+					func(r *steps.Resolution) { r.By = "" },
+					func(r *steps.Resolution) { r.Because = strings.Repeat("x", 501) },
+					func(r *steps.Resolution) { r.Result = []byte(`"` + strings.Repeat("x", 1<<17) + `"`) },
 				} {
-					if bad == nil {
-						t.Error("a resolution was not refused")
+					r := good
+					if bad(&r); x.journal.Resolve(x.Context(), x.id, r) == nil {
+						t.Errorf("resolution %d was not refused", i)
 					}
 				}
-				if err := x.journal.Resolve(x.Context(), x.id, "charge", to, []byte(`"ok"`), "looked it up"); err != nil {
+				if err := x.journal.Resolve(x.Context(), stepstest.OrderIdentity("x"), good); !errors.Is(err, steps.ErrNotFound) {
+					t.Error(err)
+				}
+				if err := x.journal.Resolve(x.Context(), x.id, good); err != nil {
 					t.Fatal(err)
 				}
-				if err := x.journal.Resolve(x.Context(), x.id, "charge", to, []byte(`"ok"`), ""); err == nil {
-					t.Error("it was resolved twice")
+				if err := x.journal.Resolve(x.Context(), x.id, good); !errors.Is(err, steps.ErrNotUnknown) {
+					t.Errorf("resolved twice: %v", err)
+				}
+				if d := x.find().Decisions; len(d) != 1 || d[0].Kind != semel.TrailStepResolved || d[0].RequestID != "operator:ada" ||
+					d[0].Label != "charge: unknown to "+string(to) || d[0].Cause != "looked it up" || d[0].Key != x.id.Key || d[0].Fence == 0 {
+					t.Errorf("on record is %+v", d)
 				}
 				if r := x.round(); r.Finished != 1 {
 					t.Errorf("%+v", r)
@@ -457,14 +473,20 @@ func TestAttemptsAreBounded(t *testing.T) {
 			t.Errorf("%d calls, %+v", calls, o)
 		}
 		fails = nil
-		if err := x.journal.Retry(x.Context(), x.id); err != nil {
+		if err := x.journal.Retry(x.Context(), x.id, "ada", ""); err == nil {
+			t.Error("retried without a reason")
+		}
+		if err := x.journal.Retry(x.Context(), x.id, "ada", "the network is back"); err != nil {
 			t.Fatal(err)
+		}
+		if d := x.find().Decisions; len(d) != 1 || d[0].Kind != semel.TrailRetried || d[0].Label != "held to open" || d[0].Cause != "the network is back" {
+			t.Errorf("on record is %+v", d)
 		}
 		if r := x.round(); r.Finished != 1 {
 			t.Errorf("%+v", r)
 		}
-		if err := x.journal.Retry(x.Context(), x.id); err == nil {
-			t.Error("what is finished was retried")
+		if err := x.journal.Retry(x.Context(), x.id, "ada", "again"); !errors.Is(err, steps.ErrNotHeld) {
+			t.Errorf("what is finished was retried: %v", err)
 		}
 		x.want(nil)
 		if r := x.round(); r.Swept != 0 {

@@ -153,7 +153,7 @@ const sweepTogether = 1000
 // Round looks once after all operations that are due.
 func (c *Completer) Round(ctx context.Context) (total Report) {
 	store := c.config.Journal.config.Store
-	f := Filter{Phase: Open, Operations: c.names, Due: true}
+	f := Filter{Phases: []Phase{Open}, Operations: c.names, Due: true}
 	for ctx.Err() == nil {
 		page, err := store.List(ctx, f)
 		if err != nil {

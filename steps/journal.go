@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/semelhq/semel"
 )
@@ -35,6 +38,13 @@ var (
 	// ErrNotLeased: Run needs an execution under a leased claim. In a transaction all
 	// steps would be committed together, or none.
 	ErrNotLeased = errors.New("steps: not in an execution under a leased claim")
+)
+
+// What Resolve and Retry refuse. Nothing was changed.
+var (
+	ErrNotUnknown = errors.New("steps: only an unknown step is resolved")
+	ErrNotHeld    = errors.New("steps: only a held operation is retried")
+	ErrInvalid    = errors.New("steps: no such decision")
 )
 
 // ChangedError says that an execution does not do what the executions before it
@@ -112,58 +122,83 @@ func (j *Journal) Find(ctx context.Context, id semel.Identity) (Operation, error
 	return j.config.Store.Find(ctx, id)
 }
 
-// List returns operations without their steps: Filter{Phase: Held} are those that
+// List returns operations without their steps: Filter{Phases: []Phase{Held}} are those that
 // wait for a person.
 func (j *Journal) List(ctx context.Context, f Filter) ([]Operation, error) {
 	return j.config.Store.List(ctx, f)
 }
 
-// Resolve settles a step that is Unknown, as a person has found out: Done with its
-// result in JSON, Failed with a text, or Free, so that it is called again, under the
-// same child key. The completer then goes on with the operation.
+// Resolution is what a person has found out about a step that is Unknown.
+type Resolution struct {
+	Step string
+	// To is Done, with Result in JSON; Failed, with the text of Result; or Free, so
+	// that it is called again, under the same child key.
+	To     State
+	Result []byte
+	// By says who decided, and Because how they know: each in 1 to 500 bytes. They go
+	// into the trail.
+	By, Because string
+}
+
+// Resolve settles a step as a person has found out, on record with who and why in one
+// commit. The completer then goes on with the operation. It fails with ErrStale, and
+// has changed nothing, if somebody else has gone on with it meanwhile.
 //
 // A call may still be under way when its step is marked Unknown. So look for its
 // effect only when the longest time is over that it can take.
-func (j *Journal) Resolve(ctx context.Context, id semel.Identity, step string, to State, result []byte, cause string) error {
-	o, err := j.config.Store.Find(ctx, id)
+func (j *Journal) Resolve(ctx context.Context, id semel.Identity, r Resolution) error {
+	o, err := j.decidable(ctx, id, r.By, r.Because)
 	if err != nil {
 		return err
 	}
 	if err := o.check(); err != nil {
 		return err
 	}
-	for _, s := range o.Steps {
-		if s.Name != step {
-			continue
-		}
-		switch {
-		case s.State != Unknown:
-			return fmt.Errorf("steps: resolve: step %q is %s, not unknown", step, s.State)
-		case to == Done && !json.Valid(result), to != Done && to != Failed && to != Free:
-			return errors.New("steps: resolve: use Done with a result in JSON, Failed or Free")
-		case len(result) > j.config.MaxResult:
-			return fmt.Errorf("%w: a result of %d bytes; at most %d are allowed", ErrTooLarge, len(result), j.config.MaxResult)
-		}
-		s.State, s.Result, s.Cause = to, result, cause
-		if err := j.config.Store.Put(ctx, o.Number, o.Fence, s); err != nil {
-			return err
-		}
-		return j.config.Store.Mark(ctx, Mark{Number: o.Number, Fence: o.Fence, Phase: Open, Cause: cause})
+	i := slices.IndexFunc(o.Steps, func(s Step) bool { return s.Name == r.Step })
+	switch {
+	case i < 0:
+		return fmt.Errorf("%w: the operation has no step %q on record", ErrInvalid, r.Step)
+	case o.Steps[i].State != Unknown:
+		return fmt.Errorf("%w: step %q is %s", ErrNotUnknown, r.Step, o.Steps[i].State)
+	case r.To == Done && !json.Valid(r.Result), r.To != Done && r.To != Failed && r.To != Free, r.To == Free && len(r.Result) > 0:
+		return fmt.Errorf("%w: use done with a result in JSON, failed with a text, or free with neither", ErrInvalid)
+	case len(r.Result) > j.config.MaxResult:
+		return fmt.Errorf("%w: a result of %d bytes; at most %d are allowed", ErrTooLarge, len(r.Result), j.config.MaxResult)
 	}
-	return fmt.Errorf("steps: resolve: the operation has no step %q on record", step)
+	s := o.Steps[i]
+	s.State, s.Result, s.Cause = r.To, r.Result, fmt.Sprintf("resolved by %s: %s", r.By, r.Because)
+	return j.decide(ctx, o, s, semel.TrailStepResolved, fmt.Sprintf("%s: %s to %s", s.Name, Unknown, s.State), r.By, r.Because)
 }
 
-// Retry has the completer go on with an operation that is Held: once its cause is
-// mended.
-func (j *Journal) Retry(ctx context.Context, id semel.Identity) error {
-	o, err := j.config.Store.Find(ctx, id)
+// Retry has the completer go on with an operation that is Held, once its cause is
+// mended. Who decided that and why, in 1 to 500 bytes each, is on record with it. It
+// fails with ErrStale, and has changed nothing, if somebody else has gone on with it
+// meanwhile.
+func (j *Journal) Retry(ctx context.Context, id semel.Identity, by, because string) error {
+	o, err := j.decidable(ctx, id, by, because)
 	if err != nil {
 		return err
 	}
 	if o.Phase != Held {
-		return fmt.Errorf("steps: retry: the operation is %s, not held", o.Phase)
+		return fmt.Errorf("%w: it is %s", ErrNotHeld, o.Phase)
 	}
-	return j.config.Store.Mark(ctx, Mark{Number: o.Number, Fence: o.Fence, Phase: Open})
+	return j.decide(ctx, o, Step{}, semel.TrailRetried, fmt.Sprintf("%s to %s", Held, Open), by, because)
+}
+
+func (j *Journal) decidable(ctx context.Context, id semel.Identity, by, because string) (Operation, error) {
+	for name, text := range map[string]string{"who decides": by, "the reason": because} {
+		if text == "" || len(text) > 500 || !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+			return Operation{}, fmt.Errorf("%w: %s must be 1 to 500 bytes of UTF-8 without zero bytes", ErrInvalid, name)
+		}
+	}
+	return j.config.Store.Find(ctx, id)
+}
+
+func (j *Journal) decide(ctx context.Context, o Operation, s Step, kind semel.TrailKind, label, by, because string) error {
+	return j.config.Store.Decide(ctx, Decision{o.Number, o.Fence, s, semel.TrailEntry{
+		Kind: kind, Tenant: o.Identity.Tenant, Actor: o.Identity.Actor, Operation: o.Identity.Operation, Key: o.Identity.Key, Fence: o.Fence,
+		Label: label, Cause: because, Origin: semel.Origin{RequestID: "operator:" + by},
+	}})
 }
 
 // run is an operation being executed.

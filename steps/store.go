@@ -1,9 +1,11 @@
 package steps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -83,6 +85,9 @@ type Operation struct {
 	Changed time.Time `json:"changed"`
 	// Steps are in the order of their positions. List leaves them out.
 	Steps []Step `json:"steps,omitempty"`
+	// Decisions are what people decided of it, in their order, as far as the trail is
+	// kept. Only Find tells them.
+	Decisions []semel.TrailEntry `json:"decisions,omitempty"`
 }
 
 // Opening is an execution that begins, or goes on with, an operation.
@@ -106,10 +111,38 @@ type Mark struct {
 	Due      time.Duration // from now, for Open
 }
 
-// Filter selects operations.
+// Decision is what a person has decided of an operation.
+type Decision struct {
+	Number, Fence uint64
+	// Step is the step that is resolved, as it is from now on. Without a name, the
+	// operation is only to go on.
+	Step Step
+	// Entry goes into the trail.
+	Entry semel.TrailEntry
+}
+
+// DecisionsIn are the decisions on an operation that a store's trail tells of.
+func DecisionsIn(ctx context.Context, t semel.Trail, id semel.Identity) (all []semel.TrailEntry, err error) {
+	for _, kind := range []semel.TrailKind{semel.TrailStepResolved, semel.TrailRetried} {
+		entries, err := t.Trail(ctx, semel.TrailFilter{Kind: kind, Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation, Key: id.Key, Limit: 1000})
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if e.Tenant == id.Tenant && e.Actor == id.Actor { // an empty filter selects all
+				all = append(all, e)
+			}
+		}
+	}
+	slices.SortFunc(all, func(x, y semel.TrailEntry) int { return cmp.Compare(x.Position, y.Position) })
+	return all, nil
+}
+
+// Filter selects operations. Empty fields select all.
 type Filter struct {
-	Phase Phase // required
-	// Operations selects by Identity.Operation; empty for all.
+	Phases []Phase
+	Key    string
+	// Operations selects by Identity.Operation.
 	Operations []string
 	// Due selects those whose time has come.
 	Due bool
@@ -149,13 +182,19 @@ type Store interface {
 	// would fail, it is rolled back. Other errors match ErrInDoubt unless nothing took
 	// effect for certain.
 	Transact(ctx context.Context, number, fence uint64, s Step, work func(ctx context.Context) (result []byte, err error)) error
-	// Find returns an operation with its steps, or ErrNotFound.
+	// Find returns an operation with its steps and decisions, or ErrNotFound.
 	Find(ctx context.Context, id semel.Identity) (Operation, error)
 	// List returns operations in the order of their numbers, without their steps.
 	List(ctx context.Context, f Filter) ([]Operation, error)
-	// Mark writes what a completer, or a person, has found. It fails with ErrStale
-	// if the operation's fence is another.
+	// Mark writes what a completer has found. It fails with ErrStale if the
+	// operation's fence is another.
 	Mark(ctx context.Context, m Mark) error
+	// Decide makes an operation Open and due, its attempts counted anew, and in the
+	// same commit gives d.Step, which must be Unknown, its new State, Result and Cause,
+	// and adds d.Entry to the store's trail. It fails with ErrStale, and changes
+	// nothing, if the fence is another, or the step is not Unknown, or, where d has
+	// none, the operation is not Held. Of concurrent calls one takes effect.
+	Decide(ctx context.Context, d Decision) error
 	// Sweep forgets at most limit operations that were marked Finished longer than
 	// retention ago, by the store's clock.
 	Sweep(ctx context.Context, retention time.Duration, limit int) (removed int, err error)

@@ -14,14 +14,16 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/outbox"
+	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
 // traceStore is what a trace looks into.
 type traceStore struct {
 	store
-	outbox outbox.Admin // nil where there is none
-	name   string       // without secrets
+	outbox  outbox.Admin // nil where there is none
+	journal steps.Store  // likewise
+	name    string       // without secrets
 }
 
 // outboxOf returns the outbox in a store's database.
@@ -52,8 +54,9 @@ func (p *program) auditTraceCommand() *cobra.Command {
 or message id. It shows the records of protected requests with what became of each
 attempt, duplicates among them, the messages that were enqueued under them, what
 became of those, and the records and messages that they have led to elsewhere: a
-receiver knows a message by its id, as the key or the event id of its own record. What
-the id was caused by is followed as well.
+receiver knows a message by its id, as the key or the event id of its own record, and a
+call that a step has made by the step's child key. What the id was caused by is followed
+as well, but for such a call, whose key does not tell.
 
 Name the stores of other services with --also. What belongs to the same trace id is
 shown, though nothing else may tie it together. Records and messages that are past
@@ -78,16 +81,16 @@ With --mermaid it is a flowchart to be pasted into Markdown.`, maxTraced),
 			return usagef("the id is empty")
 		}
 		url, _ := cmd.Flags().GetString("store")
-		stores := []traceStore{{s, outboxOf(s), withoutSecrets(url)}}
+		stores := []traceStore{{s, outboxOf(s), journalOf(s), withoutSecrets(url)}}
 		for _, url := range also {
 			o, err := openAdmin(ctx, cmd, url)
 			if err != nil {
 				return err
 			}
 			defer func() { _ = o.Close() }()
-			stores = append(stores, traceStore{o, outboxOf(o), withoutSecrets(url)})
+			stores = append(stores, traceStore{o, outboxOf(o), journalOf(o), withoutSecrets(url)})
 		}
-		t := &trace{stores: stores, items: map[string]*traced{}, traces: map[string]bool{}}
+		t := &trace{stores: stores, items: map[string]*traced{}, traces: map[string]bool{}, calls: map[string]string{}}
 		if err := t.follow(ctx, args[0]); err != nil {
 			return wrapCall("the stores could not be read", err)
 		}
@@ -126,8 +129,8 @@ type traced struct {
 	Kind  string `json:"kind"` // "record" or "message"
 	ID    string `json:"id"`
 	Store string `json:"store"`
-	// Cause is the id of the record that it was enqueued under, or of the message
-	// that the record is of.
+	// Cause is the id of the record that it was enqueued under or, of a record, of the
+	// message that it is of, or of the record in whose steps it was called.
 	Cause string     `json:"cause,omitempty"`
 	At    *time.Time `json:"at,omitempty"`
 	State string     `json:"state"` // of a record, what its last entry says where it is gone
@@ -137,6 +140,7 @@ type traced struct {
 	Key       string `json:"key,omitempty"`
 	semel.Origin
 	Entries []semel.TrailEntry `json:"entries,omitempty"`
+	Steps   []tracedStep       `json:"steps,omitempty"`
 
 	Topic     string         `json:"topic,omitempty"`
 	Type      string         `json:"type,omitempty"`
@@ -147,13 +151,20 @@ type traced struct {
 	children []*traced
 }
 
+type tracedStep struct {
+	Name     string      `json:"name"`
+	State    steps.State `json:"state"`
+	ChildKey string      `json:"child_key"`
+}
+
 // trace is a walk from an id to all that is tied to it.
 type trace struct {
 	stores []traceStore
 	items  map[string]*traced // by place, kind and id
 	order  []*traced
 	todo   []func(context.Context) error
-	traces map[string]bool // trace ids that were followed
+	traces map[string]bool   // trace ids that were followed
+	calls  map[string]string // from the key of a step's call to the record that it is of
 	roots  []*traced
 	more   bool
 }
@@ -234,8 +245,10 @@ func (t *trace) record(s *traceStore, id string) {
 				item.State = string(e.Kind)
 			}
 		}
+		identity := semel.Identity{}
 		if item.Entries = list; len(list) > 0 {
 			item.At = &list[0].At
+			identity = semel.Identity{Scope: semel.Scope{Tenant: list[0].Tenant, Actor: list[0].Actor, Operation: list[0].Operation}, Key: list[0].Key}
 		}
 		found, err := s.List(ctx, semel.Filter{ID: id, Limit: 1})
 		if err != nil {
@@ -244,7 +257,10 @@ func (t *trace) record(s *traceStore, id string) {
 		for _, r := range found {
 			item.State, item.Operation, item.Tenant, item.Key = r.State.String(), r.Identity.Operation, r.Identity.Tenant, r.Identity.Key
 			begun := r.BegunAt.UTC()
-			item.At = &begun
+			item.At, identity = &begun, r.Identity
+		}
+		if err := t.steps(ctx, item, identity); err != nil {
+			return err
 		}
 		item.State = cmp.Or(item.State, "gone")
 		// What it is of: its receiver has taken the message's id as key or event.
@@ -258,6 +274,37 @@ func (t *trace) record(s *traceStore, id string) {
 		}
 		return t.sameTrace(ctx, item.TraceID)
 	})
+}
+
+// steps adds how far the record's operation has come, what people have decided of it,
+// and the records of the calls that it has made, wherever each is.
+func (t *trace) steps(ctx context.Context, item *traced, id semel.Identity) error {
+	for _, s := range t.stores {
+		if s.journal == nil || id.Key == "" {
+			continue
+		}
+		o, err := s.journal.Find(ctx, id)
+		if errors.Is(err, steps.ErrNotFound) { // the trail may know for longer
+			o.Decisions, err = steps.DecisionsIn(ctx, s, id)
+		}
+		if err != nil {
+			return err
+		}
+		done := newOperationJSON(o)
+		for _, d := range done.Decisions {
+			item.Decisions = append(item.Decisions, decisionJSON{outbox.Verdict(d.Kind), d.By, d.What + ": " + d.Because, d.At})
+		}
+		for _, step := range done.Steps {
+			item.Steps = append(item.Steps, tracedStep{step.Name, step.State, step.ChildKey})
+			t.calls[step.ChildKey] = item.ID
+			for i := range t.stores {
+				if err := t.entries(ctx, &t.stores[i], semel.TrailFilter{Key: step.ChildKey}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // isOutcome reports whether entries of the kind tell of the record's own state.
@@ -373,6 +420,7 @@ func (t *trace) arrange() {
 	}
 	for _, item := range t.order {
 		if item.Kind == "record" {
+			item.Cause = t.calls[item.Key]
 			for _, id := range []string{item.EventID, item.Key} {
 				if m := byID[id]; m != nil && m.Kind == "message" {
 					item.Cause = id
@@ -425,10 +473,7 @@ func (item *traced) state() string {
 		if item.Detail != "" {
 			parts = append(parts, item.Detail)
 		}
-		for _, d := range item.Decisions {
-			parts = append(parts, fmt.Sprintf("%s by %s: %s", d.Verdict, printable(d.By), printable(d.Because)))
-		}
-		return strings.Join(parts, "  ")
+		return strings.Join(append(parts, item.decided()...), "  ")
 	}
 	counts, kinds := map[semel.TrailKind]uint64{}, []semel.TrailKind(nil)
 	for _, e := range item.Entries {
@@ -441,7 +486,18 @@ func (item *traced) state() string {
 	for _, k := range kinds {
 		parts = append(parts, fmt.Sprintf("%s %d,", k, counts[k]))
 	}
-	return strings.TrimRight(strings.Join(parts, " "), ":,")
+	parts = []string{strings.TrimRight(strings.Join(parts, " "), ":,")}
+	for _, s := range item.Steps {
+		parts = append(parts, fmt.Sprintf("step %s %s", printable(s.Name), s.State))
+	}
+	return strings.Join(append(parts, item.decided()...), "  ")
+}
+
+func (item *traced) decided() (all []string) {
+	for _, d := range item.Decisions {
+		all = append(all, fmt.Sprintf("%s by %s: %s", d.Verdict, printable(d.By), printable(d.Because)))
+	}
+	return all
 }
 
 func (t *trace) tree(w io.Writer, items []*traced, indent string, named bool) {
@@ -450,7 +506,7 @@ func (t *trace) tree(w io.Writer, items []*traced, indent string, named bool) {
 		if i == len(items)-1 {
 			branch, below = "└─ ", "   "
 		}
-		if indent == "" && len(items) == 1 {
+		if len(items) == 1 && item == t.roots[0] {
 			branch, below = "", ""
 		}
 		at := "-"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/semelhq/semel/inbox"
 	"github.com/semelhq/semel/inbox/inboxtest"
+	"github.com/semelhq/semel/internal/recorder"
 	"github.com/semelhq/semel/store/memory"
 )
 
@@ -288,27 +288,8 @@ func harness(change func(*store)) func(testing.TB) inboxtest.Harness {
 		b := memory.NewInbox()
 		s := &store{Inbox: b, transact: b.Transact, seen: b.Seen, sweep: b.Sweep, count: b.Count}
 		change(s)
-		var mu sync.Mutex
-		effects := map[string]int{}
-		return inboxtest.Harness{
-			Store: s, Open: func() inbox.Store { return s },
-			Advance: time.Sleep,
-			Effect: func(ctx context.Context, name string) error {
-				if !memory.OnCommit(ctx, func() {
-					mu.Lock()
-					defer mu.Unlock()
-					effects[name]++
-				}) {
-					return errors.New("there is no transaction")
-				}
-				return nil
-			},
-			Effects: func() map[string]int {
-				mu.Lock()
-				defer mu.Unlock()
-				return maps.Clone(effects)
-			},
-		}
+		e := &recorder.Effects{OnCommit: memory.OnCommit}
+		return inboxtest.Harness{Store: s, Open: func() inbox.Store { return s }, Advance: time.Sleep, Effect: e.Effect, Effects: e.Effects}
 	}
 }
 

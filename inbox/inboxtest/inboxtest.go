@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/internal/recorder"
 )
 
 // Harness is a store set up for one rule.
@@ -56,7 +57,7 @@ func Run(t *testing.T, c Config) {
 func Check(t *testing.T, c Config) map[string]string {
 	broken := map[string]string{}
 	for _, r := range rules {
-		rec := &recorder{}
+		rec := &recorder.Recorder{}
 		func() {
 			defer func() { // a bubble whose goroutines wait for each other panics
 				if v := recover(); v != nil {
@@ -66,7 +67,7 @@ func Check(t *testing.T, c Config) map[string]string {
 			c.run(t, r, rec)
 		}()
 		if rec.Failed() {
-			broken[r.name] = rec.message
+			broken[r.name] = rec.Message()
 		}
 	}
 	return broken
@@ -80,58 +81,20 @@ func Rules() (names []string) {
 	return names
 }
 
-func (c Config) run(t *testing.T, r rule, rec *recorder) {
+func (c Config) run(t *testing.T, r rule, rec *recorder.Recorder) {
 	check := func(t *testing.T) {
-		b := &bench{TB: t, Harness: c.New(t)}
+		h := c.New(t)
 		if rec == nil {
-			r.check(b)
+			r.check(&bench{TB: t, Harness: h})
 			return
 		}
-		rec.TB = t
-		b.TB = rec
-		done := make(chan struct{})
-		go func() { // FailNow ends the goroutine it is called in
-			defer close(done)
-			defer func() {
-				if v := recover(); v != nil {
-					rec.Errorf("panic: %v", v)
-				}
-			}()
-			r.check(b)
-		}()
-		<-done
+		rec.Run(t, func(tb testing.TB) { r.check(&bench{TB: tb, Harness: h}) })
 	}
 	if c.Virtual {
 		synctest.Test(t, check)
 	} else {
 		check(t)
 	}
-}
-
-// recorder is a testing.TB that keeps failures to itself.
-type recorder struct {
-	testing.TB
-	mu      sync.Mutex
-	message string
-}
-
-func (r *recorder) fail(message string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.message == "" {
-		r.message = message
-	}
-}
-
-func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprintln(args...)) }
-func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
-func (r *recorder) Fatal(args ...any)                 { r.Error(args...); runtime.Goexit() }
-func (r *recorder) Fatalf(format string, args ...any) { r.Errorf(format, args...); runtime.Goexit() }
-
-func (r *recorder) Failed() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.message != ""
 }
 
 // bench is a rule's table.

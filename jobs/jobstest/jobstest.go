@@ -41,9 +41,14 @@ type Harness struct {
 	Effect func(ctx context.Context, name string) error
 	// Effects returns how often each effect has been committed.
 	Effects func() map[string]int
+	// Advance moves the store's time forward.
+	Advance func(d time.Duration)
 	// Exclusive says that a transaction keeps all others from writing, renewals of
 	// leases too, until it ends.
 	Exclusive bool
+	// Snapshot says that a transaction in whose time the lease was renewed cannot
+	// settle its job, and is rolled back; nor can one whose job has a key.
+	Snapshot bool
 }
 
 // Config says how to test a store.
@@ -80,6 +85,7 @@ var rules = []struct {
 	{"a-job-is-done-with-its-effect", doneWithEffect},
 	{"a-failure-or-panic-leaves-nothing-and-is-tried-again", failures},
 	{"a-job-longer-than-its-lease-runs-once", longerThanLease},
+	{"a-lease-renewed-inside-leaves-one-effect", renewedInside},
 	{"a-paused-worker-cannot-commit-before-the-next-or-after", pausedWorker},
 	{"who-lost-a-job-is-told-and-commits-nothing", cancelledByPerson},
 	{"revoked-authority-is-refused-and-a-silent-judge-is-asked-again", authority},
@@ -224,18 +230,11 @@ func (w *worker) start() *worker {
 
 func (b *bench) claim(lease time.Duration) outbox.Claimed {
 	b.Helper()
-	for late := time.Now().Add(patience); time.Now().Before(late); {
-		claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 1, Lease: lease, Suspect: true})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if len(claimed) == 1 {
-			return claimed[0]
-		}
-		time.Sleep(10 * time.Millisecond) // until a lease is over
+	claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 1, Lease: lease, Suspect: true})
+	if err != nil || len(claimed) != 1 {
+		b.Fatalf("claimed %+v, %v", claimed, err)
 	}
-	b.Fatal("nothing is due")
-	return outbox.Claimed{}
+	return claimed[0]
 }
 
 var errFailed = errors.New("failed on purpose")
@@ -254,7 +253,11 @@ func (b *bench) settle(m outbox.Claimed, id string, fail error) error {
 }
 
 func settledInside(b *bench) {
-	b.enqueue(jobs.Job{ID: "a", Key: "k"}, jobs.Job{ID: "next", Key: "k"})
+	key := "k"
+	if b.Snapshot {
+		key = ""
+	}
+	b.enqueue(jobs.Job{ID: "a", Key: key}, jobs.Job{ID: "next", Key: key})
 	m := b.claim(time.Minute)
 	if err := b.settle(m, "a1", errFailed); !errors.Is(err, errFailed) {
 		b.Error(err)
@@ -285,6 +288,7 @@ func settledInside(b *bench) {
 func staleInside(b *bench) {
 	b.enqueue(jobs.Job{ID: "a"})
 	stale := b.claim(lease)
+	b.Advance(2 * lease)
 	taken := b.claim(time.Minute)
 	// The one that took over has not committed yet.
 	if err := b.settle(stale, "1", nil); !errors.Is(err, outbox.ErrLeaseLost) {
@@ -303,17 +307,15 @@ func staleInside(b *bench) {
 func settlingIsHeld(b *bench) {
 	b.enqueue(jobs.Job{ID: "a"})
 	m := b.claim(lease)
+	b.Advance(2 * lease)
 	err := b.Inbox.Transact(b.Context(), "c", []string{"1"}, func(ctx context.Context, _ []bool) error {
 		if err := b.Store.SettleTx(ctx, m.Ref); err != nil {
 			return err
 		}
-		for over := time.Now().Add(2 * lease); time.Now().Before(over); time.Sleep(lease / 4) {
-			short, cancel := context.WithTimeout(b.Context(), lease/2)
-			claimed, _, _ := b.Store.Exchange(short, nil, outbox.Claim{Max: 1, Lease: time.Minute, Suspect: true})
-			cancel()
-			if len(claimed) > 0 {
-				b.Error("it was claimed while it was being settled")
-			}
+		short, cancel := context.WithTimeout(b.Context(), lease) // which ends the wait for a store that is Exclusive
+		defer cancel()
+		if claimed, _, _ := b.Store.Exchange(short, nil, outbox.Claim{Max: 1, Lease: time.Minute, Suspect: true}); len(claimed) > 0 {
+			b.Error("it was claimed while it was being settled")
 		}
 		return b.Effect(ctx, "a")
 	})
@@ -335,22 +337,30 @@ func rescueOrComplete(b *bench) {
 	}
 	var done, attempts, stale atomic.Int64
 	var wg sync.WaitGroup
+	moving := make(chan struct{}, 1) // one moves the time on; in a bubble, nobody could while others wait for a mutex
+	advance := func() {
+		moving <- struct{}{}
+		b.Advance(2 * lease)
+		<-moving
+	}
 	for range rescuers {
 		wg.Go(func() {
 			for done.Load() < n && b.Context().Err() == nil {
-				claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 4, Lease: 20 * time.Millisecond, Suspect: true})
+				claimed, _, err := b.Store.Exchange(b.Context(), nil, outbox.Claim{Max: 4, Lease: lease, Suspect: true})
 				if err != nil {
 					b.Error(err)
 					return
 				}
 				if len(claimed) == 0 {
-					time.Sleep(time.Millisecond)
+					advance()
 				}
 				var under sync.WaitGroup
 				for _, m := range claimed {
-					pause := time.Duration(rand.IntN(40)) * time.Millisecond
+					late := rand.IntN(2) == 0
 					under.Go(func() {
-						time.Sleep(pause) // about until the lease is over
+						if late { // then others rescue it, while it is being settled
+							advance()
+						}
 						switch err := b.settle(m, fmt.Sprint("attempt", attempts.Add(1)), nil); {
 						case err == nil:
 							done.Add(1)
@@ -441,12 +451,12 @@ func longerThanLease(b *bench) {
 	for i := range workers {
 		w := &workers[i]
 		*w = b.worker(func(ctx context.Context, j jobs.Job) error {
-			if b.Exclusive {
+			if b.Exclusive || b.Snapshot {
 				return b.Effect(ctx, j.ID)
 			}
 			return errors.Join(long(w), b.Effect(ctx, j.ID))
 		})
-		if b.Exclusive { // what takes long is not for the transaction
+		if b.Exclusive || b.Snapshot { // what takes long is not for the transaction
 			h := (*w).config.Handlers["work"]
 			h.Prepare = func(context.Context, jobs.Job) (any, error) { return nil, long(w) }
 			(*w).config.Handlers["work"] = h
@@ -466,6 +476,44 @@ func longerThanLease(b *bench) {
 	b.wantEffects("a", 1)
 	if n := runs.Load(); n != 1 {
 		b.Errorf("it ran %d times", n)
+	}
+}
+
+// renewedInside has the lease renewed in the time of the transaction, which fails
+// where that is what a snapshot says.
+func renewedInside(b *bench) {
+	if b.Exclusive {
+		return // nobody renews
+	}
+	b.enqueue(jobs.Job{ID: "a"})
+	var w *worker
+	w = b.worker(func(ctx context.Context, j jobs.Job) error {
+		if err := b.Effect(ctx, "a"); err != nil {
+			return err
+		}
+		if j.Attempt == 1 {
+			for len(w.renewed) > 0 { // before
+				<-w.renewed
+			}
+			for range 2 { // of which one begins now, at the earliest
+				hear(b, "a renewal", w.renewed)
+			}
+		}
+		return nil
+	})
+	w.config.Relay.Lease = lease
+	w.start()
+	attempts := 1
+	if b.Snapshot {
+		if err := hear(b, "a failure", w.retried); err == nil {
+			b.Error("no error is told")
+		}
+		attempts = 2
+	}
+	hear(b, "the job", w.delivered)
+	b.wantEffects("a", 1)
+	if e := b.find("a"); e.State != outbox.StateDelivered || e.Attempts != attempts {
+		b.Errorf("it is %+v", e)
 	}
 }
 

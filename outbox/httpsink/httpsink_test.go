@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -196,20 +197,29 @@ func TestPrivateAddressesAreRefused(t *testing.T) {
 	}
 }
 
+// proxy starts a proxy that lives as long as the process, as what net/http has once read
+// from the environment does.
+var (
+	proxied atomic.Int64
+	proxy   = sync.OnceValue(func() string {
+		return httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { proxied.Add(1) })).URL
+	})
+)
+
 // A proxy of the environment is used when asked for.
 func TestProxyOnlyWhenAsked(t *testing.T) {
-	var proxied atomic.Int64
-	proxy := server(t, func(http.ResponseWriter, *http.Request) { proxied.Add(1) })
-	t.Setenv("HTTP_PROXY", proxy.URL)
-	t.Setenv("http_proxy", proxy.URL)
+	url := proxy()
+	t.Setenv("HTTP_PROXY", url)
+	t.Setenv("http_proxy", url)
+	before := proxied.Load()
 	d := outbox.Delivery{Message: outbox.Message{ID: "x", Topic: "t"}}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_ = sink(t, httpsink.Config{URL: "http://8.8.8.8:81", AllowPrivate: true}).Deliver(ctx, d)
-	if proxied.Load() != 0 {
+	if proxied.Load() != before {
 		t.Error("a proxy was used that nobody asked for")
 	}
-	if err := sink(t, httpsink.Config{URL: "http://8.8.8.8:81", AllowPrivate: true, UseProxyFromEnvironment: true}).Deliver(t.Context(), d); err != nil || proxied.Load() != 1 {
+	if err := sink(t, httpsink.Config{URL: "http://8.8.8.8:81", AllowPrivate: true, UseProxyFromEnvironment: true}).Deliver(t.Context(), d); err != nil || proxied.Load() != before+1 {
 		t.Errorf("the proxy was not used: %v", err)
 	}
 	if err := sink(t, httpsink.Config{URL: "http://8.8.8.8:81", UseProxyFromEnvironment: true}).Deliver(t.Context(), d); !errors.Is(err, httpsink.ErrAddress) {

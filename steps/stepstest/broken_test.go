@@ -3,12 +3,11 @@ package stepstest_test
 import (
 	"context"
 	"errors"
-	"maps"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/recorder"
 	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/steps/stepstest"
 	"github.com/semelhq/semel/store/memory"
@@ -22,6 +21,7 @@ type broken struct {
 	transact func(b *memory.Steps, ctx context.Context, number, fence uint64, s steps.Step, work func(context.Context) ([]byte, error)) error
 	list     func(b *memory.Steps, ctx context.Context, f steps.Filter) ([]steps.Operation, error)
 	mark     func(b *memory.Steps, ctx context.Context, m steps.Mark) error
+	decide   func(b *memory.Steps, ctx context.Context, d steps.Decision) error
 	sweep    func(b *memory.Steps, ctx context.Context, retention time.Duration, limit int) (int, error)
 }
 
@@ -60,6 +60,13 @@ func (b *broken) Mark(ctx context.Context, m steps.Mark) error {
 	return b.Steps.Mark(ctx, m)
 }
 
+func (b *broken) Decide(ctx context.Context, d steps.Decision) error {
+	if b.decide != nil {
+		return b.decide(b.Steps, ctx, d)
+	}
+	return b.Steps.Decide(ctx, d)
+}
+
 func (b *broken) Sweep(ctx context.Context, retention time.Duration, limit int) (int, error) {
 	if b.sweep != nil {
 		return b.sweep(b.Steps, ctx, retention, limit)
@@ -69,11 +76,9 @@ func (b *broken) Sweep(ctx context.Context, retention time.Duration, limit int) 
 
 // fenceOf is the fence on record, which a store that does not care takes.
 func fenceOf(s *memory.Steps, number uint64) uint64 {
-	for _, phase := range []steps.Phase{steps.Open, steps.Held, steps.Finished} {
-		all, _ := s.List(context.Background(), steps.Filter{Phase: phase, After: number - 1, Limit: 1})
-		if len(all) == 1 && all[0].Number == number {
-			return all[0].Fence
-		}
+	all, _ := s.List(context.Background(), steps.Filter{After: number - 1, Limit: 1})
+	if len(all) == 1 && all[0].Number == number {
+		return all[0].Fence
 	}
 	return 0
 }
@@ -123,6 +128,31 @@ func TestBrokenStores(t *testing.T) {
 		"transacts without fence": {transact: func(b *memory.Steps, ctx context.Context, number, _ uint64, s steps.Step, work func(context.Context) ([]byte, error)) error {
 			return b.Transact(ctx, number, fenceOf(b, number), s, work)
 		}},
+		"decides without fence": {decide: func(b *memory.Steps, ctx context.Context, d steps.Decision) error {
+			d.Fence = fenceOf(b, d.Number)
+			return b.Decide(ctx, d)
+		}},
+		"says that a decision was taken twice": {decide: func(b *memory.Steps, ctx context.Context, d steps.Decision) error {
+			if err := b.Decide(ctx, d); err != nil && fenceOf(b, d.Number) != d.Fence {
+				return err
+			}
+			return nil
+		}},
+		"decides without a trail": {decide: func(b *memory.Steps, ctx context.Context, d steps.Decision) error {
+			if d.Step.Name != "" {
+				if err := b.Put(ctx, d.Number, d.Fence, d.Step); err != nil {
+					return err
+				}
+			}
+			return b.Mark(ctx, steps.Mark{Number: d.Number, Fence: d.Fence, Phase: steps.Open})
+		}},
+		"resolves, and does not go on": {decide: func(b *memory.Steps, ctx context.Context, d steps.Decision) error {
+			err := b.Decide(ctx, d)
+			if err == nil {
+				err = b.Mark(ctx, steps.Mark{Number: d.Number, Fence: d.Fence, Phase: steps.Held})
+			}
+			return err
+		}},
 		"lists what is not due": {list: func(b *memory.Steps, ctx context.Context, f steps.Filter) ([]steps.Operation, error) {
 			f.Due = false
 			return b.List(ctx, f)
@@ -145,16 +175,8 @@ func TestBrokenStores(t *testing.T) {
 			found := stepstest.Check(t, stepstest.Config{New: func(testing.TB) stepstest.Harness {
 				s := b
 				s.Steps = memory.NewSteps()
-				var mu sync.Mutex
-				effects := map[string]int{}
-				return stepstest.Harness{
-					Store: &s, Open: func() steps.Store { return &s }, Advance: time.Sleep,
-					Effect: func(ctx context.Context, name string) error {
-						memory.OnCommit(ctx, func() { mu.Lock(); defer mu.Unlock(); effects[name]++ })
-						return nil
-					},
-					Effects: func() map[string]int { mu.Lock(); defer mu.Unlock(); return maps.Clone(effects) },
-				}
+				e := &recorder.Effects{OnCommit: memory.OnCommit}
+				return stepstest.Harness{Store: &s, Open: func() steps.Store { return &s }, Advance: time.Sleep, Effect: e.Effect, Effects: e.Effects}
 			}})
 			if (len(found) == 0) != (name == "") {
 				t.Errorf("it breaks %v", found)

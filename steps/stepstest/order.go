@@ -189,6 +189,70 @@ type Child struct {
 	left int // points to come to; below zero, one of named
 }
 
+// decide resolves the step that KilledDeciding has left unknown.
+func decide(ctx context.Context, s *Shop, order string) error {
+	_, j, err := s.service()
+	if err != nil {
+		return err
+	}
+	return j.Resolve(ctx, identity(order), steps.Resolution{Step: "charge", To: steps.Done, Result: []byte(`"found"`), By: "ada", Because: "looked it up"})
+}
+
+// KilledDeciding has a process resolve a step of an order, and kills it at each point
+// that it comes to: the resolution and its entry in the trail are there, once, or
+// neither is, and somebody else can decide. command is that of Killed.
+func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
+	decided := map[bool]int{}
+	for n := 1; ; n++ {
+		order := fmt.Sprintf("d%d", n)
+		o, err := s.Journal.Open(t.Context(), steps.Opening{Identity: identity(order), Fence: 1})
+		if err == nil {
+			err = s.Journal.Put(t.Context(), o.Number, 1, steps.Step{Name: "charge", State: steps.Unknown})
+		}
+		if err == nil {
+			err = s.Journal.Mark(t.Context(), steps.Mark{Number: o.Number, Fence: 1, Phase: steps.Held, Cause: "unknown"})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := command()
+		c.Env = append(c.Env, fmt.Sprintf("%s=%s %d decide %s", childVariable, order, n, s.URL))
+		c.Stderr = os.Stderr
+		point, ended := c.Output()
+		if ended != nil && (c.ProcessState == nil || c.ProcessState.Exited() || len(point) == 0) {
+			t.Fatalf("point %d: %v", n, ended)
+		}
+		done := false
+		for try := range 2 {
+			o, err = s.Journal.Find(t.Context(), identity(order))
+			if err != nil || len(o.Steps) != 1 {
+				t.Fatalf("killed at %d, %s: %+v, %v", n, point, o, err)
+			}
+			done = o.Steps[0].State == steps.Done
+			if held := o.Phase == steps.Held; held == done || len(o.Decisions) > 1 || (len(o.Decisions) == 1) != done {
+				t.Fatalf("killed at %d, %s: step %s, operation %s, %d entries", n, point, o.Steps[0].State, o.Phase, len(o.Decisions))
+			}
+			if try > 0 {
+				break
+			}
+			decided[done]++
+			if err := decide(t.Context(), s, order); done != errors.Is(err, steps.ErrNotUnknown) || !done && err != nil {
+				t.Fatalf("killed at %d, %s, decided before: %v: %v", n, point, done, err)
+			}
+		}
+		if !done {
+			t.Fatalf("killed at %d, %s: the step cannot be decided any more", n, point)
+		}
+		if ended == nil {
+			break
+		}
+	}
+	if decided[false] < 3 || decided[true] == 0 {
+		t.Errorf("only so many points: %v", decided)
+	}
+	t.Logf("%d points before the commit", decided[false])
+}
+
 // named are the points of an order that have a name. The others are statements, of
 // which there may be more or fewer, as claims are renewed.
 var named = []string{
@@ -234,8 +298,11 @@ func (c *Child) Point(name string) {
 // Main is what the child does.
 func (c *Child) Main(s *Shop) error {
 	s.URL, s.Point, s.Policy, s.Charge = c.URL, c.Point, quick, steps.Policy{OnCrash: semel.Retry}
-	if c.Role == "complete" {
+	switch c.Role {
+	case "complete":
 		return complete(context.Background(), s, c.Order)
+	case "decide":
+		return decide(context.Background(), s, c.Order)
 	}
 	_, answer, err := s.Place(context.Background(), c.Order)
 	if err == nil && answer != semel.Executed {

@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/recorder"
 	"github.com/semelhq/semel/steps"
 )
 
@@ -65,34 +65,15 @@ func Check(t *testing.T, c Config) map[string]bool {
 	broken := map[string]bool{}
 	for _, r := range rules {
 		synctest.Test(t, func(t *testing.T) {
-			rec := &recorder{TB: t}
-			done := make(chan struct{})
-			go func() { // FailNow ends the goroutine it is called in
-				defer close(done)
-				defer func() {
-					if recover() != nil {
-						rec.failed.Store(true)
-					}
-				}()
-				r.check(&bench{TB: rec, Harness: c.New(t)})
-			}()
-			<-done
-			if rec.failed.Load() {
+			var rec recorder.Recorder
+			rec.Run(t, func(tb testing.TB) { r.check(&bench{TB: tb, Harness: c.New(t)}) })
+			if rec.Failed() {
 				broken[r.name] = true
 			}
 		})
 	}
 	return broken
 }
-
-// recorder is a testing.TB that keeps failures to itself.
-type recorder struct {
-	testing.TB
-	failed atomic.Bool
-}
-
-func (r *recorder) Errorf(string, ...any) { r.failed.Store(true) }
-func (r *recorder) Fatalf(string, ...any) { r.failed.Store(true); runtime.Goexit() }
 
 type bench struct {
 	testing.TB
@@ -324,14 +305,18 @@ var rules = []struct {
 			f    steps.Filter
 			want string
 		}{
-			{steps.Filter{Phase: steps.Open}, "abc"},
-			{steps.Filter{Phase: steps.Open, Due: true}, "a"},
-			{steps.Filter{Phase: steps.Open, Limit: 2}, "ab"},
-			{steps.Filter{Phase: steps.Open, After: b.find("a").Number, Limit: 1}, "b"},
-			{steps.Filter{Phase: steps.Held}, "d"},
-			{steps.Filter{Phase: steps.Finished}, "e"},
-			{steps.Filter{Phase: steps.Open, Operations: []string{"x", "orders.create"}}, "abc"},
-			{steps.Filter{Phase: steps.Open, Operations: []string{"x"}}, ""},
+			{steps.Filter{Phases: []steps.Phase{steps.Open}}, "abc"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true}, "a"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open}, Limit: 2}, "ab"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open}, After: b.find("a").Number, Limit: 1}, "b"},
+			{steps.Filter{Phases: []steps.Phase{steps.Held}}, "d"},
+			{steps.Filter{}, "abcde"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open, steps.Held}, Key: "d"}, "d"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open, steps.Held}, After: b.find("b").Number}, "cd"},
+			{steps.Filter{Key: "e"}, "e"},
+			{steps.Filter{Phases: []steps.Phase{steps.Finished}}, "e"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open}, Operations: []string{"x", "orders.create"}}, "abc"},
+			{steps.Filter{Phases: []steps.Phase{steps.Open}, Operations: []string{"x"}}, ""},
 		} {
 			if got := b.keys(c.f); got != c.want {
 				b.Errorf("%+v selects %q; want %q", c.f, got, c.want)
@@ -339,7 +324,7 @@ var rules = []struct {
 		}
 		b.Advance(time.Hour)
 		b.mark(b.find("a"), steps.Mark{Phase: steps.Open, Due: time.Hour}, nil)
-		if got := b.keys(steps.Filter{Phase: steps.Open, Due: true}); got != "b" {
+		if got := b.keys(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true}); got != "b" {
 			b.Errorf("an hour later %q is due; want b", got)
 		}
 	}},
@@ -356,6 +341,89 @@ var rules = []struct {
 		b.put(o, 0, "one", steps.Started, nil)
 		if s := b.find("a").Steps[0]; s.Age > time.Minute || !s.At.Equal(now) || s.At.After(at) {
 			b.Errorf("started again, its age is %v, and it was recorded at %v", s.Age, s.At)
+		}
+	}},
+	{"a-decision-and-its-entry-are-one-and-taken-once", func(b *bench) {
+		o := b.open("a", 3)
+		b.put(o, 0, "one", steps.Done, nil)
+		b.put(o, 1, "two", steps.Unknown, nil)
+		b.open("b", 3)
+		b.mark(o, steps.Mark{Phase: steps.Held, Attempts: 9, Cause: "why", Due: time.Hour}, nil)
+		entry := func(kind semel.TrailKind, label string) semel.TrailEntry {
+			id := o.Identity
+			return semel.TrailEntry{
+				Kind: kind, Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation, Key: id.Key, Fence: 3,
+				Label: label, Cause: "because", Origin: semel.Origin{RequestID: "operator:ada"},
+			}
+		}
+		decide := func(d steps.Decision, want error) {
+			b.Helper()
+			if err := b.Store.Decide(b.Context(), d); !errors.Is(err, want) || (err == nil) != (want == nil) {
+				b.Errorf("decide on %q: %v; want %v", d.Step.Name, err, want)
+			}
+		}
+		resolve := steps.Decision{Number: o.Number, Fence: 3, Step: steps.Step{Position: 1, Name: "two", Input: []byte("\x00\xff"), State: steps.Done, Result: []byte("found"), Cause: "looked"}, Entry: entry(semel.TrailStepResolved, "two: unknown to done")}
+		retry := steps.Decision{Number: o.Number, Fence: 3, Entry: entry(semel.TrailRetried, "held to open")}
+		for _, wrong := range []func(d *steps.Decision){
+			func(d *steps.Decision) { d.Fence = 2 }, func(d *steps.Decision) { d.Fence = 4 }, func(d *steps.Decision) { d.Number = 1 << 40 },
+			func(d *steps.Decision) { d.Step.Name, d.Step.Position = "one", 0 }, func(d *steps.Decision) { d.Step.Name = "three" },
+		} {
+			d := resolve
+			wrong(&d)
+			decide(d, steps.ErrStale)
+		}
+		ended, cancel := context.WithCancel(b.Context())
+		cancel()
+		if err := b.Store.Decide(ended, retry); err == nil {
+			b.Error("a decision took no notice of its context")
+		}
+		if got := b.find("a"); len(got.Decisions) != 0 || got.Phase != steps.Held || got.Steps[1].State != steps.Unknown {
+			b.Errorf("what was refused has changed %+v", got)
+		}
+		// Of many that decide at the same time one does.
+		var wg sync.WaitGroup
+		var taken, refused atomic.Int64
+		for _, s := range []steps.Store{b.Store, b.Open(), b.Store, b.Open(), b.Store, b.Store} {
+			wg.Go(func() {
+				switch err := s.Decide(b.Context(), resolve); {
+				case err == nil:
+					taken.Add(1)
+				case errors.Is(err, steps.ErrStale):
+					refused.Add(1)
+				default:
+					b.Errorf("decide: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		got := b.find("a")
+		if taken.Load() != 1 || refused.Load() != 5 || got.Phase != steps.Open || got.Attempts != 0 || got.Cause != "" || len(got.Decisions) != 1 {
+			b.Errorf("%d decided, %d were refused: %+v", taken.Load(), refused.Load(), got)
+		}
+		if s := got.Steps[1]; s.State != steps.Done || string(s.Result) != "found" || s.Cause != "looked" || !bytes.Equal(s.Input, []byte("\x00\xff")) || got.Steps[0].State != steps.Done {
+			b.Errorf("resolved it is %+v", got.Steps)
+		}
+		if due := b.keys(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true}); due != "ab" {
+			b.Errorf("%q are due; want both", due)
+		}
+		decide(retry, steps.ErrStale) // it is not held
+		b.mark(o, steps.Mark{Phase: steps.Held}, nil)
+		decide(retry, nil)
+		decide(retry, steps.ErrStale)
+		b.mark(o, steps.Mark{Phase: steps.Finished}, nil)
+		decide(retry, steps.ErrStale)
+		all := b.find("a").Decisions
+		for i, want := range []semel.TrailEntry{resolve.Entry, retry.Entry} {
+			if len(all) != 2 || all[i].Kind != want.Kind || all[i].Label != want.Label || all[i].Cause != want.Cause || all[i].RequestID != want.RequestID ||
+				all[i].Fence != 3 || all[i].Key != "a" || all[i].At.IsZero() {
+				b.Fatalf("on record are %+v", all)
+			}
+		}
+		if n := len(b.find("b").Decisions); n != 0 {
+			b.Errorf("%d decisions on another operation", n)
+		}
+		if o := b.open("a", 4); len(o.Steps) != 2 || o.Steps[1].State != steps.Done {
+			b.Errorf("who goes on finds %+v", o)
 		}
 	}},
 	{"a-sweep-takes-what-was-finished-long-ago", func(b *bench) {
@@ -397,7 +465,7 @@ var rules = []struct {
 		cancel()
 		_, oerr := b.Store.Open(ctx, steps.Opening{Identity: identity("b"), Fence: 1})
 		_, ferr := b.Store.Find(ctx, identity("a"))
-		_, lerr := b.Store.List(ctx, steps.Filter{Phase: steps.Open})
+		_, lerr := b.Store.List(ctx, steps.Filter{Phases: []steps.Phase{steps.Open}})
 		_, serr := b.Store.Sweep(ctx, -time.Hour, 1)
 		for i, err := range []error{
 			oerr, ferr, lerr, serr, b.Store.Put(ctx, o.Number, 1, steps.Step{Name: "one", State: steps.Done}),
@@ -407,7 +475,7 @@ var rules = []struct {
 				b.Errorf("call %d took no notice of it", i)
 			}
 		}
-		if got := b.keys(steps.Filter{Phase: steps.Open}); got != "a" || len(b.find("a").Steps) != 0 {
+		if got := b.keys(steps.Filter{Phases: []steps.Phase{steps.Open}}); got != "a" || len(b.find("a").Steps) != 0 {
 			b.Errorf("open are %q", got)
 		}
 	}},

@@ -34,7 +34,7 @@ func NewSteps() *Steps { return &Steps{rows: map[semel.Identity]*journal{}} }
 // copy is what a caller gets.
 func (j *journal) copy() steps.Operation {
 	o := j.Operation
-	o.Steps = slices.Clone(o.Steps)
+	o.Steps, o.Decisions = slices.Clone(o.Steps), nil
 	for i := range o.Steps {
 		o.Steps[i].Age = time.Since(j.started[i])
 	}
@@ -139,7 +139,9 @@ func (s *Steps) Find(ctx context.Context, id semel.Identity) (steps.Operation, e
 	if j == nil {
 		return steps.Operation{}, steps.ErrNotFound
 	}
-	return j.copy(), nil
+	o := j.copy()
+	o.Decisions = slices.Clone(j.Decisions)
+	return o, nil
 }
 
 // List implements steps.Store.
@@ -150,10 +152,10 @@ func (s *Steps) List(ctx context.Context, f steps.Filter) (all []steps.Operation
 		return nil, err
 	}
 	for _, j := range s.rows {
-		if j.Phase == f.Phase && j.Number > f.After && (!f.Due || !j.due.After(time.Now())) &&
-			(len(f.Operations) == 0 || slices.Contains(f.Operations, j.Identity.Operation)) {
+		if (len(f.Phases) == 0 || slices.Contains(f.Phases, j.Phase)) && j.Number > f.After && (!f.Due || !j.due.After(time.Now())) &&
+			(len(f.Operations) == 0 || slices.Contains(f.Operations, j.Identity.Operation)) && (f.Key == "" || f.Key == j.Identity.Key) {
 			o := j.Operation
-			o.Steps = nil
+			o.Steps, o.Decisions = nil, nil
 			all = append(all, o)
 		}
 	}
@@ -171,6 +173,29 @@ func (s *Steps) Mark(ctx context.Context, m steps.Mark) error {
 	}
 	now := time.Now()
 	j.Phase, j.Attempts, j.Cause, j.Changed, j.due = m.Phase, m.Attempts, m.Cause, now, now.Add(m.Due)
+	return nil
+}
+
+// Decide implements steps.Store. The entry is in Operation.Decisions only: this store
+// has no trail.
+func (s *Steps) Decide(ctx context.Context, d steps.Decision) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j, err := s.at(ctx, d.Number, d.Fence)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(j.Steps, func(o steps.Step) bool { return o.Name == d.Step.Name && o.State == steps.Unknown })
+	switch {
+	case d.Step.Name == "" && j.Phase != steps.Held, d.Step.Name != "" && i < 0:
+		return steps.ErrStale
+	case i >= 0:
+		j.Steps[i].State, j.Steps[i].Result, j.Steps[i].Cause = d.Step.State, slices.Clone(d.Step.Result), d.Step.Cause
+	}
+	now := time.Now()
+	j.Phase, j.Attempts, j.Cause, j.Changed, j.due = steps.Open, 0, "", now, now
+	d.Entry.At, d.Entry.Position = now, uint64(len(j.Decisions)+1)
+	j.Decisions = append(j.Decisions, d.Entry)
 	return nil
 }
 

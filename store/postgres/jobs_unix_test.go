@@ -8,8 +8,11 @@ import (
 	osexec "os/exec"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/jobs/jobstest"
+	"github.com/semelhq/semel/steps/stepstest"
 	"github.com/semelhq/semel/store/postgres"
 )
 
@@ -37,4 +40,31 @@ func TestJobsOfAPausedProcess(t *testing.T) {
 		c.Env = append(os.Environ(), jobsVariable+"="+server)
 		return c
 	})
+}
+
+func BenchmarkJobs(b *testing.B) {
+	_, pool := benchOutbox(b)
+	jobstest.Benchmark(b, jobsHarness(b, pool, postgres.Config{Schema: "jobs"}))
+}
+
+func BenchmarkSteps(b *testing.B) {
+	_, pool := benchOutbox(b)
+	s := open(b, pool, postgres.Config{})
+	h := stepstest.Harness{Store: s.Steps(), Effect: func(ctx context.Context, name string) error {
+		tx, _ := postgres.Tx(ctx)
+		_, err := tx.Exec(ctx, "INSERT INTO business (note) VALUES ($1)", name)
+		return err
+	}}
+	stepstest.Benchmark(b, h, s, func() error {
+		return pgx.BeginFunc(b.Context(), pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(b.Context(), "INSERT INTO business (note) VALUES ('a business row of some length')")
+			return err
+		})
+	})
+}
+
+func BenchmarkCompleter(b *testing.B) {
+	_, pool := benchOutbox(b)
+	s := open(b, pool, postgres.Config{})
+	stepstest.BenchmarkCompleter(b, stepstest.Harness{Store: s.Steps()}, s)
 }

@@ -640,10 +640,12 @@ func (o *Outbox) SettleTx(ctx context.Context, ref outbox.Ref) error {
 		return ErrNoTransaction
 	}
 	tag, err := tx.Exec(ctx, o.store.sql.settleInside, int64(ref.Position), int64(ref.Fence))
-	if err != nil {
+	switch {
+	case sqlState(err) == "0A000":
+		return fmt.Errorf("postgres: settle: a message with a key is settled in a transaction at read committed only: have its worker use a store of that Isolation; nothing took effect, and a retry is safe: %w", err)
+	case err != nil:
 		return fmt.Errorf("postgres: settle: %w", err)
-	}
-	if tag.RowsAffected() == 0 {
+	case tag.RowsAffected() == 0:
 		return outbox.ErrLeaseLost
 	}
 	return nil

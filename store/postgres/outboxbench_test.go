@@ -35,7 +35,7 @@ func benchOutbox(b *testing.B) (*postgres.Outbox, *pgxpool.Pool) {
 // turns; the ratios are to bare in the same turn.
 func BenchmarkEnqueue(b *testing.B) {
 	o, pool := benchOutbox(b)
-	ways := []string{"bare", "unkeyed", "keyed", "one-lane", "notify"}
+	ways := []string{"bare", "unkeyed", "origin", "keyed", "one-lane", "notify"}
 	run := func(way string, span time.Duration) float64 {
 		var n atomic.Int64
 		failed := make(chan error, 8)
@@ -52,6 +52,8 @@ func BenchmarkEnqueue(b *testing.B) {
 						switch way {
 						case "bare":
 							return nil
+						case "origin":
+							m.Origin = "o4sew2hyifxwyyuhbwdo4mwknq"
 						case "notify":
 							_, err := tx.Exec(b.Context(), "SELECT pg_notify('x', '')")
 							return err

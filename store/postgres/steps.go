@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,14 +26,14 @@ type Steps struct {
 
 var _ steps.Store = (*Steps)(nil)
 
-type stepsStatements struct{ open, find, steps, put, list, mark, sweep string }
+type stepsStatements struct{ open, find, steps, put, list, mark, decide, resolve, note, sweep string }
 
 // Steps returns the journal in the store's schema.
 func (s *Store) Steps() *Steps {
 	q := func(sql string) string { return in(s.config.Schema, sql) }
 	return &Steps{s, stepsStatements{
 		open: q(sqlOpenJournal), find: q(sqlFindJournal), steps: q(sqlSteps), put: q(sqlPutStep),
-		list: q(sqlListJournals), mark: q(sqlMarkJournal), sweep: q(sqlSweepJournals),
+		list: q(sqlListJournals), mark: q(sqlMarkJournal), decide: q(sqlDecideJournal), resolve: q(sqlResolveStep), note: q(sqlNoteDecision), sweep: q(sqlSweepJournals),
 	}}
 }
 
@@ -56,11 +57,19 @@ const (
 		WHERE s.state NOT IN ('done', 'failed') AND s.name = excluded.name AND s.input = excluded.input`
 	sqlListJournals = `
 		SELECT ` + journalColumns + ` FROM {s}.journal
-		WHERE phase = $1 AND (NOT $2 OR due <= (SELECT clock_timestamp())) AND number > $3 AND (cardinality($4::text[]) = 0 OR operation = ANY ($4))
-		ORDER BY number LIMIT $5`
+		WHERE phase = ANY ($1) AND (NOT $2 OR due <= (SELECT clock_timestamp())) AND number > $3 AND (cardinality($4::text[]) = 0 OR operation = ANY ($4))
+			AND ($5 = '' OR key = $5)
+		ORDER BY number LIMIT $6`
 	sqlMarkJournal = `
 		UPDATE {s}.journal SET phase = $3, attempts = $4, cause = $5, due = clock_timestamp() + $6::interval, changed = clock_timestamp()
 		WHERE number = $1 AND fence = $2`
+	sqlDecideJournal = `
+		UPDATE {s}.journal SET phase = 'open', attempts = 0, cause = '', due = clock_timestamp(), changed = clock_timestamp()
+		WHERE number = $1 AND fence = $2 AND ($3 OR phase = 'held')`
+	sqlResolveStep  = `UPDATE {s}.journal_step SET state = $3, result = $4, cause = $5 WHERE journal = $1 AND name = $2 AND state = 'unknown'`
+	sqlNoteDecision = `
+		INSERT INTO {s}.trail (at, kind, fence, tenant, actor, operation, key, request_id, label, cause)
+		VALUES (clock_timestamp(), $1, $2, $3, $4, $5, $6, $7, $8, $9)`
 	sqlSweepJournals = `
 		DELETE FROM {s}.journal WHERE number = ANY (ARRAY(
 			SELECT number FROM {s}.journal WHERE phase = 'finished' AND due < (SELECT clock_timestamp()) - $2::interval
@@ -111,7 +120,11 @@ func (j *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, err
 
 // Find implements steps.Store.
 func (j *Steps) Find(ctx context.Context, id semel.Identity) (steps.Operation, error) {
-	return j.operation(ctx, steps.ErrNotFound, j.sql.find, id.Tenant, id.Actor, id.Operation, id.Key)
+	o, err := j.operation(ctx, steps.ErrNotFound, j.sql.find, id.Tenant, id.Actor, id.Operation, id.Key)
+	if err == nil {
+		o.Decisions, err = steps.DecisionsIn(ctx, j.store, id)
+	}
+	return o, err
 }
 
 // blob is b where a column is NOT NULL.
@@ -174,12 +187,12 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 
 // List implements steps.Store.
 func (j *Steps) List(ctx context.Context, f steps.Filter) ([]steps.Operation, error) {
-	names := f.Operations
-	if names == nil {
-		names = []string{}
+	names, phases := append([]string{}, f.Operations...), f.Phases
+	if len(phases) == 0 {
+		phases = []steps.Phase{steps.Open, steps.Held, steps.Finished}
 	}
 	all, err := again(ctx, j.store, func() ([]steps.Operation, error) {
-		rows, _ := j.store.pool.Query(ctx, j.sql.list, string(f.Phase), f.Due, f.After, names, f.Page()) // its error is told by CollectRows
+		rows, _ := j.store.pool.Query(ctx, j.sql.list, phases, f.Due, f.After, names, f.Key, f.Page()) // its error is told by CollectRows
 		return pgx.CollectRows(rows, scanOperation)
 	})
 	if err != nil {
@@ -191,6 +204,40 @@ func (j *Steps) List(ctx context.Context, f steps.Filter) ([]steps.Operation, er
 // Mark implements steps.Store.
 func (j *Steps) Mark(ctx context.Context, m steps.Mark) error {
 	return j.change(ctx, j.sql.mark, m.Number, m.Fence, string(m.Phase), m.Attempts, text(m.Cause), whole(m.Due))
+}
+
+// Decide implements steps.Store.
+func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
+	e := d.Entry
+	statements := []struct {
+		sql  string
+		args []any
+	}{
+		{j.sql.decide, []any{d.Number, d.Fence, d.Step.Name != ""}},
+		{j.sql.resolve, []any{d.Number, d.Step.Name, string(d.Step.State), blob(d.Step.Result), text(d.Step.Cause)}},
+		{j.sql.note, []any{string(e.Kind), d.Fence, e.Tenant, e.Actor, e.Operation, e.Key, text(e.RequestID), text(e.Label), text(e.Cause)}},
+	}
+	if d.Step.Name == "" {
+		statements = slices.Delete(statements, 1, 2)
+	}
+	_, err := again(ctx, j.store, func() (none struct{}, err error) {
+		return none, pgx.BeginTxFunc(ctx, j.store.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			for _, s := range statements {
+				tag, err := tx.Exec(ctx, s.sql, s.args...)
+				if err == nil && tag.RowsAffected() == 0 {
+					err = steps.ErrStale
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil && !errors.Is(err, steps.ErrStale) {
+		err = fmt.Errorf("postgres: steps: %w", err)
+	}
+	return err
 }
 
 // Sweep implements steps.Store.

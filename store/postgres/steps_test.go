@@ -161,13 +161,15 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	command := func() *osexec.Cmd {
+		c := osexec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
+		c.Env = append(os.Environ(), stepsVariable+"="+server)
+		return c
+	}
+	t.Run("deciding", func(t *testing.T) { stepstest.KilledDeciding(t, shop, command) })
 	for _, twice := range []bool{false, true} {
 		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) {
-			stepstest.Killed(t, shop, world, func(order string) int { return effects(t, pool, "semel")[order] }, twice, func() *osexec.Cmd {
-				c := osexec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
-				c.Env = append(os.Environ(), stepsVariable+"="+server)
-				return c
-			})
+			stepstest.Killed(t, shop, world, func(order string) int { return effects(t, pool, "semel")[order] }, twice, command)
 		})
 	}
 }

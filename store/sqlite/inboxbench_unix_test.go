@@ -4,11 +4,14 @@ package sqlite_test
 
 import (
 	"context"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/inbox/inboxtest"
+	"github.com/semelhq/semel/jobs/jobstest"
+	"github.com/semelhq/semel/steps/stepstest"
 	"github.com/semelhq/semel/store/sqlite"
 )
 
@@ -60,4 +63,29 @@ func BenchmarkInboxLookUp(b *testing.B) {
 			inboxtest.BenchmarkLookUp(b, store, benchMessage)
 		})
 	}
+}
+
+func BenchmarkJobs(b *testing.B) {
+	jobstest.Benchmark(b, jobsHarness(b, filepath.Join(b.TempDir(), "semel.db")))
+}
+
+func BenchmarkSteps(b *testing.B) {
+	s, db := benchStore(b)
+	mustExec(b, db, effectTable)
+	h := stepstest.Harness{Store: s.Transactional().Steps(), Effect: effect}
+	stepstest.Benchmark(b, h, s, func() error {
+		tx, err := db.Begin()
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(benchEffect); err != nil {
+			return err
+		}
+		return tx.Commit()
+	})
+}
+
+func BenchmarkCompleter(b *testing.B) {
+	s, _ := benchStore(b)
+	stepstest.BenchmarkCompleter(b, stepstest.Harness{Store: s.Transactional().Steps()}, s)
 }

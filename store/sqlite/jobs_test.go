@@ -21,6 +21,7 @@ func jobsHarness(t testing.TB, path string) jobstest.Harness {
 	return jobstest.Harness{
 		Store: s.Outbox(), Inbox: s.Inbox(), Exclusive: true, Effect: effect, EnqueueInside: sqlite.Enqueue,
 		Enqueue: func(ctx context.Context, m ...outbox.Message) error { return enqueue(ctx, db, m...) },
+		Advance: func(d time.Duration) { shiftOutbox(t, db, -d) },
 		Effects: func() map[string]int { return effects(t, db) },
 	}
 }

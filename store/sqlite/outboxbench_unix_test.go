@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/internal/recorder"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/sqlite"
 )
@@ -47,7 +47,7 @@ func BenchmarkEnqueue(b *testing.B) {
 				m.Key = "k"
 			}
 			b.ReportAllocs()
-			stop := cpu(b)
+			stop := recorder.CPU(b)
 			for b.Loop() {
 				tx, err := db.Begin()
 				if err != nil {
@@ -68,20 +68,6 @@ func BenchmarkEnqueue(b *testing.B) {
 			stop()
 		})
 	}
-}
-
-// cpu reports the processor time that is used until the returned function is
-// called, for each op: on a busy machine it says more than the clock does.
-func cpu(b *testing.B) (stop func()) {
-	read := func() time.Duration {
-		var u syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-			b.Fatal(err)
-		}
-		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	}
-	before := read()
-	return func() { b.ReportMetric(float64((read()-before).Nanoseconds())/float64(b.N), "cpu-ns/op") }
 }
 
 const fillMessages = `
@@ -112,7 +98,7 @@ func BenchmarkRelay(b *testing.B) {
 			}
 			b.ReportAllocs()
 			b.ResetTimer()
-			stop := cpu(b)
+			stop := recorder.CPU(b)
 			if err := r.Run(ctx); err != nil {
 				b.Fatal(err)
 			}
@@ -136,7 +122,7 @@ func BenchmarkRelay(b *testing.B) {
 		}
 		b.ReportAllocs()
 		b.ResetTimer()
-		stop := cpu(b)
+		stop := recorder.CPU(b)
 		for done := 0; done < b.N; {
 			rows, err := claim.Query(batch)
 			if err != nil {
@@ -201,7 +187,7 @@ func BenchmarkClaim(b *testing.B) {
 				mustExec(b, db, "PRAGMA wal_checkpoint(TRUNCATE)")
 				o := s.Outbox()
 				b.ResetTimer()
-				stop := cpu(b)
+				stop := recorder.CPU(b)
 				for b.Loop() {
 					got, _, err := o.Exchange(b.Context(), nil, outbox.Claim{Max: 64, Lease: time.Hour})
 					if err != nil || len(got) < 64 {

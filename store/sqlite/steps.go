@@ -39,6 +39,9 @@ const (
 		WHERE state NOT IN ('done', 'failed') AND name = ?4 AND input = ?5`
 	markJournal = `
 		UPDATE journal SET phase = ?3, attempts = ?4, cause = ?5, due = ?6, changed = ?7 WHERE number = ?1 AND fence = ?2`
+	selectDecidable = "SELECT phase, (SELECT position FROM journal_step WHERE journal = number AND name = ? AND state = 'unknown') FROM journal WHERE number = ? AND fence = ?"
+	decideJournal   = "UPDATE journal SET phase = 'open', attempts = 0, cause = '', due = ?2, changed = ?2 WHERE number = ?1"
+	resolveStep     = "UPDATE journal_step SET state = ?, result = ?, cause = ? WHERE journal = ? AND position = ?"
 	selectFinished  = "SELECT number FROM journal WHERE phase = 'finished' AND due < ? ORDER BY due LIMIT 0 + ?"
 	deleteJournals  = "DELETE FROM journal WHERE number IN (SELECT value FROM json_each(?))"
 	deleteStepsWith = "DELETE FROM journal_step WHERE journal IN (SELECT value FROM json_each(?))"
@@ -150,6 +153,9 @@ func (j *Steps) Find(ctx context.Context, id semel.Identity) (o steps.Operation,
 	if err == nil && o.Number == 0 {
 		err = steps.ErrNotFound
 	}
+	if err == nil {
+		o.Decisions, err = steps.DecisionsIn(ctx, j.store.Store, id)
+	}
 	return o, err
 }
 
@@ -168,7 +174,19 @@ func (j *Steps) List(ctx context.Context, f steps.Filter) (all []steps.Operation
 
 func journals(f steps.Filter) (query string, args []driver.Value, err error) {
 	w := &where{}
-	w.add("phase = ?", string(f.Phase))
+	from := "journal"
+	if len(f.Phases) > 0 {
+		// Not by their numbers from the first on: few of all are in that phase, and due.
+		from = "journal INDEXED BY journal_due"
+		phases, err := json.Marshal(f.Phases)
+		if err != nil {
+			return "", nil, err
+		}
+		w.add("phase IN (SELECT value FROM json_each(?))", string(phases))
+	}
+	if f.Key != "" {
+		w.add("key = ?", f.Key)
+	}
 	if f.Due {
 		w.add("due <= ?", time.Now().UnixMicro())
 	}
@@ -180,14 +198,41 @@ func journals(f steps.Filter) (query string, args []driver.Value, err error) {
 		}
 		w.add("operation IN (SELECT value FROM json_each(?))", string(names))
 	}
-	// Not by their numbers from the first on: few of all are in that phase, and due.
-	return "SELECT " + journalColumns + " FROM journal INDEXED BY journal_due WHERE " + w.String() + " ORDER BY number LIMIT " + strconv.Itoa(f.Page()), w.args, nil
+	return "SELECT " + journalColumns + " FROM " + from + " WHERE " + w.String() + " ORDER BY number LIMIT " + strconv.Itoa(f.Page()), w.args, nil
 }
 
 // Mark implements steps.Store.
 func (j *Steps) Mark(ctx context.Context, m steps.Mark) error {
 	return j.change(ctx, 0, func(t *tx) (int64, error) {
 		return t.exec(markJournal, int64(m.Number), int64(m.Fence), string(m.Phase), int64(m.Attempts), m.Cause, t.now+micros(m.Due), t.now)
+	})
+}
+
+// Decide implements steps.Store.
+func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
+	return j.change(ctx, 1024+len(d.Step.Result), func(t *tx) (int64, error) {
+		phase, position := "", int64(-1)
+		err := t.look(selectDecidable, func(r *row) {
+			phase = r.text()
+			if n, ok := r.number(); ok {
+				position = n
+			}
+		}, []driver.Value{d.Step.Name, int64(d.Number), int64(d.Fence)})
+		switch {
+		case err != nil:
+			return 0, err
+		case d.Step.Name == "" && phase != string(steps.Held), d.Step.Name != "" && position < 0:
+			return 0, nil
+		}
+		if _, err := t.exec(decideJournal, int64(d.Number), t.now); err != nil {
+			return 0, err
+		}
+		if d.Step.Name != "" {
+			if _, err := t.exec(resolveStep, string(d.Step.State), blob(d.Step.Result), d.Step.Cause, int64(d.Number), position); err != nil {
+				return 0, err
+			}
+		}
+		return 1, t.append(time.UnixMicro(t.now), d.Entry)
 	})
 }
 

@@ -68,6 +68,12 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	command := func() *exec.Cmd {
+		c := exec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
+		c.Env = append(os.Environ(), stepsVariable+"="+path)
+		return c
+	}
+	t.Run("deciding", func(t *testing.T) { stepstest.KilledDeciding(t, shop, command) })
 	for _, twice := range []bool{false, true} {
 		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) {
 			stepstest.Killed(t, shop, world, func(order string) (n int) {
@@ -75,11 +81,7 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 					t.Error(err)
 				}
 				return n
-			}, twice, func() *exec.Cmd {
-				c := exec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
-				c.Env = append(os.Environ(), stepsVariable+"="+path)
-				return c
-			})
+			}, twice, command)
 		})
 	}
 }
@@ -138,7 +140,7 @@ func TestStepsEveryFault(t *testing.T) {
 
 // No query of the journal reads through the table.
 func TestStepsQueriesUseTheirIndexes(t *testing.T) {
-	due, _, err := journals(steps.Filter{Phase: steps.Open, Due: true, Operations: []string{"a"}})
+	due, _, err := journals(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true, Operations: []string{"a"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,56 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/semelhq/semel"
+)
+
+// ErrLocked: another transaction holds a row for longer than LockRow was to wait, or
+// the two wait for each other. Nothing took effect, and a retry is safe.
+var ErrLocked = errors.New("postgres: the row is locked by another transaction")
+
+// LockRow executes a statement that locks one row, such as SELECT ... FOR UPDATE, in
+// the transaction of the claim, message or step that ctx is from, and scans the row into
+// dest. Until that transaction ends nobody else changes the row: so a handler may read,
+// compute and write, where no one statement says it all. It waits for another
+// transaction's lock at most so long, and a millisecond at the least; that includes the
+// locks that the statement itself needs on tables.
+//
+// It fails with an error that matches pgx.ErrNoRows where there is no row, and with
+// ErrLocked, declared as semel.NoEffect. The transaction is over then: return the error,
+// and the key is free for a retry. Without a transaction it fails with
+// ErrNoTransaction.
+//
+// Where several rows are locked, always lock them in the same order. At repeatable read
+// and above, the row must not have been changed since the transaction began, or the
+// statement fails with SQLSTATE 40001.
+func LockRow(ctx context.Context, wait time.Duration, dest []any, sql string, args ...any) error {
+	tx, ok := Tx(ctx)
+	if !ok {
+		return ErrNoTransaction
+	}
+	var before string
+	err := tx.QueryRow(ctx, "SELECT current_setting('lock_timeout')").Scan(&before)
+	if err == nil {
+		_, err = tx.Exec(ctx, setLockWait, milliseconds(max(wait, time.Millisecond)))
+	}
+	if err == nil {
+		err = tx.QueryRow(ctx, sql, args...).Scan(dest...)
+	}
+	if none := errors.Is(err, pgx.ErrNoRows); err == nil || none {
+		_, rerr := tx.Exec(ctx, setLockWait, before)
+		err = errors.Join(err, rerr)
+	}
+	if state := sqlState(err); state == codeLockWait || state == "40P01" {
+		return semel.NoEffect(fmt.Errorf("%w and was not freed within %v: nothing took effect, and a retry is safe: %w", ErrLocked, wait, err))
+	}
+	return err
+}
+
+const setLockWait = "SELECT set_config('lock_timeout', $1, true)"
