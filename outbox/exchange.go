@@ -11,7 +11,7 @@ import (
 // ended and claims what comes next, with one call for both.
 type exchanger struct {
 	*courier
-	start func([]*parcel) // deliveries
+	start func(claimed []Claimed, until time.Time) // deliveries
 
 	settling, claiming, retrying turn
 	claimed                      time.Time // when anything was, last
@@ -34,7 +34,7 @@ func (x *exchanger) later(t *turn) {
 }
 
 // exchange claims until ctx ends, then calls enough, and settles until keep ends.
-func (c *courier) exchange(ctx, keep context.Context, start func([]*parcel), enough func()) {
+func (c *courier) exchange(ctx, keep context.Context, start func([]Claimed, time.Time), enough func()) {
 	x := &exchanger{courier: c, start: start}
 	x.soon(&x.settling)
 	x.soon(&x.claiming)
@@ -205,7 +205,7 @@ func (x *exchanger) call(ctx context.Context, settling *turn, batch []outcome, c
 		return
 	}
 	if len(got.claimed) > 0 {
-		x.start(x.hold(got.claimed, began.Add(x.config.Lease)))
+		x.start(got.claimed, began.Add(x.config.Lease))
 	}
 	if x.config.Observer.Claimed != nil {
 		x.config.Observer.Claimed(ctx, Fetched{Topic: x.route.Topic, Asked: claim.Max, Got: len(got.claimed), Took: time.Since(began)})
