@@ -25,11 +25,12 @@ type courier struct {
 	bytes    int                  // of their payloads
 	suspect  bool                 // one of them is a suspect
 	outcomes []outcome
+	spare    []outcome // what outcomes were kept in before
 }
 
 // parcel is a message under a claim of ours.
 type parcel struct {
-	Claimed
+	*Claimed
 	courier *courier
 	attempt attempt     // the delivery's context
 	marked  atomic.Bool // the effect may have happened
@@ -103,7 +104,7 @@ type round struct {
 	end        context.CancelFunc
 	began      time.Time
 	until      time.Time
-	parcels    []*parcel
+	parcels    []parcel
 	next       atomic.Int64 // of parcels, that nobody has begun yet
 	left       atomic.Int64 // that have not ended
 	starting   atomic.Bool  // a goroutine is about to begin one
@@ -127,7 +128,7 @@ func (r *round) work() {
 		} else if r.starting.CompareAndSwap(false, true) {
 			r.deliveries.Go(r.work)
 		}
-		ended := r.courier.deliver(r, r.parcels[i])
+		ended := r.courier.deliver(r, &r.parcels[i])
 		if last || r.next.Load() >= all || ended.Sub(r.began) >= gathering {
 			r.courier.ended.send()
 		}
@@ -139,17 +140,17 @@ func (r *round) work() {
 
 // hold keeps what was claimed, to be delivered.
 func (c *courier) hold(work context.Context, claimed []Claimed, until time.Time) *round {
-	r := &round{courier: c, began: time.Now(), until: until, parcels: make([]*parcel, len(claimed))}
+	r := &round{courier: c, began: time.Now(), until: until, parcels: make([]parcel, len(claimed))}
 	r.within, r.end = context.WithTimeout(work, c.route.Timeout)
 	r.left.Store(int64(len(claimed)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, m := range claimed {
-		p := &parcel{Claimed: m, courier: c, until: until}
-		p.attempt.claim, p.attempt.id = r.within, m.ID
-		r.parcels[i] = p
+	for i := range claimed {
+		p := &r.parcels[i]
+		p.Claimed, p.courier, p.until = &claimed[i], c, until
+		p.attempt.claim, p.attempt.id = r.within, p.ID
 		c.held[p] = struct{}{}
-		c.bytes += len(m.Payload)
+		c.bytes += len(p.Payload)
 		c.suspect = c.suspect || p.suspect()
 	}
 	return r
@@ -167,6 +168,7 @@ func (c *courier) drop(batch ...outcome) {
 		if o.parcel.suspect() {
 			c.suspect = false
 		}
+		o.parcel.Payload, o.parcel.Headers = nil, nil // others of its round may take long
 	}
 	if len(c.held) == 0 {
 		c.empty.send()

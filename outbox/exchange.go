@@ -102,6 +102,12 @@ func (x *exchanger) step(ctx context.Context, claiming bool) time.Duration {
 		x.call(ctx, &x.settling, batch, claim)
 		called = true
 	}
+	if len(batch) > 0 {
+		clear(batch)
+		x.mu.Lock()
+		x.spare = batch[:0]
+		x.mu.Unlock()
+	}
 	if called {
 		return 0
 	}
@@ -120,8 +126,12 @@ func (x *exchanger) take() []outcome {
 			continue
 		}
 		n := min(len(x.outcomes), mostSettled)
+		if n == 0 {
+			x.mu.Unlock()
+			return nil
+		}
 		batch := x.outcomes[:n:n]
-		x.outcomes = append([]outcome(nil), x.outcomes[n:]...)
+		x.outcomes, x.spare = append(x.spare[:0], x.outcomes[n:]...), nil
 		x.mu.Unlock()
 		return batch
 	}

@@ -74,7 +74,7 @@ func BenchmarkOutboxPair(b *testing.B) {
 			w.fill(b, n)
 			exec(b, "VACUUM ANALYZE")
 			exec(b, "CHECKPOINT")
-			client, server, wall := cpuTime(), serverCPU(b, pool), time.Now()
+			server, client, wall := serverCPU(b, pool), cpuTime(), time.Now()
 			w.work(b, n)
 			took[w.name] = time.Since(wall)
 			us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / n }

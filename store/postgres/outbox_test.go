@@ -69,7 +69,7 @@ func age(t testing.TB, pool *pgxpool.Pool, schema string, d time.Duration) {
 	t.Helper()
 	exec(t, pool, `UPDATE `+schema+`.outbox SET created_at = created_at - $1::interval, not_before = not_before - $1::interval`, d)
 	exec(t, pool, `UPDATE `+schema+`.outbox_queue SET since = since - $1::interval, not_before = not_before - $1::interval,
-		due = CASE WHEN due > 'epoch' THEN due - $1::interval ELSE due END, settled_at = settled_at - $1::interval`, d)
+		due = CASE WHEN due > 'epoch' THEN due - $1::interval ELSE due END, until = until - $1::interval, settled_at = settled_at - $1::interval`, d)
 	exec(t, pool, `UPDATE `+schema+`.outbox_settled SET settled_at = settled_at - $1::interval`, d)
 }
 
@@ -488,7 +488,7 @@ func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
 		t.Fatalf("%d were claimed", len(ids))
 	}
 	fill(20_000, "")
-	exec(t, pool, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
+	exec(t, pool, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h', until = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
 	exec(t, pool, "UPDATE semel.outbox_queue SET due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 1")
 	fill(20_000, "")
 	exec(t, pool, "VACUUM ANALYZE semel.outbox_queue")

@@ -195,7 +195,7 @@ func BenchmarkClaim(b *testing.B) {
 				fillMessages(b, pool, n, map[string]int{"lane": 1, "lanes": n / 2}[kind])
 				switch kind {
 				case "leased":
-					exec(b, pool, "UPDATE semel.outbox_queue SET leased = true, fence = 7, due = clock_timestamp() + '1 h'")
+					exec(b, pool, "UPDATE semel.outbox_queue SET leased = true, fence = 7, due = clock_timestamp() + '1 h', until = clock_timestamp() + '1 h'")
 				case "delayed":
 					exec(b, pool, "UPDATE semel.outbox_queue SET not_before = clock_timestamp() + '1 h', due = clock_timestamp() + '1 h'")
 				}

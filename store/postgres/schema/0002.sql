@@ -61,8 +61,12 @@ CREATE TABLE {s}.outbox_queue (
   -- When a relay may claim it: -infinity is at once; epoch is at once, if it is the
   -- first of its lane, which is to be looked at; and otherwise the end of a delay or of
   -- a lease, so that a search by due stops at the first that is not. NULL while others
-  -- of its lane come before it, and once it is given up.
+  -- of its lane come before it, and once it is given up. The first lease of what was due
+  -- at once is not here: the row stays where it is in the index until that is renewed,
+  -- or taken over.
   due        timestamptz,
+  -- The end of the latest lease, in no index, so that most claims change none.
+  until      timestamptz,
   -- Since when it could have been delivered.
   since      timestamptz NOT NULL,
   not_before timestamptz,
@@ -84,12 +88,12 @@ CREATE TABLE {s}.outbox_queue (
   key        text        COLLATE "C",
   cause      text        COLLATE "C"
 )
-WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+-- With room for the version that a claim makes, beside the one before.
+WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 
 CREATE INDEX outbox_queue_due ON {s}.outbox_queue (topic, due, turn) WHERE due IS NOT NULL;
 CREATE INDEX outbox_queue_lane ON {s}.outbox_queue (topic, key, position) WHERE key IS NOT NULL;
--- Without what is leased, so that a claim adds nothing to it.
-CREATE INDEX outbox_queue_since ON {s}.outbox_queue (topic, since) WHERE state = 1 AND NOT leased;
+CREATE INDEX outbox_queue_since ON {s}.outbox_queue (topic, since) WHERE state = 1;
 CREATE INDEX outbox_queue_given_up ON {s}.outbox_queue (state) WHERE state <> 1;
 
 -- What is delivered, or given up and in nobody's way.
@@ -216,7 +220,8 @@ SELECT id, topic AS aggregatetype, coalesce(key, id) AS aggregateid, type, paylo
 
 -- Every message and where it is.
 CREATE VIEW {s}.outbox_message AS
-SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, o.origin, q.state, q.due, q.leased,
+SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, o.origin, q.state,
+  CASE WHEN q.leased THEN q.until ELSE q.due END AS due, q.leased,
   q.attempts, q.lapses, q.unsure, q.redriven, q.key IS NOT NULL AS in_lane, q.settled_at, q.cause, o.payload
 FROM {s}.outbox_queue AS q JOIN {s}.outbox AS o ON o.position = q.position
 UNION ALL
