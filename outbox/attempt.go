@@ -37,7 +37,11 @@ func (a *attempt) end(cause error) {
 
 // make makes what can be waited for. The caller holds mu.
 func (a *attempt) make() {
-	a.made, a.cancel = context.WithCancelCause(a.claim)
+	claim := a.claim
+	if a.over {
+		claim = context.WithoutCancel(claim) // which may have ended since
+	}
+	a.made, a.cancel = context.WithCancelCause(claim)
 	if a.over {
 		a.cancel(a.cause)
 	}

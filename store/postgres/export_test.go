@@ -37,7 +37,7 @@ func (sameDigest) Digest(semel.Identity) (d [16]byte) { return d }
 func (s *Store) ForgetPending() {
 	s.pending.mu.Lock()
 	defer s.pending.mu.Unlock()
-	s.pending.counted = time.Time{}
+	s.pending.counted, s.pending.n = time.Time{}, 0
 }
 
 // ClaimStatement is what a look for at most so many messages of a topic sends.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
@@ -34,7 +35,9 @@ var ErrNoTransaction = errors.New("postgres: the context carries no transaction 
 // ids were free are in it.
 //
 // Messages with a key hold the lock of their lane until the transaction ends:
-// others that enqueue into it wait. The lanes of one call are locked in one order.
+// others that enqueue into it wait. The lanes of one call, at most 1,000, are locked
+// in one order. A transaction that takes half of the server's locks fails, with
+// SQLSTATE 54000.
 // Transactions that call it several times should keep to an order too; where two
 // wait for each other the server ends one, with SQLSTATE 40P01 and without effect.
 func Enqueue(ctx context.Context, messages ...outbox.Message) error {
@@ -94,6 +97,10 @@ func (o *Outbox) EnqueueSQL(ctx context.Context, tx *sql.Tx, messages ...outbox.
 }
 
 func enqueued(err error) error {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && (e.Code == "54000" || e.Code == "53200") {
+		err = fmt.Errorf("the messages of this transaction are in more lanes than the server has locks for: roll back, and "+
+			"enqueue into fewer lanes in a transaction, or have the server started with a larger max_locks_per_transaction: %w", err)
+	}
 	if err != nil && !errors.Is(err, outbox.ErrDuplicate) && !errors.Is(err, outbox.ErrFull) {
 		return fmt.Errorf("postgres: enqueue: %w", err)
 	}
@@ -108,6 +115,8 @@ const (
 	sqlEnqueue = `INSERT INTO {s}.outbox (id, topic, key, type, headers, not_before, origin, payload) VALUES %s ON CONFLICT (id) DO NOTHING`
 	// enqueueTogether is how many messages are in a statement.
 	enqueueTogether = 50
+	// lanesTogether is into how many lanes a call may enqueue.
+	lanesTogether = 1000
 )
 
 // statement is one that enqueues so many messages.
@@ -143,6 +152,9 @@ func (o *Outbox) enqueue(origin string, messages []outbox.Message) (all []statem
 			fmt.Fprintf(&values, row, n...)
 		}
 		all = append(all, statement{in(o.store.config.Schema, fmt.Sprintf(format, &values)), args, 0})
+	}
+	if len(lanes) > lanesTogether {
+		return nil, fmt.Errorf("the messages of one call are in %d lanes, each of which takes a lock at the server; at most %d may be: nothing is enqueued, make it several transactions", len(lanes), lanesTogether)
 	}
 	if len(lanes) > 1 {
 		var args []any
@@ -346,7 +358,7 @@ var (
 		arrived AS MATERIALIZED (
 			SELECT q.*, 2 AS kind FROM topics CROSS JOIN LATERAL (
 				SELECT ` + queueColumns + ` FROM {s}.outbox_queue
-				WHERE topic = topics.topic AND due = 'epoch' AND turn > topics.arrived
+				WHERE topic = topics.topic AND due = 'epoch' AND turn > topics.arrived AND ` + free + `
 				ORDER BY turn LIMIT (SELECT n + ` + fmt.Sprint(arrivedRoom) + ` FROM each) FOR UPDATE SKIP LOCKED) AS q),
 		ready AS MATERIALIZED (
 			SELECT q.*, 3 AS kind FROM topics CROSS JOIN LATERAL (
@@ -375,7 +387,7 @@ var (
 			WHERE nth <= $1::bigint AND (nth = 1 OR $3::bigint <= 0 OR sum <= $3::bigint)),
 		done AS (
 			UPDATE {s}.outbox_queue AS q SET fence = $4::bigint, leased = true, head = true, until = n.t + $5::interval,
-				due = CASE WHEN q.due = '-infinity' AND NOT q.leased THEN q.due ELSE n.t + $5::interval END,
+				due = CASE WHEN q.due <= 'epoch' AND NOT q.leased THEN q.due ELSE n.t + $5::interval END,
 				attempts = attempts + 1, lapses = lapses + leased::integer
 			FROM chosen, n WHERE q.position = chosen.position
 			RETURNING q.position, q.attempts, q.lapses, q.unsure, chosen.nth),
@@ -391,7 +403,7 @@ var (
 					OR NOT EXISTS (SELECT FROM found) AND EXISTS (
 						SELECT FROM topics WHERE
 							EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = '-infinity' AND q.turn > topics.ready AND ` + free + `)
-							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = 'epoch' AND q.turn > topics.arrived)
+							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = 'epoch' AND q.turn > topics.arrived AND ` + free + `)
 							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due > topics.since AND q.due <= (SELECT t FROM n)))),
 				(SELECT jsonb_object_agg(topic, turns) FROM (
 					SELECT topic, jsonb_build_array(max(turn) FILTER (WHERE kind = 3), max(turn) FILTER (WHERE kind = 2)) AS turns
