@@ -279,7 +279,7 @@ func TestDeliveriesWaitForNoOther(t *testing.T) {
 				return nil
 			}),
 		})
-		pass(10 * time.Second)
+		pass(10 * time.Millisecond) // less than PollMin
 		want(t, "begun", began.Load(), n)
 		want(t, "settled", settled.Load(), (n+2)/3)
 		close(release)

@@ -529,6 +529,9 @@ func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
 	if ids, _ := claimed(t, o, "t"); len(ids) != 65 {
 		t.Fatalf("%d were claimed", len(ids))
 	}
+	fill(20_000, "")
+	exec(t, direct, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h', until = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
+	exec(t, direct, "UPDATE semel.outbox_queue SET due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 1")
 	// What has been under way for longer than it takes to renew its lease.
 	fill(1000, "")
 	long, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Topic: "t", Max: 1000, Lease: time.Hour})
@@ -542,9 +545,6 @@ func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
 	if lost, err := o.Renew(t.Context(), time.Hour, refs); err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
-	fill(20_000, "")
-	exec(t, direct, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h', until = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
-	exec(t, direct, "UPDATE semel.outbox_queue SET due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 1")
 	fill(20_000, "")
 	exec(t, direct, "VACUUM ANALYZE semel.outbox_queue")
 	check("full")
