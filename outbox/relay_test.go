@@ -270,11 +270,11 @@ func TestDeliveriesWaitForNoOther(t *testing.T) {
 			enqueue(t, o, outbox.Message{ID: fmt.Sprint(i), Topic: "t"})
 		}
 		var began, settled atomic.Int64
-		release := make(chan struct{})
+		release := []chan struct{}{1: make(chan struct{}), 2: make(chan struct{})}
 		stop := start(t, outbox.Config{Store: o, Observer: &outbox.Observer{Delivered: func(context.Context, outbox.Attempted) { settled.Add(1) }}}, outbox.Route{
 			MaxInFlight: n, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
 				if i, _ := strconv.Atoi(d.ID); began.Add(1) > 0 && i%3 != 0 {
-					<-release
+					<-release[i%3]
 				}
 				return nil
 			}),
@@ -282,7 +282,10 @@ func TestDeliveriesWaitForNoOther(t *testing.T) {
 		pass(10 * time.Millisecond) // less than PollMin
 		want(t, "begun", began.Load(), n)
 		want(t, "settled", settled.Load(), (n+2)/3)
-		close(release)
+		close(release[1])
+		pass(10 * time.Millisecond)
+		want(t, "settled while others go on", settled.Load(), (n+2)/3+n/3)
+		close(release[2])
 		pass(time.Second)
 		want(t, "settled in the end", settled.Load(), n)
 		stopped(t, stop)
