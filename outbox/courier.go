@@ -25,20 +25,22 @@ type courier struct {
 	bytes    int                  // of their payloads
 	suspect  bool                 // one of them is a suspect
 	outcomes []outcome
+	spare    []outcome // what outcomes were kept in before
 }
 
 // parcel is a message under a claim of ours.
 type parcel struct {
-	Claimed
-	marked atomic.Bool // the effect may have happened
-	within atomic.Bool // it is settled in a transaction of the sink's, which is about to end
+	*Claimed
+	courier *courier
+	attempt attempt     // the delivery's context
+	marked  atomic.Bool // the effect may have happened
+	within  atomic.Bool // it is settled in a transaction of the sink's, which is about to end
 
 	// Under courier.mu.
-	cancel context.CancelCauseFunc // nil before the delivery
-	until  time.Time               // end of the lease by our clock
-	lost   bool                    // somebody else has the message
-	told   bool                    // that the lease was lost
-	done   bool                    // the outcome is known, and is what counts
+	until time.Time // end of the lease by our clock
+	lost  bool      // somebody else has the message
+	told  bool      // that the lease was lost
+	done  bool      // the outcome is known, and is what counts
 }
 
 // outcome is what is to be written of a parcel.
@@ -68,23 +70,11 @@ func (c *courier) run(ctx context.Context) error {
 	defer stop()
 	keepers.Go(func() { c.renew(keep) })
 	claimed := make(chan struct{}) // closed once nothing more is
-	start := func(all []*parcel) {
-		// They start together, so one deadline does for all, which the last one ends.
-		var last struct {
-			left atomic.Int64
-			end  context.CancelFunc
-		}
-		within, end := context.WithTimeout(work, c.route.Timeout)
-		last.left.Store(int64(len(all)))
-		last.end = end
-		for _, p := range all {
-			deliveries.Go(func() {
-				c.deliver(within, p)
-				if last.left.Add(-1) == 0 {
-					last.end()
-				}
-			})
-		}
+	start := func(claimed []Claimed, until time.Time) {
+		r := c.hold(work, claimed, until)
+		r.deliveries = &deliveries
+		r.starting.Store(true)
+		deliveries.Go(r.work)
 	}
 	keepers.Go(func() { c.exchange(ctx, keep, start, func() { close(claimed) }) })
 	<-claimed
@@ -103,57 +93,111 @@ func (c *courier) run(ctx context.Context) error {
 	return err
 }
 
-func (c *courier) hold(claimed []Claimed, until time.Time) []*parcel {
-	all := make([]*parcel, len(claimed))
+// round is what was claimed together, until when by our clock. Its deliveries share a
+// deadline, which the last one ends, and goroutines: each that begins one sees to it
+// that another is about to begin the next. So no delivery waits for another that takes
+// its time, and those that take none need few goroutines.
+type round struct {
+	courier    *courier
+	deliveries *sync.WaitGroup
+	within     context.Context
+	end        context.CancelFunc
+	began      time.Time
+	until      time.Time
+	parcels    []parcel
+	next       atomic.Int64 // of parcels, that nobody has begun yet
+	left       atomic.Int64 // that have not ended
+	starting   atomic.Bool  // a goroutine is about to begin one
+}
+
+// gathering is for how long outcomes may wait, at the beginning of a round, until the
+// others have begun.
+const gathering = time.Millisecond
+
+func (r *round) work() {
+	r.starting.Store(false)
+	all := int64(len(r.parcels))
+	for {
+		i := r.next.Add(1) - 1
+		if i >= all {
+			return
+		}
+		last := i == all-1
+		if last {
+			r.courier.ended.send() // what has ended waits for none that this may take
+		} else if r.starting.CompareAndSwap(false, true) {
+			r.deliveries.Go(r.work)
+		}
+		ended := r.courier.deliver(r, &r.parcels[i])
+		if last || r.next.Load() >= all || ended.Sub(r.began) >= gathering {
+			r.courier.ended.send()
+		}
+		if r.left.Add(-1) == 0 {
+			r.end()
+		}
+	}
+}
+
+// hold keeps what was claimed, to be delivered.
+func (c *courier) hold(work context.Context, claimed []Claimed, until time.Time) *round {
+	r := &round{courier: c, began: time.Now(), until: until, parcels: make([]parcel, len(claimed))}
+	r.within, r.end = context.WithTimeout(work, c.route.Timeout)
+	r.left.Store(int64(len(claimed)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, m := range claimed {
-		p := &parcel{Claimed: m, until: until}
-		all[i] = p
+	for i := range claimed {
+		p := &r.parcels[i]
+		p.Claimed, p.courier, p.until = &claimed[i], c, until
+		p.attempt.claim, p.attempt.id = r.within, p.ID
 		c.held[p] = struct{}{}
-		c.bytes += len(m.Payload)
+		c.bytes += len(p.Payload)
 		c.suspect = c.suspect || p.suspect()
 	}
-	return all
+	return r
 }
 
 func (p *parcel) suspect() bool { return p.Lapses >= SuspectLapses }
 
 // drop ends what hold began.
-func (c *courier) drop(p *parcel) {
+func (c *courier) drop(batch ...outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.held, p)
-	c.bytes -= len(p.Payload)
-	if p.suspect() {
-		c.suspect = false
+	for _, o := range batch {
+		delete(c.held, o.parcel)
+		c.bytes -= len(o.parcel.Payload)
+		if o.parcel.suspect() {
+			c.suspect = false
+		}
+		o.parcel.Payload, o.parcel.Headers = nil, nil // others of its round may take long
 	}
 	if len(c.held) == 0 {
 		c.empty.send()
 	}
 }
 
-// deliver has the sink deliver a message, and queues what came of it.
-func (c *courier) deliver(within context.Context, p *parcel) {
+// deliver has the sink deliver a message, queues what came of it, and returns when
+// that was.
+func (c *courier) deliver(r *round, p *parcel) time.Time {
 	began := time.Now()
 	o, ok := c.undeliverable(p)
 	if !ok {
-		ctx, cancel := context.WithCancelCause(within)
-		c.mu.Lock()
-		p.cancel = cancel
-		if p.lost || !began.Before(p.until) {
-			cancel(ErrLeaseLost) // this process was paused
+		if !began.Before(r.until) {
+			c.mu.Lock()
+			if !began.Before(p.until) {
+				p.attempt.end(ErrLeaseLost) // this process was paused
+			}
+			c.mu.Unlock()
 		}
-		c.mu.Unlock()
-		if err := ctx.Err(); err != nil {
+		if err := p.attempt.Err(); err != nil {
 			o.Outcome = OutcomeReleased
 		} else {
-			err = c.try(ctx, p)
-			o = c.judge(p, err, context.Cause(ctx))
+			err = c.try(p)
+			o = c.judge(p, err, context.Cause(&p.attempt))
 		}
-		cancel(nil)
+		p.attempt.end(nil)
 	}
-	o.took = time.Since(began)
+	ended := time.Now()
+	o.took = ended.Sub(began)
 	settled := o.Outcome == OutcomeDelivered && p.within.Load()
 	p.within.Store(settled) // or it was rolled back
 	c.mu.Lock()
@@ -165,14 +209,14 @@ func (c *courier) deliver(within context.Context, p *parcel) {
 	c.mu.Unlock()
 	switch {
 	case settled:
-		c.settled(within, []outcome{o}, nil)
+		c.settled(r.within, []outcome{o}, nil)
 		if p.Key != "" {
 			c.hint.send() // the lane goes on
 		}
 	case lost:
-		c.drop(p)
+		c.drop(o)
 	}
-	c.ended.send()
+	return ended
 }
 
 // undeliverable is the outcome of a message that the sink is not to be given.
@@ -216,51 +260,57 @@ func (c *courier) cause(o outcome) outcome {
 }
 
 // try calls the sink.
-func (c *courier) try(ctx context.Context, p *parcel) (err error) {
+func (c *courier) try(p *parcel) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
 	}()
-	return c.route.Sink.Deliver(WithOrigin(ctx, p.ID), Delivery{
-		Message: p.Message, Attempt: p.Attempts, EnqueuedAt: p.EnqueuedAt, Unsure: p.Unsure,
-		mark: func(ctx context.Context) error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			lost, err := call(ctx, c.config, "mark", func(ctx context.Context) (bool, error) {
-				err := c.config.Store.Mark(ctx, p.Ref)
-				if errors.Is(err, ErrLeaseLost) {
-					return true, nil
-				}
-				return false, err
-			})
-			if lost {
-				c.lose(ctx, p, true)
-				err = ErrLeaseLost
-			}
-			if err != nil {
-				return fmt.Errorf("outbox: nothing was sent, since that could not be put on record: %w", err)
-			}
-			p.marked.Store(true)
-			return nil
-		},
-		settle: func(ctx context.Context) error {
-			s, ok := c.config.Store.(Settler)
-			if !ok {
-				return fmt.Errorf("outbox: settle: %T is no Settler: %w", c.config.Store, errors.ErrUnsupported)
-			}
-			p.within.Store(true) // from here on a renewal finds nothing, or waits for the transaction
-			err := s.SettleTx(ctx, p.Ref)
-			if err != nil {
-				p.within.Store(false)
-			}
-			if errors.Is(err, ErrLeaseLost) {
-				c.lose(ctx, p, true)
-			}
-			return err
-		},
+	return c.route.Sink.Deliver(&p.attempt, Delivery{
+		Message: p.Message, Attempt: p.Attempts, EnqueuedAt: p.EnqueuedAt, Unsure: p.Unsure, parcel: p,
 	})
+}
+
+// mark is Delivery.BeforeEffect.
+func (p *parcel) mark(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c := p.courier
+	lost, err := call(ctx, c.config, "mark", func(ctx context.Context) (bool, error) {
+		err := c.config.Store.Mark(ctx, p.Ref)
+		if errors.Is(err, ErrLeaseLost) {
+			return true, nil
+		}
+		return false, err
+	})
+	if lost {
+		c.lose(ctx, p, true)
+		err = ErrLeaseLost
+	}
+	if err != nil {
+		return fmt.Errorf("outbox: nothing was sent, since that could not be put on record: %w", err)
+	}
+	p.marked.Store(true)
+	return nil
+}
+
+// settle is Delivery.Settle.
+func (p *parcel) settle(ctx context.Context) error {
+	c := p.courier
+	s, ok := c.config.Store.(Settler)
+	if !ok {
+		return fmt.Errorf("outbox: settle: %T is no Settler: %w", c.config.Store, errors.ErrUnsupported)
+	}
+	p.within.Store(true) // from here on a renewal finds nothing, or waits for the transaction
+	err := s.SettleTx(ctx, p.Ref)
+	if err != nil {
+		p.within.Store(false)
+	}
+	if errors.Is(err, ErrLeaseLost) {
+		c.lose(ctx, p, true)
+	}
+	return err
 }
 
 // judge decides by what a sink answered. ended is why its context was cancelled.
@@ -355,9 +405,7 @@ func (c *courier) lose(ctx context.Context, p *parcel, certain bool) {
 	p.lost = p.lost || certain
 	told := p.told
 	p.told = true
-	if p.cancel != nil {
-		p.cancel(cause)
-	}
+	p.attempt.end(cause)
 	c.mu.Unlock()
 	if !told {
 		tell(ctx, c.config.Observer.LeaseLost, Attempted{Topic: p.Topic, ID: p.ID, Attempt: p.Attempts, Err: cause})
@@ -366,9 +414,12 @@ func (c *courier) lose(ctx context.Context, p *parcel, certain bool) {
 
 // settled tells what was written, and makes room.
 func (c *courier) settled(ctx context.Context, batch []outcome, lost []Ref) {
-	gone := make(map[Ref]bool, len(lost))
-	for _, ref := range lost {
-		gone[ref] = true
+	var gone map[Ref]bool
+	if len(lost) > 0 {
+		gone = make(map[Ref]bool, len(lost))
+		for _, ref := range lost {
+			gone[ref] = true
+		}
 	}
 	for _, o := range batch {
 		p := o.parcel
@@ -389,8 +440,8 @@ func (c *courier) settled(ctx context.Context, batch []outcome, lost []Ref) {
 		case o.Outcome == OutcomeUnknown:
 			tell(ctx, c.config.Observer.Unknown, at)
 		}
-		c.drop(p)
 	}
+	c.drop(batch...)
 }
 
 // settleLast waits until what was delivered is settled.

@@ -11,7 +11,7 @@ import (
 // ended and claims what comes next, with one call for both.
 type exchanger struct {
 	*courier
-	start func([]*parcel) // deliveries
+	start func(claimed []Claimed, until time.Time) // deliveries
 
 	settling, claiming, retrying turn
 	claimed                      time.Time // when anything was, last
@@ -34,7 +34,7 @@ func (x *exchanger) later(t *turn) {
 }
 
 // exchange claims until ctx ends, then calls enough, and settles until keep ends.
-func (c *courier) exchange(ctx, keep context.Context, start func([]*parcel), enough func()) {
+func (c *courier) exchange(ctx, keep context.Context, start func([]Claimed, time.Time), enough func()) {
 	x := &exchanger{courier: c, start: start}
 	x.soon(&x.settling)
 	x.soon(&x.claiming)
@@ -102,6 +102,12 @@ func (x *exchanger) step(ctx context.Context, claiming bool) time.Duration {
 		x.call(ctx, &x.settling, batch, claim)
 		called = true
 	}
+	if len(batch) > 0 {
+		clear(batch)
+		x.mu.Lock()
+		x.spare = batch[:0]
+		x.mu.Unlock()
+	}
 	if called {
 		return 0
 	}
@@ -120,8 +126,12 @@ func (x *exchanger) take() []outcome {
 			continue
 		}
 		n := min(len(x.outcomes), mostSettled)
+		if n == 0 {
+			x.mu.Unlock()
+			return nil
+		}
 		batch := x.outcomes[:n:n]
-		x.outcomes = append([]outcome(nil), x.outcomes[n:]...)
+		x.outcomes, x.spare = append(x.spare[:0], x.outcomes[n:]...), nil
 		x.mu.Unlock()
 		return batch
 	}
@@ -205,7 +215,7 @@ func (x *exchanger) call(ctx context.Context, settling *turn, batch []outcome, c
 		return
 	}
 	if len(got.claimed) > 0 {
-		x.start(x.hold(got.claimed, began.Add(x.config.Lease)))
+		x.start(got.claimed, began.Add(x.config.Lease))
 	}
 	if x.config.Observer.Claimed != nil {
 		x.config.Observer.Claimed(ctx, Fetched{Topic: x.route.Topic, Asked: claim.Max, Got: len(got.claimed), Took: time.Since(began)})

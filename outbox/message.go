@@ -66,11 +66,19 @@ func OriginOf(ctx context.Context) string {
 
 // Validate reports what is wrong with m, but for an empty ID.
 func (m Message) Validate() error {
-	errs := []error{checkName("Topic", m.Topic), checkName("Key", m.Key), checkName("Type", m.Type), checkName("Origin", m.Origin)}
+	var errs []error
+	for _, f := range [...]struct{ name, text string }{{"Topic", m.Topic}, {"Key", m.Key}, {"Type", m.Type}, {"Origin", m.Origin}} {
+		if f.text == "" {
+			continue
+		}
+		if err := checkName(f.name, f.text); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if m.Topic == "" {
 		errs = append(errs, errors.New("field Topic is empty"))
 	}
-	if len(m.ID) > MaxName || strings.ContainsFunc(m.ID, notID) {
+	if len(m.ID) > MaxName || !isID(m.ID) {
 		errs = append(errs, fmt.Errorf("field ID may hold %d letters, digits, '.', '_', ':' and '-'", MaxName))
 	}
 	size := 0
@@ -99,10 +107,14 @@ func checkName(field, s string) error {
 	return nil
 }
 
-func notID(r rune) bool {
-	switch {
-	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
-		return false
+// isID reports whether s is made of letters, digits, '.', '_', ':' and '-'.
+func isID(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= ':', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
 	}
-	return !strings.ContainsRune("._:-", r)
+	return true
 }

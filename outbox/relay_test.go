@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -283,6 +284,37 @@ func TestSlowHandlerKeepsItsLease(t *testing.T) {
 		stopped(t, b)
 		wantIDs(t, p.ids(), "m")
 		want(t, "attempts", find(t, o, "m").Attempts, 1)
+	})
+}
+
+// Of what is claimed together everything begins at once, and is settled when it has
+// ended, whatever others of it take.
+func TestDeliveriesWaitForNoOther(t *testing.T) {
+	bubble(t, func(t *testing.T, o *memory.Outbox, _ *post) {
+		const n = 100
+		for i := range n {
+			enqueue(t, o, outbox.Message{ID: fmt.Sprint(i), Topic: "t"})
+		}
+		var began, settled atomic.Int64
+		release := []chan struct{}{1: make(chan struct{}), 2: make(chan struct{})}
+		stop := start(t, outbox.Config{Store: o, Observer: &outbox.Observer{Delivered: func(context.Context, outbox.Attempted) { settled.Add(1) }}}, outbox.Route{
+			MaxInFlight: n, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
+				if i, _ := strconv.Atoi(d.ID); began.Add(1) > 0 && i%3 != 0 {
+					<-release[i%3]
+				}
+				return nil
+			}),
+		})
+		pass(10 * time.Millisecond) // less than PollMin
+		want(t, "begun", began.Load(), n)
+		want(t, "settled", settled.Load(), (n+2)/3)
+		close(release[1])
+		pass(10 * time.Millisecond)
+		want(t, "settled while others go on", settled.Load(), (n+2)/3+n/3)
+		close(release[2])
+		pass(time.Second)
+		want(t, "settled in the end", settled.Load(), n)
+		stopped(t, stop)
 	})
 }
 

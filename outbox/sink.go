@@ -44,7 +44,7 @@ type Delivery struct {
 	// Unsure says that an earlier attempt may have arrived.
 	Unsure bool
 
-	mark, settle func(context.Context) error
+	parcel *parcel // nil if made by a test of a sink
 }
 
 // Settle settles the message as delivered in the transaction that ctx carries: the
@@ -54,10 +54,10 @@ type Delivery struct {
 // the store is no Settler. Roll back after any error. Deliver returns nil if the
 // transaction is committed, and an error otherwise, or if nobody knows.
 func (d Delivery) Settle(ctx context.Context) error {
-	if d.settle == nil {
-		return nil // made by a test of a sink
+	if d.parcel == nil {
+		return nil
 	}
-	return d.settle(ctx)
+	return d.parcel.settle(ctx)
 }
 
 // BeforeEffect records that what comes next may have its effect. Sinks call it
@@ -67,10 +67,10 @@ func (d Delivery) Settle(ctx context.Context) error {
 // like one whose sink answered Uncertain: under [Hold] nobody delivers it again
 // before somebody has decided.
 func (d Delivery) BeforeEffect(ctx context.Context) error {
-	if d.mark == nil {
-		return nil // made by a test of a sink
+	if d.parcel == nil {
+		return nil
 	}
-	return d.mark(ctx)
+	return d.parcel.mark(ctx)
 }
 
 // Permanent says of a delivery that it failed and always will.

@@ -17,7 +17,6 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
-	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/postgres"
 )
@@ -60,22 +59,7 @@ type outboxWay struct {
 // River has the settings of its own benchmark: 2,000 workers, which fetch again
 // after 2 ms. semel's relay and the plain loop have 512 under way.
 func BenchmarkOutbox(b *testing.B) {
-	server := testenv.StartPostgres(b, testenv.PostgresOptions{Parameters: map[string]string{"autovacuum": "on", "shared_buffers": "256MB"}})
-	config, err := pgxpool.ParseConfig(server.NewDatabase(b))
-	if err != nil {
-		b.Fatal(err)
-	}
-	config.MaxConns = 32
-	pool, err := pgxpool.NewWithConfig(b.Context(), config)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(pool.Close)
-	exec := func(b *testing.B, query string, args ...any) {
-		if _, err := pool.Exec(b.Context(), query, args...); err != nil {
-			b.Fatal(err)
-		}
-	}
+	pool, exec := outboxServer(b)
 	exec(b, "CREATE TABLE payment (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount bigint)")
 	ways := []outboxWay{
 		{name: "none", enqueue: func(context.Context, pgx.Tx) error { return nil }},
@@ -132,12 +116,13 @@ func count(n int, cancel context.CancelFunc) func() {
 	}
 }
 
-// plainOutbox is a table and the usual loop: claim some with FOR UPDATE SKIP
-// LOCKED, do them, update them. No fence, no order, no retries.
+// plainOutbox is a table and the usual loop: claim 512 with FOR UPDATE SKIP LOCKED,
+// call a function for each, update the 512; a statement and a commit for each of the
+// two. No fence, no order, no retries.
 func plainOutbox(b *testing.B, pool *pgxpool.Pool, exec func(*testing.B, string, ...any)) outboxWay {
 	exec(b, `CREATE TABLE plain (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text NOT NULL, payload bytea NOT NULL, state int NOT NULL DEFAULT 0)`)
 	exec(b, `CREATE INDEX plain_pending ON plain (id) WHERE state = 0`)
-	payload := make([]byte, outboxPayload)
+	payload := messagePayload(b)
 	const insert = "INSERT INTO plain (topic, payload) SELECT 't', $1 FROM generate_series(1, $2)"
 	return outboxWay{
 		name: "loop",
@@ -150,7 +135,10 @@ func plainOutbox(b *testing.B, pool *pgxpool.Pool, exec func(*testing.B, string,
 			exec(b, insert, payload, n)
 		},
 		work: func(b *testing.B, n int) {
-			for done := 0; done < n; {
+			ctx, cancel := context.WithCancel(b.Context())
+			defer cancel()
+			one := count(n, cancel)
+			for ctx.Err() == nil {
 				rows, _ := pool.Query(b.Context(), `UPDATE plain SET state = 1 WHERE id IN (
 					SELECT id FROM plain WHERE state = 0 ORDER BY id LIMIT 512 FOR UPDATE SKIP LOCKED) RETURNING id, topic, payload`)
 				ids, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (id int64, err error) {
@@ -161,11 +149,22 @@ func plainOutbox(b *testing.B, pool *pgxpool.Pool, exec func(*testing.B, string,
 				if err != nil {
 					b.Fatal(err)
 				}
+				for range ids {
+					one()
+				}
 				exec(b, "UPDATE plain SET state = 2 WHERE id = ANY ($1)", ids)
-				done += len(ids)
 			}
 		},
 	}
+}
+
+// messagePayload is what a message carries: the same as River's jobs.
+func messagePayload(b *testing.B) []byte {
+	payload, err := json.Marshal(riverArgs{fmt.Sprintf("%0*d", outboxPayload*3/4, 1)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return payload
 }
 
 func riverOutbox(b *testing.B, pool *pgxpool.Pool) outboxWay {
@@ -235,15 +234,15 @@ func semelOutbox(b *testing.B, pool *pgxpool.Pool) outboxWay {
 	}
 	b.Cleanup(func() { _ = store.Close(context.Background()) })
 	box := store.Outbox()
-	payload, err := json.Marshal(riverArgs{fmt.Sprintf("%0*d", outboxPayload*3/4, 1)})
-	if err != nil {
-		b.Fatal(err)
-	}
+	payload := messagePayload(b)
 	m := outbox.Message{Topic: "enqueued", Payload: payload}
 	return outboxWay{
 		name:    "semel",
 		enqueue: func(ctx context.Context, tx pgx.Tx) error { return box.EnqueueTx(ctx, tx, m) },
 		fill: func(b *testing.B, n int) {
+			if _, err := pool.Exec(b.Context(), "TRUNCATE semel.outbox"); err != nil {
+				b.Fatal(err)
+			}
 			some := make([]outbox.Message, 1000)
 			for i := range some {
 				some[i] = outbox.Message{Topic: "waiting", Payload: payload}

@@ -37,7 +37,7 @@ func (sameDigest) Digest(semel.Identity) (d [16]byte) { return d }
 func (s *Store) ForgetPending() {
 	s.pending.mu.Lock()
 	defer s.pending.mu.Unlock()
-	s.pending.counted = time.Time{}
+	s.pending.counted, s.pending.n = time.Time{}, 0
 }
 
 // ClaimStatement is what a look for at most so many messages of a topic sends.
@@ -76,7 +76,7 @@ func OutboxStatements(o *Outbox) (all []OutboxStatement) {
 		all, OutboxStatement{q.settledBefore, refs, []string{"outbox_settled_position"}},
 		OutboxStatement{q.markMessage, []any{int64(1), int64(1)}, []string{"outbox_queue_position"}},
 		OutboxStatement{q.renewMessages, append(refs[:2:2], time.Minute), []string{"outbox_queue_position"}},
-		OutboxStatement{q.status, []any{100, 100}, []string{"outbox_queue_since", "outbox_queue_due", "outbox_queue_given_up", "outbox_settled_at"}},
+		OutboxStatement{q.status, []any{100, 100}, []string{"outbox_queue_since", "outbox_queue_given_up", "outbox_settled_at"}},
 		OutboxStatement{q.surplus, []any{int16(2), 10}, []string{"outbox_settled_at"}},
 		OutboxStatement{q.sweepSettled, []any{int16(2), time.Hour, nil, nil, 10}, []string{"outbox_settled_at"}},
 	)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
@@ -34,7 +35,9 @@ var ErrNoTransaction = errors.New("postgres: the context carries no transaction 
 // ids were free are in it.
 //
 // Messages with a key hold the lock of their lane until the transaction ends:
-// others that enqueue into it wait. The lanes of one call are locked in one order.
+// others that enqueue into it wait. The lanes of one call, at most 1,000, are locked
+// in one order. A transaction that takes half of the server's locks fails, with
+// SQLSTATE 54000.
 // Transactions that call it several times should keep to an order too; where two
 // wait for each other the server ends one, with SQLSTATE 40P01 and without effect.
 func Enqueue(ctx context.Context, messages ...outbox.Message) error {
@@ -94,6 +97,10 @@ func (o *Outbox) EnqueueSQL(ctx context.Context, tx *sql.Tx, messages ...outbox.
 }
 
 func enqueued(err error) error {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && (e.Code == "54000" || e.Code == "53200") {
+		err = fmt.Errorf("the messages of this transaction are in more lanes than the server has locks for: roll back, and "+
+			"enqueue into fewer lanes in a transaction, or have the server started with a larger max_locks_per_transaction: %w", err)
+	}
 	if err != nil && !errors.Is(err, outbox.ErrDuplicate) && !errors.Is(err, outbox.ErrFull) {
 		return fmt.Errorf("postgres: enqueue: %w", err)
 	}
@@ -108,6 +115,8 @@ const (
 	sqlEnqueue = `INSERT INTO {s}.outbox (id, topic, key, type, headers, not_before, origin, payload) VALUES %s ON CONFLICT (id) DO NOTHING`
 	// enqueueTogether is how many messages are in a statement.
 	enqueueTogether = 50
+	// lanesTogether is into how many lanes a call may enqueue.
+	lanesTogether = 1000
 )
 
 // statement is one that enqueues so many messages.
@@ -143,6 +152,9 @@ func (o *Outbox) enqueue(origin string, messages []outbox.Message) (all []statem
 			fmt.Fprintf(&values, row, n...)
 		}
 		all = append(all, statement{in(o.store.config.Schema, fmt.Sprintf(format, &values)), args, 0})
+	}
+	if len(lanes) > lanesTogether {
+		return nil, fmt.Errorf("the messages of one call are in %d lanes, each of which takes a lock at the server; at most %d may be: nothing is enqueued, make it several transactions", len(lanes), lanesTogether)
 	}
 	if len(lanes) > 1 {
 		var args []any
@@ -315,8 +327,12 @@ var (
 		),
 		topics AS MATERIALIZED (
 			SELECT topic, 0::bigint AS ready, 0::bigint AS arrived, 'epoch'::timestamptz AS since FROM next
-			WHERE topic IS NOT NULL AND EXISTS (SELECT FROM {s}.outbox_queue q WHERE q.topic = next.topic AND q.due <= (SELECT t FROM n))
+			WHERE topic IS NOT NULL AND EXISTS (
+				SELECT FROM {s}.outbox_queue q WHERE q.topic = next.topic AND q.due <= (SELECT t FROM n) AND ` + free + `)
 			LIMIT ` + fmt.Sprint(topicsAtOnce) + `),`
+
+	// free: nobody has a lease on what was due at once.
+	free = `(NOT leased OR until <= (SELECT t FROM n))`
 
 	// queueColumns are what a claim needs to know of a message to choose it.
 	queueColumns = `position, topic, key, turn, due, head, size, lapses + leased::integer >= ` + fmt.Sprint(outbox.SuspectLapses) + ` AS suspect`
@@ -342,12 +358,12 @@ var (
 		arrived AS MATERIALIZED (
 			SELECT q.*, 2 AS kind FROM topics CROSS JOIN LATERAL (
 				SELECT ` + queueColumns + ` FROM {s}.outbox_queue
-				WHERE topic = topics.topic AND due = 'epoch' AND turn > topics.arrived
+				WHERE topic = topics.topic AND due = 'epoch' AND turn > topics.arrived AND ` + free + `
 				ORDER BY turn LIMIT (SELECT n + ` + fmt.Sprint(arrivedRoom) + ` FROM each) FOR UPDATE SKIP LOCKED) AS q),
 		ready AS MATERIALIZED (
 			SELECT q.*, 3 AS kind FROM topics CROSS JOIN LATERAL (
 				SELECT ` + queueColumns + ` FROM {s}.outbox_queue
-				WHERE topic = topics.topic AND due = '-infinity' AND turn > topics.ready
+				WHERE topic = topics.topic AND due = '-infinity' AND turn > topics.ready AND ` + free + `
 				ORDER BY turn LIMIT (SELECT n FROM each) FOR UPDATE SKIP LOCKED) AS q),
 		found AS MATERIALIZED (
 			SELECT c.*, coalesce(first.position, c.position) AS front
@@ -360,18 +376,18 @@ var (
 			WHERE found.front < found.position),
 		parked AS (
 			UPDATE {s}.outbox_queue AS q SET due = NULL FROM behind WHERE q.position = behind.position),
-		allowed AS (
-			SELECT *, row_number() OVER (PARTITION BY suspect ORDER BY due, turn) AS s FROM found WHERE front >= position),
 		ranked AS (
 			SELECT *, row_number() OVER (PARTITION BY topic, kind ORDER BY due, turn) AS rank
-			FROM allowed WHERE NOT suspect OR $2::boolean AND s = 1),
+			FROM found WHERE front >= position AND (NOT suspect OR $2::boolean AND position = (
+				SELECT f.position FROM found AS f WHERE f.suspect AND f.front >= f.position ORDER BY f.due, f.turn LIMIT 1))),
 		chosen AS MATERIALIZED (
 			SELECT * FROM (
 				SELECT *, row_number() OVER w AS nth, sum(size) OVER w AS sum
 				FROM ranked WINDOW w AS (ORDER BY rank, kind, topic ROWS UNBOUNDED PRECEDING)) AS c
 			WHERE nth <= $1::bigint AND (nth = 1 OR $3::bigint <= 0 OR sum <= $3::bigint)),
 		done AS (
-			UPDATE {s}.outbox_queue AS q SET fence = $4::bigint, leased = true, head = true, due = n.t + $5::interval,
+			UPDATE {s}.outbox_queue AS q SET fence = $4::bigint, leased = true, head = true, until = n.t + $5::interval,
+				due = CASE WHEN q.due <= 'epoch' AND NOT q.leased THEN q.due ELSE n.t + $5::interval END,
 				attempts = attempts + 1, lapses = lapses + leased::integer
 			FROM chosen, n WHERE q.position = chosen.position
 			RETURNING q.position, q.attempts, q.lapses, q.unsure, chosen.nth),
@@ -381,13 +397,13 @@ var (
 		SELECT whole.*, told.position, told.attempts, told.lapses, told.unsure,
 			told.id, told.topic, coalesce(told.key, ''), told.type, told.headers, told.payload, told.created_at, told.not_before
 		FROM n LEFT JOIN told ON true LEFT JOIN LATERAL (
-			SELECT n.t, (SELECT array_agg(topic) FROM topics), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8,
+			SELECT n.t, (SELECT count(*) FROM chosen), (SELECT array_agg(topic) FROM topics), extract(epoch FROM clock_timestamp() - statement_timestamp())::float8,
 				NOT EXISTS (SELECT FROM overdue), EXISTS (SELECT FROM behind), NOT EXISTS (SELECT FROM chosen) AND (
 					EXISTS (SELECT FROM found WHERE front < position)
 					OR NOT EXISTS (SELECT FROM found) AND EXISTS (
 						SELECT FROM topics WHERE
-							EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = '-infinity' AND q.turn > topics.ready)
-							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = 'epoch' AND q.turn > topics.arrived)
+							EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = '-infinity' AND q.turn > topics.ready AND ` + free + `)
+							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due = 'epoch' AND q.turn > topics.arrived AND ` + free + `)
 							OR EXISTS (SELECT FROM {s}.outbox_queue AS q WHERE q.topic = topics.topic AND q.due > topics.since AND q.due <= (SELECT t FROM n)))),
 				(SELECT jsonb_object_agg(topic, turns) FROM (
 					SELECT topic, jsonb_build_array(max(turn) FILTER (WHERE kind = 3), max(turn) FILTER (WHERE kind = 2)) AS turns
@@ -411,6 +427,7 @@ const (
 // looked is what a look came to.
 type looked struct {
 	at          time.Time // by the server's clock
+	chosen      int
 	topics      []string
 	seconds     float64
 	noneOverdue bool
@@ -432,9 +449,9 @@ func readLook(rows pgx.Rows, fence int64) (l looked, claimed []outbox.Claimed, e
 		m                outbox.Claimed
 		headers          []byte
 		before           pgtype.Timestamptz
-		none             [7]any
+		none             [8]any
 	)
-	whole := append([]any{&l.at, &l.topics, &l.seconds, &l.noneOverdue, &l.parked, &l.busy, &l.taken, &first}, make([]any, 11)...)
+	whole := append([]any{&l.at, &l.chosen, &l.topics, &l.seconds, &l.noneOverdue, &l.parked, &l.busy, &l.taken, &first}, make([]any, 11)...)
 	message := append(none[:], &position, &attempts, &lapses, &m.Unsure,
 		&m.ID, &m.Topic, &m.Key, &m.Type, &headers, &m.Payload, &m.EnqueuedAt, &before)
 	for n := 0; rows.Next(); n++ {
@@ -445,6 +462,7 @@ func readLook(rows pgx.Rows, fence int64) (l looked, claimed []outbox.Claimed, e
 			if first == nil {
 				continue
 			}
+			claimed = make([]outbox.Claimed, 0, l.chosen)
 		}
 		m = outbox.Claimed{Ref: outbox.Ref{Fence: uint64(fence)}}
 		if err := rows.Scan(message...); err != nil {
@@ -568,8 +586,8 @@ const (
 	sqlRenewMessages = `
 		WITH s AS MATERIALIZED (SELECT * FROM unnest($1::bigint[], $2::bigint[]) AS s (position, fence)),` + held + `,
 		done AS (
-			UPDATE {s}.outbox_queue AS q SET due = clock_timestamp() + $3::interval
-			FROM held WHERE held.found AND q.position = held.position)
+			UPDATE {s}.outbox_queue AS q SET due = n.t, until = n.t
+			FROM held, (SELECT clock_timestamp() + $3::interval AS t OFFSET 0) AS n WHERE held.found AND q.position = held.position)
 		` + lost
 
 	// ends: the message leaves the queue.
@@ -685,24 +703,27 @@ func (o *Outbox) Renew(ctx context.Context, lease time.Duration, refs []outbox.R
 // settle returns what settles, and the columns of settlements.
 func (o *Outbox) settle(settlements []outbox.Settlement) (sql string, args []any, err error) {
 	var (
-		refs            []outbox.Ref
 		outcomes        []int16
 		delays          []int64
 		unsures, blocks []bool
 		causes          []pgtype.Text
 		others          bool
 	)
-	for _, s := range settlements {
+	refs := make([]outbox.Ref, len(settlements))
+	for i, s := range settlements {
 		if err := s.Validate(); err != nil {
 			return "", nil, err
 		}
+		refs[i] = s.Ref
 		others = others || s.Outcome != outbox.OutcomeDelivered
-		refs, outcomes, delays = append(refs, s.Ref), append(outcomes, int16(s.Outcome)), append(delays, whole(s.Delay).Microseconds())
-		unsures, blocks = append(unsures, s.Unsure), append(blocks, s.Blocks)
-		causes = append(causes, pgtype.Text{String: text(s.Cause), Valid: s.Cause != ""})
 	}
 	if !others {
 		return o.store.sql.delivered, refArgs(refs), nil
+	}
+	for _, s := range settlements {
+		outcomes, delays = append(outcomes, int16(s.Outcome)), append(delays, whole(s.Delay).Microseconds())
+		unsures, blocks = append(unsures, s.Unsure), append(blocks, s.Blocks)
+		causes = append(causes, pgtype.Text{String: text(s.Cause), Valid: s.Cause != ""})
 	}
 	return o.store.sql.settle, append(refArgs(refs), outcomes, delays, unsures, blocks, causes), nil
 }

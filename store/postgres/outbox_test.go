@@ -69,7 +69,7 @@ func age(t testing.TB, pool *pgxpool.Pool, schema string, d time.Duration) {
 	t.Helper()
 	exec(t, pool, `UPDATE `+schema+`.outbox SET created_at = created_at - $1::interval, not_before = not_before - $1::interval`, d)
 	exec(t, pool, `UPDATE `+schema+`.outbox_queue SET since = since - $1::interval, not_before = not_before - $1::interval,
-		due = CASE WHEN due > 'epoch' THEN due - $1::interval ELSE due END, settled_at = settled_at - $1::interval`, d)
+		due = CASE WHEN due > 'epoch' THEN due - $1::interval ELSE due END, until = until - $1::interval, settled_at = settled_at - $1::interval`, d)
 	exec(t, pool, `UPDATE `+schema+`.outbox_settled SET settled_at = settled_at - $1::interval`, d)
 }
 
@@ -173,6 +173,46 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 	}
 	if err := postgres.Enqueue(t.Context(), outbox.Message{Topic: "t"}); !errors.Is(err, postgres.ErrNoTransaction) {
 		t.Errorf("outside of a transaction: %v", err)
+	}
+}
+
+// A transaction that inserts into so many lanes that others would find no room for
+// their locks is ended, and told what to do; messages of few lanes may be as many as
+// one likes.
+func TestOutboxOfTooManyLanes(t *testing.T) {
+	pool := connect(t, testenv.Postgres(t), nil)
+	o := open(t, pool, postgres.Config{}).Outbox()
+	insert := func(n, lanes int) error {
+		_, err := pool.Exec(t.Context(), "INSERT INTO semel.outbox (topic, key) SELECT 't', 'lane ' || i % $2 FROM generate_series(1, $1::integer) AS i", n, lanes)
+		return err
+	}
+	e, ok := errors.AsType[*pgconn.PgError](insert(100_000, 50_000))
+	if !ok || e.Code != "54000" || !strings.Contains(e.Hint, "max_locks_per_transaction") {
+		t.Errorf("50,000 lanes in a statement: %+v", e)
+	}
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+		for call := 0; call < 20 && err == nil; call++ {
+			m := make([]outbox.Message, 1000)
+			for i := range m {
+				m[i] = outbox.Message{Topic: "t", Key: fmt.Sprint(call, "/", i)}
+			}
+			if err := o.EnqueueTx(t.Context(), tx, append(m, outbox.Message{Topic: "t", Key: "one more"})...); err == nil || !strings.Contains(err.Error(), "1001 lanes") {
+				t.Errorf("%d lanes in a call: %v", len(m)+1, err)
+			}
+			err = o.EnqueueTx(t.Context(), tx, m...)
+		}
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), "fewer lanes") {
+		t.Errorf("twenty thousand lanes in a transaction: %v", err)
+	}
+	if left, err := o.List(t.Context(), outbox.Filter{}); err != nil || len(left) > 0 {
+		t.Errorf("%d are there: %v", len(left), err)
+	}
+	for range 2 {
+		if err := insert(5000, 2000); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -448,11 +488,13 @@ func buffers(t *testing.T, pool *pgxpool.Pool, sql string, args []any) (n int) {
 
 // No statement of a relay reads through a table, on tables that are empty, as when
 // the server first plans it, as on full ones; and what a claim reads does not grow
-// with what waits.
+// with what waits, or is under way for long.
 func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
 	// Every plan is worth compiling to this server, as those over a million rows are.
-	pool := connect(t, testenv.Postgres(t), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["jit_above_cost"] = "0" })
-	o := open(t, pool, postgres.Config{}).Outbox()
+	server := testenv.Postgres(t)
+	pool := connect(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["jit_above_cost"] = "0" })
+	direct := connect(t, server, nil) // which does not compile what fills the tables
+	o := open(t, direct, postgres.Config{}).Outbox()
 	check := func(when string) {
 		t.Helper()
 		for _, s := range postgres.OutboxStatements(o) {
@@ -479,7 +521,7 @@ func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
 		}
 	}
 	fill := func(n int, key string) {
-		exec(t, pool, "INSERT INTO semel.outbox (topic, key) SELECT 't', nullif($2, '') FROM generate_series(1, $1::integer)", n, key)
+		exec(t, direct, "INSERT INTO semel.outbox (topic, key) SELECT 't', nullif($2, '') FROM generate_series(1, $1::integer)", n, key)
 	}
 	claim("empty")
 	fill(64, "")
@@ -488,10 +530,23 @@ func TestOutboxStatementsUseTheirIndexes(t *testing.T) {
 		t.Fatalf("%d were claimed", len(ids))
 	}
 	fill(20_000, "")
-	exec(t, pool, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
-	exec(t, pool, "UPDATE semel.outbox_queue SET due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 1")
+	exec(t, direct, "UPDATE semel.outbox_queue SET leased = true, due = clock_timestamp() + '1 h', until = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 0")
+	exec(t, direct, "UPDATE semel.outbox_queue SET due = clock_timestamp() + '1 h' WHERE key IS NULL AND position % 2 = 1")
+	// What has been under way for longer than it takes to renew its lease.
+	fill(1000, "")
+	long, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Topic: "t", Max: 1000, Lease: time.Hour})
+	if err != nil || len(long) != 1000 {
+		t.Fatal(len(long), err)
+	}
+	refs := make([]outbox.Ref, len(long))
+	for i, m := range long {
+		refs[i] = m.Ref
+	}
+	if lost, err := o.Renew(t.Context(), time.Hour, refs); err != nil || len(lost) > 0 {
+		t.Fatal(lost, err)
+	}
 	fill(20_000, "")
-	exec(t, pool, "VACUUM ANALYZE semel.outbox_queue")
+	exec(t, direct, "VACUUM ANALYZE semel.outbox_queue")
 	check("full")
 	claim("full")
 }

@@ -34,27 +34,18 @@ func stateOf(n int16) outbox.State {
 }
 
 const (
-	// sqlStatus tells of what is pending, and of what is given up. What is leased is
-	// in no index of its own: it is found among what has a time.
+	// sqlStatus tells of what is pending, and of what is given up.
 	sqlStatus = `
 		WITH RECURSIVE next (topic) AS (
-			SELECT least(
-				(SELECT topic FROM {s}.outbox_queue WHERE state = 1 AND NOT leased ORDER BY topic LIMIT 1),
-				(SELECT topic FROM {s}.outbox_queue WHERE due IS NOT NULL ORDER BY topic LIMIT 1))
+			SELECT (SELECT topic FROM {s}.outbox_queue WHERE state = 1 ORDER BY topic LIMIT 1)
 			UNION ALL
-			SELECT least(
-				(SELECT q.topic FROM {s}.outbox_queue q WHERE q.state = 1 AND NOT q.leased AND q.topic > next.topic ORDER BY q.topic LIMIT 1),
-				(SELECT q.topic FROM {s}.outbox_queue q WHERE q.due IS NOT NULL AND q.topic > next.topic ORDER BY q.topic LIMIT 1))
+			SELECT (SELECT q.topic FROM {s}.outbox_queue q WHERE q.state = 1 AND q.topic > next.topic ORDER BY q.topic LIMIT 1)
 			FROM next WHERE next.topic IS NOT NULL
 		)
-		SELECT topic, 1::smallint, held.count +
-			(SELECT count(*) FROM (SELECT FROM {s}.outbox_queue q WHERE q.state = 1 AND NOT q.leased AND q.topic = next.topic LIMIT $1) AS c), 0::bigint,
-			greatest(clock_timestamp() - least(held.since, (
-				SELECT q.since FROM {s}.outbox_queue q WHERE q.state = 1 AND NOT q.leased AND q.topic = next.topic ORDER BY q.since LIMIT 1)), '0')
-		FROM (SELECT topic FROM next WHERE topic IS NOT NULL LIMIT $2) AS next CROSS JOIN LATERAL (
-			SELECT count(*), min(since) AS since FROM (
-				SELECT q.leased, q.since FROM {s}.outbox_queue q WHERE q.topic = next.topic AND q.due > 'epoch' ORDER BY q.due LIMIT $1) AS timed
-			WHERE leased) AS held
+		SELECT topic, 1::smallint, (SELECT count(*) FROM (SELECT FROM {s}.outbox_queue q WHERE q.state = 1 AND q.topic = next.topic LIMIT $1) AS c), 0::bigint,
+			greatest(clock_timestamp() - (
+				SELECT q.since FROM {s}.outbox_queue q WHERE q.state = 1 AND q.topic = next.topic ORDER BY q.since LIMIT 1), '0')
+		FROM (SELECT topic FROM next WHERE topic IS NOT NULL LIMIT $2) AS next
 		UNION ALL
 		(SELECT topic, state, count(*), sum(blocks), interval '0' FROM (
 			(SELECT topic, state, 1 AS blocks FROM {s}.outbox_queue WHERE state <> 1 LIMIT $1)
@@ -358,7 +349,7 @@ const sqlPurge = `
 	locked AS MATERIALIZED (
 		SELECT q.position FROM wanted CROSS JOIN LATERAL (
 			SELECT position FROM {s}.outbox_queue AS q
-			WHERE q.position = wanted.position AND q.state = wanted.state AND (NOT q.leased OR q.due <= clock_timestamp()) FOR UPDATE SKIP LOCKED) AS q
+			WHERE q.position = wanted.position AND q.state = wanted.state AND (NOT q.leased OR q.until <= clock_timestamp()) FOR UPDATE SKIP LOCKED) AS q
 		UNION ALL
 		SELECT d.position FROM wanted CROSS JOIN LATERAL (
 			SELECT position FROM {s}.outbox_settled AS d WHERE d.position = wanted.position FOR UPDATE SKIP LOCKED) AS d),

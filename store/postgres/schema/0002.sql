@@ -22,8 +22,9 @@
 -- the lane wait. Who inserts into several lanes should do so in one order, or in one
 -- statement that is sorted: where two wait for each other the server ends one
 -- (SQLSTATE 40P01), which then had no effect. Each lane takes a place in the server's
--- table of locks until the transaction ends: thousands in one transaction want a
--- larger max_locks_per_transaction.
+-- table of locks until the transaction ends: a transaction that inserts into more than
+-- half of what that is made for, 3,200 lanes where nothing is configured, is ended
+-- (SQLSTATE 54000). It should be several, or max_locks_per_transaction be larger.
 --
 -- Times are by the clock of the server. Texts compare byte by byte.
 
@@ -61,8 +62,12 @@ CREATE TABLE {s}.outbox_queue (
   -- When a relay may claim it: -infinity is at once; epoch is at once, if it is the
   -- first of its lane, which is to be looked at; and otherwise the end of a delay or of
   -- a lease, so that a search by due stops at the first that is not. NULL while others
-  -- of its lane come before it, and once it is given up.
+  -- of its lane come before it, and once it is given up. The first lease of what was due
+  -- at once is not here: the row stays where it is in the index until that is renewed,
+  -- or taken over.
   due        timestamptz,
+  -- The end of the latest lease, in no index, so that most claims change none.
+  until      timestamptz,
   -- Since when it could have been delivered.
   since      timestamptz NOT NULL,
   not_before timestamptz,
@@ -84,12 +89,12 @@ CREATE TABLE {s}.outbox_queue (
   key        text        COLLATE "C",
   cause      text        COLLATE "C"
 )
-WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+-- With room for the version that a claim makes, beside the one before.
+WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 
 CREATE INDEX outbox_queue_due ON {s}.outbox_queue (topic, due, turn) WHERE due IS NOT NULL;
 CREATE INDEX outbox_queue_lane ON {s}.outbox_queue (topic, key, position) WHERE key IS NOT NULL;
--- Without what is leased, so that a claim adds nothing to it.
-CREATE INDEX outbox_queue_since ON {s}.outbox_queue (topic, since) WHERE state = 1 AND NOT leased;
+CREATE INDEX outbox_queue_since ON {s}.outbox_queue (topic, since) WHERE state = 1;
 CREATE INDEX outbox_queue_given_up ON {s}.outbox_queue (state) WHERE state <> 1;
 
 -- What is delivered, or given up and in nobody's way.
@@ -112,6 +117,8 @@ CREATE INDEX outbox_settled_at ON {s}.outbox_settled (state, settled_at, positio
 -- bounds are here and not in CHECK constraints because the server plans those anew for
 -- each statement.
 CREATE FUNCTION {s}.outbox_number() RETURNS trigger LANGUAGE plpgsql AS $semel$
+DECLARE
+  n bigint;
 BEGIN
   IF octet_length(new.id) > 255 OR new.id !~ '^[-A-Za-z0-9._:]+$' THEN
     RAISE EXCEPTION 'outbox.id may hold 255 letters, digits and any of . _ : -' USING ERRCODE = 'check_violation';
@@ -126,6 +133,17 @@ BEGIN
   END IF;
   IF new.key IS NOT NULL THEN
     PERFORM pg_advisory_xact_lock({s}.outbox_lane_lock(new.topic, new.key));
+    -- How many messages with keys the transaction has inserted.
+    n = coalesce(nullif(current_setting('semel.outbox_keyed', true), ''), '0')::bigint + 1;
+    PERFORM set_config('semel.outbox_keyed', n::text, true);
+    IF n % 1024 = 0 THEN
+      -- All sessions have one table of locks: no transaction takes half of it.
+      SELECT count(*) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() INTO n;
+      IF n > current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 2 THEN
+        RAISE EXCEPTION 'a transaction has inserted messages into % lanes of the outbox, and holds a lock of each', n USING ERRCODE = 'program_limit_exceeded',
+          HINT = 'Roll back: nothing of it is enqueued. Insert into fewer lanes in a transaction, or have the server started with a larger max_locks_per_transaction.';
+      END IF;
+    END IF;
   END IF;
   new.position = nextval('{q}.outbox_position');
   RETURN new;
@@ -216,7 +234,8 @@ SELECT id, topic AS aggregatetype, coalesce(key, id) AS aggregateid, type, paylo
 
 -- Every message and where it is.
 CREATE VIEW {s}.outbox_message AS
-SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, o.origin, q.state, q.due, q.leased,
+SELECT o.position, o.id, o.topic, o.key, o.type, o.headers, o.created_at, o.not_before, o.origin, q.state,
+  CASE WHEN q.leased THEN q.until ELSE q.due END AS due, q.leased,
   q.attempts, q.lapses, q.unsure, q.redriven, q.key IS NOT NULL AS in_lane, q.settled_at, q.cause, o.payload
 FROM {s}.outbox_queue AS q JOIN {s}.outbox AS o ON o.position = q.position
 UNION ALL
