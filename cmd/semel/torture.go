@@ -113,7 +113,7 @@ carried through.`,
 	f.Uint64Var(&s.seed, "seed", 0, "what is chosen at random (default: another one each time)")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "policy of the gateways")
 	f.DurationVar(&s.lease, "lease", time.Second, "lease of the gateways; other times follow from it")
-	f.IntVar(&s.clients, "clients", 0, "how many clients work at the same time (default: 24, and 12 of shops)")
+	f.IntVar(&s.clients, "clients", 24, "how many clients work at the same time")
 	f.IntVar(&s.keys, "keys", 200_000, "most keys that are made")
 	f.IntVar(&s.largeEvery, "large-every", 3, "one in so many keys has an answer that is large, over the limit or a stream; negative for none")
 	choiceFlag(cmd, &s.defect, "defect", "give the gateways a defect, to see that it is found")
@@ -138,8 +138,8 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 		return usagef("--defect %s is not for --subject %s, but one of %v may be", s.defect.value, s.subject.value, defectsOf(s.subject.value))
 	case (s.payments != "" || shop) && s.onCrash.value != "hold":
 		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction, and one of a shop is gone on with")
-	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 0 || s.keys < 1 || s.largeEvery == 0:
-		return usagef("--duration and --keys must be positive, --clients not negative, --large-every not 0, and --lease at least 100ms")
+	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1 || s.largeEvery == 0:
+		return usagef("--duration, --clients and --keys must be positive, --large-every not 0, and --lease at least 100ms")
 	}
 	binary, err := os.Executable()
 	if err != nil {

@@ -187,14 +187,15 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 	s := &shop{config: c, planner: newPlanner(c.Manner), pool: pool, outbox: leased.Outbox(), seen: map[string]bool{}}
 	// Whoever meets an execution that died goes on with it; so does the completer.
 	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease, OnCrash: semel.Retry}
-	outer, err := semel.New(semel.Config{Store: leased, Policy: policy})
+	observer := &semel.Observer{LeaseLost: func(context.Context, semel.LeaseLost) { say(lostLease) }}
+	outer, err := semel.New(semel.Config{Store: leased, Policy: policy, Observer: observer})
 	if err != nil {
 		return err
 	}
 	if s.orders, err = outer.With(policy); err != nil {
 		return err
 	}
-	atomic, err := semel.New(semel.Config{Store: inTx, Policy: policy})
+	atomic, err := semel.New(semel.Config{Store: inTx, Policy: policy, Observer: observer})
 	if err != nil {
 		return err
 	}
@@ -317,7 +318,9 @@ func (s *shop) background(store *postgres.Store) (all []func(context.Context), e
 		return nil, err
 	}
 	var endpoints send.Memory
-	endpoints.Put(send.Endpoint{ID: endpointEvents, URL: c.Peer + "/events", Secrets: []string{shopSecret}})
+	for lane := range shopLanes {
+		endpoints.Put(send.Endpoint{ID: laneName(lane), URL: c.Peer + "/events", Secrets: []string{shopSecret}})
+	}
 	events, err := send.New(send.Config{Endpoints: &endpoints, AllowHTTP: true, AllowPrivate: true, DisableAfter: -1, Now: s.now})
 	if err != nil {
 		return nil, err
@@ -326,7 +329,10 @@ func (s *shop) background(store *postgres.Store) (all []func(context.Context), e
 		return outbox.Route{Topic: topic, Sink: sink, MaxAttempts: 100_000, Backoff: quick, MaxBackoff: c.Lease, Timeout: 3 * c.Lease, MaxInFlight: 16}
 	}
 	// What was settled stays, to be looked at.
-	settings := outbox.Config{Lease: c.Lease, StoreTimeout: 2 * c.Lease, Drain: 2 * c.Lease, Retention: outbox.Retention{Delivered: 24 * time.Hour, MaxDelivered: -1}}
+	settings := outbox.Config{
+		Lease: c.Lease, StoreTimeout: 2 * c.Lease, Drain: 2 * c.Lease, Retention: outbox.Retention{Delivered: 24 * time.Hour, MaxDelivered: -1},
+		Observer: &outbox.Observer{LeaseLost: func(context.Context, outbox.Attempted) { say(lostMessage) }},
+	}
 	relaying := settings
 	relaying.Store, relaying.Routes = s.outbox, []outbox.Route{route(topicNotices, notices), route(topicEvents, events)}
 	if s.has(DefectSettleFirst) {
@@ -360,8 +366,10 @@ const (
 	topicNotices   = "notices"
 	topicEvents    = "events"
 	queueOrders    = "orders"
-	endpointEvents = "self"
 )
+
+// laneName is the name of a customer, and of the endpoint which that has.
+func laneName(n int) string { return fmt.Sprintf("lane-%d", n) }
 
 // place has an order placed, under its natural key, whoever asks for it.
 func (s *shop) place(ctx context.Context, entry string, in wanted) (receipt, error) {
@@ -473,7 +481,7 @@ func (s *shop) confirm(ctx context.Context, in wanted, r receipt) error {
 	if s.has(DefectNoLane) {
 		notice.Key = ""
 	}
-	messages, err := send.Event{Type: "order.placed", Payload: fmt.Appendf(nil, `{"order":%q}`, in.Order)}.Messages(topicEvents, send.Endpoint{ID: endpointEvents})
+	messages, err := send.Event{Type: "order.placed", Payload: fmt.Appendf(nil, `{"order":%q}`, in.Order)}.Messages(topicEvents, send.Endpoint{ID: in.Lane})
 	if err != nil {
 		return err
 	}
@@ -616,8 +624,14 @@ type news struct {
 	Lane  string `json:"lane"`
 }
 
-// droppedRepetition is what a receiver says of one.
-const droppedRepetition = "dropped a repetition"
+// What shops say on standard error, to be counted.
+const (
+	droppedRepetition = "dropped a repetition"
+	lostLease         = "lost the lease of an execution"
+	lostMessage       = "lost the claim on a message"
+)
+
+func say(what string) { _, _ = fmt.Fprintln(os.Stderr, what) }
 
 // notice receives a message of the outbox, behind an inbox.
 func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
@@ -651,7 +665,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if outcome == inbox.Duplicate {
-		_, _ = fmt.Fprintln(os.Stderr, droppedRepetition)
+		say(droppedRepetition)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }

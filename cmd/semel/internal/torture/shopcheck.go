@@ -272,7 +272,7 @@ func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 				}
 			}
 			told("notice", w.Notice, slices.ContainsFunc(o.notices, func(n noticeFact) bool { return n.Message == w.Notice }))
-			told("event", w.Event, slices.Contains(o.events, strings.TrimSuffix(w.Event, ":"+endpointEvents)))
+			told("event", w.Event, slices.Contains(o.events, strings.TrimSuffix(w.Event, ":"+w.Lane)))
 		}
 	}
 	if e.over && len(o.written) == 0 && effects > 0 {
@@ -359,6 +359,10 @@ type ShopFigures struct {
 	Repeats int `json:"repeats"`
 	Dropped int `json:"dropped"`
 	Rerun   int `json:"rerun"`
+	// LostLeases and LostClaims are executions, and messages and jobs, that others
+	// took over from a shop that woke later.
+	LostLeases int `json:"lost_leases"`
+	LostClaims int `json:"lost_claims"`
 }
 
 func (e *evidence) shopFigures() *ShopFigures {
@@ -373,6 +377,10 @@ func (e *evidence) shopFigures() *ShopFigures {
 			f.Rerun++
 		case ev.kind == kindLog && ev.text == droppedRepetition:
 			f.Dropped++
+		case ev.kind == kindLog && ev.text == lostLease:
+			f.LostLeases++
+		case ev.kind == kindLog && ev.text == lostMessage:
+			f.LostClaims++
 		}
 	}
 	for order, o := range e.shop.orders {
@@ -427,6 +435,10 @@ func enoughOfShop(seconds int, f Figures) (lacks []string) {
 	need("jobs that were done", s.JobEffects, seconds/2)
 	need("jobs that were run again", s.Rerun, seconds/30)
 	need("retries", f.Retries, seconds)
+	if canPause {
+		need("leases that were lost", s.LostLeases, seconds/30)
+		need("claims on messages that were lost", s.LostClaims, seconds/30)
+	}
 	return lacks
 }
 
@@ -443,4 +455,5 @@ func (f *ShopFigures) write(say func(format string, args ...any)) {
 	say("refused     %d orders declined, %d jobs revoked, %d webhooks refused", f.Declined, f.Revoked, f.Refused)
 	say("shop        %d reservations, %d charges (%d repeated calls), %d notices (%d repetitions dropped), %d events", f.Reservations, f.Charges, f.Repeats, f.Notices, f.Dropped, f.Events)
 	say("jobs        %d: %d effects, %d run again", f.Jobs, f.JobEffects, f.Rerun)
+	say("taken over  %d executions, %d messages and jobs", f.LostLeases, f.LostClaims)
 }

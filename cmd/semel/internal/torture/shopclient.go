@@ -63,7 +63,7 @@ func wantedOf(order string) wanted {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(order))
 	n := int(h.Sum32() % (shopItems * shopLanes))
-	return wanted{Order: order, Item: n % shopItems, Lane: fmt.Sprintf("lane-%d", n%shopLanes), Actor: "actor of " + order, Later: orderKindOf(order) == orderRevoked}
+	return wanted{Order: order, Item: n % shopItems, Lane: laneName(n % shopLanes), Actor: "actor of " + order, Later: orderKindOf(order) == orderRevoked}
 }
 
 // entry is a way to have an order placed.
@@ -395,32 +395,40 @@ func (r *run) operate(ctx context.Context) {
 // stuck.
 func (r *run) drained(ctx context.Context) (stuck []string, err error) {
 	patience := 12*r.config.Lease + 5*time.Second
-	best, end := -1, time.Now().Add(patience)
+	best, end, last := -1, time.Now().Add(patience), time.Now().Add(6*time.Minute)
 	for {
-		var left []string
-		if left, err = r.waiting(ctx); err != nil || len(left) == 0 || ctx.Err() != nil {
+		left, due, err := r.waiting(ctx)
+		if err != nil || len(left) == 0 || ctx.Err() != nil {
 			return nil, err
 		}
 		if best < 0 || len(left) < best {
 			best, end = len(left), time.Now().Add(patience)
 		}
-		if time.Now().After(end) {
+		// Webhooks to an endpoint that was slow are put off, for minutes at most.
+		if due = due.Add(patience); end.Before(due) {
+			end = due
+		}
+		if now := time.Now(); now.After(end) || now.After(last) {
 			return left, nil
 		}
 		pause(ctx, 100*time.Millisecond)
 	}
 }
 
-// waiting returns what waits to be done, or is being done.
-func (r *run) waiting(ctx context.Context) (left []string, err error) {
+// waiting returns what waits to be done, or is being done, and when the last of it is
+// due.
+func (r *run) waiting(ctx context.Context) (left []string, due time.Time, err error) {
 	s := r.shop.store
 	for after := uint64(0); ; {
 		page, err := s.Outbox().List(ctx, outbox.Filter{State: outbox.StatePending, After: after, Limit: 1000})
 		if err != nil {
-			return nil, err
+			return nil, due, err
 		}
 		for _, m := range page {
 			after = m.Position
+			if m.DueAt.After(due) {
+				due = m.DueAt
+			}
 			left = append(left, fmt.Sprintf("message %s of %s waits: %s", m.ID, m.Topic, m.Cause))
 		}
 		if len(page) < 1000 {
@@ -430,7 +438,7 @@ func (r *run) waiting(ctx context.Context) (left []string, err error) {
 	for _, phase := range []steps.Phase{steps.Open, steps.Held} {
 		page, err := s.Steps().List(ctx, steps.Filter{Phase: phase, Limit: 1000})
 		if err != nil {
-			return nil, err
+			return nil, due, err
 		}
 		for _, o := range page {
 			left = append(left, fmt.Sprintf("operation %s is %s: %s", o.Identity.Key, phase, o.Cause))
@@ -442,7 +450,7 @@ func (r *run) waiting(ctx context.Context) (left []string, err error) {
 			left = append(left, "the record of "+rec.Identity.Key+" is in progress")
 		}
 	}
-	return left, err
+	return left, due, err
 }
 
 // settleShop waits until what was begun has come to its end, though nobody asks for it

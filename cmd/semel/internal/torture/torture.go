@@ -60,9 +60,8 @@ type Config struct {
 	Defect string
 	// Lease is the gateways' lease. Default 1 s.
 	Lease time.Duration
-	// Gateways and Clients are how many there are. Default 2 and 24, and of shops
-	// and their clients 3 and 12. Of the example and the service beside it there are
-	// as many each.
+	// Gateways and Clients are how many there are. Default 2 and 24; 3 shops. Of the
+	// example and the service beside it there are as many each.
 	Gateways, Clients int
 	// Keys is the largest number of keys. Default 200,000.
 	Keys int
@@ -99,7 +98,7 @@ func DefaultNemesis() Nemesis {
 func DefaultShopNemesis() Nemesis {
 	return Nemesis{
 		Every:       500 * time.Millisecond,
-		KillGateway: 3, PauseGateway: 2, KillLedger: 1, PauseLedger: 1,
+		KillGateway: 3, PauseGateway: 2, KillLedger: 3, PauseLedger: 1,
 		CutDatabase: 2, HoldDatabase: 1, HoldBack: 1, RestartDatabase: 1,
 		CutFront: 0.08, CutBack: 0.08,
 	}
@@ -107,8 +106,7 @@ func DefaultShopNemesis() Nemesis {
 
 func (c Config) withDefaults() Config {
 	if c.Shop {
-		c.Gateways, c.Clients = cmp.Or(c.Gateways, 3), cmp.Or(c.Clients, 12)
-		c.SlowEvery = cmp.Or(c.SlowEvery, 8)
+		c.Gateways, c.SlowEvery = cmp.Or(c.Gateways, 3), cmp.Or(c.SlowEvery, 8)
 		c.OnCrash = "retry"
 		if c.Nemesis == nil {
 			n := DefaultShopNemesis()
@@ -197,6 +195,7 @@ type run struct {
 	shop     *shopRun // nil for others
 	asks     atomic.Uint64
 	failed   atomic.Bool // a violation ended the run early
+	found    []Violation // of shops, which then it was
 
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -648,7 +647,10 @@ func (r *run) lookOut(ctx context.Context, stop func()) {
 		if err != nil {
 			return // the report will say it
 		}
-		if len(e.check()) > 0 {
+		if found := e.check(); len(found) > 0 {
+			if r.shop != nil { // what is missing may come late
+				r.found = found
+			}
 			r.phase("a violation: ending early")
 			r.failed.Store(true)
 			stop()
