@@ -70,8 +70,8 @@ order is asked for by requests under two keys, by a webhook and by a job, togeth
 one after the other, and is one operation under its own number: a step reserves, a
 step charges, and a step writes it down and enqueues a notice, whose receiver is behind
 an inbox, and an event, which is a webhook to the next copy. Each copy has a
-completer, a relay and a worker for jobs. Their clocks are six minutes apart, and those of
-the webhooks' sender further; some orders are declined, the authority of some jobs is
+completer, a relay and a worker for jobs. Their clocks are four minutes apart, and
+those of the webhooks' sender further; some orders are declined, the authority of some jobs is
 revoked before they run, some webhooks are forged, and jobs that are done are run
 again. Beside the faults above all that passes between a copy and its database, or the
 service that charges, is held up at times. Nobody asks any more when the faults have

@@ -215,7 +215,7 @@ func logFigures(t *testing.T, r *torture.Report) {
 // TestTortureShop tortures shops: a service that uses all there is for services.
 func TestTortureShop(t *testing.T) {
 	t.Parallel()
-	tormentPostgres(t, torture.Config{Shop: true})
+	tormentPostgres(t, torture.Config{Shop: true, Skewed: testenv.BuildSkewed(t, "build", "."), SkewVariable: testenv.EnvSkew})
 }
 
 // TestTortureFindsInShop gives the shops a defect, one after the other.
@@ -245,7 +245,7 @@ func TestTortureFindsInShop(t *testing.T) {
 		t.Run(tt.defect, func(t *testing.T) {
 			t.Parallel()
 			report := torment(t, torture.Config{
-				Shop: true, Defect: tt.defect, Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 3 * time.Minute, FailFast: true,
+				Shop: true, Gateways: 2, Defect: tt.defect, Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 3 * time.Minute, FailFast: true,
 			})
 			if !slices.ContainsFunc(report.Violations, func(v torture.Violation) bool {
 				return slices.Contains(strings.Split(tt.check, "|"), v.Check) && regexp.MustCompile(tt.says).MatchString(v.Detail)

@@ -226,6 +226,10 @@ func enough(c Config, f Figures) (lacks []string) {
 		n.KillLedger, n.CutBack = 0, 0 // there is none
 	}
 	struck := int(c.Duration / n.Every)
+	share := 1
+	if c.Shop {
+		share = 3 // there is more to strike
+	}
 	if n.KillGateway > 0 {
 		need("kills of gateways", f.GatewayKills, struck/10)
 	}
@@ -233,11 +237,7 @@ func enough(c Config, f Figures) (lacks []string) {
 		need("pauses of gateways", f.GatewayPauses, struck/20)
 	}
 	if n.KillLedger > 0 {
-		often := 20
-		if c.Shop {
-			often = 50 // there is more to strike
-		}
-		need("kills of the ledger", f.LedgerKills, struck/often)
+		need("kills of the ledger", f.LedgerKills, struck/20/share)
 	}
 	for _, s := range []struct {
 		side side
@@ -255,7 +255,7 @@ func enough(c Config, f Figures) (lacks []string) {
 		need("cuts, "+name, f.Cuts[name], struck/20)
 	}
 	if c.RestartDatabase != nil && n.RestartDatabase > 0 {
-		need("kills of the database", f.DatabaseKills, struck/40)
+		need("kills of the database", f.DatabaseKills, struck/40/share)
 	}
 	for _, s := range []struct {
 		side  side

@@ -115,13 +115,18 @@ func (r *run) setUpShop(ctx context.Context, manner []string) (err error) {
 			return err
 		}
 		backs = append(backs, g.back)
-		// The clocks are up to six minutes apart.
-		r.shop.clocks[g] = time.Duration(i%3-1) * 3 * time.Minute
+		// The clocks are up to four minutes apart.
+		clock := time.Duration(i%3-1) * 2 * time.Minute
+		r.shop.clocks[g] = clock
+		binary, env := c.Binary, []string(nil)
+		if c.Skewed != "" {
+			binary, env, clock = c.Skewed, []string{c.SkewVariable + "=" + clock.String()}, 0
+		}
 		g.process = &process{
-			name: "shop " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: g.front.lead,
+			name: "shop " + name, binary: binary, env: env, says: Listening + " on ", history: r.history, follow: g.front.lead,
 			args: append([]string{
 				"torture", "shop", "--database", store, "--remote", "http://" + g.back.addr(), "--lease", c.Lease.String(),
-				"--clock", r.shop.clocks[g].String(), "--slow-every", fmt.Sprint(c.SlowEvery), "--defect", c.Defect,
+				"--clock", clock.String(), "--slow-every", fmt.Sprint(c.SlowEvery), "--defect", c.Defect,
 			}, manner...),
 		}
 	}

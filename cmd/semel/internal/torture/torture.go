@@ -55,6 +55,10 @@ type Config struct {
 	// packages, and behind them one that charges. It needs Postgres, and a
 	// database that is empty.
 	Shop bool
+	// Skewed is a build of Binary for shops, whose whole clock is off by what the
+	// environment variable says that SkewVariable names. Default: shops are of
+	// Binary, and wrong is only what they hand to packages that ask for a clock.
+	Skewed, SkewVariable string
 	// Defect names a defect that the gateways are given; see Defects, and
 	// ShopDefects for shops. Default none: the gateways are those of semel gateway.
 	Defect string
