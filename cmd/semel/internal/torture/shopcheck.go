@@ -224,8 +224,14 @@ func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 		what  string
 		count int
 	}{
-		{"reservations", taken}, {"returns of the reserved", given}, {"charges", len(o.charges)}, {"entries in the book of orders", len(o.written)},
-		{"notices", len(o.notices)}, {"events", len(o.events)}, {"jobs", len(o.jobs)}, {"effects of one job", most},
+		{"reservations", taken},
+		{"returns of the reserved", given},
+		{"charges", len(o.charges)},
+		{"entries in the book of orders", len(o.written)},
+		{"notices", len(o.notices)},
+		{"events", len(o.events)},
+		{"jobs", len(o.jobs)},
+		{"effects of one job", most},
 	} {
 		if n.count > 1 {
 			found(checkSecondEffect, forever, "it has %d %s", n.count, n.what)

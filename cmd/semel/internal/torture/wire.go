@@ -112,7 +112,7 @@ type gate struct{ mu sync.RWMutex }
 
 func (g *gate) pass() {
 	g.mu.RLock()
-	g.mu.RUnlock() //nolint:staticcheck // it was open
+	defer g.mu.RUnlock()
 }
 
 func (g *gate) hold(ctx context.Context, d time.Duration) {
