@@ -67,7 +67,7 @@ var ShopDefects = []string{
 
 // ShopConfig makes a shop.
 type ShopConfig struct {
-	// Database is the URL of a PostgreSQL database, with the tables of MakeShop.
+	// Database is the URL of a PostgreSQL database, with the tables of shops in it.
 	Database string
 	// Remote is the URL of the service that charges; Peer that of the shop, this one
 	// or another, to which the outbox delivers.
@@ -86,15 +86,14 @@ type ShopConfig struct {
 
 // No table has a constraint that would keep anything from happening twice.
 const shopTables = `
-CREATE TABLE IF NOT EXISTS shop_stock (item INT PRIMARY KEY, remaining INT NOT NULL);
-CREATE TABLE IF NOT EXISTS shop_reservations (id TEXT, order_no TEXT, item INT, delta INT);
-CREATE TABLE IF NOT EXISTS shop_orders (order_no TEXT, receipt TEXT, lane TEXT, notice TEXT, event TEXT, by_entry TEXT);
-CREATE TABLE IF NOT EXISTS shop_notices (seq BIGSERIAL, message TEXT, order_no TEXT, lane TEXT);
-CREATE TABLE IF NOT EXISTS shop_events (event TEXT, order_no TEXT);
-CREATE TABLE IF NOT EXISTS shop_jobs (job TEXT, order_no TEXT, not_before TIMESTAMPTZ);
-CREATE TABLE IF NOT EXISTS shop_done (job TEXT, order_no TEXT, receipt TEXT);
-CREATE TABLE IF NOT EXISTS shop_actors (actor TEXT PRIMARY KEY, sure_at TIMESTAMPTZ);
-CREATE INDEX IF NOT EXISTS shop_actors_at ON shop_actors (actor)`
+CREATE TABLE shop_stock (item INT PRIMARY KEY, remaining INT NOT NULL);
+CREATE TABLE shop_reservations (id TEXT, order_no TEXT, item INT, delta INT);
+CREATE TABLE shop_orders (order_no TEXT, receipt TEXT, lane TEXT, notice TEXT, event TEXT, by_entry TEXT);
+CREATE TABLE shop_notices (seq BIGSERIAL, message TEXT, order_no TEXT, lane TEXT);
+CREATE TABLE shop_events (event TEXT, order_no TEXT);
+CREATE TABLE shop_jobs (job TEXT, order_no TEXT, not_before TIMESTAMPTZ);
+CREATE TABLE shop_done (job TEXT, order_no TEXT, receipt TEXT);
+CREATE TABLE shop_actors (actor TEXT PRIMARY KEY, sure_at TIMESTAMPTZ)`
 
 const (
 	shopItems = 16
@@ -111,7 +110,10 @@ func makeShop(ctx context.Context, pool *pgxpool.Pool) (*postgres.Store, error) 
 	if _, err = pool.Exec(ctx, shopTables); err == nil {
 		_, err = pool.Exec(ctx, "INSERT INTO shop_stock SELECT n, $1 FROM generate_series(0, $2 - 1) n", shopStock, shopItems)
 	}
-	return store, err
+	if err != nil {
+		return store, fmt.Errorf("the tables of shops cannot be made; use an empty database: %w", err)
+	}
+	return store, nil
 }
 
 // Secrets of those who send webhooks, and of somebody who would like to.
