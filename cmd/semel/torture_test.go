@@ -179,9 +179,9 @@ func tormentPostgres(t *testing.T, c torture.Config) {
 		// It does not start before the last of its sessions is gone.
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
-		for {
+		for end := time.Now().Add(time.Minute); ; {
 			err := server.Start()
-			if err == nil || ctx.Err() != nil {
+			if err == nil || ctx.Err() != nil || time.Now().After(end) {
 				return err
 			}
 			<-tick.C

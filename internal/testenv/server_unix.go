@@ -453,9 +453,22 @@ func (s *PostgresServer) end(group bool, sig syscall.Signal) error {
 	pid := s.process.cmd.Process.Pid
 	if group {
 		// Sessions lead groups of their own; they notice the death of their
-		// parent, but only once they have nothing else to do.
-		for _, child := range children(pid) {
-			_ = syscall.Kill(child, sig)
+		// parent, but only once they have nothing else to do: one that waits for
+		// a lock inside of the server, of a session that was killed, never does,
+		// and no server starts beside it. So the parent is to make no other
+		// while they are killed.
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			return err
+		}
+		killed := map[int]bool{}
+		for more := true; more; {
+			more = false
+			for _, child := range children(pid) {
+				if !killed[child] {
+					killed[child], more = true, true
+					_ = syscall.Kill(child, sig)
+				}
+			}
 		}
 	}
 	if err := syscall.Kill(pid, sig); err != nil {
