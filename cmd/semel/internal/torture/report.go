@@ -226,9 +226,8 @@ func enough(c Config, f Figures) (lacks []string) {
 		n.KillLedger, n.CutBack = 0, 0 // there is none
 	}
 	struck := int(c.Duration / n.Every)
-	share := 1
 	if c.Shop {
-		share = 3 // there is more to strike
+		struck /= 2 // there is more to strike, so each is struck less often
 	}
 	if n.KillGateway > 0 {
 		need("kills of gateways", f.GatewayKills, struck/10)
@@ -237,7 +236,7 @@ func enough(c Config, f Figures) (lacks []string) {
 		need("pauses of gateways", f.GatewayPauses, struck/20)
 	}
 	if n.KillLedger > 0 {
-		need("kills of the ledger", f.LedgerKills, struck/20/share)
+		need("kills of the ledger", f.LedgerKills, struck/20)
 	}
 	for _, s := range []struct {
 		side side
@@ -255,7 +254,7 @@ func enough(c Config, f Figures) (lacks []string) {
 		need("cuts, "+name, f.Cuts[name], struck/20)
 	}
 	if c.RestartDatabase != nil && n.RestartDatabase > 0 {
-		need("kills of the database", f.DatabaseKills, struck/40/share)
+		need("kills of the database", f.DatabaseKills, struck/40)
 	}
 	for _, s := range []struct {
 		side  side
