@@ -462,8 +462,9 @@ func (s *PostgresServer) end(group bool, sig syscall.Signal) error {
 		}
 		killed := map[int]bool{}
 		for more := true; more; {
-			more = false
-			for _, child := range children(pid) {
+			stopped, all := children(pid)
+			more = !stopped // it may be making one yet
+			for _, child := range all {
 				if !killed[child] {
 					killed[child], more = true, true
 					_ = syscall.Kill(child, sig)
@@ -482,20 +483,26 @@ func (s *PostgresServer) end(group bool, sig syscall.Signal) error {
 	}
 }
 
-func children(pid int) (pids []int) {
-	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
+// children returns the children of a process, and whether it stands still, or is gone.
+func children(pid int) (stopped bool, pids []int) {
+	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=").Output()
 	if err != nil {
-		return nil
+		return true, nil
 	}
+	stopped = true
+	parent := strconv.Itoa(pid)
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
-		if len(f) == 2 && f[1] == strconv.Itoa(pid) {
+		if len(f) == 3 && f[0] == parent {
+			stopped = strings.ContainsAny(f[2][:1], "TZ")
+		}
+		if len(f) == 3 && f[1] == parent {
 			if child, err := strconv.Atoi(f[0]); err == nil {
 				pids = append(pids, child)
 			}
 		}
 	}
-	return pids
+	return stopped, pids
 }
 
 func (s *PostgresServer) remove() {
