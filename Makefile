@@ -31,7 +31,7 @@ help: ## list the targets
 	@echo
 	@echo '  Variables: PKG=./store/... ARGS="-run TestName" TIMEOUT=30m RACE=auto|on|off'
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
-	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments DURATION=1m'
+	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments|shop DURATION=1m'
 	@echo '             ROUNDS=5 RECORDS=10000,1000000 STORE=sqlite|postgres'
 
 run: build ## start the example service and the gateway before it; Ctrl-C stops both
@@ -45,12 +45,12 @@ test: tools ## run the tests of every module, with the race detector where it wo
 	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -- $(ARGS)
 
 # The tests have a PostgreSQL server of their own, and the example.
-torture: build ## kill, pause and cut off gateways for DURATION, and check what is left
+torture: build ## kill, pause and cut off gateways, or another SUBJECT, for DURATION, and check what is left
 ifeq ($(SUBJECT),gateway-sqlite)
 	bin/semel torture --duration $(DURATION) $(ARGS)
 else
 	SEMEL_TORTURE_DURATION=$(DURATION) go test -count=1 -timeout 0 -v \
-		-run '^TestTorture$(patsubst payments,Payments,$(patsubst gateway-postgres,Postgres,$(SUBJECT)))$$' $(ARGS) ./cmd/semel
+		-run '^TestTorture$(patsubst shop,Shop,$(patsubst payments,Payments,$(patsubst gateway-postgres,Postgres,$(SUBJECT))))$$' $(ARGS) ./cmd/semel
 endif
 
 lint: tools ## check format, vet, staticcheck, go.mod drift and all platforms

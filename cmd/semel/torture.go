@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,9 +32,9 @@ type tortureSettings struct {
 
 func (p *program) tortureCommand() *cobra.Command {
 	s := tortureSettings{
-		subject: choice{value: "gateway-sqlite", of: []string{"gateway-sqlite", "gateway-postgres", "payments"}},
+		subject: choice{value: "gateway-sqlite", of: []string{"gateway-sqlite", "gateway-postgres", "payments", "shop"}},
 		onCrash: choice{value: "hold", of: []string{"hold", "retry"}},
-		defect:  choice{of: torture.Defects},
+		defect:  choice{of: slices.Concat(torture.Defects, torture.ShopDefects)},
 	}
 	cmd := &cobra.Command{
 		Use:   "torture",
@@ -46,8 +47,9 @@ killed and paused for longer than a lease, and connections are cut on both sides
 of the gateways, and to their database. (Of the subject payments the gateways are
 the example itself, and the ledger is its table; beside it runs a service for the
 answers that are not small.) One key in --large-every has such an answer: large,
-over the limit of what is recorded, or a stream of events. In the end everything runs again, nothing is resolved, each key
-is asked for once more, and the history, the ledger and the store must agree:
+over the limit of what is recorded, or a stream of events. In the end everything
+runs again, nothing is resolved, each key is asked for once more, and the history,
+the ledger and the store must agree:
 
   second-effect             a key has more than one effect
   second-effect-of-claim    one claim caused more than one effect (--on-crash retry)
@@ -62,6 +64,25 @@ is asked for once more, and the history, the ledger and the store must agree:
   failed-start              a gateway ended before it listened
   unexpected-answer         an answer that no client should see
 
+The subject shop is three copies of a service that uses all that semel has for
+services, on one database, and behind them one that charges, once for each key. An
+order is asked for by requests under two keys, by a webhook and by a job, together or
+one after the other, and is one operation under its own number: a step reserves, a
+step charges, and a step writes it down and enqueues a notice, whose receiver is behind
+an inbox, and an event, which is a webhook to the next copy. Each copy has a
+completer, a relay and a worker for jobs. Their clocks are four minutes apart, and
+those of the webhooks' sender further; some orders are declined, the authority of some jobs is
+revoked before they run, some webhooks are forged, and jobs that are done are run
+again. Beside the faults above all that passes between a copy and its database, or the
+service that charges, is held up at times. Nobody asks any more when the faults have
+ended: within a dozen leases all must have come to its end, or be getting on. Then every
+order is asked for by every entry, and checked: one reservation, charge, notice and
+event each, none for what was refused, the same answer by all entries, the stock what
+the reservations say, and
+
+  effect-of-rolled-back     a message tells of what was not committed
+  out-of-order              messages of one lane took effect in another order
+
 A violation is printed with the timeline of its key. The directory of the run has
 the whole timeline, the ledger and the store; it is removed after a run without a
 violation, unless --dir named it.
@@ -75,6 +96,8 @@ carried through.`,
 		Example: `  semel torture --duration 1m
   semel torture --duration 10m --seed 42 --json
   semel torture --subject gateway-postgres --postgres postgres://me@127.0.0.1/empty
+  semel torture --subject shop --postgres postgres://me@127.0.0.1/empty --duration 10m
+  semel torture --subject shop --postgres postgres://me@127.0.0.1/empty --defect inbox-first
   semel torture --on-crash retry --defect no-fence`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.torture(cmd.Context(), s) },
@@ -82,7 +105,7 @@ carried through.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	choiceFlag(cmd, &s.subject, "subject", "what is tortured")
-	f.StringVar(&s.postgres, "postgres", "", "URL of an empty database, for the subjects gateway-postgres and payments")
+	f.StringVar(&s.postgres, "postgres", "", "URL of an empty database, for all subjects but gateway-sqlite")
 	f.StringVar(&s.payments, "payments", "", "program of the payments example, for the subject payments")
 	f.StringVar(&s.restart, "restart-database", "", "shell command that crashes the database and starts it again; it ends when the database answers")
 	f.DurationVar(&s.duration, "duration", time.Minute, "how long faults strike; until all is settled takes some seconds more")
@@ -98,22 +121,23 @@ carried through.`,
 	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
 	jsonFlag(cmd, &s.json)
 	fromEnv(cmd, "postgres")
-	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureServiceCommand(), p.tortureGatewayCommand())
+	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureServiceCommand(), p.tortureGatewayCommand(), p.tortureShopCommand(), p.tortureRemoteCommand())
 	return cmd
 }
 
 func (p *program) torture(ctx context.Context, s tortureSettings) error {
-	switch onSQLite := s.subject.value == "gateway-sqlite"; {
+	onSQLite, shop := s.subject.value == "gateway-sqlite", s.subject.value == "shop"
+	switch {
 	case !onSQLite && s.postgres == "":
 		return usagef("--subject %s needs --postgres, as in postgres://user@127.0.0.1:5432/empty", s.subject.value)
 	case onSQLite && (s.postgres != "" || s.restart != ""):
-		return usagef("--postgres and --restart-database are for the subjects gateway-postgres and payments")
+		return usagef("--postgres and --restart-database are not for the subject gateway-sqlite")
 	case (s.subject.value == "payments") != (s.payments != ""):
 		return usagef("--subject payments needs --payments, the program of that example, and nothing else does")
-	case s.defect.value != "" && !onSQLite:
-		return usagef("--defect is for --subject gateway-sqlite")
-	case s.payments != "" && s.onCrash.value != "hold":
-		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction")
+	case s.defect.value != "" && !slices.Contains(defectsOf(s.subject.value), s.defect.value):
+		return usagef("--defect %s is not for --subject %s, but one of %v may be", s.defect.value, s.subject.value, defectsOf(s.subject.value))
+	case (s.payments != "" || shop) && s.onCrash.value != "hold":
+		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction, and one of a shop is gone on with")
 	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1 || s.largeEvery == 0:
 		return usagef("--duration, --clients and --keys must be positive, --large-every not 0, and --lease at least 100ms")
 	}
@@ -134,7 +158,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	}
 	c := torture.Config{
 		Binary: binary, Dir: dir, Duration: s.duration, Longest: s.longest, Seed: s.seed, OnCrash: s.onCrash.value,
-		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys, LargeEvery: s.largeEvery,
+		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys, LargeEvery: s.largeEvery, Shop: shop,
 	}
 	if c.Postgres, c.Payments = s.postgres, s.payments; s.restart != "" {
 		c.RestartDatabase = func(ctx context.Context) error {
@@ -197,6 +221,54 @@ func (p *program) tortureLedgerCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&c.File, "file", "ledger.jsonl", "where effects are kept")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
+	mannerFlags(cmd, &c.Manner)
+	return cmd
+}
+
+// defectsOf are the defects that can be planted in a subject.
+func defectsOf(subject string) []string {
+	switch subject {
+	case "gateway-sqlite":
+		return torture.Defects
+	case "shop":
+		return torture.ShopDefects
+	}
+	return nil
+}
+
+func (p *program) tortureRemoteCommand() *cobra.Command {
+	c := torture.RemoteConfig{Listening: p.listening}
+	cmd := &cobra.Command{
+		Use:    "remote",
+		Short:  "The service behind shops",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeRemote(cmd.Context(), c) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.File, "file", "charges.jsonl", "where charges are kept")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
+	mannerFlags(cmd, &c.Manner)
+	return cmd
+}
+
+func (p *program) tortureShopCommand() *cobra.Command {
+	c := torture.ShopConfig{Listening: p.listening}
+	cmd := &cobra.Command{
+		Use:    "shop",
+		Short:  "A service that uses all there is for services",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeShop(cmd.Context(), c) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.Database, "database", "", "URL of a PostgreSQL database")
+	f.StringVar(&c.Remote, "remote", "", "URL of the service that charges")
+	f.StringVar(&c.Peer, "peer", "", "URL of the shop that the outbox delivers to")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
+	f.DurationVar(&c.Lease, "lease", time.Second, "how long a claim holds without renewal")
+	f.DurationVar(&c.Clock, "clock", 0, "how far its clock is off")
+	f.StringVar(&c.Defect, "defect", "", "the defect")
 	mannerFlags(cmd, &c.Manner)
 	return cmd
 }

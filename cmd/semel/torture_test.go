@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -149,7 +150,7 @@ func TestTorture(t *testing.T) {
 // TestTorturePostgres tortures gateways that share a database, and the database.
 func TestTorturePostgres(t *testing.T) {
 	t.Parallel()
-	tormentPostgres(t, "")
+	tormentPostgres(t, torture.Config{})
 }
 
 // TestTorturePayments tortures the payments example: record and rows in one
@@ -165,31 +166,28 @@ func TestTorturePayments(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("the example does not build: %v\n%s", err, out)
 	}
-	tormentPostgres(t, payments)
+	tormentPostgres(t, torture.Config{Payments: payments})
 }
 
-func tormentPostgres(t *testing.T, payments string) {
+func tormentPostgres(t *testing.T, c torture.Config) {
 	t.Helper()
 	server := testenv.StartPostgres(t, testenv.PostgresOptions{})
-	c := torture.Config{
-		Payments: payments,
-		Postgres: server.NewDatabase(t), Duration: 18 * time.Second, Longest: 2 * time.Minute,
-		RestartDatabase: func(ctx context.Context) error {
-			if err := server.Kill(); err != nil {
+	c.Postgres, c.RestartDatabase = server.NewDatabase(t), func(ctx context.Context) error {
+		if err := server.Kill(); err != nil {
+			return err
+		}
+		// It does not start before the last of its sessions is gone.
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for end := time.Now().Add(time.Minute); ; {
+			err := server.Start()
+			if err == nil || ctx.Err() != nil || time.Now().After(end) {
 				return err
 			}
-			// It does not start before the last of its sessions is gone.
-			tick := time.NewTicker(100 * time.Millisecond)
-			defer tick.Stop()
-			for {
-				err := server.Start()
-				if err == nil || ctx.Err() != nil {
-					return err
-				}
-				<-tick.C
-			}
-		},
+			<-tick.C
+		}
 	}
+	c.Duration, c.Longest = 18*time.Second, 2*time.Minute
 	if given := os.Getenv(envTorture); given != "" {
 		var err error
 		c.Duration, err = time.ParseDuration(given)
@@ -212,4 +210,56 @@ func logFigures(t *testing.T, r *torture.Report) {
 	var text strings.Builder
 	figures.Write(&text)
 	t.Logf("figures:\n%s", text.String())
+}
+
+// TestTortureShop tortures shops: a service that uses all there is for services. Where
+// it is given the time, their whole clocks are wrong.
+func TestTortureShop(t *testing.T) {
+	t.Parallel()
+	c := torture.Config{Shop: true}
+	if os.Getenv(envTorture) != "" { // the build takes minutes at first
+		c.Skewed, c.SkewVariable = testenv.BuildSkewed(t, "build", "."), testenv.EnvSkew
+	}
+	tormentPostgres(t, c)
+}
+
+// TestTortureFindsInShop gives the shops a defect, one after the other.
+func TestTortureFindsInShop(t *testing.T) {
+	t.Parallel()
+	server := testenv.StartPostgres(t, testenv.PostgresOptions{})
+	tests := []struct {
+		defect string
+		check  string
+		says   string // what the violation is about, as a regular expression
+	}{
+		{torture.DefectStepEarly, "second-effect", "reservations"},
+		{torture.DefectChildKey, "second-effect", "charges"},
+		{torture.DefectEntryKeys, "second-effect", "reservations"},
+		// Messages of the attempt that was rolled back, alone or with those of the next.
+		{torture.DefectEnqueueOutside, "effect-of-rolled-back|second-effect", "rolled back|notices|events"},
+		{torture.DefectSettleFirst, "effect-missing", `message is "delivered"`},
+		{torture.DefectNoLane, "out-of-order", "took effect after it"},
+		{torture.DefectInboxFirst, "effect-missing", `notice message is "delivered"`},
+		{torture.DefectInboxMemory, "second-effect", "notices"},
+		{torture.DefectDeliveryID, "second-effect", "events"},
+		{torture.DefectAnswerFirst, "effect-missing", `event message is "delivered"`},
+		{torture.DefectJobOutside, "second-effect", "effects of one job"},
+		{torture.DefectTrusted, "effect-after-refusal", "revoked before the job was due"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.defect, func(t *testing.T) {
+			t.Parallel()
+			report := torment(t, torture.Config{
+				Shop: true, Gateways: 2, Defect: tt.defect, Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 3 * time.Minute, FailFast: true,
+			})
+			if !slices.ContainsFunc(report.Violations, func(v torture.Violation) bool {
+				return slices.Contains(strings.Split(tt.check, "|"), v.Check) && regexp.MustCompile(tt.says).MatchString(v.Detail)
+			}) {
+				t.Errorf("no %s about %q was found; figures: %+v", tt.check, tt.says, report.Figures.Shop)
+			}
+			for _, v := range report.Violations {
+				t.Logf("after %.1f s: %s: %s; faults: %v", report.Seconds, v.Check, v.Detail, v.Faults)
+			}
+		})
+	}
 }

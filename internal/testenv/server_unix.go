@@ -453,9 +453,23 @@ func (s *PostgresServer) end(group bool, sig syscall.Signal) error {
 	pid := s.process.cmd.Process.Pid
 	if group {
 		// Sessions lead groups of their own; they notice the death of their
-		// parent, but only once they have nothing else to do.
-		for _, child := range children(pid) {
-			_ = syscall.Kill(child, sig)
+		// parent, but only once they have nothing else to do: one that waits for
+		// a lock inside of the server, of a session that was killed, never does,
+		// and no server starts beside it. So the parent is to make no other
+		// while they are killed.
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			return err
+		}
+		killed := map[int]bool{}
+		for more := true; more; {
+			stopped, all := children(pid)
+			more = !stopped // it may be making one yet
+			for _, child := range all {
+				if !killed[child] {
+					killed[child], more = true, true
+					_ = syscall.Kill(child, sig)
+				}
+			}
 		}
 	}
 	if err := syscall.Kill(pid, sig); err != nil {
@@ -469,20 +483,26 @@ func (s *PostgresServer) end(group bool, sig syscall.Signal) error {
 	}
 }
 
-func children(pid int) (pids []int) {
-	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
+// children returns the children of a process, and whether it stands still, or is gone.
+func children(pid int) (stopped bool, pids []int) {
+	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=").Output()
 	if err != nil {
-		return nil
+		return true, nil
 	}
+	stopped = true
+	parent := strconv.Itoa(pid)
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
-		if len(f) == 2 && f[1] == strconv.Itoa(pid) {
+		if len(f) == 3 && f[0] == parent {
+			stopped = strings.ContainsAny(f[2][:1], "TZ")
+		}
+		if len(f) == 3 && f[1] == parent {
 			if child, err := strconv.Atoi(f[0]); err == nil {
 				pids = append(pids, child)
 			}
 		}
 	}
-	return pids
+	return stopped, pids
 }
 
 func (s *PostgresServer) remove() {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/outbox"
 )
 
 // Names of the checks. See the package comment.
@@ -21,6 +23,8 @@ const (
 	checkStuck           = "stuck"
 	checkTorn            = "torn-answer"
 	checkFailedStart     = "failed-start"
+	checkRolledBack      = "effect-of-rolled-back"
+	checkOrder           = "out-of-order"
 	checkUnexpected      = "unexpected-answer"
 	maxTimeline          = 500 // lines of one
 	maxViolationsPrinted = 20  // with their timelines
@@ -50,6 +54,10 @@ type evidence struct {
 	// over: nothing more will happen. Before that, what could still be
 	// explained is no violation.
 	over bool
+	// shop has what there is of orders, where those are what is tortured, and
+	// messages what is in the outbox.
+	shop     *shopFacts
+	messages map[string]outbox.Entry
 }
 
 // trouble is a time in which a process, or the machine, did not get on.
@@ -173,6 +181,9 @@ func (e *evidence) byKey() []*keyHistory {
 
 // check returns every violation, by the order in which keys were first asked.
 func (e *evidence) check() []Violation {
+	if e.shop != nil {
+		return e.checkShop()
+	}
 	troubles := e.troubles()
 	var all []Violation
 	for _, k := range e.byKey() {
@@ -374,7 +385,7 @@ func (e *evidence) timeline(k *keyHistory) (timeline []string) {
 	for _, ev := range e.events {
 		around := ev.at >= from-e.lease && ev.at <= to+e.lease
 		switch ev.kind {
-		case kindKill, kindStart, kindPause, kindResume, kindStall, kindPhase:
+		case kindKill, kindStart, kindPause, kindResume, kindStall, kindPhase, kindHold, kindPass:
 			if around {
 				lines = append(lines, ev)
 			}

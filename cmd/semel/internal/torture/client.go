@@ -168,9 +168,21 @@ func (c *client) close() {
 func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *answer {
 	gateways := c.run.gatewaysFor(key)
 	gw := gateways[c.rng.IntN(len(gateways))]
+	return c.askFor(ctx, gw, key, "", c.run.request(key), timeout, func(res *http.Response, body []byte) *answer {
+		return c.run.read(res, body, key)
+	})
+}
+
+// askFor sends a request about key to a gateway once, and has read say what the answer
+// means.
+func (c *client) askFor(ctx context.Context, gw *gatewayChild, key string, by entry, request []byte, timeout time.Duration, read func(*http.Response, []byte) *answer) *answer {
 	id := c.run.asks.Add(1)
-	c.run.history.add(event{kind: kindAsk, who: c.name, key: key, ask: id, text: gw.process.name})
-	a, err := c.exchange(ctx, gw.front.addr(), key, timeout)
+	text := gw.process.name
+	if by != "" {
+		text += " by " + string(by)
+	}
+	c.run.history.add(event{kind: kindAsk, who: c.name, key: key, ask: id, text: text, entry: by})
+	a, err := c.exchange(ctx, gw.front.addr(), request, timeout, read)
 	if err != nil {
 		text, left := err.Error(), false
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -178,7 +190,7 @@ func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *an
 		} else if e := net.Error(nil); errors.As(err, &e) && e.Timeout() {
 			left, text = true, fmt.Sprintf("no answer within %v", timeout.Round(time.Millisecond))
 		}
-		broken := event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left}
+		broken := event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left, entry: by}
 		if a != nil {
 			broken.text = fmt.Sprintf("%s, %d bytes into an answer of %d", text, a.came, a.status)
 			broken.begun, broken.effect = a.status == http.StatusCreated, a.effect
@@ -186,13 +198,13 @@ func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *an
 		c.run.history.add(broken)
 		return nil
 	}
-	c.run.history.add(event{kind: kindAnswer, who: c.name, key: key, ask: id, text: a.String(), answer: a})
+	c.run.history.add(event{kind: kindAnswer, who: c.name, key: key, ask: id, text: a.String(), answer: a, entry: by})
 	return a
 }
 
 // exchange returns the whole answer. With an error it returns no answer, or what
 // is known of one that broke off.
-func (c *client) exchange(ctx context.Context, addr, key string, timeout time.Duration) (a *answer, err error) {
+func (c *client) exchange(ctx context.Context, addr string, request []byte, timeout time.Duration, read func(*http.Response, []byte) *answer) (a *answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn := c.conns[addr]
@@ -212,7 +224,7 @@ func (c *client) exchange(ctx context.Context, addr, key string, timeout time.Du
 	}()
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline)
-	if _, err := conn.Write(c.run.request(key)); err != nil {
+	if _, err := conn.Write(request); err != nil {
 		return nil, err
 	}
 	res, err := http.ReadResponse(conn.in, &http.Request{Method: http.MethodPost})
@@ -226,7 +238,7 @@ func (c *client) exchange(ctx context.Context, addr, key string, timeout time.Du
 	if keep = !res.Close; keep {
 		c.conns[addr] = conn
 	}
-	return c.run.read(res, body, key), nil
+	return read(res, body), nil
 }
 
 // ends of a client's work on a key.
@@ -296,9 +308,8 @@ func (c *client) work(ctx, patience context.Context) {
 
 // keys are those of a run.
 type keys struct {
-	prefix string
-	most   int
-	every  int // one in so many is of another form than small
+	most int
+	name func(number int) string
 
 	mu    sync.Mutex
 	all   []string
@@ -313,7 +324,7 @@ func (k *keys) make() string {
 	if len(k.all) == k.most {
 		return ""
 	}
-	key := formKey(k.prefix, len(k.all)+1, k.every)
+	key := k.name(len(k.all) + 1)
 	k.all = append(k.all, key)
 	return key
 }

@@ -20,6 +20,14 @@
 //	stuck                     a key is in progress beyond its lease, or its answer does not come
 //	failed-start              a gateway ended before it listened
 //	unexpected-answer         an answer that no client of these requests should see
+//	effect-of-rolled-back     a message tells of what was not committed
+//	out-of-order              messages of one lane took effect in another order
+//
+// The last two are of shops: services that use all of the packages for services, on
+// one PostgreSQL, with a remote that charges (ServeShop, ServeRemote). Their effects
+// are rows, in tables without a constraint that would keep anything from happening
+// twice, and lines of the remote's file. An order is asked for by requests under two
+// keys, by a webhook and by a job, and everything that it should come to is counted.
 //
 // One key in some has an answer that is not small: large, and recorded in pieces;
 // over the limit, with its length announced and without; or a stream of events

@@ -25,6 +25,9 @@ const (
 	kindLog    kind = "log"   // a line of a process
 	kindPhase  kind = "phase"
 	kindEffect kind = "effect" // from the ledger, in timelines only
+	kindHold   kind = "hold"   // a connection passes nothing for a while
+	kindPass   kind = "pass"   // it passes again
+	kindAgain  kind = "again"  // somebody has what is done run again
 )
 
 // event is one line of the history.
@@ -41,6 +44,7 @@ type event struct {
 	left   bool          // of a broken ask: the client did not wait longer
 	begun  bool          // of a broken ask: an acknowledgement had begun
 	effect string        // that it told of in its header
+	entry  entry         // of an ask of a shop, what came of it, and its end
 }
 
 func (e event) String() string {

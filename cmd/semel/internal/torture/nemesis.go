@@ -21,6 +21,9 @@ type Nemesis struct {
 	// The same for the connections of a gateway to its database, which are all
 	// cut at once, and for the database itself, with PostgreSQL only.
 	CutDatabase, RestartDatabase int
+	// The same for all that passes between a gateway and its database, or between a
+	// gateway and the ledger, which is held up for up to two and a half leases.
+	HoldDatabase, HoldBack int
 	// Odds that a request's connection is cut, between clients and gateways
 	// and between gateways and ledger.
 	CutFront, CutBack float64
@@ -54,6 +57,10 @@ func (r *run) nemesis(ctx context.Context) error {
 		process(g.process, n.KillGateway, n.PauseGateway)
 		if g.database != nil {
 			add(n.CutDatabase, new(sync.Mutex), func(context.Context) error { return r.cutDatabase(g) })
+			add(n.HoldDatabase, new(sync.Mutex), func(ctx context.Context) error { return r.hold(ctx, g, database, &g.database.gate) })
+		}
+		if g.back != nil {
+			add(n.HoldBack, new(sync.Mutex), func(ctx context.Context) error { return r.hold(ctx, g, back, &g.back.gate) })
 		}
 	}
 	if r.ledger != nil {
@@ -119,6 +126,13 @@ func (r *run) pauseAndResume(ctx context.Context, p *process) error {
 func (r *run) cutDatabase(g *gatewayChild) error {
 	r.history.add(event{kind: kindCut, who: g.process.name, side: database, text: string(cutAll)})
 	g.database.cut()
+	return nil
+}
+
+func (r *run) hold(ctx context.Context, g *gatewayChild, s side, at *gate) error {
+	r.history.add(event{kind: kindHold, who: g.process.name, side: s, text: "nothing passes to its " + string(s)})
+	at.hold(ctx, r.random(r.config.Lease/4, r.config.Lease*5/2))
+	r.history.add(event{kind: kindPass, who: g.process.name, side: s, text: "it passes again to its " + string(s)})
 	return nil
 }
 

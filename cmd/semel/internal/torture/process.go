@@ -19,7 +19,8 @@ type process struct {
 	name    string
 	binary  string
 	args    []string
-	says    string // what it says before its address once it listens
+	env     []string // beside that of this process
+	says    string   // what it says before its address once it listens
 	history *history
 	follow  func(addr string)
 
@@ -56,6 +57,7 @@ func (p *process) startOnce(ctx context.Context) error {
 			cmd.Env = append(cmd.Env, v)
 		}
 	}
+	cmd.Env = append(cmd.Env, p.env...)
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		return err

@@ -56,6 +56,7 @@ type proxy struct {
 	pairs  map[*pair]bool
 	closed bool
 	done   sync.WaitGroup
+	gate   gate
 }
 
 type pair struct {
@@ -185,6 +186,7 @@ func (p *proxy) requests(c *pair) {
 		default: // the client sent two requests at once; ours do not
 			return
 		}
+		p.gate.pass()
 		if _, err := c.server.Write(raw); err != nil {
 			return
 		}
@@ -229,6 +231,7 @@ func (p *proxy) answers(c *pair) {
 				return
 			}
 			left -= int64(len(part))
+			p.gate.pass()
 			if _, err := c.client.Write(part); err != nil {
 				return
 			}
@@ -268,6 +271,7 @@ type head struct {
 
 // readHead reads the head of a request or response, and the key if it has one.
 func readHead(in *bufio.Reader) (h head, key string, err error) {
+	order := "" // between shops, where keys are those of other things
 	for {
 		line, err := in.ReadSlice('\n')
 		if err != nil {
@@ -282,7 +286,11 @@ func readHead(in *bufio.Reader) (h head, key string, err error) {
 		value = strings.TrimSpace(value)
 		switch strings.ToLower(name) {
 		case "idempotency-key":
-			key = strings.Trim(value, `"`)
+			if order == "" {
+				key = strings.Trim(value, `"`)
+			}
+		case "torture-order":
+			order, key = value, value
 		case "content-length":
 			if h.length, err = strconv.ParseInt(value, 10, 64); err != nil || h.length < 0 || h.length > 1<<20 {
 				return head{}, "", fmt.Errorf("torture: content length %q", value)

@@ -51,8 +51,12 @@ type Figures struct {
 	LedgerPauses  int `json:"ledger_pauses"`
 	DatabaseKills int `json:"database_kills"`
 	// Cuts by side and point.
-	Cuts   map[string]int `json:"cuts"`
+	Cuts map[string]int `json:"cuts"`
+	// Holds are times in which nothing passed, by side.
+	Holds  map[string]int `json:"holds"`
 	Stalls int            `json:"stalls"`
+	// Shop is of shops only.
+	Shop *ShopFigures `json:"shop,omitempty"`
 }
 
 // FormFigures count what happened to the keys whose answers look alike.
@@ -82,14 +86,14 @@ func (f *Figures) cuts() (n int) {
 }
 
 func count(events []event) (f Figures) {
-	f.Cuts = map[string]int{}
+	f.Cuts, f.Holds = map[string]int{}, map[string]int{}
 	f.Forms = map[string]*FormFigures{}
 	for _, form := range forms {
 		f.Forms[string(form)] = &FormFigures{}
 	}
 	asked, told := map[string]bool{}, map[string]map[class]bool{}
 	for _, e := range events {
-		inGateway := strings.HasPrefix(e.who, "gateway") || strings.HasPrefix(e.who, "payments") || strings.HasPrefix(e.who, "service")
+		inGateway := strings.HasPrefix(e.who, "gateway") || strings.HasPrefix(e.who, "payments") || strings.HasPrefix(e.who, "service") || strings.HasPrefix(e.who, "shop")
 		switch {
 		case e.kind == kindAsk:
 			f.Asks++
@@ -118,6 +122,8 @@ func count(events []event) (f Figures) {
 			f.Cuts[string(e.side)+" "+e.text]++
 		case e.kind == kindStall:
 			f.Stalls++
+		case e.kind == kindHold:
+			f.Holds[string(e.side)]++
 		case e.kind == kindLog && inGateway && strings.HasPrefix(e.text, didNotStart):
 			f.FailedStarts++
 		case e.kind == kindKill && inGateway:
@@ -161,6 +167,8 @@ func (r *run) report(stuck []string) (*Report, error) {
 	e.stuck = stuck
 	subject := "gateway-sqlite"
 	switch {
+	case r.config.Shop:
+		subject = "shop"
 	case r.config.Payments != "":
 		subject = "payments"
 	case r.config.Postgres != "":
@@ -169,14 +177,39 @@ func (r *run) report(stuck []string) (*Report, error) {
 	report := &Report{
 		Subject: subject, Seed: r.config.Seed, OnCrash: r.config.OnCrash, Defect: r.config.Defect,
 		Seconds: time.Since(r.history.start).Seconds(), Dir: r.config.Dir,
-		Figures: count(e.events), Violations: e.check(),
+		Figures: count(e.events),
 	}
-	report.Figures.Effects = len(e.effects)
+	if e.shop != nil {
+		for _, o := range e.shop.orders {
+			report.Figures.Effects += len(o.charges)
+		}
+	}
+	report.Figures.Effects += len(e.effects)
 	for _, f := range e.effects {
 		report.Figures.Forms[string(formOf(f.Key))].Effects++
 	}
+	if e.shop != nil {
+		e.shop.stuck = stuck
+		report.Figures.Shop = e.shopFigures()
+	}
+	if report.Violations = r.found; len(r.found) == 0 {
+		report.Violations = e.check()
+	}
 	report.Inconclusive = enough(r.config, report.Figures)
 	return report, nil
+}
+
+// sawTooLittle reports whether the run so far proves too little.
+func (r *run) sawTooLittle() bool {
+	f := count(r.history.snapshot())
+	if r.shop != nil {
+		e, err := r.evidence(false)
+		if err != nil {
+			return true
+		}
+		f.Shop = e.shopFigures()
+	}
+	return len(enough(r.config, f)) > 0
 }
 
 // enough says what a run saw too little of. A tenth of what is usual is enough,
@@ -193,6 +226,9 @@ func enough(c Config, f Figures) (lacks []string) {
 		n.KillLedger, n.CutBack = 0, 0 // there is none
 	}
 	struck := int(c.Duration / n.Every)
+	if c.Shop {
+		struck /= 2 // there is more to strike, so each is struck less often
+	}
 	if n.KillGateway > 0 {
 		need("kills of gateways", f.GatewayKills, struck/10)
 	}
@@ -219,6 +255,17 @@ func enough(c Config, f Figures) (lacks []string) {
 	}
 	if c.RestartDatabase != nil && n.RestartDatabase > 0 {
 		need("kills of the database", f.DatabaseKills, struck/40)
+	}
+	for _, s := range []struct {
+		side  side
+		holds int
+	}{{database, n.HoldDatabase}, {back, n.HoldBack}} {
+		if s.holds > 0 {
+			need("holds, "+string(s.side), f.Holds[string(s.side)], struck/40)
+		}
+	}
+	if c.Shop {
+		return append(lacks, enoughOfShop(seconds, f)...)
 	}
 	need("acknowledged keys", f.Acknowledged, 5*seconds)
 	for _, form := range forms {
@@ -259,9 +306,12 @@ func (r *Report) Write(w io.Writer) {
 		say("")
 	}
 	say("seed        %d, %s, on-crash %s, %.1f s", r.Seed, r.Subject, r.OnCrash, r.Seconds)
+	if f.Shop != nil {
+		f.Shop.write(say)
+	}
 	say("keys        %d: %d acknowledged, %d unknown; %d effects", f.Keys, f.Acknowledged, f.Unknown, f.Effects)
 	for _, form := range forms {
-		if of := f.Forms[string(form)]; of.Keys > 0 {
+		if of := f.Forms[string(form)]; of.Keys > 0 && f.Shop == nil {
 			say("  %-9s %d: %d completed (%d whole, %d not retained), %d unknown; %d effects, %d replays, %d broke off",
 				form, of.Keys, of.Completed, of.Whole, of.NotRetained, of.Unknown, of.Effects, of.Replays, of.Broken)
 		}
@@ -273,6 +323,9 @@ func (r *Report) Write(w io.Writer) {
 	say("cuts        %d", f.cuts())
 	for _, name := range slices.Sorted(maps.Keys(f.Cuts)) {
 		say("  %-27s %d", name, f.Cuts[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.Holds)) {
+		say("holds       %d %s", f.Holds[name], name)
 	}
 	say("stalls      %d", f.Stalls)
 	say("violations  %d", len(r.Violations))

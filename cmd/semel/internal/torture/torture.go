@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,12 +51,20 @@ type Config struct {
 	// of gateways. It needs Postgres. Beside it, and in the same database, a
 	// service of our own gives the answers that are not small.
 	Payments string
-	// Defect names a defect that the gateways are given; see Defects. Default
-	// none: the gateways are those of semel gateway.
+	// Shop has shops tortured instead of gateways: services that use all of the
+	// packages, and behind them one that charges. It needs Postgres, and a
+	// database that is empty.
+	Shop bool
+	// Skewed is a build of Binary for shops, whose whole clock is off by what the
+	// environment variable says that SkewVariable names. Default: shops are of
+	// Binary, and wrong is only what they hand to packages that ask for a clock.
+	Skewed, SkewVariable string
+	// Defect names a defect that the gateways are given; see Defects, and
+	// ShopDefects for shops. Default none: the gateways are those of semel gateway.
 	Defect string
 	// Lease is the gateways' lease. Default 1 s.
 	Lease time.Duration
-	// Gateways and Clients are how many there are. Default 2 and 24. Of the
+	// Gateways and Clients are how many there are. Default 2 and 24; 3 shops. Of the
 	// example and the service beside it there are as many each.
 	Gateways, Clients int
 	// Keys is the largest number of keys. Default 200,000.
@@ -89,7 +98,25 @@ func DefaultNemesis() Nemesis {
 	}
 }
 
+// DefaultShopNemesis strikes everywhere, where shops are tortured.
+func DefaultShopNemesis() Nemesis {
+	return Nemesis{
+		Every:       500 * time.Millisecond,
+		KillGateway: 3, PauseGateway: 2, KillLedger: 3, PauseLedger: 1,
+		CutDatabase: 2, HoldDatabase: 1, HoldBack: 1, RestartDatabase: 1,
+		CutFront: 0.08, CutBack: 0.08,
+	}
+}
+
 func (c Config) withDefaults() Config {
+	if c.Shop {
+		c.Gateways, c.SlowEvery = cmp.Or(c.Gateways, 3), cmp.Or(c.SlowEvery, 8)
+		c.OnCrash = "retry"
+		if c.Nemesis == nil {
+			n := DefaultShopNemesis()
+			c.Nemesis = &n
+		}
+	}
 	c.Longest = max(c.Longest, c.Duration)
 	if c.OnCrash == "" {
 		c.OnCrash = "hold"
@@ -136,7 +163,10 @@ func (c Config) validate() error {
 	if c.OnCrash != "hold" && c.OnCrash != "retry" {
 		errs = append(errs, fmt.Errorf("field OnCrash is %q; use hold or retry", c.OnCrash))
 	}
-	if c.Postgres != "" && c.Defect != "" && c.Defect != DefectNone {
+	if c.Shop && (c.Postgres == "" || c.Payments != "") {
+		errs = append(errs, errors.New("field Shop needs Postgres, and no Payments"))
+	}
+	if !c.Shop && c.Postgres != "" && c.Defect != "" && c.Defect != DefectNone {
 		errs = append(errs, fmt.Errorf("field Defect is %q; defects are for SQLite only", c.Defect))
 	}
 	if c.Payments != "" && (c.Postgres == "" || c.Defect != "" || c.OnCrash != "hold") {
@@ -166,8 +196,10 @@ type run struct {
 	ledger   *process
 	gateways []*gatewayChild
 	keys     keys
+	shop     *shopRun // nil for others
 	asks     atomic.Uint64
 	failed   atomic.Bool // a violation ended the run early
+	found    []Violation // of shops, which then it was
 
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -207,8 +239,13 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	defer func() { err = errors.Join(err, timeline.Close()) }()
 	r := &run{
 		config: c, history: newHistory(timeline),
-		keys: keys{prefix: fmt.Sprintf("t%04x", c.Seed&0xffff), most: c.Keys, every: c.LargeEvery, left: map[string]bool{}},
+		keys: keys{most: c.Keys, left: map[string]bool{}},
 		rng:  rand.New(rand.NewPCG(c.Seed, 0)),
+	}
+	prefix := fmt.Sprintf("t%04x", c.Seed&0xffff)
+	r.keys.name = func(n int) string { return formKey(prefix, n, c.LargeEvery) }
+	if c.Shop {
+		r.keys.name = func(n int) string { return orderKey(prefix, n) }
 	}
 	defer func() { err = errors.Join(err, r.history.flush()) }()
 	defer r.tearDown()
@@ -231,8 +268,16 @@ func (r *run) setUp(ctx context.Context) error {
 		"--listen", "127.0.0.1:0", "--seed", fmt.Sprint(c.Seed),
 		"--delay", (c.Lease / 20).String(), "--slow", (c.Lease * 5 / 2).String(),
 	}
+	if c.Shop {
+		if err := r.setUpShop(ctx, manner); err != nil {
+			return err
+		}
+	}
 	var backs []*proxy
 	for i := range c.Gateways {
+		if c.Shop {
+			break
+		}
 		if c.Payments != "" {
 			if err := r.addProtected(fmt.Sprint(i+1), manner); err != nil {
 				return err
@@ -245,7 +290,7 @@ func (r *run) setUp(ctx context.Context) error {
 		}
 		backs = append(backs, g.back)
 	}
-	if c.Payments == "" {
+	if c.Payments == "" && !c.Shop {
 		r.ledger = &process{
 			name: "ledger", binary: c.Binary, says: Listening + " on ", history: r.history,
 			follow: func(addr string) {
@@ -418,6 +463,9 @@ func (r *run) tearDown() {
 	if r.ledger != nil {
 		r.ledger.kill()
 	}
+	if r.shop != nil {
+		r.shop.close()
+	}
 }
 
 func (r *run) phase(format string, args ...any) {
@@ -453,20 +501,31 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	}
 	defer stopWatching()
 
-	r.phase("seed %d, lease %v, on-crash %s: %d gateways, %d clients, for %v", c.Seed, c.Lease, c.OnCrash, c.Gateways, c.Clients, c.Duration)
+	what := "gateways"
+	if c.Shop {
+		what = "shops"
+	}
+	r.phase("seed %d, lease %v, on-crash %s: %d %s, %d clients, for %v", c.Seed, c.Lease, c.OnCrash, c.Gateways, what, c.Clients, c.Duration)
 	for i := range c.Clients {
 		working.Go(func() {
 			client := r.newClient(fmt.Sprintf("client %d", i+1))
 			defer client.close()
-			client.work(striking, patience)
+			if c.Shop {
+				client.shopWork(striking, patience)
+			} else {
+				client.work(striking, patience)
+			}
 		})
+	}
+	if c.Shop {
+		working.Go(func() { r.operate(striking) })
 	}
 	if c.FailFast {
 		working.Go(func() { r.lookOut(striking, stop) })
 	}
 	working.Go(func() {
 		pause(striking, c.Duration)
-		for striking.Err() == nil && len(enough(c, count(r.history.snapshot()))) > 0 {
+		for striking.Err() == nil && r.sawTooLittle() {
 			pause(striking, c.Duration/10)
 		}
 		stop()
@@ -495,6 +554,13 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 		return nil, err
 	}
 
+	if c.Shop {
+		if stuck, err = r.settleShop(ctx); err != nil {
+			return nil, err
+		}
+		stopWatching()
+		return stuck, errors.Join(watchErr, r.terminate())
+	}
 	store, err := r.records(ctx)
 	if err != nil {
 		return nil, err
@@ -510,13 +576,18 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 		return nil, err
 	}
 	stopWatching()
+	return stuck, errors.Join(r.terminate(), watchErr, ctx.Err())
+}
+
+// terminate has the gateways end in order.
+func (r *run) terminate() error {
 	r.phase("stopping")
 	for _, g := range r.gateways {
-		if err := g.process.terminate(10 * c.Lease); err != nil {
-			return nil, err
+		if err := g.process.terminate(10 * r.config.Lease); err != nil {
+			return err
 		}
 	}
-	return stuck, errors.Join(watchErr, ctx.Err())
+	return nil
 }
 
 // quiet waits until no record is in progress under a lease, for as long as the
@@ -574,10 +645,16 @@ func (r *run) lookOut(ctx context.Context, stop func()) {
 	for ctx.Err() == nil {
 		pause(ctx, 300*time.Millisecond)
 		e, err := r.evidence(false)
+		if err != nil && r.shop != nil {
+			continue // its database may be down
+		}
 		if err != nil {
 			return // the report will say it
 		}
-		if len(e.check()) > 0 {
+		if found := e.check(); len(found) > 0 {
+			if r.shop != nil { // what is missing may come late
+				r.found = found
+			}
 			r.phase("a violation: ending early")
 			r.failed.Store(true)
 			stop()
@@ -590,6 +667,13 @@ func (r *run) lookOut(ctx context.Context, stop func()) {
 // are left out: the asks that caused them may be missing.
 func (r *run) evidence(over bool) (*evidence, error) {
 	e := &evidence{over: over, hold: r.config.OnCrash == "hold", atomic: r.config.Payments != "", lease: r.config.Lease, start: r.history.start, events: r.history.snapshot()}
+	if r.shop != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var err error
+		e.shop, e.messages, err = r.shopFacts(ctx)
+		return e, err
+	}
 	effects, err := r.readLedger()
 	for _, f := range effects {
 		if over || f.At.Sub(e.start) <= e.events[len(e.events)-1].at {

@@ -1,7 +1,7 @@
 package torture
 
 import (
-	"io"
+	"context"
 	"net"
 	"sync"
 	"time"
@@ -16,6 +16,7 @@ type wire struct {
 	conns  map[net.Conn]bool
 	closed bool
 	done   sync.WaitGroup
+	gate   gate
 }
 
 func newWire(target string) (*wire, error) {
@@ -75,11 +76,11 @@ func (w *wire) serve(client net.Conn) {
 	w.mu.Unlock()
 	var upward sync.WaitGroup
 	upward.Go(func() {
-		_, _ = io.Copy(server, client)
+		w.copy(server, client)
 		_ = server.Close()
 		_ = client.Close()
 	})
-	_, _ = io.Copy(client, server)
+	w.copy(client, server)
 	_ = client.Close()
 	_ = server.Close()
 	upward.Wait()
@@ -87,4 +88,35 @@ func (w *wire) serve(client net.Conn) {
 	delete(w.conns, client)
 	delete(w.conns, server)
 	w.mu.Unlock()
+}
+
+// copy passes on what comes, as long as the gate is open.
+func (w *wire) copy(to, from net.Conn) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		w.gate.pass()
+		if n > 0 {
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// gate holds up what passes it.
+type gate struct{ mu sync.RWMutex }
+
+func (g *gate) pass() {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+}
+
+func (g *gate) hold(ctx context.Context, d time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	pause(ctx, d)
 }
