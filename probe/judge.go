@@ -118,7 +118,7 @@ func (j *judgement) blind(w *watch) string {
 	for i, rd := range j.o.readers {
 		switch {
 		case w.before[i].err != nil:
-			list = append(list, rd.name+": "+w.before[i].err.Error())
+			list = append(list, rd.name+": it could not be used before the request: "+w.before[i].err.Error())
 		case w.after[i].err != nil:
 			list = append(list, rd.name+": "+w.after[i].err.Error())
 		default:
@@ -373,7 +373,10 @@ func (j *judgement) byIDs(id string, first, second *sent) {
 func (j *judgement) second(first, second *sent) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
-	if f.duplicate == nil && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
+	// Two answers without a body, or that name no resource both, cannot be told
+	// from one another.
+	blank := s.Class == evidence.SameResult && !s.Resource && len(first.x.Response.Body) == 0 && !second.replayed
+	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
 	f.marked = f.marked || second.replayed
@@ -381,7 +384,15 @@ func (j *judgement) second(first, second *sent) {
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {
 	case evidence.SameResult:
-		j.holds("1 effect; the second answer is the first result%s", map[bool]string{true: ", marked as a replay"}[second.replayed])
+		if blank {
+			j.holds("1 effect; both were answered with %s, and neither answer has a body", answer(second))
+			return
+		}
+		but := ""
+		if len(s.Differences) > 0 {
+			but = "; in the answer differs: " + strings.Join(s.Differences, ", ")
+		}
+		j.holds("1 effect; the second answer is the first result%s%s", map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find("replay-unmarked", "", "", first, second)
 		}

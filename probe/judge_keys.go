@@ -114,9 +114,9 @@ func (f *mismatched) judge(j *judgement) {
 	default:
 		note := ""
 		if want := j.o.contract.Mismatch; len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
-			note = fmt.Sprintf(", where the contract says %v", want)
+			note = fmt.Sprintf("; the contract%s names %s for this", map[bool]string{true: " that the plan assumes"}[j.o.assumed], strings.Trim(strings.ReplaceAll(fmt.Sprint(want), " ", ", "), "[]"))
 		}
-		j.holds("the altered request was refused with %s%s%s", answer(second), note, d.without())
+		j.holds("the altered request was refused with %s%s%s", answer(second), d.without(), note)
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
@@ -155,6 +155,10 @@ func (f *keyless) judge(j *judgement) {
 	if s == nil {
 		return
 	}
+	if t := f.other; t != nil && t.settled && t.done() && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
+		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
+		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
+	}
 	d, known := s.total, &j.o.facts
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
 	if !ground {
@@ -170,6 +174,9 @@ func (f *keyless) judge(j *judgement) {
 	required := len(j.o.contract.Missing) > 0
 	j.single(s, func() {
 		switch {
+		case known.noKeyRan && required && j.o.assumed:
+			j.broken("a request without a key was answered with %s and took effect; the plan names no contract, and by default keys count as required", answer(s.sent))
+			j.find("missing-key-accepted", evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
 			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
 			j.find("missing-key-accepted", "", evidence.Established, s.sent)
@@ -180,7 +187,7 @@ func (f *keyless) judge(j *judgement) {
 			j.find("bad-key-server-error", "", evidence.Established, s.sent)
 		case accepted(&s.x) && s.fate != fateDone:
 			j.unclear("a request without a key was accepted with %s, and what became of it was not seen", answer(s.sent))
-		case !d.told() && success(&s.x) && required:
+		case !d.told() && success(&s.x) && required && !j.o.assumed:
 			j.broken("a request without a key was answered with %s; no reader sees whether it took effect", answer(s.sent))
 			j.find("missing-key-accepted", "", evidence.Inferred, s.sent)
 		case !d.told() && success(&s.x):
@@ -290,10 +297,14 @@ func (f *scoped) judge(j *judgement) {
 	if second.x.Response != nil {
 		status = second.x.Response.Status
 	}
+	under := " under actor A's key"
+	if j.o.op.Key == nil {
+		under = ", the same as actor A's,"
+	}
 	switch {
 	case is(rise.most, 1) || is(rise.outMost, 1):
 		*apart = yes
-		j.holds("%s's request under actor A's key took effect of its own", f.who)
+		j.holds("%s's request%s took effect of its own", f.who, under)
 	case !second.processed():
 		j.unclear("the request was not processed: %s", answer(second))
 	case status == 401 || status == 403:
@@ -305,11 +316,13 @@ func (f *scoped) judge(j *judgement) {
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case success(&second.x) && otherResource(first, second):
 		*apart = yes
-		j.holds("%s's request under actor A's key was answered with a resource of its own", f.who)
+		j.holds("%s's request%s was answered with a resource of its own", f.who, under)
 	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
 		*apart = no
 		j.broken("%s's request was refused with actor A's result: %s %s", f.who, answer(second), first.resource)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
+	case j.o.op.Key == nil:
+		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, answer(second))
 	case j.natural():
 		j.unclear("the request was refused for its content (%s), as a fresh key is: nothing is said about keys", answer(second))
 	case status == 409 || status == 422 || slices.Contains(j.o.contract.Mismatch, status):

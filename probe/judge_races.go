@@ -189,9 +189,11 @@ func (j *judgement) duringFirst(first, second *sent) {
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {
 	case s.Class == evidence.RefusedWithReference,
-		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult:
+		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult && (s.Resource || second.replayed):
 		f.inProgress = yes
 		j.holds("1 effect; the retry during the first got %s", map[bool]string{true: "its result", false: "a reference to its result"}[s.Class == evidence.SameResult])
+	case success(&second.x) && s.Class == evidence.SameResult:
+		j.holds("1 effect; the retry during the first was answered with %s, as the first was; neither names a resource", answer(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
 		j.holds("1 effect; the retry during the first was told that it is in progress: %d", status)
