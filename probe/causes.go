@@ -68,7 +68,7 @@ func (o *operation) suppose() {
 			Check: "Send the duplicate to one instance by its address. If it is known there, and not through the load balancer, the record is local.",
 		}
 		if f.sometimes {
-			instance.State, instance.For = evidence.Supported, "Of several duplicates of one request some took effect and another did not, in an order that time does not explain."
+			instance.State, instance.For = evidence.Supported, "Of several duplicates of one request one took effect, and a later one had no effect of its own."
 		}
 		if o.op.Key != nil || f.sometimes {
 			o.cause(to, instance)

@@ -479,6 +479,8 @@ func answer(s *sent) string {
 	switch {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)
+	case s.x.Response != nil && saysError(s.x.Response):
+		return fmt.Sprintf("%d with an error in its body", s.x.Response.Status)
 	case s.x.Response != nil:
 		return fmt.Sprint(s.x.Response.Status)
 	case s.x.Err != nil:

@@ -174,6 +174,16 @@ func (j *judgement) opened(o *opening) bool {
 	return false
 }
 
+// begun is opened for experiments that are not about the beginning: what is
+// wrong with it is a finding, and leaves them unclear.
+func (j *judgement) begun(o *opening) bool {
+	ok := j.opened(o)
+	if !ok {
+		j.open, j.bad = append(j.open, j.bad...), nil
+	}
+	return ok
+}
+
 // accepted says what is known of a request that was accepted and of which no
 // effect was seen.
 func (j *judgement) accepted(a *attempt) {
@@ -338,7 +348,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id stri
 	switch {
 	case !second.settled:
 		j.unclear("%s", second.why)
-	case turnedAway(&second.x):
+	case turnedAway(&second.x), barred(second.sent):
 		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
 		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))

@@ -11,7 +11,7 @@ import (
 )
 
 func (f *freshly) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
 	first, second := f.good().sent, f.second.sent
@@ -45,7 +45,7 @@ func (f *freshly) judge(j *judgement) {
 		}
 		switch {
 		case known.doubled:
-			j.holds("under a fresh key the same body took effect anew, as it did under the same key: without deduplication this shows nothing")
+			j.holds("under a fresh key the same body took effect anew, as it did under the same key: of keys this shows nothing")
 		case known.once:
 			j.holds("under a fresh key the same body took effect anew: it is the key that counts")
 		default:
@@ -71,7 +71,7 @@ func (f *freshly) judge(j *judgement) {
 }
 
 func (f *mismatched) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
 	first, second, d := f.good().sent, f.second.sent, f.second.total
@@ -142,7 +142,8 @@ func (j *judgement) grounded(f *again) bool {
 	case no:
 		j.bad = nil // it is a finding, and not of a bad key
 	default:
-		if len(j.open) == 0 && len(j.bad) == 0 {
+		j.open, j.bad = append(j.open, j.bad...), nil
+		if len(j.open) == 0 {
 			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
 		}
 	}
@@ -265,15 +266,18 @@ func (f *misspelt) judge(j *judgement) {
 	}
 }
 
-// replayed reports whether actor A's own duplicate was answered from what the
-// first had left.
+// replayed reports whether actor A's own duplicate was recognised: it was
+// answered with what the first had left, or had no effect by the state.
 func (f *scoped) replayed(o *operation) bool {
 	own := o.compare(f.good().sent, f.again.sent).Class
-	return !f.again.total.exceeds(1) && f.again.processed() && (own == evidence.SameResult || own == evidence.RefusedWithReference)
+	if f.again.total.exceeds(1) || !f.again.processed() || f.again.serverError() {
+		return false
+	}
+	return own == evidence.SameResult || own == evidence.RefusedWithReference || f.again.settled && f.again.total.state
 }
 
 func (f *scoped) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.again == nil {
+	if !j.begun(&f.opening) || f.again == nil {
 		return
 	}
 	first, known := f.good().sent, &j.o.facts
@@ -285,7 +289,7 @@ func (f *scoped) judge(j *judgement) {
 		// A double is found here as well; of scope it says nothing.
 		j.effects(f.again.total, 1, doubleSequential, first, f.again.sent)
 		j.bad = nil
-		j.unclear("no replay was shown for actor A itself (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
+		j.unclear("that a duplicate of actor A itself is recognised was not shown (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
 		return
 	}
 	if f.other == nil {
@@ -305,10 +309,10 @@ func (f *scoped) judge(j *judgement) {
 	case is(rise.most, 1) || is(rise.outMost, 1):
 		*apart = yes
 		j.holds("%s's request%s took effect of its own", f.who, under)
+	case barred(second):
+		j.unclear("%s may not do this at all: %s", f.who, answer(second))
 	case !second.processed():
 		j.unclear("the request was not processed: %s", answer(second))
-	case status == 401 || status == 403:
-		j.unclear("%s may not do this at all: %s", f.who, answer(second))
 	case success(&second.x) && first.resource != "" && second.resource == first.resource,
 		success(&second.x) && second.replayed:
 		*apart = no

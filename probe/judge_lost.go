@@ -7,7 +7,7 @@ import (
 )
 
 func (f *lost) judge(j *judgement) {
-	if !j.opened(f.control) {
+	if !j.begun(f.control) {
 		return
 	}
 	for i, t := range f.tries {
@@ -71,7 +71,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 }
 
 func (f *failed) judge(j *judgement) {
-	if !j.opened(f.control) {
+	if !j.begun(f.control) {
 		return
 	}
 	if f.why != "" {

@@ -11,7 +11,7 @@ import (
 )
 
 func (f *races) judge(j *judgement) {
-	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+	if !j.begun(f.control) || f.control != nil && f.control.first == nil {
 		return
 	}
 	r := &evidence.Race{Width: f.width, Bound: 1}
@@ -46,7 +46,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		if tooMany(s) {
 			j.o.facts.limited = true
 		}
-		if !s.processed() {
+		if s.x.Response == nil || turnedAway(&s.x) {
 			continue
 		}
 		processed = append(processed, s)
@@ -56,13 +56,16 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		case s.serverError():
 			errors = append(errors, s)
 		}
-		if status := s.x.Response.Status; status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusProxyAuthRequired {
+		if !barred(s) {
 			able = append(able, s)
 		}
 	}
 	r.Delivered += len(processed)
 	if len(processed) == 0 {
 		return cmp.Or(t.reason, fmt.Sprintf("none of %d requests was processed", len(t.all)))
+	}
+	if out := len(processed) - len(able); out > 0 && len(able) < 2 {
+		t.reason = cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were not let in, with 401, 403 or 407", out, len(t.all)))
 	}
 	overlapped := t.released && inFlight(able) >= 2
 	d := t.end.total
@@ -128,7 +131,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 }
 
 func (f *meanwhile) judge(j *judgement) {
-	if !j.opened(f.control) || f.end == nil {
+	if !j.begun(f.control) || f.end == nil {
 		return
 	}
 	first, d, known := f.first, f.end.total, &j.o.facts
@@ -161,6 +164,8 @@ func (f *meanwhile) judge(j *judgement) {
 		j.unclear("the retry was not processed: %s", answer(second))
 	case second.x.Response == nil:
 		j.unclear("the retry has no answer: %s", answer(second))
+	case barred(second):
+		j.unclear("the retry was not let in: %s", answer(second))
 	case !running:
 		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
@@ -173,6 +178,15 @@ func (f *meanwhile) judge(j *judgement) {
 	default:
 		j.duringFirst(first, second)
 	}
+}
+
+// barred reports whether a request was refused for who sent it.
+func barred(s *sent) bool {
+	switch s.status() {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:
+		return true
+	}
+	return false
 }
 
 // after is how long after the first request a retry was sent.

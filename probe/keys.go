@@ -135,6 +135,9 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 	}
 	f.only, err = x.single(ctx, w, "without-key", req)
 	w.conclude(0)
+	if x.o.r.dry() {
+		x.plan("without-key", req, "", 1, "with values of its own, if the first took effect")
+	}
 	if err != nil || x.o.r.dry() || !success(&f.only.x) || !f.only.total.exceeds(0) || x.o.r.send.Left() == 0 {
 		return f, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -19,20 +20,22 @@ import (
 
 // judged runs all experiments of a target's plan. The target and the sink for
 // its mails each get a listener; dial connects to them.
-func judged(t *testing.T, target targets.Target, listen func() net.Listener, dial func(ctx context.Context, network, addr string) (net.Conn, error), change func(*plan.Plan)) *evidence.Run {
+func judged(t *testing.T, target targets.Target, seed int, listen func() net.Listener, dial func(ctx context.Context, network, addr string) (net.Conn, error), change func(*plan.Plan)) *evidence.Run {
 	t.Helper()
 	service := target.New()
 	sink := listen()
 	defer func() { _ = sink.Close() }()
 	mails := &http.Transport{DialContext: dial, DisableKeepAlives: true}
-	service.SendMailsTo("http://"+sink.Addr().String(), &http.Client{Transport: mails})
+	if target.Delivers() {
+		service.SendMailsTo("http://"+sink.Addr().String(), &http.Client{Transport: mails})
+	}
 	server := service.Serve(listen())
 	defer server.Close()
 	p := target.Plan(server, sink.Addr().String())
 	change(p)
 	o := probe.Options{
 		Send:   true,
-		Source: plan.Source{Env: targets.Env},
+		Source: plan.Source{Env: targets.Env, Random: rand.NewChaCha8([32]byte{byte(seed)})},
 		Listen: func(string, string) (net.Listener, error) { return sink, nil },
 		FailFirst: func(_ context.Context, fail bool) error {
 			service.Fail(fail)
@@ -45,6 +48,8 @@ func judged(t *testing.T, target targets.Target, listen func() net.Listener, dia
 
 var only = flag.String("target", "", "run this target only, and say what came of it")
 
+var seeds = flag.Int("seeds", 1, "how often each target is run, each time with other values")
+
 // Every wrong target is found for the right reason, and no right one is
 // accused. Time is virtual, so that a busy machine does not change what a
 // target does.
@@ -56,13 +61,15 @@ func TestTargets(t *testing.T) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				n := targets.NewNetwork()
-				run := judged(t, target, n.Listen, n.Dial, func(*plan.Plan) {})
-				for _, why := range misjudged(target.Expect, run) {
-					t.Error(why)
-				}
-				if t.Failed() || *only != "" {
-					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				for seed := range *seeds {
+					n := targets.NewNetwork()
+					run := judged(t, target, seed, n.Listen, n.Dial, func(*plan.Plan) {})
+					for _, why := range misjudged(target.Expect, run) {
+						t.Errorf("seed %d: %s", seed, why)
+					}
+					if t.Failed() || *only != "" {
+						t.Log(target.About + "\n" + describe(run.Operations[0]))
+					}
 				}
 			})
 		})

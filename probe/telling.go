@@ -14,7 +14,7 @@ import (
 // best, and sorts what is left.
 func (o *operation) gather() {
 	f := &o.facts
-	if f.doubled && f.noKeyRan && !f.marked && !f.once && o.op.Key != nil {
+	if f.doubled && f.noKeyRan && !f.marked && !f.once && !f.sometimes && o.op.Key != nil {
 		e, _ := evidence.Lookup("key-ignored")
 		var ns []int
 		for _, s := range append(slices.Clone(f.doubledBy), f.noKey) {

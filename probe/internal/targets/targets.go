@@ -77,6 +77,9 @@ func (e Expectation) MustNot() []string {
 	return list
 }
 
+// Delivers reports whether it sends mails where Service.SendMailsTo says.
+func (t Target) Delivers() bool { return t.mails && !t.inside }
+
 // New returns the target at work, with nothing done yet.
 func (t Target) New() *Service { return t.make() }
 
