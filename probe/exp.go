@@ -474,6 +474,14 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 	return sleep(ctx, d)
 }
 
+// answered says whether a request was answered, and how.
+func answered(s *sent) string {
+	if s.x.Response == nil {
+		return "was not answered: " + answer(s)
+	}
+	return "was answered with " + answer(s)
+}
+
 // answer says how a request was answered.
 func answer(s *sent) string {
 	switch {

@@ -215,8 +215,8 @@ func (j *judgement) reopened(o *opening) bool {
 		ran = first.total.String()
 	}
 	if d.exceeds(1) {
-		j.broken("the first request was answered with %s (%s), and the same request again with %s", answer(first.sent), ran, answer(second.sent))
-		f.unsafeRetry = true
+		j.broken("the first request %s (%s), and the same request again %s", answered(first.sent), ran, answered(second.sent))
+		f.unsafeRetry, f.failed = true, f.failed || first.x.Response != nil
 		j.effects(d, 1, id, first.sent, second.sent)
 		return false
 	}
@@ -224,24 +224,24 @@ func (j *judgement) reopened(o *opening) bool {
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("the first request was answered with %s (%s), and the same request again was not processed: %s", answer(first.sent), ran, answer(second.sent))
+		j.unclear("the first request %s (%s), and the same request again was not processed: %s", answered(first.sent), ran, answer(second.sent))
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s, the same request again with %s, and there is no effect, which reader %s has seen for others", answer(first.sent), answer(second.sent), j.o.seenBy())
+		j.broken("the first request %s, the same request again %s, and there is no effect, which reader %s has seen for others", answered(first.sent), answered(second.sent), j.o.seenBy())
 		j.find("lost-effect", "", evidence.Established, first.sent, second.sent)
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s, the same request again with %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answer(first.sent), answer(second.sent))
+		j.broken("the first request %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answered(first.sent), answered(second.sent))
 		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case success(&second.x):
 		if first.total.exceeds(0) {
-			j.holds("the first request was answered with %s although it took effect, and the same request again with %s: 1 effect", answer(first.sent), answer(second.sent))
+			j.holds("the first request %s although it took effect, and the same request again %s: 1 effect", answered(first.sent), answered(second.sent))
 		} else {
-			j.holds("the first request was answered with %s, and the same request again with %s", answer(first.sent), answer(second.sent))
+			j.holds("the first request %s, and the same request again %s", answered(first.sent), answered(second.sent))
 		}
 		return true
 	case j.o.inProgress(second.sent):
@@ -250,10 +250,10 @@ func (j *judgement) reopened(o *opening) bool {
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
-		j.holds("the first request was answered with %s although it took effect; the same request again was answered with %s and had no effect of its own", answer(first.sent), answer(second.sent))
+		j.holds("the first request %s although it took effect; the same request again %s and had no effect of its own", answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s and had no effect; the same request again was refused with %s", answer(first.sent), answer(second.sent))
+		j.broken("the first request %s and had no effect; the same request again was refused with %s", answered(first.sent), answer(second.sent))
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	default:
 		j.unclear("the first request did not succeed, nor did the same request again: %s, then %s; %s", answer(first.sent), answer(second.sent), j.state(d))
@@ -336,6 +336,7 @@ func (f *again) protected(o *operation) bool {
 func (j *judgement) repeated(first *sent, second *attempt, expect int64, id string) {
 	j.e.Second = j.o.compare(first, second.sent)
 	f, d := &j.o.facts, second.total
+	f.marked = f.marked || second.replayed
 	if !j.effects(d, expect, id, first, second.sent) {
 		if more(d.most, expect) && !d.apart(expect) {
 			f.doubled, f.doubledBy = true, []*sent{first, second.sent}
@@ -389,7 +390,6 @@ func (j *judgement) second(first, second *sent) {
 	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
-	f.marked = f.marked || second.replayed
 	// What a contract says of keys is nothing to operations without one.
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {

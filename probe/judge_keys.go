@@ -120,7 +120,7 @@ func (f *mismatched) judge(j *judgement) {
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
-			j.broken("the refusal holds %s of the first request or its answer", what)
+			j.broken("the refusal holds %s", what)
 			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
 		}
 	}
@@ -270,7 +270,7 @@ func (f *misspelt) judge(j *judgement) {
 // answered with what the first had left, or had no effect by the state.
 func (f *scoped) replayed(o *operation) bool {
 	own := o.compare(f.good().sent, f.again.sent).Class
-	if f.again.total.exceeds(1) || !f.again.processed() || f.again.serverError() {
+	if more(f.again.total.number(), 1) || !f.again.processed() || f.again.serverError() {
 		return false
 	}
 	return own == evidence.SameResult || own == evidence.RefusedWithReference || f.again.settled && f.again.total.state
@@ -306,7 +306,7 @@ func (f *scoped) judge(j *judgement) {
 		under = ", the same as actor A's,"
 	}
 	switch {
-	case is(rise.most, 1) || is(rise.outMost, 1):
+	case is(rise.number(), 1):
 		*apart = yes
 		j.holds("%s's request%s took effect of its own", f.who, under)
 	case barred(second):
@@ -372,7 +372,7 @@ func leaked(first, second *sent) string {
 	for _, from := range []struct {
 		what string
 		body []byte
-	}{{"request", first.x.Request.Body}, {"answer", first.x.Response.Body}} {
+	}{{"first request", first.x.Request.Body}, {"first answer", first.x.Response.Body}} {
 		doc, err := decodeJSON(from.body)
 		if err != nil {
 			continue

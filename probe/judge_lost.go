@@ -109,7 +109,7 @@ func (f *failed) judge(j *judgement) {
 	changed := success(&second.x) || first.status() != second.status() || otherResource(first, second)
 	switch {
 	case d.exceeds(1):
-		known.unsafeRetry = true
+		known.unsafeRetry, known.failed = true, true
 		j.broken("the first attempt was answered with %s and had %s; the retry had another", answer(first), count(ran.number()))
 		j.effects(d, 1, doubleSequential, first, second)
 	case !f.second.settled:

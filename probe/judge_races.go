@@ -107,7 +107,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 	case is(d.number(), 0):
 		return "the requests were accepted, and no effect was seen"
 	case !overlapped:
-		return cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were processed, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
+		return cmp.Or(t.reason, fmt.Sprintf("of %[2]d requests %[1]d got through, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
 	}
 	r.Overlapped++
 	if len(errors) > 0 && len(done) > 0 {

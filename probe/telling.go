@@ -48,6 +48,7 @@ func (o *operation) gather() {
 		all := []string{
 			doubleRace, doubleInFlight, doubleLost, "mismatch-executed", "key-ignored", "missing-key-accepted",
 			"malformed-key-accepted-unprotected", "rate-limit-is-not-idempotency", "outside-effect-doubled", "effects-disagree",
+			"failure-not-repeatable",
 		}
 		under("webhook-redelivery-doubles", all...)
 		under(doubleSequential, all...)
@@ -76,7 +77,7 @@ func (o *operation) state() {
 	case o.sighted():
 		say("", evidence.Established, "The effect of a fresh request was seen outside of the target's own state, by %s. No reader sees that state.", o.seenBy())
 	default:
-		say("", evidence.Unknowable, "No reader saw the effect of a request: nothing can be said about effects.")
+		say("", evidence.Unknowable, "No reader saw an effect in this run: about effects nothing is established.")
 	}
 	switch {
 	case v.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "":
