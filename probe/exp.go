@@ -418,6 +418,7 @@ func (o *operation) learn(w *watch, a *attempt) {
 	}
 	if success(&a.x) {
 		o.facts.controls++
+		o.facts.names = o.facts.names || rose && a.resource != ""
 		o.facts.async = o.facts.async || accepted(&a.x)
 		if d := a.x.Timing.FirstByte.Sub(a.x.Timing.LastWrite); o.takes == 0 || d < o.takes {
 			o.takes = max(d, time.Microsecond)

@@ -35,6 +35,7 @@ type facts struct {
 	control  bool // a state reader saw the effect of a fresh request
 	controls int  // fresh requests that succeeded
 	refused  bool // a fresh request was refused, twice
+	names    bool // the answer to a fresh request that took effect named a resource
 	async    bool // a fresh request is answered with 202
 
 	duplicate *evidence.Second

@@ -156,8 +156,7 @@ func (j *judgement) opened(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.broken("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy())
-		j.find("lost-effect", "", evidence.Established, a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
 		j.broken("the first request took effect, and the outside, which was told of others, was not told of it")
@@ -228,9 +227,7 @@ func (j *judgement) reopened(o *opening) bool {
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
-		f.unsafeRetry = true
-		j.broken("the first request %s, the same request again %s, and there is no effect, which reader %s has seen for others", answered(first.sent), answered(second.sent), j.o.seenBy())
-		j.find("lost-effect", "", evidence.Established, first.sent, second.sent)
+		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("the first request %s, the same request again %s, and there is no effect, which reader %s has seen for others", answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
 		j.broken("the first request %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answered(first.sent), answered(second.sent))
@@ -315,7 +312,7 @@ func (f *again) judge(j *judgement) {
 		known.late = true
 	}
 	for _, a := range f.more {
-		if a.settled && a.processed() && a.own.state && !a.own.exceeds(0) {
+		if a.settled && a.processed() && success(&a.x) && a.own.state && !a.own.exceeds(0) {
 			known.sometimes = true
 			j.broken("a further duplicate, answered with %s, had no effect of its own", answer(a.sent))
 		}
@@ -451,6 +448,19 @@ func conditional(s *sent) bool {
 	return slices.ContainsFunc(s.x.Request.Header, func(f wire.Field) bool {
 		return slices.Contains([]string{"if-match", "if-none-match", "if-unmodified-since", "if-modified-since"}, strings.ToLower(f.Name))
 	})
+}
+
+// lostEffect is a finding for a success without an effect. Where other answers
+// name a resource and this one does not, it may be a refusal in its body: then
+// nothing is known, and it returns false.
+func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
+	if j.o.facts.names && s.resource == "" && !accepted(&s.x) {
+		j.unclear("%s; it names no resource, as others do: by its body it may be a refusal", what)
+		return false
+	}
+	j.broken("%s", what)
+	j.find("lost-effect", "", evidence.Established, sends...)
+	return true
 }
 
 // error5xx is a finding of duplicates that were answered with a server error,

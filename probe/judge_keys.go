@@ -156,7 +156,7 @@ func (f *keyless) judge(j *judgement) {
 	if s == nil {
 		return
 	}
-	if t := f.other; t != nil && t.settled && t.done() && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
+	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
 		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
 	}
@@ -194,8 +194,7 @@ func (f *keyless) judge(j *judgement) {
 		case !d.told() && success(&s.x):
 			j.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", answer(s.sent))
 		case success(&s.x):
-			j.broken("a request without a key was answered with %s and had no effect", answer(s.sent))
-			j.find("lost-effect", "", evidence.Established, s.sent)
+			j.lostEffect(s.sent, fmt.Sprintf("a request without a key was answered with %s and had no effect", answer(s.sent)), s.sent)
 		default:
 			j.holds("a request without a key was refused with %s%s", answer(s.sent), d.without())
 		}
@@ -259,8 +258,7 @@ func (f *misspelt) judge(j *judgement) {
 	case is(d.number(), 0) && !first.done():
 		j.unclear("a malformed key was accepted with %s, and what became of it was not seen", answer(first))
 	case is(d.number(), 0):
-		j.broken("a malformed key was answered with %s and had no effect", answer(first))
-		j.find("lost-effect", "", evidence.Established, first)
+		j.lostEffect(first, fmt.Sprintf("a malformed key was answered with %s and had no effect", answer(first)), first)
 	default:
 		j.holds("what was sent as a malformed key is accepted, and protects: %s for two requests", count(d.number()))
 	}

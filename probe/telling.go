@@ -167,9 +167,7 @@ func (o *operation) untried() {
 	if o.r.p.Principals.ActorA != nil {
 		add("a session that expired, or was renewed, between the two", "a plan that signs in anew")
 	}
-	var list []string
 	for _, u := range o.ev.Untried {
-		list = append(list, fmt.Sprintf("%s (%s)", u.What, u.How))
+		o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.NotTried, Text: fmt.Sprintf("%s%s. What tries it: %s.", strings.ToUpper(u.What[:1]), u.What[1:], u.How)})
 	}
-	o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.NotTried, Text: strings.ToUpper(list[0][:1]) + strings.Join(list, "; ")[1:] + "."})
 }
