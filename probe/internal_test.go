@@ -379,3 +379,53 @@ func TestSupposeLost(t *testing.T) {
 		}
 	}
 }
+
+// An answer of 2xx that tells of an error is no success.
+func TestSuccess(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		body   string
+		want   bool
+	}{
+		"created":           {201, `{"id":1}`, true},
+		"nothing":           {204, ``, true},
+		"see other":         {303, ``, true},
+		"refused":           {409, `{"id":1}`, false},
+		"an error":          {200, `{"error":{"code":"ratelimited"}}`, false},
+		"errors":            {200, `{"data":null,"errors":[{"message":"no"}]}`, false},
+		"an error in words": {200, `{"error":"no"}`, false},
+		"no error":          {200, `{"error":null,"errors":[],"id":1}`, true},
+		"error: false":      {200, `{"error":false}`, true},
+		"parts, one failed": {207, `<propstat><status>HTTP/1.1 412 Precondition Failed</status></propstat>`, false},
+		"parts":             {207, `<propstat><status>HTTP/1.1 200 OK</status></propstat>`, true},
+		"a page":            {200, `<p>error</p>`, true},
+	} {
+		if got := success(&given(c.status, c.body).x); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// What a status says of a request that was accepted.
+func TestFate(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		body   string
+		want   fate
+	}{
+		"accepted still":    {202, ``, fateRunning},
+		"not there yet":     {404, ``, fateRunning},
+		"elsewhere":         {303, ``, fateDone},
+		"in progress":       {200, `{"status":"In Progress"}`, fateRunning},
+		"done":              {200, `{"state":"SUCCEEDED"}`, fateDone},
+		"failed":            {200, `{"status":"failed"}`, fateFailed},
+		"the resource":      {200, `{"id":1}`, fateDone},
+		"a word of its own": {200, `{"status":"blue"}`, fateUntold},
+		"not allowed":       {403, ``, fateUntold},
+		"broken":            {500, ``, fateUntold},
+	} {
+		if got := fateOf(&given(c.status, c.body).x); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
