@@ -81,7 +81,7 @@ func turnedAway(x *wire.Exchange) bool {
 func tooMany(s *sent) bool { return s.status() == http.StatusTooManyRequests }
 
 // progressWords are how answers say that a request is being processed.
-var progressWords = regexp.MustCompile(`(?i)in[ _-]?progress|in[ _-]?flight|being processed|still (processing|running)|currently (processing|running|being)|concurren(t|cy)|(key|id)[ _-]?in[ _-]?use|try again|retry later`)
+var progressWords = regexp.MustCompile(`(?i)in[ _-]?progress|in[ _-]?flight|being processed|still (processing|running)|currently (processing|running|being)|concurren(t|cy)|(key|id)[ _-]?in[ _-]?use`)
 
 // saysInProgress reports whether a refusal says that the request is still being
 // processed, and not that there is one like it.

@@ -335,27 +335,42 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 		return o, err
 	}
 	x.o.learn(w, o.retry)
-	if success(&o.retry.x) && !x.o.sighted() && !o.retry.total.told() {
-		// Whether effects can be seen at all, another request may show.
-		w2, err := x.fresh(ctx)
-		if err != nil {
+	blind := success(&o.retry.x) && !x.o.sighted() && !o.retry.total.told()
+	if blind || refused(o.retry) {
+		// Whether effects can be seen at all, and fresh requests are let
+		// through, another request shows.
+		if o.control, err = x.beside(ctx); err != nil {
 			return o, err
 		}
-		other, err := x.render(w2.v, plan.Change{})
-		if err != nil {
-			return o, err
-		}
-		s, err := x.send(ctx, "control", other, "")
-		if err != nil {
-			return o, err
-		}
-		if o.control, err = x.look(ctx, w2, s); err != nil {
-			return o, err
-		}
-		x.o.learn(w2, o.control)
 		o.retry.refresh(w)
 	}
 	return o, nil
+}
+
+// refused reports whether a request was refused and had no effect.
+func refused(a *attempt) bool {
+	return a.status() >= 400 && a.status() < 500 && !a.total.exceeds(0)
+}
+
+// beside sends a fresh request beside others, to compare with.
+func (x *exp) beside(ctx context.Context) (*attempt, error) {
+	w, err := x.fresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req, err := x.render(w.v, plan.Change{})
+	if err != nil {
+		return nil, err
+	}
+	s, err := x.send(ctx, "control", req, "")
+	if err != nil {
+		return nil, err
+	}
+	a, err := x.look(ctx, w, s)
+	if err == nil {
+		x.o.learn(w, a)
+	}
+	return a, err
 }
 
 // look waits until the state is stable after a request, and for the effect that

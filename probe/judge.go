@@ -241,6 +241,8 @@ func (j *judgement) reopened(o *opening) bool {
 			j.holds("the first request %s, and the same request again %s", answered(first.sent), answered(second.sent))
 		}
 		return true
+	case refused(second) && o.control != nil && !success(&o.control.x):
+		j.unclear("the first request %s, the same request again was refused with %s, and so was a fresh one: %s", answered(first.sent), answer(second.sent), answer(o.control.sent))
 	case j.o.inProgress(second.sent):
 		f.unsafeRetry = true
 		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", answer(first.sent), j.key(), answer(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))

@@ -44,6 +44,8 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", answer(second), limit)
 	case is(most, 0) && second.done():
 		f.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || f.unsafeRetry
+	case is(most, 0) && t.beside != nil && !success(&t.beside.x):
+		j.unclear("the retry was refused with %s, and so was a fresh request: %s", answer(second), answer(t.beside.sent))
 	case j.o.inProgress(second):
 		f.unsafeRetry = true
 		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), answer(second), limit, count(most))
@@ -121,6 +123,8 @@ func (f *failed) judge(j *judgement) {
 		j.unclear("the retry was accepted with %s, and no effect was seen within %v", answer(second), j.o.r.p.Timing.SettleLimit)
 	case success(&second.x) && is(d.number(), 0):
 		known.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || known.unsafeRetry
+	case f.beside != nil && !success(&f.beside.x):
+		j.unclear("the retry was refused with %s, and so was a fresh request: %s", answer(second), answer(f.beside.sent))
 	case j.o.inProgress(second):
 		known.unsafeRetry = true
 		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", answer(first), j.key(), answer(second), j.o.r.p.Timing.SettleLimit)

@@ -151,6 +151,9 @@ func (f *meanwhile) judge(j *judgement) {
 		id = doubleSequential
 	}
 	all := append([]*sent{first}, f.retries...)
+	if !success(&first.x) && success(&second.x) && !second.replayed {
+		first, second = second, first // which of them won does not matter
+	}
 	if !j.effects(d, 1, id, all...) {
 		if running {
 			known.inProgress, known.unsafeRetry = no, true

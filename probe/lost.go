@@ -23,7 +23,8 @@ type lostTry struct {
 	ran    delta // what the first did before the retry
 	looked bool  // the state was stable by then
 	second *attempt
-	begun  bool // a part of the first's answer came
+	begun  bool     // a part of the first's answer came
+	beside *attempt // a fresh request, if the retry was refused without an effect
 }
 
 // traced reports whether something tells that the first was processed.
@@ -99,6 +100,9 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry,
 	}
 	t.second, err = x.retry(ctx, w, &attempt{sent: t.first})
 	w.conclude(1)
+	if err == nil && refused(t.second) {
+		t.beside, err = x.beside(ctx)
+	}
 	return t, err
 }
 
@@ -147,6 +151,7 @@ type failed struct {
 	off     *lostTry // it was cut off before its last byte
 	first   *attempt
 	second  *attempt
+	beside  *attempt // a fresh request, if the retry was refused without an effect
 	why     string
 }
 
@@ -211,5 +216,8 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 	}
 	x.o.learn(w, f.second)
 	f.first.refresh(w)
-	return f, nil
+	if refused(f.second) {
+		f.beside, err = x.beside(ctx)
+	}
+	return f, err
 }

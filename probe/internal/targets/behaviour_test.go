@@ -254,6 +254,7 @@ var different = map[string]profile{
 	},
 	"async":           {"failed": 1}, // it fails later, when all is well again
 	"async-slow":      {"failed": 1},
+	"quota-used-up":   {"failed": 0},
 	"key-expires":     {"late": 2},
 	"no-key-is-a-key": {"missing": 1},
 	"async-never": {

@@ -454,6 +454,28 @@ func rightInTheWorld() []Target {
 		verdict("idempotency_support", "natural_key", "retry_behavior", "safe_stop", "result_replay", "unknown", "in_progress_handling", "unknown")
 	conditional.headers = plan.Header{{Name: "If-None-Match", Value: "*"}}
 
+	used := keyed("quota-used-up", "refuses everything with 400 after two requests",
+		guarded(func(a *api, w http.ResponseWriter, _ *http.Request, c *call) {
+			a.claims.Lock()
+			a.posts++
+			over := a.posts > 2
+			a.claims.Unlock()
+			if over {
+				problem(w, http.StatusBadRequest, "the quota is used up; try again later")
+				return
+			}
+			e, known := a.begin(c)
+			if !known {
+				e.finish(a.make(context.Background(), c))
+			}
+			<-e.done
+			a.send(w, e.result, known)
+		}), open).
+		outcome(outcomes{plan.Duplicate: held, plan.LostUnread: inconclusive, plan.RaceSame: inconclusive}).
+		says("and so was a fresh request: 400").
+		verdict("race_behavior", "unknown", "in_progress_handling", "unknown", "retry_behavior", "unknown")
+	used.Experiments = []plan.Experiment{plan.Duplicate, plan.RaceSame, plan.LostUnread, plan.LostBegun, plan.FailedFirst}
+
 	inDoubt := outcomes{plan.Duplicate: inconclusive, plan.RaceSame: inconclusive}
 	doubt := []string{"idempotency_support", "unknown", "race_behavior", "unknown", "retry_behavior", "unknown", "in_progress_handling", "unknown", "result_replay", "unknown"}
 	list := []Target{
@@ -490,7 +512,7 @@ func rightInTheWorld() []Target {
 		keyed("sheds-401", "answers with 401 whatever comes while a request runs", shedding(http.StatusUnauthorized), open).
 			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: inconclusive}).
 			verdict("race_behavior", "unknown", "in_progress_handling", "unknown|no", "retry_behavior", "safe_stop|unknown|unsafe_retry"),
-		conditional,
+		conditional, used,
 	}
 	for i := range list {
 		t := &list[i]
