@@ -167,5 +167,5 @@ func (o *operation) untried() {
 	if f.audit == "" {
 		add("whether an audit trail has the request", "audit in the plan")
 	}
-	add("a crash of the target between effect and record", "killing it by hand meanwhile: the probe does not")
+	add("a crash of the target between effect and record", "a crash made by hand, for the probe makes none")
 }
