@@ -18,7 +18,45 @@ import (
 
 // success says whether an answer says that it was done.
 func success(x *wire.Exchange) bool {
-	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound)
+	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound) && !saysError(x.Response)
+}
+
+// failedPart is a part of a 207 that failed (RFC 4918).
+var failedPart = regexp.MustCompile(`HTTP/[0-9.]+ [45][0-9][0-9]`)
+
+// saysError reports whether an answer of 2xx tells of an error in its body.
+func saysError(r *wire.Response) bool {
+	if r.Status/100 != 2 || len(r.Body) == 0 {
+		return false
+	}
+	if r.Status == http.StatusMultiStatus {
+		return failedPart.Match(r.Body)
+	}
+	doc, err := decodeJSON(r.Body)
+	if err != nil {
+		return false
+	}
+	for _, p := range []plan.Pointer{"/error", "/errors", "/fault"} {
+		switch v, _ := lookup(doc, p); v := v.(type) {
+		case map[string]any:
+			if len(v) > 0 {
+				return true
+			}
+		case []any:
+			if len(v) > 0 {
+				return true
+			}
+		case string:
+			if v != "" {
+				return true
+			}
+		case bool:
+			if v {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // accepted says whether an answer is the promise of one.
@@ -37,6 +75,43 @@ func turnedAway(x *wire.Exchange) bool {
 		return x.Response.Status == http.StatusTooManyRequests || x.Response.Status == http.StatusServiceUnavailable
 	}
 	return false
+}
+
+// tooMany reports whether a request was refused for its rate.
+func tooMany(s *sent) bool { return s.status() == http.StatusTooManyRequests }
+
+// progressWords are how answers say that a request is being processed.
+var progressWords = regexp.MustCompile(`(?i)in[ _-]?progress|in[ _-]?flight|being processed|still (processing|running)|currently (processing|running|being)|concurren(t|cy)|(key|id)[ _-]?in[ _-]?use`)
+
+// saysInProgress reports whether a refusal says that the request is still being
+// processed, and not that there is one like it.
+func saysInProgress(s *sent) bool {
+	if s.x.Response == nil || s.status() < 400 || s.status() >= 500 || advice(&s.x) == "after-resolution" {
+		return false
+	}
+	return retryAfter(&s.x) > 0 || advice(&s.x) == "same-key" || s.status() == http.StatusTooEarly ||
+		s.status() != http.StatusUnprocessableEntity && progressWords.Match(s.x.Response.Body)
+}
+
+// toldToWait reports whether an answer is that the request is still being
+// processed.
+func (o *operation) toldToWait(s *sent) bool {
+	switch {
+	case s.x.Response == nil || advice(&s.x) == "new-key" || advice(&s.x) == "no":
+		return false
+	case accepted(&s.x):
+		return !o.facts.async
+	}
+	return saysInProgress(s)
+}
+
+// inProgress reports whether an answer is that the request is still being
+// processed, and that it is worth while to ask again.
+func (o *operation) inProgress(s *sent) bool {
+	if s.resource != "" && !accepted(&s.x) {
+		return false
+	}
+	return o.toldToWait(s)
 }
 
 // resource returns the id that an answer names.
@@ -126,12 +201,13 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 	switch {
 	case b.Response.Status >= 500 && a.Response.Status < 500:
 		s.Class = evidence.ErrorOrTimeout
-	case s.Status && s.Body,
-		success(a) && success(b) && s.Resource:
+	case s.Status && s.Body && !otherResource(first, second),
+		success(a) && success(b) && s.Resource,
+		accepted(a) && accepted(b) && statusAddress(a) != "" && statusAddress(a) == statusAddress(b):
 		s.Class = evidence.SameResult
-	case b.Response.Status >= 400 && first.resource != "" && names(b.Response, first.resource):
+	case (b.Response.Status >= 400 || saysError(b.Response)) && first.resource != "" && names(b.Response, first.resource):
 		s.Class = evidence.RefusedWithReference
-	case b.Response.Status >= 400:
+	case b.Response.Status >= 400 || saysError(b.Response):
 		s.Class = evidence.Refused
 	default:
 		s.Class = evidence.DifferentResult

@@ -352,24 +352,80 @@ func TestSupposeLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		findings []string
 		facts    facts
-		offered  bool
-		because  string
+		want     evidence.CauseState // empty: it is not supposed
 	}{
-		"duplicates hold, lost ones double": {[]string{"double-effect-lost-response"}, facts{once: true}, true, "treated differently"},
-		"duplicates were not tried":         {[]string{"double-effect-lost-response"}, facts{}, true, "was not shown"},
-		"both double":                       {[]string{"double-effect-sequential", "double-effect-lost-response"}, facts{doubled: true}, false, ""},
-		"both double, by ids":               {[]string{"double-effect-sequential", "double-effect-lost-response"}, facts{}, false, ""},
-		"a key is blocked":                  {[]string{"double-effect-sequential", "failure-blocks-key"}, facts{doubled: true}, true, "blocked"},
+		"duplicates hold, lost ones double": {[]string{doubleLost}, facts{once: true}, evidence.Supported},
+		"duplicates were not tried":         {[]string{doubleLost}, facts{}, evidence.Open},
+		"both double":                       {[]string{doubleSequential, doubleLost}, facts{doubled: true}, ""},
+		"both double, by ids":               {[]string{doubleSequential, doubleLost}, facts{}, ""},
+		"a key is blocked":                  {[]string{doubleSequential, "failure-blocks-key"}, facts{doubled: true}, evidence.Open},
 	} {
-		o := &operation{op: &plan.Operation{}, facts: c.facts}
+		o := &operation{op: &plan.Operation{}, facts: c.facts, r: &runner{p: &plan.Plan{}}}
 		for _, id := range c.findings {
 			e, _ := evidence.Lookup(id)
-			o.ev.Findings = append(o.ev.Findings, e.Finding("x"))
+			o.ev.Findings = append(o.ev.Findings, e.Finding("lost_unread"))
 		}
 		o.suppose()
-		i := slices.IndexFunc(o.ev.Hypotheses, func(h evidence.Hypothesis) bool { return h.Name == "C" })
-		if (i >= 0) != c.offered || c.offered && !strings.Contains(o.ev.Hypotheses[i].For, c.because) {
-			t.Errorf("%s: %+v", name, o.ev.Hypotheses)
+		got := evidence.CauseState("")
+		for _, f := range o.ev.Findings {
+			for _, cause := range f.Causes {
+				if cause.Name == "tied-to-client" {
+					got = cause.State
+				}
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// An answer of 2xx that tells of an error is no success.
+func TestSuccess(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		body   string
+		want   bool
+	}{
+		"created":           {201, `{"id":1}`, true},
+		"nothing":           {204, ``, true},
+		"see other":         {303, ``, true},
+		"refused":           {409, `{"id":1}`, false},
+		"an error":          {200, `{"error":{"code":"ratelimited"}}`, false},
+		"errors":            {200, `{"data":null,"errors":[{"message":"no"}]}`, false},
+		"an error in words": {200, `{"error":"no"}`, false},
+		"no error":          {200, `{"error":null,"errors":[],"id":1}`, true},
+		"error: false":      {200, `{"error":false}`, true},
+		"parts, one failed": {207, `<propstat><status>HTTP/1.1 412 Precondition Failed</status></propstat>`, false},
+		"parts":             {207, `<propstat><status>HTTP/1.1 200 OK</status></propstat>`, true},
+		"a page":            {200, `<p>error</p>`, true},
+	} {
+		if got := success(&given(c.status, c.body).x); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// What a status says of a request that was accepted.
+func TestFate(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		body   string
+		want   fate
+	}{
+		"accepted still":    {202, ``, fateRunning},
+		"not there yet":     {404, ``, fateRunning},
+		"elsewhere":         {303, ``, fateDone},
+		"in progress":       {200, `{"status":"In Progress"}`, fateRunning},
+		"done":              {200, `{"state":"SUCCEEDED"}`, fateDone},
+		"failed":            {200, `{"status":"failed"}`, fateFailed},
+		"the resource":      {200, `{"id":1}`, fateDone},
+		"a word of its own": {200, `{"status":"blue"}`, fateUntold},
+		"not allowed":       {403, ``, fateUntold},
+		"broken":            {500, ``, fateUntold},
+	} {
+		if got := fateOf(&given(c.status, c.body).x); got != c.want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
