@@ -316,6 +316,8 @@ type Finding struct {
 	Experiment  string   `json:"experiment"`
 	Sends       []int    `json:"sends,omitempty"` // the evidence
 	References  []string `json:"references,omitempty"`
+	// Guidelines are what common guidelines call it.
+	Guidelines Guidelines `json:"guidelines,omitzero"`
 }
 
 // Statement is something that is known, or known not to be knowable.
