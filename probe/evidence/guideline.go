@@ -92,7 +92,7 @@ func init() {
 	}
 	const wstg = "https://owasp.org/www-project-web-security-testing-guide/"
 	for folder, list := range map[string][][2]string{
-		"01-Information_Gathering": {{wstgEntryPoints, "Identify application entry points"}},
+		"01-Information_Gathering":                           {{wstgEntryPoints, "Identify application entry points"}},
 		"02-Configuration_and_Deployment_Management_Testing": {{wstgPlatform, "Test application platform configuration (logging)"}},
 		"05-Authorization_Testing": {
 			{wstgAuthorization, "Testing for bypassing authorization schema"},
