@@ -64,8 +64,11 @@ func (r *runner) newOperation(op *plan.Operation) *operation {
 	o := &operation{r: r, op: op, contract: r.p.ContractFor(op)}
 	o.facts.outcomes, o.facts.why = map[plan.Experiment]evidence.Outcome{}, map[plan.Experiment]string{}
 	o.ev = evidence.Operation{
-		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification,
+		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification, Signed: op.Signature != nil,
 		Verdict: evidence.UnknownVerdict(), Experiments: []evidence.Experiment{}, Findings: []evidence.Finding{}, Statements: []evidence.Statement{},
+	}
+	if file, line := r.p.Where(op.Name); file != "" {
+		o.ev.Source, o.ev.SourceLine = file, line
 	}
 	o.makeReaders()
 	if v, err := r.r.Draw(op.Name); err == nil {
@@ -98,6 +101,7 @@ func (o *operation) run(ctx context.Context, ended error) error {
 		o.ev.Experiments = append(o.ev.Experiments, x.e)
 		o.r.progress(Event{Operation: o.op.Name, Experiment: name, Outcome: x.e.Outcome, Why: x.e.Why})
 	}
+	o.collate()
 	if !o.r.dry() {
 		o.judge()
 	}
@@ -220,6 +224,7 @@ func (s *sent) over() time.Time { return s.x.Timing.Done }
 
 // render renders a request.
 func (x *exp) render(v *plan.Values, c plan.Change) (wire.Request, error) {
+	x.drew(v)
 	return x.o.r.r.Request(v, c)
 }
 
