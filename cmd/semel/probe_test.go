@@ -93,8 +93,8 @@ func TestProbe(t *testing.T) {
 	noError(t, json.Unmarshal([]byte(out.stdout), &run))
 	want(t, "worst finding", run.Worst(), evidence.P0)
 	found := map[string]bool{}
-	for _, f := range run.Operations[0].Findings {
-		found[f.ID] = true
+	for _, id := range run.Operations[0].All() {
+		found[id] = true
 	}
 	for _, id := range []string{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
 		if !found[id] {

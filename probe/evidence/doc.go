@@ -68,6 +68,7 @@ type Operation struct {
 	Findings    []Finding    `json:"findings"`
 	Statements  []Statement  `json:"statements"`
 	Hypotheses  []Hypothesis `json:"hypotheses,omitempty"`
+	Untried     []Untried    `json:"untried,omitempty"`
 }
 
 // Outcome is what an experiment came to.
@@ -334,6 +335,9 @@ type Finding struct {
 	References  []string `json:"references,omitempty"`
 	// Guidelines are what common guidelines call it.
 	Guidelines Guidelines `json:"guidelines,omitzero"`
+	// Symptoms have the same cause, Causes are what it may be.
+	Symptoms []Symptom `json:"symptoms,omitempty"`
+	Causes   []Cause   `json:"causes,omitempty"`
 }
 
 // Statement is something that is known, or known not to be knowable.

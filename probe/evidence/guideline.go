@@ -215,6 +215,11 @@ var mapping = map[string][5]string{
 	"audit-missing":                      {asvsLogEntry + " " + asvsLogBypass, wstgPlatform, ptesAnalysis, tacticImpact, refLog},
 	"webhook-stale-accepted":             {asvsSigned, wstgForge + " " + wstgTiming, ptesExploitation, tacticAccess, refReplay},
 	"rate-limit-is-not-idempotency":      {asvsLimits + " " + asvsAutomation, wstgTimes + " " + wstgMisuse, ptesAnalysis, tacticImpact, refOnce + " CWE-799"},
+	"effects-disagree":                   {asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	"content-not-recognised":             {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	"duplicate-not-answered":             {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
+	"replay-refused":                     {asvsLimitsDocumented, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
+	"bad-key-server-error":               {asvsInput + " " + asvsFail, wstgData + " " + wstgErrors, ptesAnalysis, tacticImpact, "CWE-755 CWE-1286"},
 	"replay-unmarked":                    {asvsLimitsDocumented, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
 	"retention-not-published":            {asvsLimitsDocumented, wstgEntryPoints, ptesGathering, tacticReconnaissance, "CWE-1059"},
 	"no-specification":                   {asvsLimitsDocumented, wstgEntryPoints, ptesGathering, tacticReconnaissance, "CWE-1059"},
@@ -237,12 +242,12 @@ type GuidelineSum struct {
 	Findings []string // ids, each once
 }
 
-// SumGuidelines returns the entries that the findings of operations have, in
+// SumGuidelines returns the entries that findings and their symptoms have, in
 // the order of [Standards] and of their ids.
 func SumGuidelines(ops []Operation) []GuidelineSum {
 	by := map[string]*GuidelineSum{}
 	for _, o := range ops {
-		for _, f := range o.Findings {
+		for _, f := range o.flat() {
 			for i, list := range f.GuidelinesOf().Lists() {
 				for _, id := range list {
 					s := by[id]

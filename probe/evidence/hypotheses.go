@@ -7,25 +7,17 @@ import (
 	"strings"
 )
 
-// State is where a hypothesis stands.
-type State string
-
-const (
-	// Supported: what was seen is what it would look like.
-	Supported State = "supported"
-	// RuledOut: the experiments that would have shown it did not. That is said
-	// of what was tried, under the conditions of the run, and of no more.
-	RuledOut State = "ruled out as far as tried"
-	// Open: what would decide it was not tried, or showed nothing.
-	Open State = "open"
-)
+// RuledOut: the experiments that would have shown it did not. That is said of
+// what was tried, under the conditions of the run, and of no more.
+const RuledOut CauseState = "ruled out as far as tried"
 
 // Standing is a hypothesis of the method and where it stands. There are four,
 // and a run says of each what it knows.
 type Standing struct {
-	Name  string `json:"name"` // A to D
-	Text  string `json:"text"`
-	State State  `json:"state"`
+	Name string `json:"name"` // A to D
+	Text string `json:"text"`
+	// State is Supported, RuledOut or Open.
+	State CauseState `json:"state"`
 	// Because says what the state rests on.
 	Because string `json:"because"`
 	// Next is the check that would decide it, or decide it better, with the
@@ -46,7 +38,7 @@ type hypothesis struct {
 var hypotheses = []hypothesis{
 	{
 		name: "A", text: "Not implemented: duplicates are not recognised at all.",
-		findings: []string{"double-effect-sequential", "webhook-redelivery-doubles", "key-ignored", "rate-limit-is-not-idempotency"},
+		findings: []string{"double-effect-sequential", "webhook-redelivery-doubles", "content-not-recognised", "key-ignored", "rate-limit-is-not-idempotency"},
 		decides:  [][]string{{"duplicate", "late_retry", "redelivery", "reordered"}},
 		next:     "--only duplicate,late_retry, with a reader of the state (operations[].readers)",
 	},
@@ -58,7 +50,7 @@ var hypotheses = []hypothesis{
 	},
 	{
 		name: "C", text: "Multiplies on failure: a lost answer or a failed attempt makes the retry double, lose or block the effect.",
-		findings: []string{"double-effect-lost-response", "lost-effect", "outside-effect-doubled", "failure-not-repeatable", "failure-blocks-key"},
+		findings: []string{"double-effect-lost-response", "lost-effect", "outside-effect-doubled", "effects-disagree", "failure-not-repeatable", "failure-blocks-key"},
 		decides:  [][]string{{"lost_unread"}, {"lost_begun"}, {"failed_first"}},
 		next:     "--only duplicate,lost_unread,lost_begun,failed_first",
 	},
@@ -94,16 +86,27 @@ func (o *Operation) Standings() []Standing {
 // doubles says whether a finding is a double effect, which a target that knows
 // no duplicates has anywhere.
 func doubles(id string) bool {
-	return strings.HasPrefix(id, "double-effect-") || id == "in-flight-executed" || id == "outside-effect-doubled"
+	return strings.HasPrefix(id, "double-effect-") || id == "in-flight-executed" || id == "outside-effect-doubled" || id == "effects-disagree"
 }
 
 func (o *Operation) supporting(h hypothesis) (fs []Finding) {
-	for _, f := range o.Findings {
+	for _, f := range o.flat() {
 		if slices.Contains(h.findings, f.ID) {
 			fs = append(fs, f)
 		}
 	}
 	return fs
+}
+
+// flat returns the findings and their symptoms, which are findings too.
+func (o *Operation) flat() (all []Finding) {
+	for _, f := range o.Findings {
+		all = append(all, f)
+		for _, s := range f.Symptoms {
+			all = append(all, Finding{ID: s.ID, Basis: s.Basis, Title: s.Title, Experiment: s.Experiment, Sends: s.Sends})
+		}
+	}
+	return all
 }
 
 func (o *Operation) weigh(h hypothesis) Standing {

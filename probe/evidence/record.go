@@ -51,6 +51,7 @@ type RecordFinding struct {
 	Basis      Basis      `json:"basis"`
 	Experiment string     `json:"experiment"`
 	Sends      []int      `json:"sends"`
+	Symptoms   []string   `json:"symptoms"` // ids of findings of the same cause
 	Guidelines Guidelines `json:"guidelines"`
 }
 
@@ -67,7 +68,11 @@ func (r *Run) Records() Records {
 			Witnesses: append([]Witnesses{}, o.Witnesses()...), Findings: []RecordFinding{}, Hypotheses: o.Standings(),
 		}
 		for _, f := range o.Findings {
-			rec.Findings = append(rec.Findings, RecordFinding{f.ID, f.Priority, f.Basis, f.Experiment, append([]int{}, f.Sends...), f.GuidelinesOf()})
+			symptoms := []string{}
+			for _, s := range f.Symptoms {
+				symptoms = append(symptoms, s.ID)
+			}
+			rec.Findings = append(rec.Findings, RecordFinding{f.ID, f.Priority, f.Basis, f.Experiment, append([]int{}, f.Sends...), symptoms, f.GuidelinesOf()})
 		}
 		all.Records = append(all.Records, rec)
 	}

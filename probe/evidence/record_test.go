@@ -80,7 +80,7 @@ func TestWitnessesOfRace(t *testing.T) {
 	}
 }
 
-func standing(o Operation) (states []State, all []Standing) {
+func standing(o Operation) (states []CauseState, all []Standing) {
 	all = o.Standings()
 	for _, s := range all {
 		states = append(states, s.State)
@@ -112,18 +112,18 @@ func TestStandings(t *testing.T) {
 	everything := held("duplicate", "altered", "other_actor", "other_tenant", "race", "lost_unread", "lost_begun", "failed_first")
 	for name, c := range map[string]struct {
 		o    Operation
-		want []State
+		want []CauseState
 	}{
-		"nothing":          {Operation{}, []State{Open, Open, Open, Open}},
-		"the default":      {Operation{Readers: seen, Experiments: held("duplicate")}, []State{RuledOut, Open, Open, Open}},
-		"everything":       {Operation{Readers: seen, Experiments: everything}, []State{RuledOut, RuledOut, RuledOut, RuledOut}},
-		"blind":            {Operation{Readers: []Reader{{Name: "rows"}}, Experiments: everything}, []State{Open, Open, Open, Open}},
-		"late instead":     {Operation{Readers: seen, Experiments: held("late_retry", "lost_unread")}, []State{RuledOut, Open, Open, Open}},
-		"race":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: find("double-effect-race")}, []State{RuledOut, Supported, Open, Open}},
-		"none at all":      {Operation{Readers: seen, Findings: find("double-effect-sequential", "double-effect-race", "double-effect-lost-response")}, []State{Supported, Open, Open, Open}},
-		"none, and a loss": {Operation{Readers: seen, Findings: find("double-effect-sequential", "lost-effect")}, []State{Supported, Open, Supported, Open}},
-		"bound":            {Operation{Readers: seen, Findings: find("key-not-scoped-tenant")}, []State{Open, Open, Open, Supported}},
-		"not applicable":   {Operation{Readers: seen, Experiments: append(held("duplicate", "altered"), Experiment{Name: "other_actor", Outcome: NotApplicable, Why: "the plan has no actor_b."})}, []State{RuledOut, Open, Open, Open}},
+		"nothing":          {Operation{}, []CauseState{Open, Open, Open, Open}},
+		"the default":      {Operation{Readers: seen, Experiments: held("duplicate")}, []CauseState{RuledOut, Open, Open, Open}},
+		"everything":       {Operation{Readers: seen, Experiments: everything}, []CauseState{RuledOut, RuledOut, RuledOut, RuledOut}},
+		"blind":            {Operation{Readers: []Reader{{Name: "rows"}}, Experiments: everything}, []CauseState{Open, Open, Open, Open}},
+		"late instead":     {Operation{Readers: seen, Experiments: held("late_retry", "lost_unread")}, []CauseState{RuledOut, Open, Open, Open}},
+		"race":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: find("double-effect-race")}, []CauseState{RuledOut, Supported, Open, Open}},
+		"none at all":      {Operation{Readers: seen, Findings: find("double-effect-sequential", "double-effect-race", "double-effect-lost-response")}, []CauseState{Supported, Open, Open, Open}},
+		"none, and a loss": {Operation{Readers: seen, Findings: find("double-effect-sequential", "lost-effect")}, []CauseState{Supported, Open, Supported, Open}},
+		"bound":            {Operation{Readers: seen, Findings: find("key-not-scoped-tenant")}, []CauseState{Open, Open, Open, Supported}},
+		"not applicable":   {Operation{Readers: seen, Experiments: append(held("duplicate", "altered"), Experiment{Name: "other_actor", Outcome: NotApplicable, Why: "the plan has no actor_b."})}, []CauseState{RuledOut, Open, Open, Open}},
 	} {
 		states, all := standing(c.o)
 		if !slices.Equal(states, c.want) {

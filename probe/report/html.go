@@ -57,7 +57,7 @@ var (
 		"us":     func(us int64) string { return duration(us) },
 		"answer": answer, "visible": visible, "short": short,
 		"guideline":     func(id string) evidence.GuidelineEntry { e, _ := evidence.Guideline(id); return e },
-		"guidelineName": guidelineName, "standingTone": standingTone, "record": func() string { return RecordFile },
+		"guidelineName": guidelineName, "standingTone": standingTone, "causeTone": causeTone, "looseCauses": looseCauses, "further": func(f htmlFinding) []string { return further(f.Finding) }, "record": func() string { return RecordFile },
 	}).Parse(page))
 )
 

@@ -189,7 +189,7 @@ func findingTexts(fs []evidence.Finding) string {
 	for _, f := range fs {
 		all = append(all, strings.Join(nonEmpty(
 			fmt.Sprintf("%s %s (%s, %s)", name(string(f.Priority)), text(f.Title), name(f.ID), name(string(f.Basis))),
-			text(f.Explanation), "Remedy: "+text(f.Remedy), sendsWord(f)), "\n"))
+			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f)), "\n"))
 	}
 	return strings.Join(all, "\n\n")
 }

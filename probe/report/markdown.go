@@ -35,6 +35,14 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		fs := ranked(o.Findings)
 		for _, f := range fs[:min(len(fs), mostInMarkdown)] {
 			line("- **%s** %s (%s)", prose(name(string(f.Priority))), prose(visible(f.Title, 200)), strings.Join(nonEmpty(code(name(f.ID)), prose(name(string(f.Basis))), sendsWord(f)), ", "))
+			for _, s := range f.Symptoms[:min(len(f.Symptoms), mostInMarkdown)] {
+				line("  <br>With it: %s (%s)", prose(visible(s.Title, 200)), strings.Join(nonEmpty(code(name(s.ID)), prose(name(string(s.Basis)))), ", "))
+			}
+			for _, c := range f.Causes {
+				if c.State == evidence.Supported {
+					line("  <br>Cause, as it looks: %s", prose(visible(c.Text, 300)))
+				}
+			}
 			line("  <br>Remedy: %s", prose(visible(f.Remedy, 500)))
 			if g := guidelineLine(f); g != "" {
 				line("  <br>%s", prose(g))

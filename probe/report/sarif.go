@@ -147,7 +147,7 @@ func SARIF(w io.Writer, r *evidence.Run) error {
 			}
 			run.Results = append(run.Results, sarifResult{
 				Rule: id, Index: at, Kind: "fail", Level: level(f.Priority),
-				Message:   sarifMessage{Text: sentence(name(o.Name)+": "+text(f.Title)) + " " + text(f.Explanation)},
+				Message:   sarifMessage{Text: sentence(name(o.Name)+": "+text(f.Title)) + " " + text(f.Explanation) + strings.TrimRight(" "+symptomLine(f), " ")},
 				Locations: []sarifLocation{location(o)},
 				Fingerprints: map[string]string{
 					"finding/v1": digest(o.Name, f.ID, f.Experiment),

@@ -183,7 +183,45 @@ func answered(a *evidence.Answer) string {
 	return said
 }
 
-func standingTone(s evidence.State) tone {
+// symptomLine names the symptoms of a finding; empty if it has none.
+func symptomLine(f evidence.Finding) string {
+	var all []string
+	for _, s := range f.Symptoms[:min(len(f.Symptoms), mostFindings)] {
+		all = append(all, text(s.Title)+" ("+name(s.ID)+")")
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "With it, of the same cause: " + strings.Join(all, "; ")
+}
+
+// further are a finding's references that its guidelines do not have.
+func further(f evidence.Finding) []string {
+	return slices.DeleteFunc(slices.Clone(f.References), func(ref string) bool {
+		return evidence.ReferenceURL(ref) != "" && (strings.HasPrefix(ref, "CWE-") || strings.Contains(ref, "WSTG-"))
+	})
+}
+
+// looseCauses are the possible causes that stand under no finding, as earlier
+// versions wrote them.
+func looseCauses(o *evidence.Operation) []evidence.Hypothesis {
+	if slices.ContainsFunc(o.Findings, func(f evidence.Finding) bool { return len(f.Causes) > 0 }) {
+		return nil
+	}
+	return o.Hypotheses
+}
+
+func causeTone(s evidence.CauseState) tone {
+	switch s {
+	case evidence.Supported:
+		return bad
+	case evidence.Open:
+		return doubt
+	}
+	return neutral
+}
+
+func standingTone(s evidence.CauseState) tone {
 	switch s {
 	case evidence.Supported:
 		return bad

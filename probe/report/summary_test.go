@@ -49,7 +49,7 @@ func TestBottomLine(t *testing.T) {
 		"pay is probably not safe to repeat: it looks as if this happened: requests that ran at the same time took effect more than once.": {
 			Operations: []evidence.Operation{op("pay", nil, inferred)},
 		},
-		"pay should be mended before it is relied on: a failed first attempt leaves the key unusable.": {
+		"pay should be mended before it is relied on: an earlier attempt leaves the request unusable.": {
 			Operations: []evidence.Operation{op("pay", all, find("failure-blocks-key", "failed_first"))},
 		},
 	} {

@@ -188,9 +188,18 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 		p.wrap("  ", p.paint(priorityTone(f.Priority), name(string(f.Priority)))+"  ", brief(f.Title))
 		p.wrap("      ", "", strings.Join(nonEmpty(name(f.ID), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
 		p.wrap("      ", "", brief(f.Explanation))
+		for _, s := range f.Symptoms[:min(len(f.Symptoms), mostFindings)] {
+			p.wrap("      ", "+ ", brief(s.Title)+" ("+strings.Join(nonEmpty(name(s.ID), name(string(s.Basis)), name(s.Experiment), sendsWord(evidence.Finding{Sends: s.Sends})), ", ")+")")
+		}
+		for _, c := range f.Causes[:min(len(f.Causes), mostFindings)] {
+			p.wrap("      ", "Cause, "+p.paint(causeTone(c.State), name(string(c.State)))+": ", brief(c.Text)+" "+brief(c.For))
+			if c.State == evidence.Open {
+				p.wrap("        ", "Decided by: ", brief(c.Check))
+			}
+		}
 		p.wrap("      ", "Remedy: ", brief(f.Remedy))
-		if len(f.References) > 0 {
-			p.wrap("      ", "See: ", names(f.References))
+		if see := further(f); len(see) > 0 {
+			p.wrap("      ", "See: ", names(see))
 		}
 		if line := guidelineLine(f); line != "" {
 			p.wrap("      ", "Guidelines: ", line)
@@ -239,10 +248,18 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 		p.wrap("     ", "", brief(s.Because))
 		p.wrap("     ", "Next: ", s.Next)
 	}
-	if len(o.Hypotheses) > 0 {
+	if len(o.Untried) > 0 {
+		p.head("not tried")
+	}
+	for _, u := range o.Untried[:min(len(o.Untried), mostStatements)] {
+		p.wrap("  ", "- ", brief(u.What)+": "+brief(u.How))
+	}
+	p.more(len(o.Untried)-mostStatements, "things that were not tried")
+	causes := looseCauses(o)
+	if len(causes) > 0 {
 		p.head("possible causes")
 	}
-	for _, h := range o.Hypotheses {
+	for _, h := range causes {
 		p.wrap("  ", "- ", brief(h.Text))
 		p.wrap("     ", "For it: ", brief(h.For))
 		p.wrap("     ", "Check: ", brief(h.Check))
