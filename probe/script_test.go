@@ -104,7 +104,7 @@ func TestScripts(t *testing.T) {
 	op.Readers = []plan.Reader{{Name: "orders", HTTP: &plan.HTTPReader{URL: server.URL + "/", Count: new(plan.Pointer("")), Where: plan.Pairs{{Name: "/ref", Value: "{{.ref}}"}}}}}
 	// A race that doubles takes the blame for what a retry meanwhile does.
 	alone := *op
-	alone.Name, alone.Experiments = "count alone", []plan.Experiment{plan.InFlight}
+	alone.Name, alone.Experiments = "count-alone", []plan.Experiment{plan.InFlight}
 	p.Operations = append(p.Operations, alone)
 	p.Budget = plan.Budget{MaxSends: 100}
 	env := map[string]string{"SCRIPT_A": token, "SCRIPT_B": "token-of-b"}
