@@ -60,6 +60,18 @@ const (
 	readsAfter  = 3
 )
 
+// planReadsOf counts, in a dry run, what is read for n requests of a role: those
+// of a race are read together, trial by trial.
+func (x *exp) planReadsOf(role string, n int) {
+	switch role {
+	case "read", "reset", "step":
+	case "race":
+		x.planReads((readsBefore + readsAfter) * max(n/x.o.r.p.Race.Width, 1))
+	default:
+		x.planReads(readsAfter * n)
+	}
+}
+
 // planReads counts, in a dry run, what each reader by http would read.
 func (x *exp) planReads(times int) {
 	if !x.o.r.dry() {

@@ -194,6 +194,7 @@ func (x *exp) cut(ctx context.Context, role string, req wire.Request, cut wire.C
 
 // plan lists a request that would be sent.
 func (x *exp) plan(role string, req wire.Request, who plan.PrincipalName, n int, note string) *sent {
+	x.planReadsOf(role, n)
 	b, err := req.Bytes()
 	if err != nil {
 		b = []byte(err.Error())

@@ -162,9 +162,4 @@ func (o *operation) untried() {
 	if o.r.p.Principals.ActorA != nil {
 		add("a session that expired, or was renewed, between the two", "a plan that signs in anew")
 	}
-	var list []string
-	for _, u := range o.ev.Untried {
-		list = append(list, fmt.Sprintf("%s (%s)", u.What, u.How))
-	}
-	o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.Unknowable, Text: "Not tried, so nothing is said about it: " + strings.Join(list, "; ") + "."})
 }

@@ -114,7 +114,6 @@ type wanted struct {
 func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error {
 	t := x.o.r.p.Timing
 	if x.o.r.dry() || len(x.o.readers) == 0 {
-		x.planReads(readsAfter * len(all))
 		for _, want := range all {
 			want.w.settled = true
 		}
@@ -174,6 +173,9 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 		// than what is tried: at once, after a pause, and when the state has
 		// been the same for long enough. An effect that is late or lost is
 		// looked for some twenty times.
+		if !same || failed != nil {
+			pause = t.Poll
+		}
 		wait := min(pause, max(10*t.Poll, t.SettleLimit/20))
 		if left := need - at.Sub(changed); failed == nil && left > 0 {
 			wait = min(pause, left)
@@ -181,9 +183,7 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 		if err := sleep(ctx, max(wait, time.Millisecond)); err != nil {
 			return err
 		}
-		if pause *= 4; !same || failed != nil {
-			pause = t.Poll
-		}
+		pause = min(4*pause, time.Hour)
 	}
 }
 

@@ -92,8 +92,13 @@ func (o *Operation) Witnesses() []Witnesses {
 			w.Second = &Answer{Status: second.Status, WaitedUS: waited(second)}
 			if s := e.Second; s != nil {
 				w.Second.Class, w.Second.Timing = s.Class, s.Timing
-				if s.FirstUS != 0 || s.SecondUS != 0 {
-					w.First.WaitedUS, w.Second.WaitedUS = s.FirstUS, s.SecondUS
+				// Before its last byte an answer can only seem to come: the two
+				// moments were so close.
+				if s.FirstUS > 0 {
+					w.First.WaitedUS = s.FirstUS
+				}
+				if s.SecondUS > 0 {
+					w.Second.WaitedUS = s.SecondUS
 				}
 			}
 		}
