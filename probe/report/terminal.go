@@ -205,7 +205,8 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 			p.wrap("      ", "Guidelines: ", line)
 		}
 		if file := scriptFile(at, i, f); dir != "" && file != "" {
-			p.wrap("      ", "Again: ", "sh "+visible(strings.TrimRight(dir, `/\`), 4096)+"/"+file)
+			// To be copied: not broken, however long.
+			p.line("      Again: sh %s/%s", visible(strings.TrimRight(dir, `/\`), 4096), file)
 		}
 	}
 
