@@ -21,6 +21,7 @@ type operation struct {
 	r        *runner
 	op       *plan.Operation
 	contract plan.Contract
+	assumed  bool // nobody said which contract it is: it is that of the default
 	ev       evidence.Operation
 	readers  []*reader
 	latency  time.Duration // the longest that an effect took to show
@@ -31,7 +32,7 @@ type operation struct {
 func (r *runner) dry() bool { return !r.o.Send }
 
 func (r *runner) newOperation(op *plan.Operation) *operation {
-	o := &operation{r: r, op: op, contract: r.p.ContractFor(op)}
+	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.assumed && op.Contract == nil}
 	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
 		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification, Signed: op.Signature != nil,
@@ -55,6 +56,9 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	for _, name := range o.r.o.experiments(o.r.p, o.op) {
 		k := kinds[name]
 		x := &exp{o: o, kind: name, e: evidence.Experiment{Name: string(name), Step: k.step, Title: k.title, Outcome: evidence.NotRun}}
+		if name == plan.OtherTenant && o.op.Key == nil {
+			x.e.Title = "The same request by another tenant"
+		}
 		switch err := o.applies(name); {
 		case err != nil:
 			x.e.Outcome, x.e.Why = evidence.NotApplicable, err.Error()
@@ -420,6 +424,7 @@ func (o *operation) learn(w *watch, a *attempt) {
 	}
 	if success(&a.x) {
 		o.facts.controls++
+		o.facts.names = o.facts.names || rose && a.resource != ""
 		o.facts.async = o.facts.async || accepted(&a.x)
 		if d := a.x.Timing.FirstByte.Sub(a.x.Timing.LastWrite); o.takes == 0 || d < o.takes {
 			o.takes = max(d, time.Microsecond)
@@ -476,11 +481,21 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 	return sleep(ctx, d)
 }
 
+// answered says whether a request was answered, and how.
+func answered(s *sent) string {
+	if s.x.Response == nil {
+		return "was not answered: " + answer(s)
+	}
+	return "was answered with " + answer(s)
+}
+
 // answer says how a request was answered.
 func answer(s *sent) string {
 	switch {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)
+	case s.x.Response != nil && saysError(s.x.Response):
+		return fmt.Sprintf("%d with an error in its body", s.x.Response.Status)
 	case s.x.Response != nil:
 		return fmt.Sprint(s.x.Response.Status)
 	case s.x.Err != nil:

@@ -118,7 +118,7 @@ func (j *judgement) blind(w *watch) string {
 	for i, rd := range j.o.readers {
 		switch {
 		case w.before[i].err != nil:
-			list = append(list, rd.name+": "+w.before[i].err.Error())
+			list = append(list, rd.name+": it could not be used before the request: "+w.before[i].err.Error())
 		case w.after[i].err != nil:
 			list = append(list, rd.name+": "+w.after[i].err.Error())
 		default:
@@ -156,8 +156,7 @@ func (j *judgement) opened(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.broken("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy())
-		j.find("lost-effect", "", evidence.Established, a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
 		j.broken("the first request took effect, and the outside, which was told of others, was not told of it")
@@ -172,6 +171,16 @@ func (j *judgement) opened(o *opening) bool {
 		return true
 	}
 	return false
+}
+
+// begun is opened for experiments that are not about the beginning: what is
+// wrong with it is a finding, and leaves them unclear.
+func (j *judgement) begun(o *opening) bool {
+	ok := j.opened(o)
+	if !ok {
+		j.open, j.bad = append(j.open, j.bad...), nil
+	}
+	return ok
 }
 
 // accepted says what is known of a request that was accepted and of which no
@@ -205,8 +214,8 @@ func (j *judgement) reopened(o *opening) bool {
 		ran = first.total.String()
 	}
 	if d.exceeds(1) {
-		j.broken("the first request was answered with %s (%s), and the same request again with %s", answer(first.sent), ran, answer(second.sent))
-		f.unsafeRetry = true
+		j.broken("the first request %s (%s), and the same request again %s", answered(first.sent), ran, answered(second.sent))
+		f.unsafeRetry, f.failed = true, f.failed || first.x.Response != nil
 		j.effects(d, 1, id, first.sent, second.sent)
 		return false
 	}
@@ -214,24 +223,22 @@ func (j *judgement) reopened(o *opening) bool {
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("the first request was answered with %s (%s), and the same request again was not processed: %s", answer(first.sent), ran, answer(second.sent))
+		j.unclear("the first request %s (%s), and the same request again was not processed: %s", answered(first.sent), ran, answer(second.sent))
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
-		f.unsafeRetry = true
-		j.broken("the first request was answered with %s, the same request again with %s, and there is no effect, which reader %s has seen for others", answer(first.sent), answer(second.sent), j.o.seenBy())
-		j.find("lost-effect", "", evidence.Established, first.sent, second.sent)
+		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("the first request %s, the same request again %s, and there is no effect, which reader %s has seen for others", answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s, the same request again with %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answer(first.sent), answer(second.sent))
+		j.broken("the first request %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answered(first.sent), answered(second.sent))
 		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case success(&second.x):
 		if first.total.exceeds(0) {
-			j.holds("the first request was answered with %s although it took effect, and the same request again with %s: 1 effect", answer(first.sent), answer(second.sent))
+			j.holds("the first request %s although it took effect, and the same request again %s: 1 effect", answered(first.sent), answered(second.sent))
 		} else {
-			j.holds("the first request was answered with %s, and the same request again with %s", answer(first.sent), answer(second.sent))
+			j.holds("the first request %s, and the same request again %s", answered(first.sent), answered(second.sent))
 		}
 		return true
 	case j.o.inProgress(second.sent):
@@ -240,10 +247,10 @@ func (j *judgement) reopened(o *opening) bool {
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
-		j.holds("the first request was answered with %s although it took effect; the same request again was answered with %s and had no effect of its own", answer(first.sent), answer(second.sent))
+		j.holds("the first request %s although it took effect; the same request again %s and had no effect of its own", answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s and had no effect; the same request again was refused with %s", answer(first.sent), answer(second.sent))
+		j.broken("the first request %s and had no effect; the same request again was refused with %s", answered(first.sent), answer(second.sent))
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	default:
 		j.unclear("the first request did not succeed, nor did the same request again: %s, then %s; %s", answer(first.sent), answer(second.sent), j.state(d))
@@ -305,7 +312,7 @@ func (f *again) judge(j *judgement) {
 		known.late = true
 	}
 	for _, a := range f.more {
-		if a.settled && a.processed() && a.own.state && !a.own.exceeds(0) {
+		if a.settled && a.processed() && success(&a.x) && a.own.state && !a.own.exceeds(0) {
 			known.sometimes = true
 			j.broken("a further duplicate, answered with %s, had no effect of its own", answer(a.sent))
 		}
@@ -326,6 +333,7 @@ func (f *again) protected(o *operation) bool {
 func (j *judgement) repeated(first *sent, second *attempt, expect int64, id string) {
 	j.e.Second = j.o.compare(first, second.sent)
 	f, d := &j.o.facts, second.total
+	f.marked = f.marked || second.replayed
 	if !j.effects(d, expect, id, first, second.sent) {
 		if more(d.most, expect) && !d.apart(expect) {
 			f.doubled, f.doubledBy = true, []*sent{first, second.sent}
@@ -338,7 +346,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id stri
 	switch {
 	case !second.settled:
 		j.unclear("%s", second.why)
-	case turnedAway(&second.x):
+	case turnedAway(&second.x), barred(second.sent):
 		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
 		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
@@ -373,15 +381,25 @@ func (j *judgement) byIDs(id string, first, second *sent) {
 func (j *judgement) second(first, second *sent) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
-	if f.duplicate == nil && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
+	// Two answers without a body, or that name no resource both, cannot be told
+	// from one another.
+	blank := s.Class == evidence.SameResult && !s.Resource && len(first.x.Response.Body) == 0 && !second.replayed
+	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
-	f.marked = f.marked || second.replayed
 	// What a contract says of keys is nothing to operations without one.
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {
 	case evidence.SameResult:
-		j.holds("1 effect; the second answer is the first result%s", map[bool]string{true: ", marked as a replay"}[second.replayed])
+		if blank {
+			j.holds("1 effect; both were answered with %s, and neither answer has a body", answer(second))
+			return
+		}
+		but := ""
+		if len(s.Differences) > 0 {
+			but = "; in the answer differs: " + strings.Join(s.Differences, ", ")
+		}
+		j.holds("1 effect; the second answer is the first result%s%s", map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find("replay-unmarked", "", "", first, second)
 		}
@@ -430,6 +448,19 @@ func conditional(s *sent) bool {
 	return slices.ContainsFunc(s.x.Request.Header, func(f wire.Field) bool {
 		return slices.Contains([]string{"if-match", "if-none-match", "if-unmodified-since", "if-modified-since"}, strings.ToLower(f.Name))
 	})
+}
+
+// lostEffect is a finding for a success without an effect. Where other answers
+// name a resource and this one does not, it may be a refusal in its body: then
+// nothing is known, and it returns false.
+func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
+	if j.o.facts.names && s.resource == "" && !accepted(&s.x) {
+		j.unclear("%s; it names no resource, as others do: by its body it may be a refusal", what)
+		return false
+	}
+	j.broken("%s", what)
+	j.find("lost-effect", "", evidence.Established, sends...)
+	return true
 }
 
 // error5xx is a finding of duplicates that were answered with a server error,

@@ -1,13 +1,14 @@
 package probe
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
 )
 
 func (f *lost) judge(j *judgement) {
-	if !j.opened(f.control) {
+	if !j.begun(f.control) {
 		return
 	}
 	for i, t := range f.tries {
@@ -42,9 +43,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate != fateDone:
 		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", answer(second), limit)
 	case is(most, 0) && second.done():
-		f.unsafeRetry = true
-		j.broken("the retry was answered with %s, and there is no effect", answer(second))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		f.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || f.unsafeRetry
 	case j.o.inProgress(second):
 		f.unsafeRetry = true
 		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), answer(second), limit, count(most))
@@ -71,7 +70,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 }
 
 func (f *failed) judge(j *judgement) {
-	if !j.opened(f.control) {
+	if !j.begun(f.control) {
 		return
 	}
 	if f.why != "" {
@@ -84,9 +83,15 @@ func (f *failed) judge(j *judgement) {
 	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", answer(t.first))
 	default:
-		// It cannot have been processed: its retry is all there is.
+		// It cannot have been executed: its retry is all there is, and that it
+		// works says nothing of a first attempt that fails by itself.
 		t.begun = true
+		safe := j.o.facts.safeRetry
 		j.lost(t, true)
+		j.o.facts.safeRetry = safe
+		for i := range j.held {
+			j.held[i] = "the first attempt was cut off before its last byte, so it did not run: " + j.held[i]
+		}
 	}
 	if f.first == nil {
 		return
@@ -103,7 +108,7 @@ func (f *failed) judge(j *judgement) {
 	changed := success(&second.x) || first.status() != second.status() || otherResource(first, second)
 	switch {
 	case d.exceeds(1):
-		known.unsafeRetry = true
+		known.unsafeRetry, known.failed = true, true
 		j.broken("the first attempt was answered with %s and had %s; the retry had another", answer(first), count(ran.number()))
 		j.effects(d, 1, doubleSequential, first, second)
 	case !f.second.settled:
@@ -115,9 +120,7 @@ func (f *failed) judge(j *judgement) {
 	case accepted(&second.x) && second.fate != fateDone && is(d.number(), 0):
 		j.unclear("the retry was accepted with %s, and no effect was seen within %v", answer(second), j.o.r.p.Timing.SettleLimit)
 	case success(&second.x) && is(d.number(), 0):
-		known.unsafeRetry = true
-		j.broken("the retry was answered with %s, and there is no effect", answer(second))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		known.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || known.unsafeRetry
 	case j.o.inProgress(second):
 		known.unsafeRetry = true
 		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", answer(first), j.key(), answer(second), j.o.r.p.Timing.SettleLimit)

@@ -11,7 +11,7 @@ import (
 )
 
 func (f *races) judge(j *judgement) {
-	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+	if !j.begun(f.control) || f.control != nil && f.control.first == nil {
 		return
 	}
 	r := &evidence.Race{Width: f.width, Bound: 1}
@@ -46,7 +46,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		if tooMany(s) {
 			j.o.facts.limited = true
 		}
-		if !s.processed() {
+		if s.x.Response == nil || turnedAway(&s.x) {
 			continue
 		}
 		processed = append(processed, s)
@@ -56,13 +56,16 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		case s.serverError():
 			errors = append(errors, s)
 		}
-		if status := s.x.Response.Status; status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusProxyAuthRequired {
+		if !barred(s) {
 			able = append(able, s)
 		}
 	}
 	r.Delivered += len(processed)
 	if len(processed) == 0 {
 		return cmp.Or(t.reason, fmt.Sprintf("none of %d requests was processed", len(t.all)))
+	}
+	if out := len(processed) - len(able); out > 0 && len(able) < 2 {
+		t.reason = cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were not let in, with 401, 403 or 407", out, len(t.all)))
 	}
 	overlapped := t.released && inFlight(able) >= 2
 	d := t.end.total
@@ -96,6 +99,10 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		}
 		return j.state(d) + ": answers alone say nothing about effects"
 	case slices.ContainsFunc(done, (*sent).done) && (less(d.least, 1) || !d.state && less(d.outLeast, 1)):
+		i := slices.IndexFunc(done, func(s *sent) bool { return s.done() && (s.resource != "" || !j.o.facts.names) })
+		if i < 0 {
+			return "requests were answered with success, naming no resource as others do, and no effect was seen: by its body each may be a refusal"
+		}
 		r.Lost++
 		j.find("lost-effect", "", evidence.Established, processed...)
 		return ""
@@ -104,7 +111,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 	case is(d.number(), 0):
 		return "the requests were accepted, and no effect was seen"
 	case !overlapped:
-		return cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were processed, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
+		return cmp.Or(t.reason, fmt.Sprintf("of %[2]d requests %[1]d got through, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
 	}
 	r.Overlapped++
 	if len(errors) > 0 && len(done) > 0 {
@@ -128,11 +135,16 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 }
 
 func (f *meanwhile) judge(j *judgement) {
-	if !j.opened(f.control) || f.end == nil {
+	if !j.begun(f.control) || f.end == nil {
 		return
 	}
 	first, d, known := f.first, f.end.total, &j.o.facts
-	second := f.retries[len(f.retries)-1]
+	last := f.retries[len(f.retries)-1]
+	// The answer that counts is that of a retry while the first was running.
+	second := last
+	if i := slices.IndexFunc(f.retries, func(s *sent) bool { return inFlight([]*sent{first, s}) == 2 }); i >= 0 {
+		second = f.retries[i]
+	}
 	running := f.running()
 	id := doubleInFlight
 	if !running {
@@ -144,7 +156,7 @@ func (f *meanwhile) judge(j *judgement) {
 			known.inProgress, known.unsafeRetry = no, true
 			if len(f.retries) > 1 && (j.o.toldToWait(f.retries[0]) || f.retries[0].processed() && !success(&f.retries[0].x)) {
 				known.lapsed = true
-				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), answer(f.retries[0]), f.after(len(f.retries)-1), answer(second))
+				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), answer(f.retries[0]), f.after(len(f.retries)-1), answer(last))
 			}
 		}
 		return
@@ -161,6 +173,8 @@ func (f *meanwhile) judge(j *judgement) {
 		j.unclear("the retry was not processed: %s", answer(second))
 	case second.x.Response == nil:
 		j.unclear("the retry has no answer: %s", answer(second))
+	case barred(second):
+		j.unclear("the retry was not let in: %s", answer(second))
 	case !running:
 		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
@@ -168,11 +182,19 @@ func (f *meanwhile) judge(j *judgement) {
 	case is(d.number(), 0) && !first.done():
 		j.unclear("the first was accepted with %s, and no effect was seen", answer(first))
 	case is(d.number(), 0):
-		j.broken("the first was answered with %s and had no effect", answer(first))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		j.lostEffect(first, fmt.Sprintf("the first was answered with %s and had no effect", answer(first)), first, second)
 	default:
 		j.duringFirst(first, second)
 	}
+}
+
+// barred reports whether a request was refused for who sent it.
+func barred(s *sent) bool {
+	switch s.status() {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:
+		return true
+	}
+	return false
 }
 
 // after is how long after the first request a retry was sent.
@@ -189,9 +211,11 @@ func (j *judgement) duringFirst(first, second *sent) {
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {
 	case s.Class == evidence.RefusedWithReference,
-		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult:
+		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult && (s.Resource || second.replayed):
 		f.inProgress = yes
 		j.holds("1 effect; the retry during the first got %s", map[bool]string{true: "its result", false: "a reference to its result"}[s.Class == evidence.SameResult])
+	case success(&second.x) && s.Class == evidence.SameResult:
+		j.holds("1 effect; the retry during the first was answered with %s, as the first was; neither names a resource", answer(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
 		j.holds("1 effect; the retry during the first was told that it is in progress: %d", status)

@@ -93,7 +93,7 @@ func (o *operation) verdict() {
 		v.OutboxPattern = "yes"
 	}
 	switch {
-	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree"):
+	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree", "outside-effect-doubled"):
 		v.RetryBehavior = "unsafe_retry"
 	case f.safeRetry && !f.outsideBad:
 		v.RetryBehavior = "safe_stop"

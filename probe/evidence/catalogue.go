@@ -138,7 +138,7 @@ var catalogue = []Entry{
 		ID: "lost-effect", Priority: P0, Basis: Established,
 		Title:       "Success was answered and nothing happened",
 		Advice:      "Established when a reader that saw the control's effect sees none after the longest settle time. An effect that may be slower than that: inferred, and say how long was waited.",
-		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. A request that is marked as done before its work succeeds does this: the retry is answered as a duplicate, and the work is not done.",
+		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. A request that is marked as done before its work succeeds can do this: the retry is answered as a duplicate, and the work is not done.",
 		Inferred: Words{
 			"Success seems to have been answered for nothing",
 			"A request failed, the same request sent again got a success, and the readers saw no effect. That they would have seen one is assumed: they have seen none in this run.",
@@ -192,7 +192,7 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "key-not-scoped-tenant", Priority: P0, Basis: Established,
-		Title:       "A key of one tenant answers another tenant",
+		Title:       "What one tenant sent answers another tenant",
 		Advice:      "Established when tenant B got tenant A's resource or result, or its own request had no effect because of A's key, after a replay for A had been shown. An equal status alone says nothing.",
 		Explanation: "Tenant B sent what tenant A had sent, with the same key if there is one, and was answered from A's record: its answer names A's result. Who can guess what A sent reads or blocks A.",
 		Inferred: Words{
@@ -297,7 +297,7 @@ var catalogue = []Entry{
 		Explanation: "The contract says that a key is required, and a request without one took effect. Clients that forget it are unprotected and do not learn of it.",
 		Inferred: Words{
 			"A request without a key seems to be executed although keys are required",
-			"The contract says that a key is required, and a request without one got a success. That it took effect is inferred: no reader sees it.",
+			"A request without a key got a success. That a key is required is what the plan assumes, or that the request took effect is inferred from the answer: the experiment says which.",
 		},
 		Remedy:     "Refuse requests without a key on operations that need one: 400 with a problem that says so.",
 		References: []string{refDraft, refProblem},
