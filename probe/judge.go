@@ -30,7 +30,7 @@ func (j *judgement) broken(format string, args ...any)  { add(&j.bad, format, ar
 func (j *judgement) void(format string, args ...any)    { add(&j.none, format, args...) }
 
 func add(list *[]string, format string, args ...any) {
-	if s := fmt.Sprintf(format, args...); !slices.Contains(*list, s) {
+	if s := fmt.Sprintf(format, args...); s != "" && !slices.Contains(*list, s) {
 		*list = append(*list, s)
 	}
 }

@@ -79,10 +79,7 @@ func (o *operation) state() {
 	default:
 		say("", evidence.Unknowable, "No reader saw an effect in this run: about effects nothing is established.")
 	}
-	switch {
-	case v.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "":
-		say("idempotency_support", evidence.NotTried, "A duplicate had no second effect. Whether it was known by its key or by its content, the experiment fresh_key would tell.")
-	case v.IdempotencySupport == "header_key" && f.freshCreates == untold:
+	if v.IdempotencySupport == "header_key" && f.freshCreates == untold {
 		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
 	}
 	if f.actorApart == yes && f.tenantApart == yes {
@@ -103,14 +100,10 @@ func (o *operation) state() {
 	if v.OutboxPattern == "unknown" {
 		say("outbox_pattern", evidence.Unknowable, "Whether effects elsewhere follow the commit cannot be seen without a reader outside.")
 	}
-	if v.AuditStrength == "unknown" {
-		say("audit_strength", evidence.NotTried, "No audit source was read.")
-	}
 	if f.limited {
 		say("", evidence.Established, "Some requests were refused with 429. That limits their rate, and says nothing about duplicates.")
 	}
 	o.untried()
-	say("", evidence.NotTried, "A crash of the target between effect and record: the probe does not make one.")
 }
 
 // untried says what was not tried, and what would try it.
@@ -167,7 +160,12 @@ func (o *operation) untried() {
 	if o.r.p.Principals.ActorA != nil {
 		add("a session that expired, or was renewed, between the two", "a plan that signs in anew")
 	}
-	for _, u := range o.ev.Untried {
-		o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.NotTried, Text: fmt.Sprintf("%s%s. What tries it: %s.", strings.ToUpper(u.What[:1]), u.What[1:], u.How)})
+	f := &o.facts
+	if o.ev.Verdict.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "" {
+		add("whether the duplicate that had no second effect was known by its key or by its content", "--full, or --only duplicate,fresh_key")
 	}
+	if f.audit == "" {
+		add("whether an audit trail has the request", "audit in the plan")
+	}
+	add("a crash of the target between effect and record", "killing it by hand meanwhile: the probe does not")
 }

@@ -228,7 +228,7 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 	for _, basis := range []struct {
 		basis evidence.Basis
 		title string
-	}{{evidence.Established, "established"}, {evidence.Inferred, "inferred"}, {evidence.Unknowable, "cannot be known from outside"}, {evidence.NotTried, "not tried, so nothing is said about it"}} {
+	}{{evidence.Established, "established"}, {evidence.Inferred, "inferred"}, {evidence.Unknowable, "cannot be known from outside"}} {
 		n := 0
 		for _, s := range o.Statements {
 			if s.Basis != basis.basis {
@@ -249,6 +249,13 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 		p.wrap("     ", "", brief(s.Because))
 		p.wrap("     ", "Next: ", s.Next)
 	}
+	if len(o.Untried) > 0 {
+		p.head("not tried, so nothing is said about it")
+	}
+	for _, u := range o.Untried[:min(len(o.Untried), mostStatements)] {
+		p.wrap("  ", "- ", brief(u.What)+": "+brief(u.How))
+	}
+	p.more(len(o.Untried)-mostStatements, "things that were not tried")
 	causes := looseCauses(o)
 	if len(causes) > 0 {
 		p.head("possible causes")
