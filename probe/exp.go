@@ -35,8 +35,11 @@ func (r *runner) newOperation(op *plan.Operation) *operation {
 	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.assumed && op.Contract == nil}
 	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
-		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification,
+		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification, Signed: op.Signature != nil,
 		Verdict: evidence.UnknownVerdict(), Experiments: []evidence.Experiment{}, Findings: []evidence.Finding{}, Statements: []evidence.Statement{},
+	}
+	if file, line := r.p.Where(op.Name); file != "" {
+		o.ev.Source, o.ev.SourceLine = file, line
 	}
 	o.makeReaders()
 	if v, err := r.r.Draw(op.Name); err == nil {
@@ -72,6 +75,7 @@ func (o *operation) run(ctx context.Context, ended error) error {
 		o.ev.Experiments = append(o.ev.Experiments, x.e)
 		o.r.progress(Event{Operation: o.op.Name, Experiment: name, Outcome: x.e.Outcome, Why: x.e.Why})
 	}
+	o.collate()
 	if !o.r.dry() {
 		o.judge()
 	}
@@ -151,6 +155,7 @@ func offline(what shown) bool {
 
 // render renders a request.
 func (x *exp) render(v *plan.Values, c plan.Change) (wire.Request, error) {
+	x.drew(v)
 	return x.o.r.r.Request(v, c)
 }
 
@@ -193,6 +198,7 @@ func (x *exp) cut(ctx context.Context, role string, req wire.Request, cut wire.C
 
 // plan lists a request that would be sent.
 func (x *exp) plan(role string, req wire.Request, who plan.PrincipalName, n int, note string) *sent {
+	x.planReadsOf(role, n)
 	b, err := req.Bytes()
 	if err != nil {
 		b = []byte(err.Error())

@@ -35,6 +35,13 @@ const (
 // audit searches the plan's audit sources for traces of the attempts, which are
 // of one request.
 func (x *exp) audit(ctx context.Context, v *plan.Values, resource string, attempts ...*sent) (*trail, error) {
+	if x.o.r.dry() {
+		for i := range x.o.op.Audit {
+			if x.o.op.Audit[i].HTTP != nil {
+				x.o.r.plannedReads++
+			}
+		}
+	}
 	if x.o.r.dry() || len(x.o.op.Audit) == 0 {
 		return nil, nil
 	}

@@ -118,6 +118,9 @@ type Result struct {
 	// Planned is what would be sent; in a dry run only. What is wrong with an
 	// experiment that has none is in the evidence, as its Why.
 	Planned []Planned
+	// PlannedReads is how many requests readers and audits by http would send
+	// beside those, if effects show at once; in a dry run only.
+	PlannedReads int
 	// MaxSends is the budget of requests, those of readers not counted.
 	MaxSends int
 }
@@ -161,6 +164,9 @@ func Run(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
 			c.Race.Trials = o.Trials
 		}
 		if o.MaxSends > 0 {
+			if c.Budget.MaxReads == c.ReadsFor(c.Budget.MaxSends) {
+				c.Budget.MaxReads = c.ReadsFor(o.MaxSends)
+			}
 			c.Budget.MaxSends = o.MaxSends
 		}
 		p = &c

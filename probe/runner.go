@@ -37,10 +37,12 @@ type runner struct {
 	ev        evidence.Run
 	exchanges []wire.Exchange // as the evidence numbers them
 	planned   []Planned
-	dbs       map[string]*sql.DB
-	sinks     map[string]*sink
-	answered  bool  // the target did, once
-	dead      error // why it did not, if it never did
+	// plannedReads are the requests of readers that a dry run counts.
+	plannedReads int
+	dbs          map[string]*sql.DB
+	sinks        map[string]*sink
+	answered     bool  // the target did, once
+	dead         error // why it did not, if it never did
 }
 
 func newRunner(p *plan.Plan, o Options) (*runner, error) {
@@ -253,9 +255,10 @@ func (r *runner) redactor() *har.Redactor {
 // result makes the evidence of the run, without secrets.
 func (r *runner) result() *Result {
 	red := r.redactor()
-	res := &Result{Run: &r.ev, Planned: r.planned, MaxSends: r.p.Budget.MaxSends}
+	res := &Result{Run: &r.ev, Planned: r.planned, PlannedReads: r.plannedReads, MaxSends: r.p.Budget.MaxSends}
 	res.HAR = har.New(har.Creator{Name: "semel probe", Version: r.o.Version}, red, r.exchanges...)
 	redact(reflect.ValueOf(&r.ev).Elem(), red)
+	r.nameSecrets(red)
 	for i := range res.Planned {
 		p := &res.Planned[i]
 		head, body, _ := strings.Cut(string(p.Bytes), "\r\n\r\n")

@@ -38,6 +38,7 @@ func (w *watch) rebase() { w.before, w.expect = w.after, 0 }
 func (x *exp) watch(ctx context.Context, v *plan.Values) (*watch, error) {
 	w := &watch{x: x, v: v, expect: 1}
 	if x.o.r.dry() {
+		x.planReads(readsBefore)
 		return w, nil
 	}
 	first, err := w.read(ctx)
@@ -169,14 +170,21 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 			}
 			return nil
 		}
-		if err := sleep(ctx, pause); err != nil {
+		// Readings are further and further apart, or they would be many more
+		// than what is tried: at once, after a pause, and when the state has
+		// been the same for long enough. An effect that is late or lost is
+		// looked for some twenty times.
+		if !same || failed != nil {
+			pause = t.Poll
+		}
+		wait := min(pause, max(10*t.Poll, t.SettleLimit/20))
+		if left := need - at.Sub(changed); failed == nil && left > 0 {
+			wait = min(pause, left)
+		}
+		if err := sleep(ctx, max(wait, time.Millisecond)); err != nil {
 			return err
 		}
-		if stable {
-			// Only an effect that is late or lost is left to wait for: that is
-			// not worth the budget of reads.
-			pause = min(2*pause, 10*t.Poll)
-		}
+		pause = min(4*pause, time.Hour)
 	}
 }
 

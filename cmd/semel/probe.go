@@ -56,7 +56,7 @@ from outside.
                        collection, a Burp export or an OpenAPI document
   semel probe run      runs a plan; without --send it only shows what it would send
   semel probe report   shows a run again, in another form
-  semel probe diff     says what changed between two runs
+  semel probe diff     says what changed between two runs, the older first
   semel probe schema   prints the JSON Schema of plans
 
 Its exit codes are its own:
@@ -100,7 +100,8 @@ included. A target that the plan marks as production needs --production, and is
 never raced, cut off or made to fail; --full adds no experiment there.
 
 The evidence is written to a folder of its own: the plan, the exact bytes of every
-exchange (HAR), the state before and after, and the reports. Ctrl-C stops at once
+exchange (HAR), the state before and after, the reports, and for each finding a
+script that shows it again. Ctrl-C stops at once
 and still writes it. Secrets are replaced by placeholders.
 
 ` + "See semel probe --help for the exit codes.",
@@ -303,9 +304,11 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 			}
 		}
 	}
-	total := 0
+	reads := r.PlannedReads
 	for _, q := range r.Planned {
-		total += q.Times
+		if q.Role == "read" {
+			reads += q.Times
+		}
 	}
 	warning := ""
 	if n := r.PlannedSends(); n > r.MaxSends {
@@ -334,7 +337,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 			not = append(not, unplanned{e.operation, e.Name, string(e.Outcome), e.Why})
 		}
 		out := map[string]any{
-			"dry_run": true, "budget": r.Run.Budget, "max_sends": r.MaxSends, "planned_sends": r.PlannedSends(),
+			"dry_run": true, "budget": r.Run.Budget, "max_sends": r.MaxSends, "planned_sends": r.PlannedSends(), "planned_reads": reads,
 			"targets": r.Run.Targets, "requests": list, "not_planned": not,
 		}
 		if warning != "" {
@@ -364,8 +367,8 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		}
 		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s: %s\n", printable(e.operation), e.Name, what, printable(e.Why))
 	}
-	_, err := fmt.Fprintf(p.stdout, "# dry run: nothing was sent. With --send it would be about %d requests, and never more than %d, to %s\n",
-		total, r.Run.Budget, strings.Join(r.Run.Targets, ", "))
+	_, err := fmt.Fprintf(p.stdout, "# dry run: nothing was sent. With --send it would be about %d requests and %d to read the state, and never more than %d and %d, to %s\n",
+		r.PlannedSends(), reads, r.MaxSends, r.Run.Budget-r.MaxSends, strings.Join(r.Run.Targets, ", "))
 	if warning != "" {
 		_, err = fmt.Fprintf(p.stdout, "# warning: %s\n", warning)
 	}
@@ -520,7 +523,7 @@ func (p *program) probeInit(s probeInitSettings) error {
 }
 
 func (p *program) probeReportCommand() *cobra.Command {
-	format := choice{value: "terminal", of: []string{"terminal", "html", "json", "junit", "sarif", "markdown"}}
+	format := choice{value: "terminal", of: []string{"terminal", "html", "json", "record", "junit", "sarif", "markdown"}}
 	colour := choice{value: "auto", of: []string{"auto", "always", "never"}}
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -542,6 +545,8 @@ func (p *program) probeReportCommand() *cobra.Command {
 				err = report.HTML(p.stdout, run, folder.Extra)
 			case "json":
 				err = report.JSON(p.stdout, run)
+			case "record":
+				err = report.Record(p.stdout, run)
 			case "junit":
 				err = report.JUnit(p.stdout, run)
 			case "sarif":
@@ -617,15 +622,22 @@ it ends with 1 if there are findings that the first run did not have.`,
 }
 
 func (p *program) probeSchemaCommand() *cobra.Command {
-	return &cobra.Command{
+	var record bool
+	cmd := &cobra.Command{
 		Use:     "schema",
 		Short:   "Print the JSON Schema of plans",
-		Long:    "Prints the JSON Schema (draft 2020-12) of plans, for editors and checks.",
-		Example: "  semel probe schema > plan.schema.json",
+		Long:    "Prints the JSON Schema (draft 2020-12) of plans, for editors and checks; with\n--record that of record.json, the least that a run leaves.",
+		Example: "  semel probe schema > plan.schema.json\n  semel probe schema --record > record.schema.json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := p.stdout.Write(plan.Schema())
+			schema := plan.Schema()
+			if record {
+				schema = evidence.RecordJSONSchema()
+			}
+			_, err := p.stdout.Write(schema)
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&record, "record", false, "the schema of record.json instead")
+	return cmd
 }

@@ -17,6 +17,7 @@ type Entry struct {
 	Inferred   Words
 	Remedy     string
 	References []string // names that ReferenceURL knows
+	Guidelines Guidelines
 }
 
 // Names of what findings refer to.
@@ -67,7 +68,7 @@ func Catalogue() []Entry {
 		return 0
 	})
 	for i := range all {
-		all[i].References = slices.Clone(all[i].References)
+		all[i] = all[i].whole()
 	}
 	return all
 }
@@ -78,16 +79,20 @@ func Lookup(id string) (Entry, bool) {
 	if i < 0 {
 		return Entry{}, false
 	}
-	e := catalogue[i]
-	e.References = slices.Clone(e.References)
-	return e, true
+	return catalogue[i].whole(), true
+}
+
+// whole is a copy of the entry that is the caller's own, with its guidelines.
+func (e Entry) whole() Entry {
+	e.References, e.Guidelines = slices.Clone(e.References), mapped(e.ID)
+	return e
 }
 
 // Finding makes a finding of the entry, as the catalogue has it.
 func (e Entry) Finding(experiment string, sends ...int) Finding {
 	return Finding{
 		ID: e.ID, Priority: e.Priority, Basis: e.Basis, Title: e.Title, Explanation: e.Explanation, Remedy: e.Remedy,
-		Experiment: experiment, Sends: sends, References: slices.Clone(e.References),
+		Experiment: experiment, Sends: sends, References: slices.Clone(e.References), Guidelines: e.whole().Guidelines,
 	}
 }
 

@@ -34,9 +34,17 @@ type Run struct {
 	Targets []string `json:"targets"`
 	// Budget is the most requests that could be sent; Sent is how many were,
 	// state readers included.
-	Budget     int         `json:"budget"`
-	Sent       int         `json:"sent"`
-	Operations []Operation `json:"operations"`
+	Budget int `json:"budget"`
+	Sent   int `json:"sent"`
+	// Secrets are the placeholders of secrets that the plan names.
+	Secrets    []SecretName `json:"secrets,omitempty"`
+	Operations []Operation  `json:"operations"`
+}
+
+// SecretName says where a secret came from whose placeholder is in the evidence.
+type SecretName struct {
+	Placeholder string `json:"placeholder"` // such as redacted-1
+	From        string `json:"from"`        // such as env TOKEN_A
 }
 
 // Operation is what was found out about one operation.
@@ -49,7 +57,12 @@ type Operation struct {
 	// there: an OpenAPI file, with its line, or the plan.
 	Source     string `json:"source,omitempty"`
 	SourceLine int    `json:"source_line,omitempty"`
+	// Signed: each delivery is signed for itself, so that its bytes cannot be
+	// sent again under another key.
+	Signed bool `json:"signed,omitempty"`
 
+	// Readers are the state readers, which Witnesses are told apart by.
+	Readers     []Reader     `json:"readers,omitempty"`
 	Experiments []Experiment `json:"experiments"`
 	Verdict     Verdict      `json:"verdict"`
 	Findings    []Finding    `json:"findings"`
@@ -94,6 +107,9 @@ type Experiment struct {
 	Started  time.Time `json:"started,omitzero"`
 	Ended    time.Time `json:"ended,omitzero"`
 	Settling string    `json:"settling,omitempty"` // how it was seen that the state was stable
+	// Drawn are values that were drawn for the requests, keys among them: who
+	// sends the requests again needs others. Of many requests the first ones'.
+	Drawn []string `json:"drawn,omitempty"`
 }
 
 // Send is one request on the wire. Times are microseconds since the start of
@@ -317,6 +333,8 @@ type Finding struct {
 	Experiment  string   `json:"experiment"`
 	Sends       []int    `json:"sends,omitempty"` // the evidence
 	References  []string `json:"references,omitempty"`
+	// Guidelines are what common guidelines call it.
+	Guidelines Guidelines `json:"guidelines,omitzero"`
 	// Symptoms have the same cause, Causes are what it may be.
 	Symptoms []Symptom `json:"symptoms,omitempty"`
 	Causes   []Cause   `json:"causes,omitempty"`

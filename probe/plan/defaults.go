@@ -84,7 +84,7 @@ func (p *Plan) WithDefaults() Plan {
 	c.Race.Width = cmp.Or(c.Race.Width, 10)
 	c.Race.Trials = cmp.Or(c.Race.Trials, 1)
 	c.Budget.MaxSends = cmp.Or(c.Budget.MaxSends, 50)
-	c.Budget.MaxReads = cmp.Or(c.Budget.MaxReads, 1000)
+	c.Budget.MaxReads = cmp.Or(c.Budget.MaxReads, p.ReadsFor(c.Budget.MaxSends))
 	c.Budget.MaxTime = cmp.Or(c.Budget.MaxTime, 5*time.Minute)
 	return c
 }

@@ -387,7 +387,7 @@ type Race struct {
 type Budget struct {
 	// MaxSends is how many requests may be put on the wire, readers' excluded. Default: 50.
 	MaxSends int `yaml:"max_sends" rule:"min=1,max=100000"`
-	// MaxReads is how many requests readers, audits and the specification may send. Default: 1000.
+	// MaxReads is how many requests readers, audits and the specification may send. Default: 10 for each of max_sends and each reader by http of an operation.
 	MaxReads int `yaml:"max_reads" rule:"min=1,max=1000000"`
 	// MaxTime is how long the run may take. Default: 5m.
 	MaxTime time.Duration `yaml:"max_time"`

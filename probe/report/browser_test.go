@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -140,10 +141,25 @@ func inBrowser(t *testing.T, ctx context.Context, name string, page []byte) {
 			t.Error(c.what)
 		}
 	}
+	// Nor is it wider than a telephone's.
+	if err := chromedp.Do(ctx, chromedp.EmulateViewport(390, 800)); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`document.documentElement.scrollWidth <= innerWidth`)); err != nil || !ok {
+		t.Errorf("the page is wider than a telephone: %v", err)
+	}
 	if *shots == "" {
 		return
 	}
-	for _, scheme := range []string{"light", "dark"} {
+	for _, scheme := range []string{"light", "dark", "light-390", "dark-390"} {
+		scheme, narrow := strings.CutSuffix(scheme, "-390")
+		wide := int64(1280)
+		if narrow {
+			wide = 390
+		}
+		if err := chromedp.Do(ctx, chromedp.EmulateViewport(wide, 900)); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}); err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +167,7 @@ func inBrowser(t *testing.T, ctx context.Context, name string, page []byte) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(*shots, name+"-"+scheme+".png"), png, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(*shots, fmt.Sprintf("%s-%s-%d.png", name, scheme, wide)), png, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,8 +12,11 @@ import (
 // Difference is what is not the same in two runs. Operations are told apart by
 // their names, findings by kind and experiment, experiments by their names.
 type Difference struct {
-	Old        RunRef                `json:"old"`
-	New        RunRef                `json:"new"`
+	Old RunRef `json:"old"`
+	New RunRef `json:"new"`
+	// Swapped: the old run is the later one, so that what is said to be new may
+	// have been fixed.
+	Swapped    bool                  `json:"swapped,omitempty"`
 	Operations []OperationDifference `json:"operations"`
 }
 
@@ -78,6 +81,7 @@ func Diff(w io.Writer, old, new *evidence.Run) (Difference, error) {
 func Compare(old, new *evidence.Run) Difference {
 	ref := func(r *evidence.Run) RunRef { return RunRef{r.ID, r.Plan, r.Version, r.Started} }
 	d := Difference{Old: ref(old), New: ref(new), Operations: []OperationDifference{}}
+	d.Swapped = !old.Started.IsZero() && !new.Started.IsZero() && old.Started.After(new.Started)
 	before := map[string]*evidence.Operation{}
 	for i := range old.Operations {
 		before[old.Operations[i].Name] = &old.Operations[i]
@@ -243,6 +247,9 @@ func (d Difference) Text(w io.Writer) error {
 		line("%s  run %s of %s, %s, semel %s", r.word, name(r.run.ID), name(r.run.Plan), when(r.run.Started), name(r.run.Version))
 	}
 	line("")
+	if d.Swapped {
+		line("%s", swapped)
+	}
 	line("%s", d.summary())
 	for _, o := range d.Operations {
 		line("")
@@ -273,6 +280,10 @@ func (d Difference) Markdown(w io.Writer) error {
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("### What changed between run %s and run %s", code(visible(d.Old.ID, 80)), code(visible(d.New.ID, 80)))
 	line("")
+	if d.Swapped {
+		line("**%s**", prose(swapped))
+		line("")
+	}
 	line("%s", prose(d.summary()))
 	for _, o := range d.Operations {
 		line("")
@@ -306,6 +317,9 @@ func (d Difference) Markdown(w io.Writer) error {
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+// swapped is said if the runs are the wrong way round.
+const swapped = "Attention: the run that is called old was made after the one that is called new. Name the older run first."
 
 func (d Difference) summary() string {
 	if !d.Changed() {

@@ -26,6 +26,8 @@ const (
 	SARIFFile    = "results.sarif"
 	JUnitFile    = "junit.xml"
 	StateDir     = "state"
+	RecordFile   = "record.json"
+	ScriptDir    = "reproduce"
 )
 
 // Limits of what Open reads, in bytes.
@@ -124,12 +126,23 @@ func Write(dir string, r *evidence.Run, f Files) (err error) {
 		write func(io.Writer) error
 	}{
 		{HTMLFile, func(w io.Writer) error { return HTML(w, r, x) }},
+		{RecordFile, func(w io.Writer) error { return Record(w, r) }},
 		{MarkdownFile, func(w io.Writer) error { return Markdown(w, r) }},
 		{SARIFFile, func(w io.Writer) error { return SARIF(w, r) }},
 		{JUnitFile, func(w io.Writer) error { return JUnit(w, r) }},
 	} {
 		if err := put(of.file, of.write); err != nil {
 			return err
+		}
+	}
+	if list := scripts(r, x); len(list) > 0 {
+		if err := os.Mkdir(filepath.Join(temp, ScriptDir), 0o700); err != nil {
+			return fmt.Errorf("report: %w", err)
+		}
+		for _, s := range list {
+			if err := put(filepath.FromSlash(s.File), raw([]byte(s.Text))); err != nil {
+				return err
+			}
 		}
 	}
 	if err := syncDir(temp); err != nil {

@@ -62,13 +62,16 @@ func TestFolder(t *testing.T) {
 	if err := Write(dir, r, files()); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{HARFile, JUnitFile, PlanFile, HTMLFile, MarkdownFile, SARIFFile, RunFile, "state/orders-after.json", "state/orders-before.json"}
+	want := []string{
+		HARFile, JUnitFile, PlanFile, HTMLFile, MarkdownFile, SARIFFile, RunFile, "state/orders-after.json", "state/orders-before.json",
+		RecordFile, "reproduce/1-1-double-effect-race.sh", "reproduce/1-2-in-flight-error-invites-new-key.sh", "reproduce/1-3-retention-not-published.sh",
+	}
 	slices.Sort(want)
 	if got := entries(t, parent); !slices.Equal(got, prefixed("1/", want)) {
 		t.Errorf("files %q; want %q", got, want)
 	}
 	if runtime.GOOS != "windows" {
-		for _, n := range append(want, ".", "state") {
+		for _, n := range append(want, ".", "state", "reproduce") {
 			info, err := os.Stat(filepath.Join(dir, n))
 			if err != nil {
 				t.Fatal(err)

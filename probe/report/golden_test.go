@@ -47,6 +47,7 @@ var writers = map[string]func(io.Writer, *evidence.Run) error{
 	"colour.txt": func(w io.Writer, r *evidence.Run) error { return Terminal(w, r, TerminalOptions{Colour: true}) },
 	"html":       func(w io.Writer, r *evidence.Run) error { return HTML(w, r, extra()) },
 	"json":       JSON,
+	"record":     Record,
 	"junit.xml":  JUnit,
 	"sarif":      SARIF,
 	"md":         Markdown,

@@ -56,13 +56,15 @@ var (
 		"ranked": ranked, "race": raceLine, "second": secondLine, "when": when, "url": evidence.ReferenceURL,
 		"us":     func(us int64) string { return duration(us) },
 		"answer": answer, "visible": visible, "short": short,
+		"guideline":     func(id string) evidence.GuidelineEntry { e, _ := evidence.Guideline(id); return e },
+		"guidelineName": guidelineName, "standingTone": standingTone, "causeTone": causeTone, "looseCauses": looseCauses, "further": func(f htmlFinding) []string { return further(f.Finding) }, "record": func() string { return RecordFile },
 	}).Parse(page))
 )
 
 // HTML writes one page that needs nothing else: no script, no image, no font
 // from anywhere. It reads in light and dark, on paper, and without seeing.
 func HTML(w io.Writer, r *evidence.Run, x Extra) error {
-	v := htmlRun{Run: r, CSS: template.CSS(css), Policy: policy, Limits: limits(r), Took: took(r.Started, r.Ended), Targets: targets(r), Plan: lines(x.Plan, 1<<20), Evidence: text(x.Evidence)}
+	v := htmlRun{Run: r, BottomLine: bottomLine(r), Guidelines: evidence.SumGuidelines(r.Operations), CSS: template.CSS(css), Policy: policy, Limits: limits(r), Took: took(r.Started, r.Ended), Targets: targets(r), Plan: lines(x.Plan, 1<<20), Evidence: text(x.Evidence)}
 	v.Headline, v.Tone = headline(r)
 	exchanges := 0
 	here := map[int]bool{}
@@ -76,9 +78,18 @@ func HTML(w io.Writer, r *evidence.Run, x Extra) error {
 	anchored := map[int]bool{}
 	for i := range r.Operations {
 		o := &r.Operations[i]
-		op := htmlOperation{Operation: o, ID: fmt.Sprintf("op-%d", i+1), Source: source(o), Fields: o.Verdict.Fields()}
-		for _, f := range ranked(o.Findings) {
-			op.Findings = append(op.Findings, htmlFinding{f, links(f.Sends, here)})
+		op := htmlOperation{Operation: o, ID: fmt.Sprintf("op-%d", i+1), Source: source(o), Fields: o.Verdict.Fields(), Witnesses: witnesses(o), Standings: o.Standings()}
+		for j, f := range ranked(o.Findings) {
+			found := htmlFinding{Finding: f, Links: links(f.Sends, here)}
+			for k, ids := range f.GuidelinesOf().Lists() {
+				if len(ids) > 0 {
+					found.Guidelines = append(found.Guidelines, htmlGuidelines{evidence.Standards()[k], ids[:min(len(ids), 10)]})
+				}
+			}
+			if x.Exchanges != nil && j < mostScripts {
+				found.Script, found.File = Script(r, o, f, x), scriptFile(i, j, f)
+			}
+			op.Findings = append(op.Findings, found)
 		}
 		of := byExperiment(o)
 		for j := range o.Experiments {
@@ -126,6 +137,8 @@ func basisTitle(b evidence.Basis) string {
 type (
 	htmlRun struct {
 		Run                           *evidence.Run
+		BottomLine                    string
+		Guidelines                    []evidence.GuidelineSum
 		CSS                           template.CSS
 		Policy, Headline              string
 		Tone                          tone
@@ -140,10 +153,18 @@ type (
 		Findings    []htmlFinding
 		Experiments []htmlExperiment
 		Known       []htmlKnown
+		Witnesses   []witnessRow
+		Standings   []evidence.Standing
 	}
 	htmlFinding struct {
 		evidence.Finding
-		Links []htmlLink
+		Links        []htmlLink
+		Guidelines   []htmlGuidelines
+		Script, File string
+	}
+	htmlGuidelines struct {
+		Standard string
+		IDs      []string
 	}
 	htmlLink struct {
 		N    int
@@ -167,6 +188,9 @@ type (
 		Request, Response string
 	}
 )
+
+// Idle says that nothing was tried.
+func (e htmlExperiment) Idle() bool { return outcomeTone(e.Outcome) == neutral }
 
 // From is how well the fields of the verdict are known, by the statements about
 // them.
@@ -204,12 +228,36 @@ func links(sends []int, here map[int]bool) (all []htmlLink) {
 	return all
 }
 
-// Diff is the changes, each with whether it is one of effects, and wrong.
+// mostShownChanges is how many changes are shown before the rest is folded.
+const mostShownChanges = 12
+
+// Diff is the changes, each with whether it is one of effects, and wrong: first
+// those that are.
 func (e htmlExperiment) Diff() (rows []htmlChange) {
 	for _, c := range e.Changes {
 		rows = append(rows, htmlChange{c, c.Effects != 0 || c.Expected != 0, c.Effects != c.Expected})
 	}
+	if len(rows) > mostShownChanges {
+		slices.SortStableFunc(rows, func(a, b htmlChange) int {
+			switch {
+			case a.Wrong == b.Wrong:
+				return 0
+			case a.Wrong:
+				return -1
+			}
+			return 1
+		})
+	}
 	return rows
+}
+
+// Folded is Diff, first what is shown, then what is folded.
+func (e htmlExperiment) Folded() [][]htmlChange {
+	rows := e.Diff()
+	if len(rows) <= mostShownChanges {
+		return [][]htmlChange{rows}
+	}
+	return [][]htmlChange{rows[:mostShownChanges], rows[mostShownChanges:]}
 }
 
 type htmlChange struct {

@@ -13,6 +13,10 @@ import (
 // JSON writes the run itself, indented, in the order of its fields.
 func JSON(w io.Writer, r *evidence.Run) error { return writeJSON(w, r) }
 
+// Record writes the records of the run: the least that is worth keeping, as
+// evidence.RecordJSONSchema describes it.
+func Record(w io.Writer, r *evidence.Run) error { return writeJSON(w, r.Records()) }
+
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(SafeJSON(w))
 	e.SetEscapeHTML(false)

@@ -54,8 +54,8 @@ type (
 // experiment, for CI systems:
 //
 //   - broken, or with a finding that is not P2: a failure with the findings' texts;
-//   - inconclusive: an error. What could not be shown must not look like what
-//     held, which a skipped test does in most CI systems;
+//   - inconclusive: skipped, with the reason. It is no failure of the target;
+//     that a run was not conclusive is said by the exit code of semel probe run;
 //   - not applicable, not run: skipped;
 //   - findings of P2 beside what held: in the output of the case.
 //
@@ -137,7 +137,7 @@ func junitOperation(o *evidence.Operation) (junitSuite, time.Duration) {
 				c.Out = "The experiment itself: " + outcomeWords(e.Outcome) + ". " + text(e.Why)
 			}
 		case e.Outcome == evidence.Inconclusive:
-			c.Error = &junitMessage{Message: text(e.Why), Type: "inconclusive"}
+			c.Skipped = &junitMessage{Message: "inconclusive: " + text(e.Why), Type: "inconclusive"}
 			c.Out = findingTexts(fs)
 		case e.Outcome == evidence.Held:
 			c.Out = findingTexts(fs)
@@ -189,7 +189,7 @@ func findingTexts(fs []evidence.Finding) string {
 	for _, f := range fs {
 		all = append(all, strings.Join(nonEmpty(
 			fmt.Sprintf("%s %s (%s, %s)", name(string(f.Priority)), text(f.Title), name(f.ID), name(string(f.Basis))),
-			text(f.Explanation), "Remedy: "+text(f.Remedy), sendsWord(f)), "\n"))
+			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f)), "\n"))
 	}
 	return strings.Join(all, "\n\n")
 }

@@ -20,6 +20,8 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 	head, t := headline(r)
 	line("### %s Does it happen once? %s", map[tone]string{good: "🟢", bad: "🔴", doubt: "🟡", neutral: "⚪"}[t], code(visible(r.Plan, 80)))
 	line("")
+	line("**%s**", prose(bottomLine(r)))
+	line("")
 	line("%s", prose(head))
 	if r.Interrupted != "" {
 		line("")
@@ -33,7 +35,18 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		fs := ranked(o.Findings)
 		for _, f := range fs[:min(len(fs), mostInMarkdown)] {
 			line("- **%s** %s (%s)", prose(name(string(f.Priority))), prose(visible(f.Title, 200)), strings.Join(nonEmpty(code(name(f.ID)), prose(name(string(f.Basis))), sendsWord(f)), ", "))
+			for _, s := range f.Symptoms[:min(len(f.Symptoms), mostInMarkdown)] {
+				line("  <br>With it: %s (%s)", prose(visible(s.Title, 200)), strings.Join(nonEmpty(code(name(s.ID)), prose(name(string(s.Basis)))), ", "))
+			}
+			for _, c := range f.Causes {
+				if c.State == evidence.Supported {
+					line("  <br>Cause, as it looks: %s", prose(visible(c.Text, 300)))
+				}
+			}
 			line("  <br>Remedy: %s", prose(visible(f.Remedy, 500)))
+			if g := guidelineLine(f); g != "" {
+				line("  <br>%s", prose(g))
+			}
 		}
 		if len(fs) > mostInMarkdown {
 			line("- %d more findings are in the report.", len(fs)-mostInMarkdown)
@@ -62,6 +75,22 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		}
 		line("")
 		line("Experiments: %d held, %d broken, %d inconclusive, %d not applicable, %d not run.", count[evidence.Held], count[evidence.Broken], count[evidence.Inconclusive], count[evidence.NotApplicable], count[evidence.NotRun])
+		if rows := witnesses(o); len(rows) > 0 {
+			line("")
+			line("| experiment | ids | state | audit | outside | first | second |")
+			line("|---|---|---|---|---|---|---|")
+			for _, r := range rows[:min(len(rows), mostInMarkdown)] {
+				line("| %s | %s | %s | %s | %s | %s | %s |", code(cell(r.Experiment)), prose(r.IDs), prose(r.State), prose(r.Audit), prose(r.Outside), prose(r.First), prose(r.Second))
+			}
+			if len(rows) > mostInMarkdown {
+				line("")
+				line("%d more experiments are in the report.", len(rows)-mostInMarkdown)
+			}
+		}
+		line("")
+		for _, s := range o.Standings() {
+			line("- Hypothesis %s, %s %s. %s", s.Name, prose(s.Text), prose(string(s.State)), prose(visible(s.Because, 300)))
+		}
 		line("")
 		line("%s", code(text(o.Verdict.Key())))
 	}
@@ -112,6 +141,9 @@ func prose(s string) string {
 	}
 	return b.String()
 }
+
+// cell is a text for a code span in a table, where a | ends the cell.
+func cell(s string) string { return strings.ReplaceAll(s, "|", "¦") }
 
 // code is a code span with a fence that is longer than any in it.
 func code(s string) string {

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -101,8 +102,10 @@ type (
 )
 
 // SARIF writes the findings as SARIF 2.1.0: P0 is an error, P1 a warning, P2 a
-// note. A finding is at the line that describes its operation, if that is known,
-// and always at the operation as a logical location. Of its partial fingerprints,
+// note. A finding is at the line of the plan at which its operation begins, and
+// at the operation as a logical location; of a plan that was made in Go only the
+// latter is known, and code scanners want the first. Name the plan by a path
+// within the repository. Of its partial fingerprints,
 // finding/v1 is of operation, kind and experiment, so that it is the same in
 // every run; verdict/v1 is of the verdict's key but for the confidence, so that
 // it changes when the verdict does.
@@ -144,7 +147,7 @@ func SARIF(w io.Writer, r *evidence.Run) error {
 			}
 			run.Results = append(run.Results, sarifResult{
 				Rule: id, Index: at, Kind: "fail", Level: level(f.Priority),
-				Message:   sarifMessage{Text: sentence(name(o.Name)+": "+text(f.Title)) + " " + text(f.Explanation)},
+				Message:   sarifMessage{Text: sentence(name(o.Name)+": "+text(f.Title)) + " " + text(f.Explanation) + strings.TrimRight(" "+symptomLine(f), " ")},
 				Locations: []sarifLocation{location(o)},
 				Fingerprints: map[string]string{
 					"finding/v1": digest(o.Name, f.ID, f.Experiment),
@@ -152,7 +155,7 @@ func SARIF(w io.Writer, r *evidence.Run) error {
 				},
 				Properties: map[string]any{
 					"priority": name(string(f.Priority)), "basis": name(string(f.Basis)), "experiment": name(f.Experiment),
-					"sends": append([]int{}, f.Sends...), "verdict": text(o.Verdict.Key()),
+					"sends": append([]int{}, f.Sends...), "verdict": text(o.Verdict.Key()), "guidelines": safeGuidelines(f.GuidelinesOf()),
 				},
 			})
 		}
@@ -191,7 +194,7 @@ func ruleID(id string) string {
 func rule(id string, f evidence.Finding) sarifRule {
 	e, ok := evidence.Lookup(f.ID)
 	if !ok {
-		e = evidence.Entry{Title: f.Title, Priority: f.Priority, Explanation: f.Explanation, Remedy: f.Remedy, References: f.References}
+		e = evidence.Entry{Title: f.Title, Priority: f.Priority, Explanation: f.Explanation, Remedy: f.Remedy, References: f.References, Guidelines: f.Guidelines}
 	}
 	r := sarifRule{ID: id, Name: pascal(id), Short: sarifMessage{Text: sentence(text(e.Title))}, Full: sarifMessage{Text: sentence(text(e.Explanation))}, Default: sarifLevel{level(e.Priority)}}
 	r.Help.Text = text(e.Explanation) + "\n\nRemedy: " + text(e.Remedy)
@@ -199,17 +202,40 @@ func rule(id string, f evidence.Finding) sarifRule {
 	if len(e.References) > 0 {
 		r.Help.Text += "\n\nSee: " + names(e.References)
 	}
-	tags := []string{"idempotency"}
 	for _, ref := range e.References {
 		if u := evidence.ReferenceURL(ref); u != "" && r.HelpURI == "" {
 			r.HelpURI = u
 		}
-		if cwe, ok := strings.CutPrefix(ref, "CWE-"); ok && evidence.ReferenceURL(ref) != "" {
-			tags = append(tags, "external/cwe/cwe-"+cwe)
+	}
+	tags := []string{"idempotency", "security"}
+	for _, id := range e.Guidelines.CWE {
+		if g, ok := evidence.Guideline(id); ok {
+			tags = append(tags, "external/cwe/"+strings.ToLower(id))
+			r.HelpURI = cmp.Or(r.HelpURI, g.URL)
 		}
 	}
-	r.Properties = map[string]any{"tags": tags}
+	r.Properties = map[string]any{
+		"tags": tags, "guidelines": safeGuidelines(e.Guidelines),
+		// What code scanners rank and filter by.
+		"security-severity": map[string]string{"error": "9.0", "warning": "6.0", "note": "2.0"}[level(e.Priority)],
+		"precision":         map[evidence.Basis]string{evidence.Established: "very-high"}[e.Basis],
+	}
+	if r.Properties["precision"] == "" {
+		r.Properties["precision"] = "high"
+	}
 	return r
+}
+
+// safeGuidelines is what may have come from another hand, safe to show.
+func safeGuidelines(g evidence.Guidelines) map[string][]string {
+	all := map[string][]string{}
+	for i, key := range []string{"asvs", "wstg", "ptes", "attack", "cwe"} {
+		all[key] = []string{}
+		for _, id := range g.Lists()[i] {
+			all[key] = append(all[key], name(id))
+		}
+	}
+	return all
 }
 
 // pascal makes DoubleEffectRace of double-effect-race.
@@ -228,9 +254,7 @@ func location(o *evidence.Operation) sarifLocation {
 	if uri := sourceURI(o.Source); uri != "" {
 		at.Physical = &sarifPhysical{}
 		at.Physical.Artifact.URI = uri
-		if o.SourceLine > 0 {
-			at.Physical.Region = &sarifRegion{o.SourceLine}
-		}
+		at.Physical.Region = &sarifRegion{max(o.SourceLine, 1)}
 	}
 	return at
 }

@@ -30,13 +30,19 @@ func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	p.wrap("", "", fmt.Sprintf("semel probe %s: run %s of %s", name(r.Version), name(r.ID), name(r.Plan)))
 	p.wrap("", "", fmt.Sprintf("%s, %s; %d of at most %d requests sent to %s", when(r.Started), took(r.Started, r.Ended), r.Sent, r.Budget, targets(r)))
 	p.line("")
-	p.wrap("", "", p.paint(t, line))
+	p.wrap("", "", p.paint(t, bottomLine(r)))
+	p.wrap("", "", line)
 	if r.Interrupted != "" {
 		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What was not done any more is inconclusive.")
 	}
 	for i := range r.Operations {
-		p.operation(&r.Operations[i])
+		in := o.Evidence
+		if r.DryRun {
+			in = ""
+		}
+		p.operation(i, &r.Operations[i], in)
 	}
+	p.guidelines(r)
 	p.head("limits")
 	for _, l := range limits(r) {
 		p.wrap("  ", "- ", l)
@@ -44,6 +50,7 @@ func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	if o.Evidence != "" {
 		p.line("")
 		p.line("Evidence: %s", visible(o.Evidence, 4096))
+		p.line("  the record as JSON: %s; the page for people: %s", RecordFile, HTMLFile)
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err
@@ -118,7 +125,44 @@ func columns(s string) (n int) {
 	}
 }
 
-func (p *printer) operation(o *evidence.Operation) {
+// Most of a list that a terminal shows; what is left out is counted.
+const (
+	mostFindings   = 20
+	mostStatements = 12
+	mostChanges    = 8
+)
+
+// more says how many of a list are not shown.
+func (p *printer) more(n int, what string) {
+	if n > 0 {
+		p.wrap("  ", "", fmt.Sprintf("... and %d %s, in the evidence", n, what))
+	}
+}
+
+// guidelines sums up what guidelines call the findings.
+func (p *printer) guidelines(r *evidence.Run) {
+	sum := evidence.SumGuidelines(r.Operations)
+	if len(sum) == 0 {
+		return
+	}
+	p.head("guidelines")
+	for _, standard := range evidence.Standards() {
+		var ids []string
+		for _, s := range sum {
+			if s.Standard == standard {
+				ids = append(ids, guidelineName(s.ID))
+			}
+		}
+		if len(ids) > 0 {
+			rest := max(len(ids)-40, 0)
+			p.wrap("  ", standard+": ", strings.Join(ids[:len(ids)-rest], ", "))
+			p.more(rest, "of "+standard)
+		}
+	}
+}
+
+// operation shows one, the at-th; dir is the run's folder, if there is one.
+func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 	p.head(strings.Repeat("-", p.width))
 	p.wrap("", "", fmt.Sprintf("%s   %s %s   contract %s", name(o.Name), name(o.Method), brief(o.URL), name(o.Profile)))
 	if o.Source != "" {
@@ -133,15 +177,36 @@ func (p *printer) operation(o *evidence.Operation) {
 		p.line("  none")
 	}
 	for i, f := range ranked(o.Findings) {
+		if i == mostFindings {
+			p.line("")
+			p.more(len(o.Findings)-i, "findings")
+			break
+		}
 		if i > 0 {
 			p.line("")
 		}
 		p.wrap("  ", p.paint(priorityTone(f.Priority), name(string(f.Priority)))+"  ", brief(f.Title))
 		p.wrap("      ", "", strings.Join(nonEmpty(name(f.ID), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
 		p.wrap("      ", "", brief(f.Explanation))
+		for _, s := range f.Symptoms[:min(len(f.Symptoms), mostFindings)] {
+			p.wrap("      ", "+ ", brief(s.Title)+" ("+strings.Join(nonEmpty(name(s.ID), name(string(s.Basis)), name(s.Experiment), sendsWord(evidence.Finding{Sends: s.Sends})), ", ")+")")
+		}
+		for _, c := range f.Causes[:min(len(f.Causes), mostFindings)] {
+			p.wrap("      ", "Cause, "+p.paint(causeTone(c.State), name(string(c.State)))+": ", brief(c.Text)+" "+brief(c.For))
+			if c.State == evidence.Open {
+				p.wrap("        ", "Decided by: ", brief(c.Check))
+			}
+		}
 		p.wrap("      ", "Remedy: ", brief(f.Remedy))
-		if len(f.References) > 0 {
-			p.wrap("      ", "See: ", names(f.References))
+		if see := further(f); len(see) > 0 {
+			p.wrap("      ", "See: ", names(see))
+		}
+		if line := guidelineLine(f); line != "" {
+			p.wrap("      ", "Guidelines: ", line)
+		}
+		if file := scriptFile(at, i, f); dir != "" && file != "" {
+			// To be copied: not broken, however long.
+			p.line("      Again: sh %s/%s", visible(strings.TrimRight(dir, `/\`), 4096), file)
 		}
 	}
 
@@ -149,12 +214,14 @@ func (p *printer) operation(o *evidence.Operation) {
 	if len(o.Experiments) == 0 {
 		p.line("  none")
 	}
-	for _, e := range o.Experiments {
+	ran, idle := sameWhy(o.Experiments)
+	for _, e := range append(ran, idle...) {
 		word := outcomeWords(e.Outcome)
 		lead := p.paint(outcomeTone(e.Outcome), word) + strings.Repeat(" ", max(15-utf8.RuneCountInString(word), 1))
 		p.wrap("  ", fmt.Sprintf("%-2s", name(e.Step))+lead, name(e.Name)+": "+brief(e.Why))
 	}
 
+	p.witnesses(o)
 	if e := telling(o); e != nil {
 		p.timeline(o, e)
 	}
@@ -162,23 +229,39 @@ func (p *printer) operation(o *evidence.Operation) {
 		basis evidence.Basis
 		title string
 	}{{evidence.Established, "established"}, {evidence.Inferred, "inferred"}, {evidence.Unknowable, "cannot be known from outside"}} {
-		first := true
+		n := 0
 		for _, s := range o.Statements {
 			if s.Basis != basis.basis {
 				continue
 			}
-			if first {
+			if n == 0 {
 				p.head(basis.title)
-				first = false
 			}
-			p.wrap("  ", "- ", brief(s.Text))
+			if n++; n <= mostStatements {
+				p.wrap("  ", "- ", brief(s.Text))
+			}
 		}
+		p.more(n-mostStatements, "statements")
 	}
-	if len(o.Hypotheses) > 0 {
-		p.head("next checks")
+	p.head("hypotheses")
+	for _, s := range o.Standings() {
+		p.wrap("  ", s.Name+"  "+p.paint(standingTone(s.State), string(s.State))+": ", s.Text)
+		p.wrap("     ", "", brief(s.Because))
+		p.wrap("     ", "Next: ", s.Next)
 	}
-	for _, h := range o.Hypotheses {
-		p.wrap("  ", name(h.Name)+"  ", brief(h.Text))
+	if len(o.Untried) > 0 {
+		p.head("not tried, so nothing is said about it")
+	}
+	for _, u := range o.Untried[:min(len(o.Untried), mostStatements)] {
+		p.wrap("  ", "- ", brief(u.What)+": "+brief(u.How))
+	}
+	p.more(len(o.Untried)-mostStatements, "things that were not tried")
+	causes := looseCauses(o)
+	if len(causes) > 0 {
+		p.head("possible causes")
+	}
+	for _, h := range causes {
+		p.wrap("  ", "- ", brief(h.Text))
 		p.wrap("     ", "For it: ", brief(h.For))
 		p.wrap("     ", "Check: ", brief(h.Check))
 	}
@@ -281,8 +364,41 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if e.Second != nil {
 		p.wrap("  ", "second answer: ", secondLine(e.Second))
 	}
-	for _, line := range changeLines(e) {
+	changes := changeLines(e)
+	for _, line := range changes[:min(len(changes), mostChanges)] {
 		p.wrap("  ", "state: ", line)
+	}
+	p.more(len(changes)-mostChanges, "changes")
+}
+
+// witnesses shows what the four witnesses say of each experiment.
+func (p *printer) witnesses(o *evidence.Operation) {
+	rows := witnesses(o)
+	if len(rows) == 0 {
+		return
+	}
+	p.head("witnesses")
+	wide := 0
+	for _, r := range rows {
+		wide = max(wide, utf8.RuneCountInString(short(r.Experiment, 16)))
+	}
+	for i, r := range rows {
+		if i == mostFindings {
+			p.more(len(rows)-i, "experiments")
+			break
+		}
+		mark := func(wrong bool, s string) string {
+			if wrong {
+				return p.paint(bad, s+" !")
+			}
+			return s
+		}
+		who := short(r.Experiment, 16)
+		p.wrap("  ", who+strings.Repeat(" ", wide-utf8.RuneCountInString(who)+2),
+			fmt.Sprintf("ids %s | state %s | audit %s | outside %s", mark(r.WrongIDs, r.IDs), mark(r.WrongState, r.State), r.Audit, mark(r.WrongIt, r.Outside)))
+		if r.First != nothing || r.Second != nothing {
+			p.wrap(strings.Repeat(" ", wide+4), "", r.First+", then "+r.Second)
+		}
 	}
 }
 
