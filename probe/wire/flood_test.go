@@ -101,6 +101,9 @@ func TestFloods(t *testing.T) {
 			if sent >= patience || len(x.Received) > DefaultMaxAnswer {
 				t.Errorf("the server could send %d bytes, of which %d were kept", sent, len(x.Received))
 			}
+			if name == "interim answers" && len(x.Received) > 64<<10 {
+				t.Errorf("%d bytes of interim answers were kept", len(x.Received))
+			}
 		})
 	}
 	for name, text := range map[string]string{
@@ -136,6 +139,9 @@ func TestFloods(t *testing.T) {
 			}
 			if sent >= patience || len(x.Received) > DefaultMaxAnswer {
 				t.Errorf("the server could send %d bytes, of which %d were kept", sent, len(x.Received))
+			}
+			if name == "interim answers" && len(x.Received) > 64<<10 {
+				t.Errorf("%d bytes of interim answers were kept", len(x.Received))
 			}
 		})
 	}
