@@ -590,6 +590,37 @@ func TestSinks(t *testing.T) {
 	}
 }
 
+// A sink that could not take all there was says so, and nobody is accused of what
+// it did not take.
+func TestSinkIsFull(t *testing.T) {
+	hook, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &counter{}
+	c.after = func(r *http.Request, _ []byte) {
+		body := strings.NewReader(strings.Repeat("x", 1<<20))
+		for range 70 {
+			body.Reset(strings.Repeat("x", 1<<20))
+			if res, err := http.Post("http://"+hook.Addr().String(), "text/plain", body); err == nil {
+				_ = res.Body.Close()
+			}
+		}
+	}
+	s := c.serve(t)
+	p := simple(s.URL, plan.Duplicate)
+	p.Timing.SettleLimit = 100 * time.Millisecond
+	p.Operations[0].Readers = append(p.Operations[0].Readers, plan.Reader{Name: "hook", Effect: "70", Webhook: &plan.Sink{Listen: hook.Addr().String()}})
+	res := mustRun(t, p, probe.Options{Send: true, Listen: func(string, string) (net.Listener, error) { return hook, nil }})
+	op := res.Run.Operations[0]
+	if e := outcome(t, op, plan.Duplicate); e.Outcome != evidence.Inconclusive || !strings.Contains(e.Why, "the sink was full: it has room for 64 MiB") {
+		t.Errorf("%s: %s", e.Outcome, e.Why)
+	}
+	if finding(op, "outside-effect-doubled") != nil || finding(op, "lost-effect") != nil {
+		t.Error(describe(op))
+	}
+}
+
 // A mail that stays away is found, once another has been seen to come.
 func TestLostMail(t *testing.T) { synctest.Test(t, testLostMail) }
 

@@ -167,7 +167,10 @@ func (r *runner) ask(ctx context.Context, q *plan.Reading) (reading, error) {
 	if s == nil {
 		return reading{}, errors.New("the sink is not open")
 	}
-	n, ids := s.count(q.Pattern)
+	n, ids, err := s.count(q.Pattern)
+	if err != nil {
+		return reading{}, err
+	}
 	out := reading{number: big.NewRat(int64(n), 1), distinct: -1}
 	if len(ids) == n {
 		out.ids = slices.Compact(slices.Sorted(slices.Values(ids)))
