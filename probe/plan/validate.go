@@ -378,6 +378,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			checkURL(ps, a.HTTP.URL, at+".http.url")
 			p.checkAs(ps, a.HTTP.As, at+".http.as")
 		}
+		checkArgv(ps, a.Command, at+".command")
 		links := false
 		for _, name := range []string{"key", "request_id", "event_id", "trace_id"} {
 			_, ok := a.Find.Get(name)
@@ -568,6 +569,9 @@ func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
 	}
 	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
 		ps.add(at+".outside", "what the target sends is outside of it")
+	}
+	if r.Command != nil {
+		checkArgv(ps, r.Command.Argv, at+".command.argv")
 	}
 	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
 		ps.add(at+".command.timeout", "is longer than 10m")
