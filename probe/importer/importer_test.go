@@ -498,7 +498,7 @@ func TestOpenAPINames(t *testing.T) {
 	} {
 		doc := map[string]any{
 			"openapi": "3.0.0", "info": map[string]any{"title": "x", "version": "1"}, "servers": []any{map[string]any{"url": "https://h"}},
-			"paths": map[string]any{c.path: map[string]any{"post": map[string]any{"operationId": c.id, "responses": map[string]any{}}}},
+			"paths": map[string]any{c.path: map[string]any{"post": map[string]any{"operationId": c.id, "responses": map[string]any{}, "parameters": []any{map[string]any{"name": "x", "in": "path", "required": true}}}}},
 		}
 		text, err := json.Marshal(doc)
 		if err != nil {
