@@ -404,6 +404,7 @@ type probeInitSettings struct {
 	index                             int
 	url, method, item, operation      string
 	server, out                       string
+	optional                          bool
 }
 
 func (p *program) probeInitCommand() *cobra.Command {
@@ -439,6 +440,7 @@ whose names are printed.`,
 	f.StringVar(&s.item, "item", "", "path of the request in a Postman collection, as in Folder/Name")
 	f.StringVar(&s.operation, "operation", "", "operationId, or method and path, in an OpenAPI document")
 	f.StringVar(&s.server, "server", "", "base URL, instead of the OpenAPI document's first server")
+	f.BoolVar(&s.optional, "optional", false, "take over optional parameters and fields of an OpenAPI document that have a value there")
 	f.StringVar(&s.out, "out", "", "file for the plan, which must not exist (default: standard output)")
 	return cmd
 }
@@ -494,7 +496,7 @@ func (p *program) probeInit(s probeInitSettings) error {
 		}
 	default:
 		if data, err = read(s.openapi); err == nil {
-			draft, err = importer.OpenAPI(data, importer.APIChoice{Operation: s.operation, Server: s.server, Document: s.openapi})
+			draft, err = importer.OpenAPI(data, importer.APIChoice{Operation: s.operation, Server: s.server, Document: s.openapi, Optional: s.optional})
 		}
 	}
 	if err != nil {

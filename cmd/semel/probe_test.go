@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -258,6 +260,85 @@ func TestProbeInit(t *testing.T) {
 
 // TestProbeDryRunTellsWhatIsMissing: a dry run says what cannot be planned, and
 // that the budget is too small.
+// TestProbeInitRuns: a draft made of a recording of a create, a list and a get runs
+// as it is, and judges: only the address has to be allowed.
+func TestProbeInitRuns(t *testing.T) {
+	for name, right := range map[string]bool{"right": true, "wrong": false} {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			var orders []map[string]any
+			keys := map[string]map[string]any{}
+			service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				w.Header().Set("Content-Type", "application/json")
+				if r.Method == http.MethodGet {
+					_ = json.NewEncoder(w).Encode(map[string]any{"total": len(orders), "orders": orders})
+					return
+				}
+				var order map[string]any
+				_ = json.NewDecoder(r.Body).Decode(&order)
+				key := r.Header.Get("Idempotency-Key")
+				if known := keys[key]; right && known != nil {
+					order = known
+				} else {
+					order["id"] = fmt.Sprint("o-", len(orders)+1)
+					orders = append(orders, order)
+					keys[key] = order
+				}
+				w.WriteHeader(http.StatusCreated)
+				_ = json.NewEncoder(w).Encode(order)
+			}))
+			defer service.Close()
+
+			type pair struct {
+				Name  string `json:"name"`
+				Value string `json:"value"`
+			}
+			var entries []any
+			record := func(method, path, body string) {
+				req, err := http.NewRequest(method, service.URL+path, strings.NewReader(body))
+				noError(t, err)
+				req.Header.Set("Idempotency-Key", `"recorded"`)
+				res, err := http.DefaultClient.Do(req)
+				noError(t, err)
+				answer, err := io.ReadAll(res.Body)
+				noError(t, err)
+				_ = res.Body.Close()
+				request := map[string]any{"method": method, "url": service.URL + path, "headers": []pair{
+					{"User-Agent", "Mozilla"}, {"sec-fetch-mode", "cors"}, {"Accept-Language", "de"}, {"Cookie", "lang=de"}, {"Accept", "application/json"}, {"Idempotency-Key", `"recorded"`},
+				}}
+				if body != "" {
+					request["postData"] = map[string]any{"mimeType": "application/json", "text": body}
+				}
+				entries = append(entries, map[string]any{"request": request, "response": map[string]any{
+					"status": res.StatusCode, "headers": []pair{}, "content": map[string]any{"mimeType": "application/json", "text": string(answer)},
+				}})
+			}
+			record("POST", "/orders", `{"item":"book","reference":"my order"}`)
+			record("GET", "/orders", "")
+			record("GET", "/orders/o-1", "")
+			file, err := json.Marshal(map[string]any{"log": map[string]any{"version": "1.2", "entries": entries}})
+			noError(t, err)
+			draft := filepath.Join(t.TempDir(), "orders.yaml")
+			init := semelWith(nil, "", "probe", "init", "--har", writeFile(t, "traffic.har", string(file)), "--method", "POST", "--out", draft)
+			if init.code != exitOK {
+				t.Fatalf("exit code %d\n%s", init.code, init.stderr)
+			}
+			text, err := os.ReadFile(draft)
+			noError(t, err)
+			out := semelWith(nil, "", "probe", "run", draft, "--send", "--production", "--allow", hostOf(t, service.URL), "--out", filepath.Join(t.TempDir(), "run"))
+			code, verdict := probeHeld, "1 effect, 1 expected"
+			if !right {
+				code, verdict = probeFindings, "double-effect-sequential"
+			}
+			if out.code != code || !strings.Contains(out.stdout, verdict) || strings.Contains(string(text), "Mozilla") {
+				t.Errorf("exit code %d\n%s%s\n%s", out.code, out.stdout, out.stderr, text)
+			}
+		})
+	}
+}
+
 func TestProbeDryRunTellsWhatIsMissing(t *testing.T) {
 	file := writeFile(t, "hooks.yaml", `version: 1
 name: hooks

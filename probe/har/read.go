@@ -19,9 +19,41 @@ const DefaultMaxFile = 256 << 20
 // Imported is one entry of a HAR file.
 type Imported struct {
 	Request wire.Request
+	// Response is what was answered, as far as the file has it.
+	Response Answer
 	// Err is why the entry is no request that can be sent: a body that is not
 	// in the file, a WebSocket, a data: URL. Its text quotes no values.
 	Err error
+}
+
+// Answer is what a file has of an answer.
+type Answer struct {
+	Status   int
+	Location string
+	Body     []byte // as text: without its Content-Encoding
+}
+
+func readAnswer(raw json.RawMessage) (a Answer) {
+	var e struct {
+		Response struct {
+			Status  int     `json:"status"`
+			Headers []Pair  `json:"headers"`
+			Content Content `json:"content"`
+		} `json:"response"`
+	}
+	if json.Unmarshal(raw, &e) != nil {
+		return a
+	}
+	a.Status, a.Body = e.Response.Status, []byte(e.Response.Content.Text)
+	for _, h := range e.Response.Headers {
+		if strings.EqualFold(h.Name, "Location") {
+			a.Location = h.Value
+		}
+	}
+	if e.Response.Content.Encoding == "base64" {
+		a.Body, _ = base64.StdEncoding.DecodeString(e.Response.Content.Text)
+	}
+	return a
 }
 
 // Requests takes the requests out of a HAR file, in its order. It reads what
@@ -56,6 +88,7 @@ func Requests(r io.Reader, limit int64) ([]Imported, error) {
 	all := make([]Imported, len(file.Log.Entries))
 	for i, e := range file.Log.Entries {
 		all[i].Request, all[i].Err = readEntry(e)
+		all[i].Response = readAnswer(e)
 	}
 	return all, nil
 }

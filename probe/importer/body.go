@@ -40,6 +40,11 @@ func (d *drafting) sortBody() {
 		return
 	}
 	if out, err := d.sortJSON(d.body); err == nil {
+		// A template stands for text. Where it is to be a number, it stands in
+		// the text of the JSON.
+		for _, h := range d.numbers {
+			out = bytes.ReplaceAll(out, []byte(`"`+h+`"`), []byte(h))
+		}
 		d.body = out
 		return
 	}
@@ -89,6 +94,11 @@ func (d *drafting) sortJSON(text []byte) ([]byte, error) {
 				s = d.redact(s)
 			}
 			tok = jsontext.String(s)
+		case kind == '0' && (below > 0 || parent == '{' && plan.Sensitive(name)):
+			env := d.secret(tok.String(), "body "+name, "member "+label(name))
+			h := d.hole(strings.Replace(d.template(env), "{{env ", "{{ env ", 1)) // apart from those in strings
+			d.numbers = append(d.numbers, h)
+			tok = jsontext.String(h)
 		}
 		if err := enc.WriteToken(tok); err != nil {
 			return nil, err

@@ -57,6 +57,18 @@ type request struct {
 	heldBySelf []Secret // holes that are secrets by themselves
 	hidden     []string // credentials under names that do not tell
 	notes      []string
+	reader     *listReader // nil: for the author to say
+	resource   string      // what stands under resource, if it is known
+	browser    bool        // it was recorded in one
+}
+
+// listReader is a GET that lists what the operation makes.
+type listReader struct {
+	url       string // with holes, as that of the request
+	count     string // where in the answer the list is
+	where, id string // member of an element that has the reference, and its id
+	from      string // where that is known from
+	header    []wire.Field
 }
 
 // hole returns text that stands for a template in strings that otherwise are
@@ -99,6 +111,7 @@ var holePattern = regexp.MustCompile(holeOpen + `([0-9]{1,6})` + holeClose)
 // template makes a template of literal text with holes.
 func (r *request) template(s string) string {
 	s = strings.ReplaceAll(s, "{{", `{{"{{"}}`)
+	s = strings.ReplaceAll(s, "{"+holeOpen, `{{"{"}}`+holeOpen) // it would be taken for a part of the {{
 	return holePattern.ReplaceAllStringFunc(s, func(h string) string {
 		i, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(h, holeOpen), holeClose))
 		if err != nil || i >= len(r.holes) {
@@ -116,6 +129,13 @@ var left = map[string]string{
 	"accept-encoding": "Accept-Encoding was left out, so that answers can be read.",
 	"expect":          "Expect was left out: the body is sent without waiting.",
 }
+
+// noise are fields that a browser adds by itself, or a tracing library, and that
+// mean nothing to an operation.
+var noise = regexp.MustCompile(`(?i)^(sec-.*|user-agent|accept-language|accept-charset|referer|priority|dnt|cache-control|pragma|upgrade-insecure-requests|save-data|x-client-data|x-requested-with|if-none-match|if-modified-since|traceparent|tracestate|baggage|sentry-trace|x-b3-.*|x-datadog-.*|newrelic)$`)
+
+// trackers are cookies of analytics.
+var trackers = regexp.MustCompile(`(?i)^(_ga.*|_gid|_gat.*|_gcl_.*|_fbp|_fbc|_hj.*|_uet.*|_pk_.*|ajs_.*|mp_.*|amplitude.*|optanon.*|__utm.*|_clck|_clsk|cookie_?consent|hubspotutk|__hs.*)$`)
 
 // keyHeaders are known to carry idempotency keys.
 var keyHeaders = []string{"Idempotency-Key", "X-Idempotency-Key", "Repeatability-Request-ID", "PayPal-Request-Id", "Cko-Idempotency-Key", "X-Request-Idempotency-Key"}
@@ -187,6 +207,7 @@ type drafting struct {
 	oasis     bool
 	traced    bool // there is a request id
 	address   string
+	numbers   []string // holes in the body that stand for numbers
 }
 
 // secret returns what stands in for a credential.
@@ -231,12 +252,17 @@ func (d *drafting) sort() error {
 	if err := d.sortURL(); err != nil {
 		return err
 	}
+	d.browser = d.browser || slices.ContainsFunc(d.header, func(f wire.Field) bool { return strings.HasPrefix(strings.ToLower(f.Name), "sec-") })
 	for _, f := range d.header {
 		lower := strings.ToLower(f.Name)
 		if note, ok := left[lower]; ok {
 			if note != "" {
 				d.note("%s", note)
 			}
+			continue
+		}
+		if d.browser && noise.MatchString(f.Name) {
+			d.note("Fields that a browser adds by itself were left out.")
 			continue
 		}
 		isKey := slices.IndexFunc(keyHeaders, func(k string) bool { return strings.EqualFold(k, f.Name) })
@@ -269,6 +295,17 @@ func (d *drafting) sort() error {
 	d.sortBody()
 	// What was found in one place may stand in another.
 	d.url = d.redact(d.url)
+	if d.reader != nil {
+		// The reader's URL has the same credentials in it, or others.
+		own := d.url
+		d.url = d.reader.url
+		if err := d.sortURL(); err != nil {
+			d.reader = nil
+		} else {
+			d.reader.url = d.redact(d.url)
+		}
+		d.url = own
+	}
 	for i := range d.headers {
 		d.headers[i].Value = d.redact(d.headers[i].Value)
 	}
@@ -315,7 +352,13 @@ func (d *drafting) sortCookies(line string) {
 			d.note("A cookie was left out: its name is none, or is there twice.")
 			continue
 		}
-		d.cookies = append(d.cookies, wire.Field{Name: name, Value: d.secret(value, "cookie "+name, "cookie "+name)})
+		if d.browser && trackers.MatchString(name) {
+			continue
+		}
+		if !plan.PlainCookie(name, value) {
+			value = d.secret(value, "cookie "+name, "cookie "+name)
+		}
+		d.cookies = append(d.cookies, wire.Field{Name: name, Value: value})
 	}
 	d.cookies = slices.DeleteFunc(d.cookies, func(c wire.Field) bool { return c.Value == "" })
 }

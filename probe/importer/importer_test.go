@@ -111,7 +111,7 @@ func TestCurl(t *testing.T) {
 		},
 		{
 			"cookies", `curl https://h/ -b 'sid=abcdef99; lang=de-de-de'`,
-			map[string]string{"PROBE_COOKIE_SID": "abcdef99", "PROBE_COOKIE_LANG": "de-de-de"},
+			map[string]string{"PROBE_COOKIE_SID": "abcdef99"},
 			"GET https://h/\nCookie: sid=abcdef99; lang=de-de-de\n\n",
 		},
 		{
@@ -403,22 +403,26 @@ func TestOpenAPI(t *testing.T) {
 		}
 		text := string(d.YAML)
 		for _, want := range []string{
-			`https://eu.shop.example/v1/shops/{{fill "the parameter shop"}}/orders?trace=on`, "name: createOrder", "specification: openapi.yaml",
+			`https://eu.shop.example/v1/shops/{{fill "the parameter shop"}}/orders`, "name: createOrder", "specification: openapi.yaml",
 			`Authorization: 'Bearer {{env "PROBE_TOKEN"}}'`, "X-Version: \"2\"", "key: {header: Idempotency-Key}", `# allow: ["eu.shop.example:443"]`,
-			`"id": "{{uuid}}"`, `"sku": "A-1"`, `"quantity": 3`, `"total": 11`, `"colour": "red"`, `"parent": "pro"`,
+			`"id": "{{uuid}}"`, `"sku": "A-1"`, `"quantity": 3`, `"total": 11`, `"parent": "pro"`,
 			`"password": "{{env \"PROBE_BODY_PASSWORD\"}}"`, `matches ^[A-Z]`,
 		} {
 			if !strings.Contains(text, want) {
 				t.Errorf("no %s in\n%s", want, text)
 			}
 		}
-		if strings.Contains(text, `"note"`) || strings.Contains(text, `"at"`) || strings.Count(text, "A-1") != 2 {
+		if strings.Contains(text, "trace=on") || strings.Contains(text, `"colour"`) || strings.Contains(text, `"note"`) || strings.Contains(text, `"at"`) || strings.Count(text, "A-1") != 2 {
 			t.Errorf("what is optional or read-only is there, or a line is missing:\n%s", text)
 		}
 		withoutSecrets(t, d, "hunter2!")
 		if _, err := plan.Parse("x", d.YAML); !plan.OnlyToFill(err) {
 			t.Error(err)
 		}
+	}
+	asked, err := OpenAPI([]byte(openapiFile), APIChoice{Operation: "createOrder", Optional: true})
+	if err != nil || !strings.Contains(string(asked.YAML), "trace=on") || !strings.Contains(string(asked.YAML), `"colour": "red"`) {
+		t.Errorf("what is optional was asked for: %v\n%s", err, asked.YAML)
 	}
 	d, err := OpenAPI([]byte(openapiFile), APIChoice{Operation: "post /form", Server: "http://127.0.0.1:1"})
 	if err != nil {
@@ -437,6 +441,150 @@ func TestOpenAPI(t *testing.T) {
 		if _, err := OpenAPI([]byte(text), APIChoice{Operation: "x"}); err == nil {
 			t.Errorf("%q is an OpenAPI document", text)
 		}
+	}
+}
+
+// What a document refers to elsewhere never reaches the library, which would follow
+// it in goroutines where a panic cannot be caught. These documents ended the
+// program once.
+func TestOpenAPIReferencesOutside(t *testing.T) {
+	const document = `openapi: 3.1.0
+info: {title: x, version: "1"}
+servers: [{url: https://h}]
+paths:
+  /a:
+    post:
+      operationId: make
+      parameters: [{$ref: 'other.yaml#/p'}, {$ref: '#/components/parameters/P'}, {$ref: '#/nowhere'}]
+      requestBody:
+        content:
+          application/json:
+            schema: {type: object, required: [id, s], properties: {id: {type: string, example: E-1}, s: {$ref: 'https://example.com/s.json'}}}
+            examples: {x: {$ref: './examples/x.json'}}
+      callbacks: {c: {$ref: 'cb.yaml'}}
+      responses:
+        "200": {description: x, headers: {X: {$ref: 'h.yaml#/X'}}, links: {l: {$ref: 'l.yaml'}, m: {operationRef: 'o.yaml#/x'}}, content: {application/json: {schema: {$ref: 's.yaml'}, examples: {e: {externalValue: 'http://x/'}}}}}
+  /b: {$ref: 'b.yaml'}
+webhooks: {w: {$ref: 'w.yaml'}}
+components:
+  parameters: {P: {name: p, in: query, required: true, schema: {$ref: 'x.yaml'}}}
+  schemas: {Loop: {$ref: '#/components/schemas/Loop'}, Bad: {$ref: 'nope.yaml'}}
+  examples: {E: {$ref: 'e.json'}}
+  headers: {H: {$ref: 'h.json'}}
+  links: {L: {$ref: 'l.json'}}
+`
+	d, err := OpenAPI([]byte(document), APIChoice{Operation: "make"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkDraft(t, d, nil)
+	if text := string(d.YAML); !strings.Contains(text, "references lead out of the document") || !strings.Contains(text, "?p=") {
+		t.Errorf("%s", text)
+	}
+}
+
+// Whatever the names in a document, its draft parses.
+func TestOpenAPINames(t *testing.T) {
+	for _, c := range []struct{ path, id string }{
+		{"/a/{{x}/b", "123"},
+		{"/a/{x}{y}", "true"},
+		{"/a/{{x}}", "1e3"},
+		{"/{", "null"},
+		{"/a}/{x", "~"},
+		{"/{x y}", "-"},
+		{"/a/{x}", "0x1f"},
+		{"/'\"/{x}", "2020-01-01"},
+		{"/{{fill}}", ".inf"},
+	} {
+		doc := map[string]any{
+			"openapi": "3.0.0", "info": map[string]any{"title": "x", "version": "1"}, "servers": []any{map[string]any{"url": "https://h"}},
+			"paths": map[string]any{c.path: map[string]any{"post": map[string]any{"operationId": c.id, "responses": map[string]any{}, "parameters": []any{map[string]any{"name": "x", "in": "path", "required": true}}}}},
+		}
+		text, err := json.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := OpenAPI(text, APIChoice{Operation: c.id})
+		if err != nil {
+			t.Errorf("%s, %s: %v", c.path, c.id, err)
+			continue
+		}
+		checkDraft(t, d, nil)
+	}
+}
+
+func FuzzOpenAPI(f *testing.F) {
+	f.Add([]byte(openapiFile), "createOrder")
+	f.Add([]byte(`{"openapi":"3.0.0","info":{},"servers":[{"url":"http://h"}],"paths":{"/a{{b}":{"post":{"operationId":"123","requestBody":{"content":{"application/json":{"schema":{"$ref":"#/components/schemas/A"}}}}}}},"components":{"schemas":{"A":{"allOf":[{"$ref":"#/components/schemas/A"}],"properties":{"x":{"$ref":"x.yaml"}}}}}}`), "123")
+	f.Fuzz(func(t *testing.T, data []byte, operation string) {
+		d, err := OpenAPI(data, APIChoice{Operation: operation, Server: "http://h"})
+		checkDraft(t, d, err)
+	})
+}
+
+// A form is written as the document's encoding says.
+func TestOpenAPIForms(t *testing.T) {
+	const document = `openapi: 3.0.0
+info: {title: x, version: "1"}
+servers: [{url: https://h}]
+paths:
+  /charges:
+    get:
+      responses: {"200": {description: x, content: {application/json: {schema: {type: object, properties: {object: {type: string}, data: {type: array, items: {type: object, properties: {id: {type: string}}}}}}}}}}
+    post:
+      requestBody:
+        content:
+          application/x-www-form-urlencoded:
+            encoding: {card: {style: deepObject, explode: true}, tags: {style: form, explode: false}, meta: {contentType: application/json}}
+            schema:
+              type: object
+              required: [amount, card, tags, list, meta]
+              properties:
+                amount: {type: integer, example: 100}
+                card: {type: object, required: [number, address], properties: {number: {type: string, example: "4242 4242"}, cvc: {type: string, example: "1"}, address: {type: object, required: [city], properties: {city: {type: string, enum: [B&n, X]}}}}}
+                tags: {type: array, example: [a, b]}
+                list: {type: array, example: [c, d]}
+                meta: {type: object, example: {k: v}}
+                other: {type: string, example: no}
+      responses: {}
+`
+	d, err := OpenAPI([]byte(document), APIChoice{Operation: "POST /charges"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(d.YAML)
+	if !strings.Contains(text, "amount=100&card%5Bnumber%5D=4242%204242&card%5Baddress%5D%5Bcity%5D=B%26n&tags=a%2Cb&list=c&list=d&meta=%7B%22k%22%3A%22v%22%7D") {
+		t.Errorf("the form is not as the encoding says:\n%s", text)
+	}
+	// The list of the same path is the reader, so nothing is left to fill in.
+	for _, want := range []string{"url: \"https://h/charges\"", "count: /data", "id: /id"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+	if _, err := plan.Parse("", d.YAML); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a browser adds is left out; what only says how to show things may stand in
+// the plan; a number under the name of a credential may not.
+func TestBrowserNoise(t *testing.T) {
+	d, err := Curl(`curl https://h/ -H 'sec-ch-ua: "x"' -H 'Sec-Fetch-Mode: cors' -H 'User-Agent: Mozilla' -H 'Accept-Language: de' -H 'Referer: https://u:pw-123456@h/' -H 'X-Shop: 7' -b 'lang=de-DE; _ga=GA1.2.3; sid=abcdef99' -H 'content-type: application/json' -d '{"pin_token":12345678,"n":1}'`, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := render(sent(t, d, map[string]string{"PROBE_COOKIE_SID": "abcdef99", "PROBE_BODY_PIN_TOKEN": "12345678"}))
+	if want := "POST https://h/\nX-Shop: 7\ncontent-type: application/json\nCookie: lang=de-DE; sid=abcdef99\n\n" + `{"pin_token":12345678,"n":1}`; got != want {
+		t.Errorf("got\n%s\nwant\n%s\nof\n%s", got, want, d.YAML)
+	}
+	withoutSecrets(t, d, "12345678", "abcdef99", "pw-123456")
+	d, err = Curl(`curl https://h/ -A mine -H 'Referer: https://h/'`, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := render(sent(t, d, nil)); !strings.Contains(got, "mine") || !strings.Contains(got, "Referer") {
+		t.Errorf("what was written by hand was left out: %s", got)
 	}
 }
 

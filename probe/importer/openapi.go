@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net/url"
 	"slices"
@@ -34,11 +35,16 @@ type APIChoice struct {
 	Server string
 	// Document is where the document is, for target.specification.
 	Document string
+	// Optional takes over optional parameters and members too, where the
+	// document has a value for them.
+	Optional bool
 }
 
 // OpenAPI makes a draft of one operation of an OpenAPI 3.0, 3.1 or 3.2 document.
-// Its examples are used where it has some; other values are made from the
-// schema. What the document refers to outside of itself is not fetched.
+// What is required is in it, with the document's example, default or first
+// choice where it has one; other values are made from the schema. What the
+// document refers to outside of itself is not fetched. Where a GET of the same
+// path lists what is made, it is the reader.
 func OpenAPI(data []byte, choice APIChoice) (d *Draft, err error) {
 	if len(data) > MaxOpenAPI {
 		return nil, fmt.Errorf("importer: the document is larger than %d MiB", MaxOpenAPI>>20)
@@ -50,6 +56,10 @@ func OpenAPI(data []byte, choice APIChoice) (d *Draft, err error) {
 			d, err = nil, errors.New("importer: openapi: the document cannot be read")
 		}
 	}()
+	data, part, err := pruneOpenAPI(data, choice.Operation)
+	if err != nil {
+		return nil, fmt.Errorf("importer: openapi: %w", err)
+	}
 	doc, err := libopenapi.NewDocumentWithConfiguration(data, &datamodel.DocumentConfiguration{
 		IgnorePolymorphicCircularReferences: true,
 		IgnoreArrayCircularReferences:       true,
@@ -57,13 +67,16 @@ func OpenAPI(data []byte, choice APIChoice) (d *Draft, err error) {
 		Logger:                              slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("importer: openapi: %w", err)
+		return nil, errors.New("importer: openapi: the document cannot be read") // the library's error quotes it
 	}
 	model, err := doc.BuildV3Model()
 	if model == nil {
-		return nil, fmt.Errorf("importer: openapi: %w", err)
+		return nil, errors.New("importer: openapi: the document cannot be read")
 	}
-	a := &api{request: &request{from: "an operation of an OpenAPI document", spec: choice.Document}, doc: &model.Model}
+	a := &api{request: &request{from: "an operation of an OpenAPI document", spec: choice.Document}, doc: &model.Model, optional: choice.Optional}
+	if part.outside > 0 {
+		a.note("%d references lead out of the document or to nothing; what they refer to was left out.", part.outside)
+	}
 	if err != nil {
 		a.note("The document has circular references; what is required in a circle was left out.")
 	}
@@ -77,6 +90,9 @@ type api struct {
 	*request
 	doc   *v3.Document
 	nodes int // written so far
+
+	optional bool // is wanted too
+	skipped  int  // optional members that have a value
 }
 
 const (
@@ -107,8 +123,69 @@ func (a *api) read(choice APIChoice) error {
 	if err := a.requestBody(op.RequestBody); err != nil {
 		return err
 	}
+	if a.skipped > 0 {
+		a.note("%d optional parameters and fields for which the document has a value were left out; --optional takes them over.", a.skipped)
+	}
 	a.security(op)
+	a.findList(item, op)
 	return nil
+}
+
+// findList looks for a GET of the same path that answers with a list.
+func (a *api) findList(item *v3.PathItem, op *v3.Operation) {
+	get := item.Get
+	if get == nil || get == op || get.Responses == nil {
+		return
+	}
+	for _, p := range append(slices.Clone(get.Parameters), item.Parameters...) {
+		if p != nil && p.In != "path" && p.Required != nil && *p.Required {
+			return // it cannot be asked like this
+		}
+	}
+	ok := get.Responses.Codes.GetOrZero("200")
+	if ok == nil {
+		return
+	}
+	media := ok.Content.GetOrZero("application/json")
+	if media == nil || media.Schema == nil {
+		return
+	}
+	list, pointer := a.list(media.Schema.Schema(), 0)
+	if list == nil {
+		return
+	}
+	a.reader = &listReader{url: strings.SplitN(a.url, "?", 2)[0], count: pointer, from: "the document's GET of the same path"}
+	if list.Items != nil && list.Items.N == 0 && list.Items.A != nil {
+		if e := list.Items.A.Schema(); e != nil && e.Properties.GetOrZero("id") != nil {
+			a.reader.id = "/id"
+		}
+	}
+}
+
+// list returns the array that a schema is or has as its only one.
+func (a *api) list(s *base.Schema, depth int) (list *base.Schema, pointer string) {
+	if s == nil || depth > 5 {
+		return nil, ""
+	}
+	if slices.Contains(s.Type, "array") {
+		return s, ""
+	}
+	for _, part := range s.AllOf {
+		if l, p := a.list(part.Schema(), depth+1); l != nil && p != "" {
+			return l, p
+		}
+	}
+	for name, p := range s.Properties.FromOldest() {
+		sub := p.Schema()
+		if sub == nil || !slices.Contains(sub.Type, "array") || strings.Contains(name, "link") || strings.Contains(name, "error") {
+			continue
+		}
+		if list != nil {
+			return nil, "" // which of them?
+		}
+		list, pointer = sub, "/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(drop(name))
+	}
+	return list, pointer
 }
 
 func (a *api) find(want string) (path, method string, item *v3.PathItem, op *v3.Operation, err error) {
@@ -159,7 +236,7 @@ func (a *api) server(own string, item *v3.PathItem, op *v3.Operation) (string, e
 	return base, nil
 }
 
-// parameters puts what is required, and what has an example, where it goes.
+// parameters puts what is required where it goes.
 func (a *api) parameters(path string, item *v3.PathItem, op *v3.Operation) (outPath, query string) {
 	var list []*v3.Parameter
 	for _, p := range append(slices.Clone(op.Parameters), item.Parameters...) {
@@ -173,7 +250,10 @@ func (a *api) parameters(path string, item *v3.PathItem, op *v3.Operation) (outP
 	for _, p := range list {
 		isKey := p.In == "header" && slices.ContainsFunc(keyHeaders, func(k string) bool { return strings.EqualFold(k, p.Name) })
 		value, has := a.parameterValue(p)
-		if required := p.Required != nil && *p.Required || p.In == "path"; !required && !has && !isKey {
+		if required := p.Required != nil && *p.Required || p.In == "path"; !required && !isKey && (!has || !a.optional) {
+			if has {
+				a.skipped++
+			}
 			continue
 		}
 		if !has {
@@ -302,6 +382,9 @@ func (a *api) requestBody(b *v3.RequestBody) error {
 			text.WriteString(a.fill("a body of the type " + media))
 		}
 	case node != nil:
+		if !a.optional && content.Schema != nil {
+			node = a.required(node, content.Schema.Schema(), 0)
+		}
 		a.node(&text, node, 0)
 	case content.Schema != nil:
 		a.schema(&text, content.Schema, "", 0)
@@ -311,37 +394,154 @@ func (a *api) requestBody(b *v3.RequestBody) error {
 		return errors.New("the example of the body is too large")
 	}
 	if rank == 2 {
-		a.body = []byte(formOf(a.body))
+		a.body = []byte(formOf(a.body, content.Encoding))
 	}
 	return nil
 }
 
-// formOf makes a form of a flat JSON object.
-func formOf(text []byte) string {
-	dec := jsontext.NewDecoder(strings.NewReader(string(text)))
-	var parts []string
-	if tok, err := dec.ReadToken(); err != nil || tok.Kind() != '{' {
+// required returns an example with those members only that the schema requires,
+// or all of them if it requires none.
+func (a *api) required(n *yaml.Node, s *base.Schema, depth int) *yaml.Node {
+	if s == nil || depth > maxExampleDepth {
+		return n
+	}
+	if n.Kind == yaml.SequenceNode && s.Items != nil && s.Items.N == 0 && s.Items.A != nil {
+		out := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		for _, e := range n.Content {
+			out.Content = append(out.Content, a.required(e, s.Items.A.Schema(), depth+1))
+		}
+		return out
+	}
+	need, properties := requiredOf(s, 0)
+	if n.Kind != yaml.MappingNode || len(need) == 0 {
+		return n
+	}
+	out := mapping()
+	for name, v := range members(n) {
+		if !slices.Contains(need, name) {
+			a.skipped++
+			continue
+		}
+		if p := properties[name]; p != nil {
+			v = a.required(v, p.Schema(), depth+1)
+		}
+		set(out, name, v)
+	}
+	return out
+}
+
+func requiredOf(s *base.Schema, depth int) (names []string, properties map[string]*base.SchemaProxy) {
+	names, properties = slices.Clone(s.Required), map[string]*base.SchemaProxy{}
+	for name, p := range s.Properties.FromOldest() {
+		properties[name] = p
+	}
+	for _, part := range s.AllOf {
+		if sub := part.Schema(); sub != nil && depth < maxExampleDepth {
+			more, others := requiredOf(sub, depth+1)
+			names = append(names, more...)
+			maps.Copy(properties, others)
+		}
+	}
+	return names, properties
+}
+
+// formOf makes a form of a JSON object. What is nested is written as the
+// document's encoding says; as a[b]=c where it says nothing.
+func formOf(text []byte, encoding *orderedmap.Map[string, *v3.Encoding]) string {
+	var top orderedJSON
+	if top.read(text, 0) != nil || top.kind != '{' {
 		return ""
 	}
-	for dec.PeekKind() != '}' {
-		name, err := dec.ReadToken()
-		if err != nil {
-			break
-		}
-		key := name.String()
-		v, err := dec.ReadValue()
-		if err != nil {
-			break
-		}
-		value := string(v)
-		if v.Kind() == '"' {
-			if b, err := jsontext.AppendUnquote(nil, v); err == nil {
-				value = string(b)
+	var parts []string
+	add := func(name, value string) { parts = append(parts, pathEscape(name)+"="+pathEscape(value)) }
+	var brackets func(name string, v orderedJSON)
+	brackets = func(name string, v orderedJSON) {
+		switch v.kind {
+		case '{', '[':
+			for i, e := range v.values {
+				key := strconv.Itoa(i)
+				if v.kind == '{' {
+					key = v.names[i]
+				}
+				brackets(name+"["+key+"]", e)
 			}
+		default:
+			add(name, v.text)
 		}
-		parts = append(parts, url.QueryEscape(key)+"="+pathEscape(value))
+	}
+	for i, v := range top.values {
+		name := top.names[i]
+		e := encoding.GetOrZero(name)
+		if e == nil {
+			e = &v3.Encoding{}
+		}
+		explode := e.Explode == nil || *e.Explode
+		switch {
+		case v.kind != '{' && v.kind != '[':
+			add(name, v.text)
+		case strings.Contains(e.ContentType, "json"):
+			add(name, v.text)
+		case v.kind == '[' && e.Style == "form" && !explode:
+			var list []string
+			for _, e := range v.values {
+				list = append(list, e.text)
+			}
+			add(name, strings.Join(list, ","))
+		case v.kind == '[' && (e.Style == "form" || e.Style == "") && !slices.ContainsFunc(v.values, func(e orderedJSON) bool { return e.kind == '{' || e.kind == '[' }):
+			for _, e := range v.values {
+				add(name, e.text)
+			}
+		default:
+			brackets(name, v)
+		}
 	}
 	return strings.Join(parts, "&")
+}
+
+// orderedJSON is a JSON value whose members keep their order. Its text is that of
+// a string without quotes.
+type orderedJSON struct {
+	kind   jsontext.Kind
+	text   string
+	names  []string
+	values []orderedJSON
+}
+
+func (o *orderedJSON) read(v jsontext.Value, depth int) error {
+	o.kind, o.text = v.Kind(), strings.TrimSpace(string(v))
+	if depth > 2*maxExampleDepth {
+		return errors.New("nested too deep")
+	}
+	switch o.kind {
+	case '"':
+		b, err := jsontext.AppendUnquote(nil, v)
+		o.text = string(b)
+		return err
+	case '{', '[':
+		dec := jsontext.NewDecoder(strings.NewReader(o.text))
+		if _, err := dec.ReadToken(); err != nil {
+			return err
+		}
+		for dec.PeekKind() != '}' && dec.PeekKind() != ']' {
+			if o.kind == '{' {
+				name, err := dec.ReadToken()
+				if err != nil {
+					return err
+				}
+				o.names = append(o.names, name.String())
+			}
+			v, err := dec.ReadValue()
+			if err != nil {
+				return err
+			}
+			var e orderedJSON
+			if err := e.read(v.Clone(), depth+1); err != nil {
+				return err
+			}
+			o.values = append(o.values, e)
+		}
+	}
+	return nil
 }
 
 func quote(s string) string {
@@ -463,7 +663,7 @@ func (a *api) object(b *strings.Builder, s *base.Schema, depth int) {
 }
 
 // members writes the members of an object and of what it is all of: those that
-// are required or have a value of their own, or all if none is required.
+// are required, and with optional those that have a value of their own.
 func (a *api) members(b *strings.Builder, s *base.Schema, depth int, written map[string]bool, required []string) {
 	for _, part := range s.AllOf {
 		a.nodes++
@@ -480,7 +680,12 @@ func (a *api) members(b *strings.Builder, s *base.Schema, depth int, written map
 		if sub == nil || sub.ReadOnly != nil && *sub.ReadOnly {
 			continue
 		}
-		if len(required) > 0 && !slices.Contains(required, name) && given(sub) == nil {
+		// An object within another, of which nothing is required, would be empty.
+		all := len(required) == 0 && (depth > 0 || a.optional)
+		if has := given(sub) != nil; !slices.Contains(required, name) && !all && (!has || !a.optional) {
+			if has {
+				a.skipped++
+			}
 			continue
 		}
 		if len(written) > 0 {

@@ -3,11 +3,14 @@ package importer
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/semelhq/semel/probe/har"
@@ -62,8 +65,118 @@ func HAR(data []byte, choice Choice) (*Draft, error) {
 	if entries[i].Err != nil {
 		return nil, fmt.Errorf("importer: entry %d: %w", i, entries[i].Err)
 	}
-	q := entries[i].Request
-	return recorded(fmt.Sprintf("entry %d of a HAR file", i), q).draft()
+	r := recorded(fmt.Sprintf("entry %d of a HAR file", i), entries[i].Request)
+	r.browser = true
+	r.findList(entries, i)
+	return r.draft()
+}
+
+// freeText are names of members that may have any text in them, and are kept
+// with what is created.
+var freeText = regexp.MustCompile(`(?i)^(reference|ref|note|notes|description|comment|comments|memo|remark|remarks|(client|external|customer|merchant|order|payment)[_-]?(ref|reference|note|comment))$`)
+
+// findList looks in the recording for a GET of the same path that was answered
+// with a list, the last one, and for where the answer to the request names what it
+// made.
+func (r *request) findList(entries []har.Imported, at int) {
+	path := func(u string) string { u, _, _ = strings.Cut(u, "?"); return strings.TrimSuffix(u, "/") }
+	own := entries[at].Request
+	made, _ := decodeObject(entries[at].Response.Body)
+	id := ""
+	if v, ok := made["id"]; ok && entries[at].Response.Status/100 == 2 {
+		id, r.resource = fmt.Sprint(v), "{pointer: /id}"
+	} else if entries[at].Response.Location != "" {
+		r.resource = "{header: Location}"
+	}
+	for _, e := range entries {
+		if e.Err != nil || e.Request.Method != "GET" || path(e.Request.URL) != path(own.URL) || e.Response.Status != 200 {
+			continue
+		}
+		list, pointer, ok := listIn(e.Response.Body)
+		if !ok {
+			continue
+		}
+		// Its query stays: it may say what is listed. Credentials come from
+		// where those of the request do.
+		found := &listReader{url: drop(e.Request.URL), count: pointer, from: "a GET of the same path in the recording"}
+		for _, f := range e.Request.Header {
+			if strings.EqualFold(f.Name, "Accept") && !slices.ContainsFunc(own.Header, func(o wire.Field) bool { return strings.EqualFold(o.Name, f.Name) && o.Value != f.Value }) {
+				found.header = append(found.header, wire.Field{Name: f.Name, Value: drop(f.Value)})
+			}
+		}
+		sent, _ := decodeObject(own.Body)
+		for _, element := range list {
+			m, ok := element.(map[string]any)
+			if !ok {
+				continue
+			}
+			if _, ok := m["id"]; ok {
+				found.id = "/id"
+			}
+			if id == "" || fmt.Sprint(m["id"]) != id {
+				continue // it tells nothing of what was sent
+			}
+			for name, v := range sent {
+				if text, ok := v.(string); ok && m[name] == v && len(text) >= 1 && freeText.MatchString(name) && (found.where == "" || "/"+name < found.where) {
+					found.where = "/" + name
+				}
+			}
+		}
+		r.reader = found
+	}
+	if r.reader != nil && r.reader.where != "" {
+		r.body = withReference(r.body, strings.TrimPrefix(r.reader.where, "/"), r.hole("{{.reference}}"))
+	}
+}
+
+// withReference puts a text in the place of a member of a JSON object.
+func withReference(body []byte, name, text string) []byte {
+	var top orderedJSON
+	if top.read(body, 0) != nil {
+		return body
+	}
+	var b strings.Builder
+	for i, v := range top.values {
+		value := v.text
+		if v.kind == '"' {
+			value = quote(v.text)
+		}
+		if top.names[i] == name {
+			value = quote(text)
+		}
+		b.WriteString(map[bool]string{true: "{", false: ","}[i == 0] + quote(top.names[i]) + ":" + value)
+	}
+	return []byte(b.String() + "}")
+}
+
+func decodeObject(b []byte) (map[string]any, bool) {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.UseNumber()
+	var m map[string]any
+	return m, dec.Decode(&m) == nil && m != nil
+}
+
+// listIn returns the list that an answer is, or has as its only one.
+func listIn(b []byte) (list []any, pointer string, ok bool) {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.UseNumber()
+	var v any
+	if dec.Decode(&v) != nil {
+		return nil, "", false
+	}
+	if list, ok := v.([]any); ok {
+		return list, "", true
+	}
+	m, _ := v.(map[string]any)
+	for name, v := range m {
+		if l, is := v.([]any); is {
+			if ok {
+				return nil, "", false // which of them?
+			}
+			list, pointer, ok = l, "/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(drop(name)), true
+		}
+	}
+	return list, pointer, ok
 }
 
 // recorded takes over a request that was really sent.
@@ -133,7 +246,9 @@ func Burp(data []byte, choice Choice) (*Draft, error) {
 	if err != nil {
 		return nil, fmt.Errorf("importer: item %d: %w", i, err)
 	}
-	return recorded(fmt.Sprintf("item %d that Burp saved", i), q).draft()
+	r := recorded(fmt.Sprintf("item %d that Burp saved", i), q)
+	r.browser = true
+	return r.draft()
 }
 
 // rawRequest reads the bytes of a request. Where it went is said by the URL: its

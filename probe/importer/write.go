@@ -31,7 +31,7 @@ func (d *drafting) write() string {
 		}
 		line("#   %s  (%s)", s.Env, s.From)
 	}
-	line("version: 1\nname: %s\n", name)
+	line("version: 1\nname: %s\n", scalar(name))
 
 	line("target:")
 	line("  # Nothing is sent to an address that is not in this list.")
@@ -70,7 +70,7 @@ func (d *drafting) write() string {
 	}
 
 	line("\noperations:")
-	line("  - name: %s", name)
+	line("  - name: %s", scalar(name))
 	line("    request:")
 	line("      method: %s", d.method)
 	line("      url: %s", scalar(d.template(d.url)))
@@ -92,14 +92,13 @@ func (d *drafting) write() string {
 	line("    # the operation takes effect once. Without it the probe cannot judge. Instead of")
 	line("    # http: sql, log, command, webhook or smtp.")
 	line("    readers:")
-	line("      - name: effect")
-	line("        http:")
-	line("          url: '{{fill \"what to GET: a list of what the operation creates, or a count\"}}'")
-	line("          # A JSON pointer to the list that is counted; or value: to a number.")
-	line("          count: \"\"")
-	line("          # where: {/reference: \"{{.reference}}\"}")
+	d.writeReader(line)
 	line("    # Where the answer names what was created.")
-	line("    # resource: {pointer: /id}")
+	if d.resource != "" {
+		line("    resource: %s", d.resource)
+	} else {
+		line("    # resource: {pointer: /id}")
+	}
 	if d.oasis {
 		line("    contract: {profile: oasis}")
 	}
@@ -109,6 +108,35 @@ func (d *drafting) write() string {
 	line("# retention_edge.")
 	line("experiments: [duplicate]")
 	return b.String()
+}
+
+func (d *drafting) writeReader(line func(string, ...any)) {
+	r := d.reader
+	if r == nil {
+		line("      - name: effect")
+		line("        http:")
+		line("          url: '{{fill \"what to GET: a list of what the operation creates, or a count\"}}'")
+		line("          # A JSON pointer to the list that is counted; or value: to a number.")
+		line("          count: \"\"")
+		line("          # where: {/reference: \"{{.reference}}\"}")
+		return
+	}
+	line("      # From %s. See that the list is whole: it must not end after a page.", r.from)
+	line("      - name: effect")
+	line("        http:")
+	line("          url: %s", scalar(d.template(r.url)))
+	d.writeHeader(line, "          ", "headers", r.header)
+	line("          count: %s", scalar(r.count))
+	if r.where != "" {
+		line("          where: {%s: \"{{.reference}}\"}", scalar(r.where))
+	} else {
+		line("          # All are counted, so nobody else may create any meanwhile. Better: put")
+		line("          # {{.reference}} into the request, and count what has it.")
+		line("          # where: {/reference: \"{{.reference}}\"}")
+	}
+	if r.id != "" {
+		line("          id: %s", scalar(r.id))
+	}
 }
 
 func (d *drafting) writeHeader(line func(string, ...any), indent, what string, fields []wire.Field) {
@@ -141,7 +169,7 @@ func (d *drafting) writeBody(line func(string, ...any)) {
 	case d.bodyFile != "":
 		line("      body:\n        file: %s", scalar(d.bodyFile))
 	case len(d.body) == 0:
-	case jsonLike(d.body):
+	case len(d.numbers) == 0 && jsonLike(d.body):
 		line("      body:\n        json: %s", d.flow(d.body))
 	case utf8.Valid(d.body):
 		line("      body:\n        text: %s", scalar(d.template(string(d.body))))

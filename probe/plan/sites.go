@@ -69,7 +69,9 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 			headerSites(r.HTTP.Headers, seen.in(at+".http.headers"), f)
 			headerSites(Header(r.HTTP.Where), seen.in(at+".http.where"), f)
 		case r.SQL != nil:
-			f(seen.at(at+".sql.dsn", r.SQL.DSN))
+			dsn := seen
+			dsn.resource = false // which database is asked is not for the target to say
+			f(dsn.at(at+".sql.dsn", r.SQL.DSN))
 			listSites(r.SQL.Args, seen.in(at+".sql.args"), f)
 		case r.Log != nil:
 			f(seen.regexp(at+".log.pattern", r.Log.Pattern))

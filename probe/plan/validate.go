@@ -222,6 +222,17 @@ func Sensitive(name string) bool {
 
 var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
+// PlainCookie reports whether a cookie says how to show something, and to whom
+// it is shown is not in it: its value may be written into a plan.
+func PlainCookie(name, value string) bool {
+	return plainCookie.MatchString(name) && plainValue.MatchString(value)
+}
+
+var (
+	plainCookie = regexp.MustCompile(`(?i)^(lang|language|locale|i18n(ext)?|i18next|theme|color-?(mode|scheme)|dark-?mode|currency|country|region|tz|time-?zone|units|layout|density|page-?size)$`)
+	plainValue  = regexp.MustCompile(`^[A-Za-z0-9_./+:-]{1,40}$`)
+)
+
 // checkSecrets refuses credentials that are written in the plan.
 func (p *Plan) checkSecrets(ps *problems) {
 	const write = `would put a credential into the plan; write {{env "NAME"}} or {{file "NAME"}}`
@@ -243,9 +254,9 @@ func (p *Plan) checkSecrets(ps *problems) {
 			}
 		}
 	}
-	header := func(h Header, always bool, path string) {
+	header := func(h Header, path string) {
 		for i, m := range h {
-			if (always || Sensitive(m.Name)) && !p.secretText(m.Value, secrets) {
+			if Sensitive(m.Name) && !p.secretText(m.Value, secrets) {
 				ps.add(headerSite(path, i, m.Name), write)
 			}
 		}
@@ -260,14 +271,18 @@ func (p *Plan) checkSecrets(ps *problems) {
 		}
 	}
 	request := func(r *Request, path string) {
-		header(r.Headers, false, path+".headers")
+		header(r.Headers, path+".headers")
 		query(r.URL, path+".url")
 	}
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			at := join("principals", string(name))
-			header(pr.Headers, false, at+".headers")
-			header(Header(pr.Cookies), true, at+".cookies")
+			header(pr.Headers, at+".headers")
+			for i, m := range pr.Cookies {
+				if !PlainCookie(m.Name, m.Value) && !p.secretText(m.Value, secrets) {
+					ps.add(headerSite(at+".cookies", i, m.Name), write)
+				}
+			}
 		}
 	}
 	for i := range p.Operations {
@@ -281,7 +296,7 @@ func (p *Plan) checkSecrets(ps *problems) {
 		for i, r := range op.Readers {
 			at := index(at+".readers", i)
 			if r.HTTP != nil {
-				header(r.HTTP.Headers, false, at+".http.headers")
+				header(r.HTTP.Headers, at+".http.headers")
 				query(r.HTTP.URL, at+".http.url")
 			}
 			if r.SQL != nil && r.SQL.Driver != "sqlite" && !p.secretText(r.SQL.DSN, secrets) {
@@ -290,7 +305,7 @@ func (p *Plan) checkSecrets(ps *problems) {
 		}
 		for i, a := range op.Audit {
 			if a.HTTP != nil {
-				header(a.HTTP.Headers, false, index(at+".audit", i)+".http.headers")
+				header(a.HTTP.Headers, index(at+".audit", i)+".http.headers")
 				query(a.HTTP.URL, index(at+".audit", i)+".http.url")
 			}
 		}
@@ -378,6 +393,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			checkURL(ps, a.HTTP.URL, at+".http.url")
 			p.checkAs(ps, a.HTTP.As, at+".http.as")
 		}
+		checkArgv(ps, a.Command, at+".command")
 		links := false
 		for _, name := range []string{"key", "request_id", "event_id", "trace_id"} {
 			_, ok := a.Find.Get(name)
@@ -568,6 +584,9 @@ func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
 	}
 	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
 		ps.add(at+".outside", "what the target sends is outside of it")
+	}
+	if r.Command != nil {
+		checkArgv(ps, r.Command.Argv, at+".command.argv")
 	}
 	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
 		ps.add(at+".command.timeout", "is longer than 10m")
