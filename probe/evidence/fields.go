@@ -46,7 +46,7 @@ var fieldMeanings = map[string]struct {
 	"in_progress_handling": {"Whether a duplicate is recognised while the first still runs.", map[string]string{
 		"yes":     "It waits, or is told so.",
 		"no":      "It is executed, or answered as if it had failed.",
-		"unknown": "The first was never seen running when the second came.",
+		"unknown": "It was not tried, or the first was not seen running when the second came.",
 	}},
 	"atomicity": {"What makes effect and record one.", map[string]string{
 		"db_unique":  "A unique constraint decides.",
@@ -58,7 +58,7 @@ var fieldMeanings = map[string]struct {
 	"race_behavior": {"What duplicates do that run at the same time.", map[string]string{
 		"safe_converge": "Not seen to double in the overlapping trials; the bound says what they leave open.",
 		"double_apply":  "More than one took effect.",
-		"unknown":       "No overlap was shown.",
+		"unknown":       "It was not tried, or no two overlapped and were read.",
 	}},
 	"outbox_pattern": {"Whether effects outside of the database follow its commit.", map[string]string{
 		"yes":     "Sent once for each effect, and none without one.",

@@ -314,18 +314,35 @@ func percent(rate float64) string {
 	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
 }
 
-func secondLine(s *evidence.Second) string {
+// secondLine says how the second answer relates to the first. Of resources it
+// speaks only where one was named, and it has no hint of time against the state.
+func secondLine(e *evidence.Experiment) string {
+	s := e.Second
 	same := func(ok bool, what string) string {
 		if ok {
 			return "same " + what
 		}
 		return "another " + what
 	}
-	line := strings.ReplaceAll(name(string(s.Class)), "_", " ") + ": " + strings.Join([]string{same(s.Status, "status"), same(s.Body, "body"), same(s.Resource, "resource")}, ", ")
+	parts := []string{same(s.Status, "status"), same(s.Body, "body")}
+	resources := map[string]bool{}
+	for _, x := range e.Sends {
+		if x.Role != "read" && x.Role != "newer" && x.Resource != "" {
+			resources[x.Resource] = true
+		}
+	}
+	switch {
+	case s.Resource, len(resources) > 1:
+		parts = append(parts, same(s.Resource, "resource"))
+	case len(resources) == 1:
+		parts = append(parts, "a resource named by one alone")
+	}
+	line := strings.ReplaceAll(name(string(s.Class)), "_", " ") + ": " + strings.Join(parts, ", ")
 	if s.FirstUS > 0 && s.SecondUS > 0 {
 		line += fmt.Sprintf("; the first took %s, the second %s", span(float64(s.FirstUS)), span(float64(s.SecondUS)))
 	}
-	if s.Timing != "" {
+	executed := slices.ContainsFunc(e.Changes, func(c evidence.Change) bool { return c.Effects > c.Expected })
+	if s.Timing != "" && !executed {
 		line += " (" + name(s.Timing) + ", a hint only)"
 	}
 	return line
@@ -335,15 +352,19 @@ func secondLine(s *evidence.Second) string {
 func limits(r *evidence.Run) []string {
 	all := []string{
 		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
-		"That no race doubled is a bound on a rate under the conditions of the run, not a proof. One instance, one region and an idle database race less than production.",
 		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence.",
 	}
+	once := false
 	for _, o := range r.Operations {
 		for _, e := range o.Experiments {
-			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Trials > 0 {
+			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Overlapped > 0 {
+				once = true
 				all = append(all, fmt.Sprintf("%s, %s: none of %d overlapping trials doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), e.Race.Overlapped, percent(bound(e.Race))))
 			}
 		}
+	}
+	if once {
+		all = append(all, "That no race doubled is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database races can come out otherwise.")
 	}
 	return all
 }

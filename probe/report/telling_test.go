@@ -88,3 +88,49 @@ func TestBarsAreInThePicture(t *testing.T) {
 		}
 	}
 }
+
+// What is said of a second answer is what was seen of it.
+func TestSecondLine(t *testing.T) {
+	for _, c := range []struct {
+		what          string
+		first, second string // resources
+		same          bool
+		effects       int64
+		want          string
+	}{
+		{"one resource", "7", "7", true, 1, "same result: same status, another body, same resource (fast-as-a-replay, a hint only)"},
+		{"two resources", "7", "8", false, 1, "same result: same status, another body, another resource (fast-as-a-replay, a hint only)"},
+		{"the first alone names one", "7", "", false, 1, "same result: same status, another body, a resource named by one alone (fast-as-a-replay, a hint only)"},
+		{"none is named", "", "", false, 1, "same result: same status, another body (fast-as-a-replay, a hint only)"},
+		{"executed, however fast", "7", "8", false, 2, "same result: same status, another body, another resource"},
+	} {
+		e := evidence.Experiment{
+			Sends:   []evidence.Send{{Role: "read", Resource: "1"}, {Role: "first", Resource: c.first}, {Role: "duplicate", Resource: c.second}, {Role: "newer", Resource: "9"}},
+			Second:  &evidence.Second{Class: evidence.SameResult, Status: true, Resource: c.same, Timing: "fast-as-a-replay"},
+			Changes: []evidence.Change{{Effects: c.effects, Expected: 1}},
+		}
+		if got := secondLine(&e); got != c.want {
+			t.Errorf("%s: %q; want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// Races are among the limits of a run that raced and saw no double, and of no
+// other.
+func TestLimitsOfRaces(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		race *evidence.Race
+		want int
+	}{
+		{"no race", nil, 2},
+		{"a race that doubled", &evidence.Race{Trials: 3, Overlapped: 3, Doubled: 1}, 2},
+		{"a race without overlap", &evidence.Race{Trials: 3}, 2},
+		{"no double", &evidence.Race{Trials: 3, Overlapped: 3}, 4},
+	} {
+		r := evidence.Run{Operations: []evidence.Operation{{Name: "o", Experiments: []evidence.Experiment{{Name: "race", Race: c.race}}}}}
+		if got := limits(&r); len(got) != c.want {
+			t.Errorf("%s: %q", c.what, got)
+		}
+	}
+}

@@ -356,13 +356,13 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut")
 	if hidden > 0 {
-		p.line("  %s not shown (readers, warm-ups, other trials)", plural(hidden, "send", "sends"))
+		p.line("  %s not shown; run.json has them", plural(hidden, "send", "sends"))
 	}
 	if e.Race != nil {
 		p.wrap("  ", "", raceLine(e.Race))
 	}
 	if e.Second != nil {
-		p.wrap("  ", "second answer: ", secondLine(e.Second))
+		p.wrap("  ", "second answer: ", secondLine(e))
 	}
 	changes := changeLines(e)
 	for _, line := range changes[:min(len(changes), mostChanges)] {
