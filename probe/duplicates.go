@@ -267,7 +267,7 @@ func (x *exp) reordered(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}
@@ -450,7 +450,7 @@ func (x *exp) altered(ctx context.Context) error {
 }
 
 func (x *exp) missingKey(ctx context.Context) error {
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}
@@ -530,7 +530,7 @@ func malformed(k *plan.Key, key string) string {
 }
 
 func (x *exp) malformedKey(ctx context.Context) error {
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}

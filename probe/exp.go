@@ -129,7 +129,10 @@ var errStop = errors.New("the experiment is over")
 func (x *exp) run(ctx context.Context, f func(*exp, context.Context) error) (ended error) {
 	x.o.r.progress(Event{Operation: x.o.op.Name, Experiment: x.kind})
 	x.e.Started = time.Now()
-	err := x.reset(ctx)
+	err := x.prepare(ctx)
+	if err == nil {
+		err = x.reset(ctx)
+	}
 	if err == nil {
 		err = f(x, ctx)
 	}
@@ -274,7 +277,8 @@ func (x *exp) plan(role string, req wire.Request, who plan.PrincipalName, n int,
 
 // sent writes an exchange down.
 func (x *exp) sent(got wire.Exchange, role string, who plan.PrincipalName) *sent {
-	s := &sent{x: got, resource: x.o.resource(&got), replayed: x.o.replayed(&got)}
+	s := &sent{x: x.o.meant(got), replayed: x.o.replayed(&got)}
+	s.resource = x.o.resource(&s.x)
 	s.n = x.book(got, role, who)
 	e := &x.e.Sends[len(x.e.Sends)-1]
 	e.Resource, e.Replayed = s.resource, s.replayed
@@ -342,7 +346,7 @@ const maxWaits = 3
 // first sends the first request of an experiment and waits for its effect: the
 // control of the experiment. With any error it has set the outcome.
 func (x *exp) first(ctx context.Context, c plan.Change) (*watch, *sent, error) {
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -471,7 +475,7 @@ func answer(s *sent) string {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)
 	case s.x.Response != nil:
-		return fmt.Sprint(s.x.Response.Status)
+		return status(s.x.Response)
 	case s.x.Err != nil:
 		return s.x.Delivery.String() + " (" + s.x.Err.Error() + ")"
 	}

@@ -26,7 +26,7 @@ func (x *exp) lost(ctx context.Context, at wire.CutPoint, where string) error {
 		return err
 	}
 	for try := 1; ; try++ {
-		v, err := x.o.r.r.Draw(x.o.op.Name)
+		v, err := x.draw(ctx)
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (x *exp) failedFirst(ctx context.Context) error {
 			return err
 		}
 	}
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}
@@ -352,7 +352,7 @@ func (x *exp) stale(ctx context.Context) error {
 	if s.Scheme == "github" {
 		return nil // which signs no time
 	}
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}
@@ -386,7 +386,7 @@ func (x *exp) forged(ctx context.Context) error {
 	if x.o.op.Altered == nil {
 		return nil
 	}
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}

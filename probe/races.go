@@ -18,7 +18,7 @@ func (x *exp) control(ctx context.Context) error {
 	if x.o.facts.controls > 0 {
 		return nil
 	}
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (x *exp) race(ctx context.Context) error {
 	}
 	width, trials := x.o.r.p.Race.Width, x.o.r.p.Race.Trials
 	if x.o.r.dry() {
-		v, err := x.o.r.r.Draw(x.o.op.Name)
+		v, err := x.drawTimes(ctx, trials)
 		if err != nil {
 			return err
 		}
@@ -58,8 +58,8 @@ func (x *exp) race(ctx context.Context) error {
 	x.e.Race = r
 	var why string
 	for range trials {
-		if x.o.r.send.Left() < width {
-			why = fmt.Sprintf("the budget has %s left, and a race takes %d", times(x.o.r.send.Left(), "send"), width)
+		if takes := width + x.o.stepsEach(); x.o.r.send.Left() < takes {
+			why = fmt.Sprintf("the budget has %s left, and a race takes %d", times(x.o.r.send.Left(), "send"), takes)
 			break
 		}
 		reason, err := x.trial(ctx, r)
@@ -87,7 +87,7 @@ func (x *exp) race(ctx context.Context) error {
 
 // trial is one race. reason says why it shows nothing.
 func (x *exp) trial(ctx context.Context, r *evidence.Race) (reason string, err error) {
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+	v, err := x.draw(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -248,7 +248,7 @@ func (x *exp) inFlight(ctx context.Context) error {
 		return err
 	}
 	for try := 1; ; try++ {
-		v, err := x.o.r.r.Draw(x.o.op.Name)
+		v, err := x.draw(ctx)
 		if err != nil {
 			return err
 		}

@@ -219,6 +219,8 @@ type scope struct {
 	secret func(c *call) (text, error)
 	// derived notes a secret that a filter gave another form.
 	derived func(text)
+	// step: what is rendered is the request of a step.
+	step bool
 }
 
 // render puts the template together. Expressions go through escape, if there is

@@ -32,6 +32,7 @@ func (p *Plan) check(ps *problems) {
 	p.checkPrincipals(ps)
 	p.checkTemplates(ps)
 	p.checkTiming(ps)
+	p.checkSteps(ps, p.Steps, nil, p.Variables, "steps")
 	names := map[string]bool{}
 	for i := range p.Operations {
 		op, at := &p.Operations[i], index("operations", i)
@@ -188,7 +189,7 @@ func (s site) refers(ref string, p *Plan) string {
 	attribute, isAttribute := strings.CutPrefix(ref, "principal.")
 	_, isVariable := s.variables.Get(ref)
 	switch {
-	case isVariable || ref == "run":
+	case isVariable || ref == "run" || slices.Contains(s.taken, ref):
 		return ""
 	case ref == "key" && s.key, ref == "resource_id" && s.resource:
 		return ""
@@ -208,6 +209,7 @@ func (s site) refers(ref string, p *Plan) string {
 	for _, v := range s.variables {
 		names = append(names, v.Name)
 	}
+	names = append(names, s.taken...)
 	return "{{." + ref + "}} is no variable that is known here" + didYouMean(ref, names)
 }
 
@@ -234,6 +236,14 @@ func (p *Plan) checkSecrets(ps *problems) {
 		}
 	}
 	note(p.Variables)
+	fromSteps := func(steps []Step) {
+		for _, st := range steps {
+			for _, t := range st.Take {
+				secrets[t.Name] = true // what comes from an answer is not in the plan
+			}
+		}
+	}
+	fromSteps(p.Steps)
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			for _, a := range pr.Attributes {
@@ -263,6 +273,15 @@ func (p *Plan) checkSecrets(ps *problems) {
 		header(r.Headers, false, path+".headers")
 		query(r.URL, path+".url")
 	}
+	steps := func(list []Step, path string) {
+		for i := range list {
+			request(&list[i].Request, index(path, i)+".request")
+			if list[i].Refresh != nil {
+				request(list[i].Refresh, index(path, i)+".refresh")
+			}
+		}
+	}
+	steps(p.Steps, "steps")
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			at := join("principals", string(name))
@@ -274,6 +293,8 @@ func (p *Plan) checkSecrets(ps *problems) {
 		op, at := &p.Operations[i], index("operations", i)
 		before := len(secrets)
 		note(op.Variables)
+		fromSteps(op.Steps)
+		steps(op.Steps, at+".steps")
 		request(&op.Request, at+".request")
 		if op.Signature != nil && !p.secretText(op.Signature.Secret, secrets) {
 			ps.add(at+".signature.secret", write)
@@ -297,6 +318,9 @@ func (p *Plan) checkSecrets(ps *problems) {
 		if len(secrets) > before {
 			for _, v := range op.Variables {
 				delete(secrets, v.Name)
+			}
+			for _, name := range append(taken(op.Steps, "principal"), taken(op.Steps, "request")...) {
+				delete(secrets, name)
 			}
 		}
 	}
@@ -336,6 +360,7 @@ func (p *Plan) checkTiming(ps *problems) {
 
 func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 	p.checkRequest(ps, &op.Request, at+".request")
+	p.checkSteps(ps, op.Steps, p.Steps, append(p.Variables[:len(p.Variables):len(p.Variables)], op.Variables...), at+".steps")
 	if op.Key != nil {
 		p.checkKey(ps, op, at)
 	}
@@ -363,9 +388,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 		if r.Pointer != nil && r.Pattern != "" {
 			ps.add(at+".resource", "has pointer and pattern; only one of them is allowed")
 		}
-		if re, err := regexp.Compile(r.Pattern); r.Pattern != "" && (err != nil || re.NumSubexp() < 1) {
-			ps.add(at+".resource.pattern", "must be a regular expression (RE2) with a group")
-		}
+		checkGroup(ps, r.Pattern, at+".resource.pattern")
 	}
 	clear(names)
 	for i, a := range op.Audit {
@@ -388,6 +411,68 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 		}
 	}
 	p.checkExperiments(ps, op, op.Experiments, at+".experiments")
+}
+
+// checkSteps checks steps and what they take; outer are those before.
+func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, path string) {
+	names, values := map[string]bool{}, map[string]bool{}
+	for _, st := range outer {
+		names[st.Name] = true
+		for _, t := range st.Take {
+			values[t.Name] = true
+		}
+	}
+	for i := range steps {
+		st, at := &steps[i], index(path, i)
+		if st.Name != "" && names[st.Name] {
+			ps.add(at+".name", "another step has this name")
+		}
+		names[st.Name] = true
+		p.checkRequest(ps, &st.Request, at+".request")
+		if st.Refresh != nil {
+			p.checkRequest(ps, st.Refresh, at+".refresh")
+		}
+		lasts := st.Valid == 0 && st.ExpiresIn == nil && len(st.Expired) == 0
+		switch {
+		case st.Each == "request" && (!lasts || st.Refresh != nil):
+			ps.add(at, "has valid, expires_in, expired or refresh, which are for each: principal")
+		case st.Refresh != nil && lasts:
+			ps.add(at+".refresh", "is never sent without valid, expires_in or expired")
+		case !lasts && len(st.Take) == 0:
+			ps.add(at, "takes nothing that could expire")
+		}
+		if st.Valid > 7*24*time.Hour {
+			ps.add(at+".valid", "is longer than %v", 7*24*time.Hour)
+		}
+		for i, t := range st.Take {
+			at := index(at+".take", i)
+			_, variable := variables.Get(t.Name)
+			switch {
+			case slices.Contains(reserved, t.Name):
+				ps.add(at+".name", "is a name that the probe itself uses")
+			case variable || t.Name != "" && values[t.Name]:
+				ps.add(at+".name", "another variable, or what another step takes, has this name")
+			}
+			values[t.Name] = true
+			places := 0
+			for _, given := range []bool{t.Header != "", t.Pointer != nil, t.Cookie != ""} {
+				if given {
+					places++
+				}
+			}
+			if places > 1 {
+				ps.add(at, "has more than one of header, pointer and cookie; only one of them is allowed")
+			}
+			checkGroup(ps, t.Pattern, at+".pattern")
+		}
+	}
+}
+
+// checkGroup checks a regular expression that is to find a part of a text.
+func checkGroup(ps *problems, pattern, at string) {
+	if re, err := regexp.Compile(pattern); pattern != "" && (err != nil || re.NumSubexp() < 1) {
+		ps.add(at, "must be a regular expression (RE2) with a group")
+	}
 }
 
 func (p *Plan) checkRequest(ps *problems, r *Request, at string) {
@@ -439,6 +524,11 @@ func checkBody(ps *problems, b *Body, at string) {
 			ps.add(at+".base64", "is not standard base64")
 		}
 	}
+	if b != nil && b.GraphQL != nil && len(b.GraphQL.Variables) > 0 {
+		if _, _, kind, err := findJSON(b.GraphQL.Variables, ""); err == nil && kind != '{' {
+			ps.add(at+".graphql.variables", "must be a mapping, name: value")
+		}
+	}
 }
 
 func decodeBase64(s string) ([]byte, error) {
@@ -483,8 +573,8 @@ func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
 			ps.add(at+".key.body", "the request has no body")
 		case b.body != nil && b.body.Base64 != nil:
 			ps.add(b.path, "must be json, text or file, for the key to go into it")
-		case b.body != nil && b.body.JSON != nil:
-			if _, err := insertJSON(b.body.JSON, k.Body, []byte(`""`)); err != nil {
+		case b.body != nil && b.body.json() != nil:
+			if _, err := insertJSON(b.body.json(), k.Body, []byte(`""`)); err != nil {
 				ps.add(at+".key.body", "%v in %s", err, b.path)
 			}
 		}
@@ -544,11 +634,12 @@ func (p *Plan) checkEdits(ps *problems, op *Operation, at string) {
 			ps.add(at, "the request has no body to edit")
 		case b.Base64 != nil:
 			ps.add(at, "the body is base64; replace it as a whole")
-		case b.JSON != nil:
-			start, end, _, err := findJSON(b.JSON, *e.Pointer)
+		case b.json() != nil:
+			text := b.json()
+			start, end, _, err := findJSON(text, *e.Pointer)
 			if err != nil {
 				ps.add(at+".pointer", "%v in the body", err)
-			} else if string(b.JSON[start:end]) == string(e.Value) {
+			} else if string(text[start:end]) == string(e.Value) {
 				ps.add(at+".value", "is what the body has already")
 			}
 		}
@@ -562,15 +653,46 @@ func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
 	if h := r.HTTP; h != nil {
 		checkURL(ps, h.URL, at+".http.url")
 		p.checkAs(ps, h.As, at+".http.as")
-		if h.Value != nil && (len(h.Where) > 0 || h.ID != nil) {
-			ps.add(at+".http", "where and id are about what is counted; with value there is nothing")
+		if h.Count == nil && (len(h.Where) > 0 || h.ID != nil) {
+			ps.add(at+".http", "where and id are about what count counts; there is nothing")
 		}
+		if h.Format != "" && h.Count == nil && h.Value == nil {
+			ps.add(at+".http.format", "is for count and value; lines and number take any text")
+		}
+		checkBody(ps, h.Post, at+".http.post")
+		if t, err := parseTemplate(h.Number); err == nil && h.Number != "" {
+			if re, err := regexp.Compile(t.sample()); err == nil && re.NumSubexp() < 1 {
+				ps.add(at+".http.number", "must have a group")
+			}
+		}
+		checkPages(ps, h, at+".http.pages")
 	}
 	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
 		ps.add(at+".outside", "what the target sends is outside of it")
 	}
 	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
 		ps.add(at+".command.timeout", "is longer than 10m")
+	}
+}
+
+func checkPages(ps *problems, h *HTTPReader, at string) {
+	g := h.Pages
+	switch {
+	case g == nil:
+		return
+	case h.Count == nil && h.Lines == "":
+		ps.add(at, "are for count and lines")
+	case g.Next != nil && h.Count == nil:
+		ps.add(at+".next", "is for answers in JSON or XML")
+	}
+	if g.Next == nil && (g.Parameter != "" || g.Member != "") {
+		ps.add(at, "has parameter or member, which say where next goes")
+	}
+	if g.Parameter != "" && g.Member != "" {
+		ps.add(at, "has parameter and member; only one of them is allowed")
+	}
+	if g.Member != "" && (h.Post == nil || h.Post.Base64 != nil) {
+		ps.add(at+".member", "needs a post of JSON to go into")
 	}
 }
 

@@ -11,6 +11,7 @@ package targets
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
@@ -41,6 +42,7 @@ type Target struct {
 	webhook   bool
 	mails     bool
 	lateAfter time.Duration
+	adapt     func(*plan.Plan, *Server) // nil, or what else the plan needs
 	make      func() *Service
 }
 
@@ -76,7 +78,12 @@ func (t Target) New() *Service { return t.make() }
 const SecretEnv = "SEMEL_TARGET_WEBHOOK_SECRET"
 
 // Env is the environment that the plans need.
-func Env(name string) (value string, ok bool) { return WebhookSecret, name == SecretEnv }
+func Env(name string) (value string, ok bool) {
+	if user, is := strings.CutPrefix(name, "PASSWORD_OF_"); is {
+		return "the password of " + user, true
+	}
+	return WebhookSecret, name == SecretEnv
+}
 
 // Plan describes a server of the target to the probe. With a sink, as
 // host:port, the probe listens there; the Service has to be told with
@@ -156,5 +163,8 @@ func (t Target) Plan(s *Server, sink string) *plan.Plan {
 		}
 	}
 	p.Operations = []plan.Operation{op}
+	if t.adapt != nil {
+		t.adapt(p, s)
+	}
 	return p
 }
