@@ -39,6 +39,43 @@ func turnedAway(x *wire.Exchange) bool {
 	return false
 }
 
+// tooMany reports whether a request was refused for its rate.
+func tooMany(s *sent) bool { return s.status() == http.StatusTooManyRequests }
+
+// progressWords are how answers say that a request is being processed.
+var progressWords = regexp.MustCompile(`(?i)in[ _-]?progress|in[ _-]?flight|being processed|still (processing|running)|currently (processing|running|being)|concurren(t|cy)|(key|id)[ _-]?in[ _-]?use|try again|retry later`)
+
+// saysInProgress reports whether a refusal says that the request is still being
+// processed, and not that there is one like it.
+func saysInProgress(s *sent) bool {
+	if s.x.Response == nil || s.status() < 400 || s.status() >= 500 || advice(&s.x) == "after-resolution" {
+		return false
+	}
+	return retryAfter(&s.x) > 0 || advice(&s.x) == "same-key" || s.status() == http.StatusTooEarly ||
+		s.status() != http.StatusUnprocessableEntity && progressWords.Match(s.x.Response.Body)
+}
+
+// toldToWait reports whether an answer is that the request is still being
+// processed.
+func (o *operation) toldToWait(s *sent) bool {
+	switch {
+	case s.x.Response == nil || advice(&s.x) == "new-key" || advice(&s.x) == "no":
+		return false
+	case accepted(&s.x):
+		return !o.facts.async
+	}
+	return saysInProgress(s)
+}
+
+// inProgress reports whether an answer is that the request is still being
+// processed, and that it is worth while to ask again.
+func (o *operation) inProgress(s *sent) bool {
+	if s.resource != "" && !accepted(&s.x) {
+		return false
+	}
+	return o.toldToWait(s)
+}
+
 // resource returns the id that an answer names.
 func (o *operation) resource(x *wire.Exchange) string {
 	if x.Response == nil || x.Response.Truncated {
@@ -107,8 +144,9 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 	switch {
 	case b.Response.Status >= 500 && a.Response.Status < 500:
 		s.Class = evidence.ErrorOrTimeout
-	case s.Status && s.Body,
-		success(a) && success(b) && s.Resource:
+	case s.Status && s.Body && !otherResource(first, second),
+		success(a) && success(b) && s.Resource,
+		accepted(a) && accepted(b) && statusAddress(a) != "" && statusAddress(a) == statusAddress(b):
 		s.Class = evidence.SameResult
 	case b.Response.Status >= 400 && first.resource != "" && names(b.Response, first.resource):
 		s.Class = evidence.RefusedWithReference

@@ -129,6 +129,13 @@ func finding(op evidence.Operation, id string) *evidence.Finding {
 	if i := slices.IndexFunc(op.Findings, func(f evidence.Finding) bool { return f.ID == id }); i >= 0 {
 		return &op.Findings[i]
 	}
+	for _, f := range op.Findings {
+		for _, s := range f.Symptoms {
+			if s.ID == id {
+				return &evidence.Finding{ID: s.ID, Title: s.Title, Basis: s.Basis, Experiment: s.Experiment, Sends: s.Sends}
+			}
+		}
+	}
 	return nil
 }
 

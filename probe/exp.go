@@ -28,41 +28,11 @@ type operation struct {
 	facts    facts
 }
 
-// facts are what experiments have shown, for the verdict.
-type facts struct {
-	outcomes map[plan.Experiment]evidence.Outcome
-	why      map[plan.Experiment]string
-
-	control     bool // a state reader saw the effect of a fresh request
-	controls    int  // how often
-	duplicate   *evidence.Second
-	once        bool // a duplicate had no effect of its own, by the state
-	doubled     bool // it had one
-	doubledBy   []*sent
-	marked      bool // a replay said that it is one
-	replayed    bool // actor A's key was answered from its record
-	fresh       string
-	noKeyRan    bool
-	noKey       *sent
-	limited     bool // a duplicate got 429
-	actorApart  string
-	tenantApart string
-	inFlight    string
-	retry       []string // safe_stop, unsafe_retry
-	race        *evidence.Race
-	outsideOK   int // experiments in which the outside saw what the state saw
-	outsideBad  bool
-	audit       string
-	expires     bool // answers say until when a key is kept
-	errors5xx   int
-	specified   *specification
-}
-
 func (r *runner) dry() bool { return !r.o.Send }
 
 func (r *runner) newOperation(op *plan.Operation) *operation {
 	o := &operation{r: r, op: op, contract: r.p.ContractFor(op)}
-	o.facts.outcomes, o.facts.why = map[plan.Experiment]evidence.Outcome{}, map[plan.Experiment]string{}
+	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
 		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification,
 		Verdict: evidence.UnknownVerdict(), Experiments: []evidence.Experiment{}, Findings: []evidence.Finding{}, Statements: []evidence.Statement{},
@@ -82,7 +52,7 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	for _, name := range o.r.o.experiments(o.r.p, o.op) {
 		k := kinds[name]
 		x := &exp{o: o, kind: name, e: evidence.Experiment{Name: string(name), Step: k.step, Title: k.title, Outcome: evidence.NotRun}}
-		switch err := o.r.p.Applies(o.op, name); {
+		switch err := o.applies(name); {
 		case err != nil:
 			x.e.Outcome, x.e.Why = evidence.NotApplicable, err.Error()
 		case o.r.production() && name.NeverInProduction():
@@ -94,7 +64,7 @@ func (o *operation) run(ctx context.Context, ended error) error {
 		default:
 			ended = x.run(ctx, k.run)
 		}
-		o.facts.outcomes[name], o.facts.why[name] = x.e.Outcome, x.e.Why
+		o.facts.outcomes[name] = x.e.Outcome
 		o.ev.Experiments = append(o.ev.Experiments, x.e)
 		o.r.progress(Event{Operation: o.op.Name, Experiment: name, Outcome: x.e.Outcome, Why: x.e.Why})
 	}
@@ -104,122 +74,79 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	return ended
 }
 
+// applies returns why an experiment means nothing for the operation.
+func (o *operation) applies(name plan.Experiment) error {
+	if name == plan.OtherActor && o.op.Key == nil {
+		return errors.New("the operation has no key that an actor could own")
+	}
+	return o.r.p.Applies(o.op, name)
+}
+
 // named says whether somebody chose the experiment, by name or by leaving the
 // default.
 func (o *operation) named(e plan.Experiment) bool {
 	return slices.Contains(o.r.o.Only, e) || slices.Contains(o.r.p.ExperimentsFor(o.op), e)
 }
 
-// exp is one experiment.
+// exp is one experiment: what is sent and read, and the evidence of it. What
+// it shows is judged apart.
 type exp struct {
 	o    *operation
 	kind plan.Experiment
 	e    evidence.Experiment
-	held []string
-	open []string // why it is inconclusive
-	bad  []string
 }
+
+// shown is what an experiment has shown. It is judged by itself: nothing is
+// sent or read any more.
+type shown interface{ judge(j *judgement) }
 
 // DryRun is the Why of experiments that a dry run has planned.
 const DryRun = "dry run"
 
-// errStop ends an experiment, whose outcome is set.
-var errStop = errors.New("the experiment is over")
-
-func (x *exp) run(ctx context.Context, f func(*exp, context.Context) error) (ended error) {
+func (x *exp) run(ctx context.Context, f func(*exp, context.Context) (shown, error)) (ended error) {
 	x.o.r.progress(Event{Operation: x.o.op.Name, Experiment: x.kind})
 	x.e.Started = time.Now()
+	j := &judgement{o: x.o, e: &x.e}
 	err := x.prepare(ctx)
 	if err == nil {
 		err = x.reset(ctx)
 	}
 	if err == nil {
-		err = f(x, ctx)
+		var what shown
+		if what, err = f(x, ctx); what != nil && (!x.o.r.dry() || err == nil && offline(what)) {
+			what.judge(j)
+		}
 	}
 	x.e.Ended = time.Now()
 	switch {
-	case err == nil || errors.Is(err, errStop):
+	case err == nil:
 	case over(ctx, err):
 		if ended = err; ctx.Err() != nil {
 			ended = context.Cause(ctx)
 		}
-		x.unclear("the run ended: %v", ended)
+		j.unclear("the run ended: %v", ended)
 	default:
-		x.unclear("%v", err)
+		j.unclear("%v", err)
 	}
 	switch {
 	case x.o.r.dry() && err == nil:
-		x.e.Outcome, x.e.Why = evidence.NotRun, strings.Join(append([]string{DryRun}, x.open...), "; ")
-	case len(x.bad) > 0:
-		x.e.Outcome, x.e.Why = evidence.Broken, strings.Join(x.bad, "; ")
-	case len(x.open) > 0:
-		x.e.Outcome, x.e.Why = evidence.Inconclusive, strings.Join(x.open, "; ")
-	case len(x.held) > 0:
-		x.e.Outcome, x.e.Why = evidence.Held, strings.Join(x.held, "; ")
+		x.e.Outcome, x.e.Why = evidence.NotRun, strings.Join(append([]string{DryRun}, j.open...), "; ")
 	default:
-		x.e.Outcome, x.e.Why = evidence.Inconclusive, "nothing was shown"
+		x.e.Outcome, x.e.Why = j.outcome()
 	}
 	return ended
 }
 
-// What an experiment came to: what is broken outweighs what is unclear, and
-// that what held.
-func (x *exp) holds(format string, args ...any)   { add(&x.held, format, args...) }
-func (x *exp) unclear(format string, args ...any) { add(&x.open, format, args...) }
-func (x *exp) broken(format string, args ...any)  { add(&x.bad, format, args...) }
+// unable is what is shown by an experiment that cannot be made.
+type unable string
 
-func add(list *[]string, format string, args ...any) {
-	if s := fmt.Sprintf(format, args...); !slices.Contains(*list, s) {
-		*list = append(*list, s)
-	}
+func (u unable) judge(j *judgement) { j.unclear("%s", string(u)) }
+
+// offline reports whether something is shown without anything being sent.
+func offline(what shown) bool {
+	_, ok := what.(unable)
+	return ok
 }
-
-// find adds a finding of the catalogue, for what was shown in this experiment.
-func (x *exp) find(id string, priority evidence.Priority, basis evidence.Basis, sends ...*sent) {
-	entry, ok := evidence.Lookup(id)
-	if !ok {
-		panic("probe: no finding " + id) // a test goes through all of them
-	}
-	var ns []int
-	for _, s := range sends {
-		if s != nil && s.n > 0 {
-			ns = append(ns, s.n)
-		}
-	}
-	f := entry.Finding(x.e.Name, ns...)
-	f.Priority, f.Basis = cmp.Or(priority, f.Priority), cmp.Or(basis, f.Basis)
-	x.o.find(f)
-}
-
-// find adds a finding, or makes the one there is heavier.
-func (o *operation) find(f evidence.Finding) {
-	i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == f.ID })
-	if i < 0 {
-		o.ev.Findings = append(o.ev.Findings, f)
-		return
-	}
-	g := &o.ev.Findings[i]
-	g.Priority = min(g.Priority, f.Priority)
-	if f.Basis == evidence.Established {
-		g.Basis = f.Basis
-	}
-	for _, n := range f.Sends {
-		if !slices.Contains(g.Sends, n) {
-			g.Sends = append(g.Sends, n)
-		}
-	}
-}
-
-// sent is a request that was sent.
-type sent struct {
-	x        wire.Exchange
-	n        int
-	resource string
-	replayed bool
-}
-
-// over is when it was over.
-func (s *sent) over() time.Time { return s.x.Timing.Done }
 
 // render renders a request.
 func (x *exp) render(v *plan.Values, c plan.Change) (wire.Request, error) {
@@ -343,104 +270,171 @@ func (x *exp) reset(ctx context.Context) error {
 // maxWaits is how often a request that was turned away is sent again.
 const maxWaits = 3
 
-// first sends the first request of an experiment and waits for its effect: the
-// control of the experiment. With any error it has set the outcome.
-func (x *exp) first(ctx context.Context, c plan.Change) (*watch, *sent, error) {
-	v, err := x.draw(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	w, err := x.watch(ctx, v)
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := x.firstOf(ctx, w, c, "first")
-	return w, s, err
-}
+// fresh begins to follow a request of its own.
+func (x *exp) fresh(ctx context.Context) (*watch, error) { return x.freshTimes(ctx, 1) }
 
-func (x *exp) firstOf(ctx context.Context, w *watch, c plan.Change, role string) (*sent, error) {
-	req, err := x.render(w.v, c)
+// freshTimes is fresh for n requests of which a dry run lists one.
+func (x *exp) freshTimes(ctx context.Context, n int) (*watch, error) {
+	v, err := x.drawTimes(ctx, n)
 	if err != nil {
 		return nil, err
 	}
-	var s *sent
+	return x.watch(ctx, v)
+}
+
+// open sends the first request of an experiment and waits for its effect. If it
+// does not succeed, the state is read all the same, and the request is sent
+// again.
+func (x *exp) open(ctx context.Context, role string) (*opening, error) {
+	w, err := x.fresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return x.openWith(ctx, w, role)
+}
+
+func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, error) {
+	req, err := x.render(w.v, plan.Change{})
+	if err != nil {
+		return nil, err
+	}
+	o := &opening{w: w}
 	for n := 0; ; n++ {
-		if s, err = x.send(ctx, role, req, c.As); err != nil {
+		s, err := x.send(ctx, role, req, "")
+		if err != nil {
 			return nil, err
 		}
 		if x.o.r.dry() {
 			x.o.facts.controls++ // as if it had shown its effect
-			return s, nil
+			o.first, o.planned = &attempt{sent: s}, true
+			return o, nil
 		}
-		// A limit of rate says when to come back; nothing was done.
-		if !turnedAway(&s.x) || s.x.Delivery != wire.Answered || n == maxWaits {
+		if o.first, err = x.look(ctx, w, s); err != nil {
+			return o, err
+		}
+		x.o.learn(w, o.first)
+		// A limit of rate says when to come back; as a rule nothing was done.
+		if !turnedAway(&s.x) || s.x.Delivery != wire.Answered || n == maxWaits || o.first.own.exceeds(0) {
 			break
 		}
 		if err := sleep(ctx, min(cmp.Or(retryAfter(&s.x), x.o.r.p.Timing.LateAfter), x.o.r.p.Timing.SettleLimit)); err != nil {
-			return nil, err
+			return o, err
 		}
 	}
-	if !success(&s.x) {
-		x.unclear("the first request did not succeed: %s", answer(s))
-		return s, errStop
+	first := o.first
+	status := 0
+	if first.x.Response != nil {
+		status = first.x.Response.Status
 	}
-	w.resource = s.resource
-	before := w.before
-	if err := w.settle(ctx, s.over(), 1); err != nil {
-		return nil, err
-	}
-	x.o.learn(w, s, before)
-	if len(x.o.readers) == 0 {
-		return s, nil
-	}
-	if !w.settled {
-		w.conclude(1)
-		x.unclear("%s", w.why)
-		return s, errStop
-	}
-	d := w.since(before, false)
 	switch {
-	case !d.state && !d.outside:
-		w.conclude(1)
-		x.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", x.blind(w, before))
-		return s, errStop
-	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		w.conclude(1)
-		x.broken("the first request was answered with %s and had %s, which reader %s has seen for others", answer(s), count(cmp.Or(d.least, d.outLeast)), x.o.seenBy())
-		x.find("lost-effect", "", evidence.Established, s)
-		return s, errStop
-	case d.state && less(d.outLeast, 1):
-		w.conclude(1)
-		x.o.facts.outsideBad = true
-		x.broken("the first request took effect, and the outside, which was told of others, was not told of it")
-		x.find("lost-effect", "", evidence.Established, s)
-		return s, errStop
-	case more(d.most, 1) || !d.state && more(d.outMost, 1):
-		w.conclude(1)
-		x.unclear("a single fresh request had %s by reader %s: what it reads is not of this request alone", count(cmp.Or(d.most, d.outMost)), cmp.Or(d.by, d.outBy))
-		return s, errStop
+	case success(&first.x), turnedAway(&first.x) && !first.total.exceeds(0):
+		return o, nil
+	case status >= 400 && status < 500 && !first.total.exceeds(0):
+		if x.o.facts.refused {
+			return o, nil // once was enough to see that it stays refused
+		}
 	}
-	return s, nil
+	if o.retry, err = x.retry(ctx, w, first); err != nil {
+		return o, err
+	}
+	x.o.learn(w, o.retry)
+	if success(&o.retry.x) && !x.o.sighted() && !o.retry.total.told() {
+		// Whether effects can be seen at all, another request may show.
+		w2, err := x.fresh(ctx)
+		if err != nil {
+			return o, err
+		}
+		other, err := x.render(w2.v, plan.Change{})
+		if err != nil {
+			return o, err
+		}
+		s, err := x.send(ctx, "control", other, "")
+		if err != nil {
+			return o, err
+		}
+		if o.control, err = x.look(ctx, w2, s); err != nil {
+			return o, err
+		}
+		x.o.learn(w2, o.control)
+		o.retry.refresh(w)
+	}
+	return o, nil
 }
 
-// learn takes from a control which readers see effects, and how fast.
-func (o *operation) learn(w *watch, s *sent, before snapshot) {
+// look waits until the state is stable after a request, and for the effect that
+// its answer promises.
+func (x *exp) look(ctx context.Context, w *watch, s *sent) (*attempt, error) {
+	want := int64(0)
+	if success(&s.x) {
+		want = w.expect
+	}
+	return x.lookFor(ctx, w, s, want)
+}
+
+// lookFor waits for at least so many effects in all.
+func (x *exp) lookFor(ctx context.Context, w *watch, s *sent, want int64) (*attempt, error) {
+	a := &attempt{sent: s}
+	if x.o.r.dry() {
+		return a, nil
+	}
+	if w.resource == "" {
+		w.resource = s.resource
+	}
+	a.from = w.after
+	if accepted(&s.x) {
+		if err := x.follow(ctx, s); err != nil {
+			return a, err
+		}
+		switch s.fate {
+		case fateDone:
+			want = max(want, w.expect)
+		case fateRunning, fateFailed:
+			want = 0
+		}
+		if w.resource == "" {
+			w.resource = s.resource
+		}
+	}
+	if err := w.settle(ctx, s.over(), want); err != nil {
+		return a, err
+	}
+	a.to, a.settled, a.why = w.after, w.settled, w.why
+	a.refresh(w)
+	return a, nil
+}
+
+// learn takes from a request which readers see effects, and how fast. Its own
+// rise of one is what makes a reader believed; whatever the answer was.
+func (o *operation) learn(w *watch, a *attempt) {
+	if o.r.dry() {
+		return
+	}
+	rose := false
 	for i, rd := range o.readers {
-		if len(before) == 0 || before[i].err != nil || w.after[i].err != nil || !is(rd.effects(before[i], w.after[i]), 1) {
+		if len(w.before) == 0 || w.before[i].err != nil || w.after[i].err != nil || !is(rd.effects(w.before[i], w.after[i]), 1) {
 			continue
 		}
-		rd.seen = true
+		rd.seen, rose = true, true
 		if !rd.outside {
 			o.facts.control = true
 		}
 	}
-	o.facts.controls++
-	if d := s.x.Timing.FirstByte.Sub(s.x.Timing.LastWrite); o.takes == 0 || d < o.takes {
-		o.takes = max(d, time.Microsecond)
+	if success(&a.x) {
+		o.facts.controls++
+		o.facts.async = o.facts.async || accepted(&a.x)
+		if d := a.x.Timing.FirstByte.Sub(a.x.Timing.LastWrite); o.takes == 0 || d < o.takes {
+			o.takes = max(d, time.Microsecond)
+		}
 	}
-	if w.settled && w.latency > o.latency {
+	if rose && w.settled && w.latency > o.latency {
 		o.latency = w.latency
 	}
+	a.refresh(w)
+}
+
+// sighted says whether some reader can tell effects.
+func (o *operation) sighted() bool {
+	return slices.ContainsFunc(o.readers, func(rd *reader) bool { return rd.seen })
 }
 
 func (o *operation) seenBy() string {
@@ -453,20 +447,34 @@ func (o *operation) seenBy() string {
 	return strings.Join(names, ", ")
 }
 
-// blind says why no reader saw an effect.
-func (x *exp) blind(w *watch, before snapshot) string {
-	var list []string
-	for i, rd := range x.o.readers {
-		switch {
-		case before[i].err != nil:
-			list = append(list, rd.name+": "+before[i].err.Error())
-		case w.after[i].err != nil:
-			list = append(list, rd.name+": "+w.after[i].err.Error())
-		default:
-			list = append(list, rd.name+": "+count(rd.effects(before[i], w.after[i])))
-		}
+// control makes sure that the effect of a fresh request has been seen by now.
+// It returns nil if it has.
+func (x *exp) control(ctx context.Context) (*opening, error) {
+	if x.o.facts.controls > 0 {
+		return nil, nil
 	}
-	return strings.Join(list, ", ")
+	return x.open(ctx, "control")
+}
+
+// resend sends the bytes of a request again.
+func (x *exp) resend(ctx context.Context, role string, first *sent) (*sent, error) {
+	return x.send(ctx, role, first.x.Request, "")
+}
+
+// again sends the bytes of a request again and looks at the state.
+func (x *exp) again(ctx context.Context, w *watch, role string, first *attempt) (*attempt, error) {
+	s, err := x.resend(ctx, role, first.sent)
+	if err != nil {
+		return nil, err
+	}
+	return x.look(ctx, w, s)
+}
+
+func (x *exp) pause(ctx context.Context, d time.Duration) error {
+	if x.o.r.dry() {
+		return nil
+	}
+	return sleep(ctx, d)
 }
 
 // answer says how a request was answered.

@@ -1,287 +1,449 @@
 package probe
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/wire"
 )
 
-// judge makes verdict, statements and hypotheses of what was shown.
-func (o *operation) judge() {
-	o.concludeSpecification()
-	f := &o.facts
-	if f.doubled && f.noKeyRan && !f.marked && o.op.Key != nil {
-		e, _ := evidence.Lookup("key-ignored")
-		var ns []int
-		for _, s := range append(slices.Clone(f.doubledBy), f.noKey) {
+// judgement is what an experiment came to, by what it has shown.
+type judgement struct {
+	o    *operation
+	e    *evidence.Experiment
+	held []string
+	open []string // why it is inconclusive
+	bad  []string
+	none []string // why it means nothing here
+}
+
+// What an experiment came to: what is broken outweighs what is unclear, and
+// that what held.
+func (j *judgement) holds(format string, args ...any)   { add(&j.held, format, args...) }
+func (j *judgement) unclear(format string, args ...any) { add(&j.open, format, args...) }
+func (j *judgement) broken(format string, args ...any)  { add(&j.bad, format, args...) }
+func (j *judgement) void(format string, args ...any)    { add(&j.none, format, args...) }
+
+func add(list *[]string, format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); !slices.Contains(*list, s) {
+		*list = append(*list, s)
+	}
+}
+
+func (j *judgement) outcome() (evidence.Outcome, string) {
+	for _, c := range []struct {
+		outcome evidence.Outcome
+		why     []string
+	}{{evidence.Broken, j.bad}, {evidence.Inconclusive, j.open}, {evidence.NotApplicable, j.none}, {evidence.Held, j.held}} {
+		if len(c.why) > 0 {
+			return c.outcome, strings.Join(c.why, "; ")
+		}
+	}
+	return evidence.Inconclusive, "nothing was shown"
+}
+
+// find adds a finding of the catalogue, for what was shown in this experiment.
+func (j *judgement) find(id string, priority evidence.Priority, basis evidence.Basis, sends ...*sent) {
+	entry, ok := evidence.Lookup(id)
+	if !ok {
+		panic("probe: no finding " + id) // a test goes through all of them
+	}
+	var ns []int
+	for _, s := range sends {
+		if s != nil && s.n > 0 {
 			ns = append(ns, s.n)
 		}
-		g := e.Finding(string(plan.MissingKey), ns...)
-		g.Basis = evidence.Established
-		o.find(g)
 	}
-	if o.doublesAnswered() {
-		for i := range o.ev.Findings {
-			if g := &o.ev.Findings[i]; g.ID == "double-effect-lost-response" {
-				g.Explanation = "The connection was cut before the answer had arrived, and the request was sent again with its key, as a client has to after a time-out. Both took effect. The same happens after an answer that arrived: this is one more way to the double, and says nothing of a cause of its own."
-			}
+	j.o.find(entry.FindingOn(cmp.Or(basis, entry.Basis), cmp.Or(priority, entry.Priority), j.e.Name, ns...))
+}
+
+// find adds a finding, or makes the one there is heavier.
+func (o *operation) find(f evidence.Finding) {
+	i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == f.ID })
+	if i < 0 {
+		o.ev.Findings = append(o.ev.Findings, f)
+		return
+	}
+	g := &o.ev.Findings[i]
+	if f.Basis == evidence.Established && g.Basis != f.Basis {
+		f.Sends, f.Priority = append(f.Sends, g.Sends...), min(f.Priority, g.Priority)
+		*g = f // its words are those of what was seen
+		return
+	}
+	g.Priority = min(g.Priority, f.Priority)
+	for _, n := range f.Sends {
+		if !slices.Contains(g.Sends, n) {
+			g.Sends = append(g.Sends, n)
 		}
 	}
-	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int {
+}
+
+// doubled is the finding for a request that took effect again.
+func (j *judgement) doubled(id string) string {
+	if j.o.op.Signature != nil && id == doubleSequential {
+		return "webhook-redelivery-doubles"
+	}
+	return id
+}
+
+// key is what marks a request: what is said of it where there is no key.
+func (j *judgement) key() string {
+	if j.o.op.Key == nil {
+		return "the request"
+	}
+	return "the key"
+}
+
+// state says what the readers saw, or why they saw nothing.
+func (j *judgement) state(d delta) string {
+	switch {
+	case len(j.o.readers) == 0:
+		return "no reader sees the state"
+	case !d.looked:
+		return "no reader could be read"
+	case !d.told():
+		return "the readers were read, and none has seen an effect so far"
+	}
+	return d.String()
+}
+
+// blind says why no reader saw the effect of a request.
+func (j *judgement) blind(w *watch) string {
+	var list []string
+	for i, rd := range j.o.readers {
 		switch {
-		case a.Priority < b.Priority:
-			return -1
-		case a.Priority > b.Priority:
-			return 1
+		case w.before[i].err != nil:
+			list = append(list, rd.name+": "+w.before[i].err.Error())
+		case w.after[i].err != nil:
+			list = append(list, rd.name+": "+w.after[i].err.Error())
+		default:
+			list = append(list, rd.name+": "+count(rd.effects(w.before[i], w.after[i])))
 		}
-		return 0
-	})
-	o.verdict()
-	o.state()
-	o.suppose()
+	}
+	return strings.Join(list, ", ")
 }
 
-func (o *operation) has(id string) bool {
-	return slices.ContainsFunc(o.ev.Findings, func(f evidence.Finding) bool { return f.ID == id })
-}
-
-// doublesAnswered says whether duplicates of answered requests double: then
-// those of lost ones tell of no other cause.
-func (o *operation) doublesAnswered() bool {
-	f := &o.facts
-	return f.doubled || !f.once && (o.has("double-effect-sequential") || o.has("webhook-redelivery-doubles"))
-}
-
-func (o *operation) verdict() {
-	f, v := &o.facts, &o.ev.Verdict
-	sequential := f.doubled || o.has("double-effect-sequential") || o.has("webhook-redelivery-doubles")
-
-	// A target that knows some duplicates and doubles others, after a failure
-	// say, does not know none.
+// opened judges how an experiment began. It reports whether there is more to
+// judge. Without an opening of its own, an earlier one counts.
+func (j *judgement) opened(o *opening) bool {
+	if o == nil {
+		return true
+	}
+	if o.first == nil {
+		return false
+	}
+	if o.retry != nil {
+		return j.reopened(o)
+	}
+	a := o.first
+	d := a.total
 	switch {
-	case f.doubled && !f.once, f.doubled && f.limited:
-		v.IdempotencySupport = "none"
-	case !f.once:
-	case o.op.Signature != nil:
-		v.IdempotencySupport = "event_id"
-	case o.op.Key == nil || f.fresh == "refused":
-		v.IdempotencySupport = "natural_key"
-	case f.fresh == "creates" || f.marked:
-		v.IdempotencySupport = "header_key"
-	}
-
-	switch {
-	case f.tenantApart == "no":
-		v.KeyScopeBinding = "weak"
-	case f.tenantApart == "yes" && f.actorApart == "yes":
-		v.KeyScopeBinding = "tenant+actor+operation"
-	case f.tenantApart == "yes", f.actorApart == "yes":
-		v.KeyScopeBinding = "partial"
-	case f.actorApart == "no":
-		v.KeyScopeBinding = "weak"
-	}
-
-	if s := f.duplicate; s != nil {
-		switch s.Class {
-		case evidence.SameResult:
-			v.ResultReplay = "same_response"
-		case evidence.RefusedWithReference:
-			v.ResultReplay = "conflict_with_reference"
-		case evidence.DifferentResult, evidence.ErrorOrTimeout:
-			v.ResultReplay = "unstable"
+	case turnedAway(&a.x) && !d.exceeds(0):
+		j.unclear("the first request was not processed: %s; %s", answer(a.sent), j.state(d))
+	case !success(&a.x):
+		j.unclear("the first request did not succeed: %s; %s", answer(a.sent), j.state(d))
+	case len(j.o.readers) == 0:
+		return true
+	case !a.settled:
+		j.unclear("%s", a.why)
+	case accepted(&a.x) && a.fate != fateDone && (!d.told() || !d.exceeds(0)):
+		j.accepted(a)
+	case !d.told():
+		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
+	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
+		j.broken("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy())
+		j.find("lost-effect", "", evidence.Established, a.sent)
+	case d.state && less(d.outLeast, 1):
+		j.o.facts.outsideBad = true
+		j.broken("the first request took effect, and the outside, which was told of others, was not told of it")
+		j.find("lost-effect", "", evidence.Established, a.sent)
+	case d.exceeds(1):
+		most, by := d.most, d.by
+		if !more(most, 1) {
+			most, by = d.outMost, d.outBy
 		}
-	}
-	if f.inFlight != "" {
-		v.InProgressHandling = f.inFlight
-	}
-	switch r := f.race; {
-	case r == nil:
-	case r.Doubled > 0 && o.established("double-effect-race"):
-		v.RaceBehavior, v.Atomicity = "double_apply", "none"
-	case f.outcomes[plan.RaceSame] == evidence.Held,
-		// Once each time, whatever the losers were told.
-		r.Overlapped > 0 && r.Doubled == 0 && r.Lost == 0 && o.sighted():
-		v.RaceBehavior = "safe_converge"
-	}
-	switch {
-	case f.outsideBad:
-		v.OutboxPattern = "no"
-	case f.outsideOK > 0:
-		v.OutboxPattern = "yes"
-	}
-	switch {
-	case slices.Contains(f.retry, "unsafe_retry") || sequential || o.has("double-effect-lost-response"):
-		v.RetryBehavior = "unsafe_retry"
-	case len(f.retry) > 0:
-		v.RetryBehavior = "safe_stop"
-	}
-	if f.audit != "" {
-		v.AuditStrength = f.audit
-	}
-	v.Confidence, v.ConfidenceFrom = o.confidence()
-}
-
-func (o *operation) established(id string) bool {
-	return slices.ContainsFunc(o.ev.Findings, func(f evidence.Finding) bool { return f.ID == id && f.Basis == evidence.Established })
-}
-
-// weights of the confidence, in hundredths: what each experiment contributes if
-// it showed something. ADR 0013 has the reasons.
-var weights = []struct {
-	of     plan.Experiment
-	weight int
-}{
-	{plan.Duplicate, 20},
-	{plan.RaceSame, 20},
-	{plan.LostUnread, 10},
-	{plan.InFlight, 10},
-	{plan.Altered, 5},
-	{plan.FreshKey, 5},
-	{plan.OtherTenant, 5},
-	{plan.OtherActor, 5},
-}
-
-const controlWeight = 20
-
-// confidence is how much of what can be shown was shown. Its terms are:
-//
-//	control  0.20 if a state reader saw the effect of a fresh request; without
-//	         it, all other terms are 0
-//	each experiment of weights, if it held or was broken; a race that held
-//	         counts by 1 - bound, the part of double rates that its trials
-//	         exclude
-//
-// Their sum is divided by the weights of all experiments that there can be for
-// such an operation.
-func (o *operation) confidence() (float64, []string) {
-	var terms []string
-	sum, all := 0.0, float64(controlWeight)/100
-	if o.facts.control {
-		sum = float64(controlWeight) / 100
-		terms = append(terms, fmt.Sprintf("control: %.2f of %.2f: the effect of a fresh request was seen in the state", sum, sum))
-	} else {
-		terms = append(terms, fmt.Sprintf("control: 0 of %.2f: no state reader saw the effect of a fresh request, so nothing else counts", all))
-	}
-	for _, w := range weights {
-		of := float64(w.weight) / 100
-		if o.never(w.of) {
-			continue
-		}
-		all += of
-		outcome := o.facts.outcomes[w.of]
-		got, why := 0.0, "not run"
-		switch outcome {
-		case evidence.Held, evidence.Broken:
-			got, why = of, string(outcome)
-			if r := o.facts.race; w.of == plan.RaceSame && r != nil && r.Doubled == 0 {
-				got *= 1 - r.Bound
-				why = fmt.Sprintf("%s; %s leave open a rate of %.3f", outcome, times(r.Overlapped, "overlapping trial"), r.Bound)
-			}
-		case evidence.Inconclusive:
-			why = "inconclusive"
-		case evidence.NotApplicable:
-			why = "the plan lacks what it takes"
-		}
-		if !o.facts.control {
-			got = 0
-		}
-		sum += got
-		terms = append(terms, fmt.Sprintf("%s: %.2f of %.2f: %s", w.of, got, of, why))
-	}
-	c := sum / all
-	return c, append(terms, fmt.Sprintf("%.2f of %.2f = %.2f", sum, all, c))
-}
-
-// never says which experiments there cannot be for such an operation.
-func (o *operation) never(e plan.Experiment) bool {
-	switch e {
-	case plan.Altered, plan.FreshKey:
-		return o.op.Key == nil
-	case plan.OtherActor, plan.OtherTenant:
-		return o.op.Signature != nil
+		j.unclear("a single fresh request had %s by reader %s: what it reads is not of this request alone", count(most), by)
+	default:
+		return true
 	}
 	return false
 }
 
-// state says what is known and what cannot be.
-func (o *operation) state() {
-	say := func(field string, basis evidence.Basis, format string, args ...any) {
-		o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: basis, Text: fmt.Sprintf(format, args...), Field: field})
+// accepted says what is known of a request that was accepted and of which no
+// effect was seen.
+func (j *judgement) accepted(a *attempt) {
+	limit := j.o.r.p.Timing.SettleLimit
+	switch a.fate {
+	case fateRunning:
+		j.unclear("the first request was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer timing.settle_limit would tell", answer(a.sent), limit)
+	case fateFailed:
+		j.unclear("the first request was accepted with %s, and its status says that it failed; %s", answer(a.sent), j.state(a.total))
+	default:
+		j.unclear("the first request was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. No status that can be read tells which; a longer timing.settle_limit may", answer(a.sent), limit)
 	}
-	f, v := &o.facts, &o.ev.Verdict
-	if f.control {
-		say("", evidence.Established, "A fresh request has an effect, and %s sees it, %v after the answer at the latest.", o.seenBy(), o.latency.Round(1e6))
-	} else {
-		say("", evidence.Unknowable, "No state reader saw the effect of a fresh request: nothing can be said about effects.")
-	}
-	switch {
-	case v.IdempotencySupport == "unknown" && f.once:
-		say("idempotency_support", evidence.Unknowable, "A duplicate has no second effect. Whether it is known by its key or by its content, the experiment fresh_key would tell.")
-	case v.IdempotencySupport == "header_key" && f.fresh == "":
-		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
-	}
-	if f.actorApart == "yes" && f.tenantApart == "yes" {
-		say("key_scope_binding", evidence.Inferred, "Tenant and actor separate keys. That the operation does too was not tried: it takes a second operation.")
-	}
-	if r := f.race; r != nil && v.RaceBehavior == "safe_converge" {
-		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %.1f %%, with 95 %% confidence.", times(r.Overlapped, "overlapping trial"), r.Width, r.Bound*100)
-	}
-	if v.Atomicity == "unknown" {
-		say("atomicity", evidence.Unknowable, "What makes effect and record one cannot be seen from outside.")
-	} else {
-		say("atomicity", evidence.Inferred, "Requests that ran at the same time doubled the effect: nothing decided between them.")
-	}
-	if v.OutboxPattern == "unknown" {
-		say("outbox_pattern", evidence.Unknowable, "Whether effects elsewhere follow the commit cannot be seen without a reader outside.")
-	}
-	if v.AuditStrength == "unknown" {
-		say("audit_strength", evidence.Unknowable, "No audit source was read.")
-	}
-	if f.limited {
-		say("", evidence.Established, "Some requests were refused with 429. That limits their rate, and says nothing about duplicates.")
-	}
-	say("", evidence.Unknowable, "A crash of the target between effect and record was not tried.")
 }
 
-// suppose names causes that explain the doubles, and what tells them apart.
-func (o *operation) suppose() {
-	race := o.has("double-effect-race") || o.has("in-flight-executed")
-	sequential := o.has("double-effect-sequential") || o.has("webhook-redelivery-doubles")
-	lost := o.has("double-effect-lost-response") && !o.doublesAnswered()
-	stuck := o.has("failure-blocks-key") || o.has("lost-effect")
-	if !race && !sequential && !lost && !stuck {
+// reopened judges an experiment whose first request did not succeed, and was
+// sent again.
+func (j *judgement) reopened(o *opening) bool {
+	first, second := o.first, o.retry
+	d, f := second.total, &j.o.facts
+	id := doubleSequential
+	if first.x.Response == nil {
+		id = doubleLost
+	}
+	ran := "no effect"
+	switch {
+	case !first.total.told():
+		ran = j.state(first.total)
+	case first.total.exceeds(0):
+		ran = first.total.String()
+	}
+	if d.exceeds(1) {
+		j.broken("the first request was answered with %s (%s), and the same request again with %s", answer(first.sent), ran, answer(second.sent))
+		f.unsafeRetry = true
+		j.effects(d, 1, id, first.sent, second.sent)
+		return false
+	}
+	switch {
+	case !second.settled:
+		j.unclear("%s", second.why)
+	case !second.processed():
+		j.unclear("the first request was answered with %s (%s), and the same request again was not processed: %s", answer(first.sent), ran, answer(second.sent))
+	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
+		j.accepted(second)
+	case success(&second.x) && d.told() && !d.exceeds(0):
+		f.unsafeRetry = true
+		j.broken("the first request was answered with %s, the same request again with %s, and there is no effect, which reader %s has seen for others", answer(first.sent), answer(second.sent), j.o.seenBy())
+		j.find("lost-effect", "", evidence.Established, first.sent, second.sent)
+	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
+		f.unsafeRetry = true
+		j.broken("the first request was answered with %s, the same request again with %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answer(first.sent), answer(second.sent))
+		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
+	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
+		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
+	case success(&second.x):
+		if first.total.exceeds(0) {
+			j.holds("the first request was answered with %s although it took effect, and the same request again with %s: 1 effect", answer(first.sent), answer(second.sent))
+		} else {
+			j.holds("the first request was answered with %s, and the same request again with %s", answer(first.sent), answer(second.sent))
+		}
+		return true
+	case j.o.inProgress(second.sent):
+		f.unsafeRetry = true
+		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", answer(first.sent), j.key(), answer(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
+		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
+	case d.exceeds(0) && first.total.exceeds(0):
+		f.safeRetry = true
+		j.holds("the first request was answered with %s although it took effect; the same request again was answered with %s and had no effect of its own", answer(first.sent), answer(second.sent))
+	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
+		f.unsafeRetry = true
+		j.broken("the first request was answered with %s and had no effect; the same request again was refused with %s", answer(first.sent), answer(second.sent))
+		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
+	default:
+		j.unclear("the first request did not succeed, nor did the same request again: %s, then %s; %s", answer(first.sent), answer(second.sent), j.state(d))
+	}
+	return false
+}
+
+// effects judges by the state whether requests that are one had one effect. It
+// reports whether the target's own state shows no more than that; where it
+// cannot tell, what is outside counts. What doubled is named by its reader.
+func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (once bool) {
+	outside := more(d.outMost, expect)
+	if outside {
+		j.o.facts.outsideBad = true
+	}
+	switch {
+	case d.apart(expect):
+		j.broken("the readers disagree: %s; each must see %d", d, expect)
+		j.find("effects-disagree", "", evidence.Established, sends...)
+		return false
+	case more(d.most, expect):
+		j.broken("%s by reader %s, where there must be %d", count(d.most), d.by, expect)
+		j.find(j.doubled(id), "", evidence.Established, sends...)
+		return false
+	case outside:
+		j.broken("%s outside by reader %s, where there must be %d", count(d.outMost), d.outBy, expect)
+		if d.state {
+			j.broken("in the target's own state there is no more than there must be")
+		}
+		basis := evidence.Established
+		if d.sameID {
+			basis = evidence.Inferred // the receiver may drop the second
+		}
+		j.find("outside-effect-doubled", "", basis, sends...)
+		return d.state
+	}
+	if d.state && d.outside && expect == 1 && is(d.most, 1) && is(d.outLeast, 1) {
+		j.o.facts.outsideOK++
+	}
+	return true
+}
+
+func (f *again) judge(j *judgement) {
+	if !j.opened(&f.opening) || f.newer != nil && !j.opened(f.newer) {
 		return
 	}
-	add := func(name, text, because, check string) {
-		o.ev.Hypotheses = append(o.ev.Hypotheses, evidence.Hypothesis{Name: name, Text: text, For: because, Check: check})
+	if f.why != "" {
+		j.unclear("%s", f.why)
 	}
-	if race && !sequential {
-		add("A", "The key is looked up before the work and recorded after it, without a constraint that decides.",
-			"One request after the other is known; requests at the same time are not.",
-			"Look for a unique constraint over tenant, actor, operation and key, and whether it is written before the work. Repeat the race with more trials once there is one.")
+	if f.second == nil {
+		return
 	}
-	if sequential {
-		add("B", "The key is not read, or not where it is kept: another instance, another cache, a proxy that takes the header away.",
-			"The same bytes took effect twice, one after the other.",
-			"Log the key where the request is handled. Send the duplicate to one instance by its address: if that is known and the load balancer's is not, the record is local.")
+	first, known := f.good(), &j.o.facts
+	known.limited = known.limited || f.limited
+	onceBefore := known.once && !known.doubled
+	j.repeated(first.sent, f.second, f.expect, doubleSequential)
+	twice := more(f.second.total.most, f.expect)
+	if twice && f.late && onceBefore {
+		known.late = true
 	}
-	if lost || stuck {
-		because := "An effect was lost, or a key stayed blocked."
-		switch {
-		case lost && o.facts.once:
-			because = "Duplicates of answered requests and of requests whose connection was lost are treated differently."
-		case lost:
-			because = "A retry after a lost answer took effect again. Whether a duplicate of an answered request does too was not shown."
+	for _, a := range f.more {
+		if a.settled && a.processed() && a.own.state && !a.own.exceeds(0) {
+			known.sometimes = true
+			j.broken("a further duplicate, answered with %s, had no effect of its own", answer(a.sent))
 		}
-		add("C", "The record depends on the client: it is written after the answer, undone when the client goes, or written before the work.",
-			because,
-			"Look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.")
 	}
-	if sequential || race {
-		add("D", "The identity differs between the two: the scope or the fingerprint takes in what changes, such as a session, a trace header or a time.",
-			"The bytes were the same; what a proxy adds to them may not be.",
-			"Compare what the target computes as identity for the two requests, in its log or a debugger.")
+	if twice && known.limited {
+		j.find("rate-limit-is-not-idempotency", "", evidence.Established, first.sent, f.second.sent)
 	}
+	f.trail.judge(j)
+}
+
+// protected reports whether nothing speaks against a key's protection: it has
+// been seen, or was not tried here.
+func (f *again) protected(o *operation) bool {
+	return f == nil || f.second != nil && (f.second.total.told() || len(o.readers) == 0)
+}
+
+// repeated judges a request that was sent again, the state first.
+func (j *judgement) repeated(first *sent, second *attempt, expect int64, id string) {
+	j.e.Second = j.o.compare(first, second.sent)
+	f, d := &j.o.facts, second.total
+	if !j.effects(d, expect, id, first, second.sent) {
+		if more(d.most, expect) && !d.apart(expect) {
+			f.doubled, f.doubledBy = true, []*sent{first, second.sent}
+		}
+		return
+	}
+	if tooMany(second.sent) {
+		f.limited = true
+	}
+	switch {
+	case !second.settled:
+		j.unclear("%s", second.why)
+	case turnedAway(&second.x):
+		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
+	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
+		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
+		j.find("duplicate-not-answered", "", evidence.Inferred, first, second.sent)
+	case second.x.Response == nil:
+		j.unclear("the duplicate has no answer: %s", answer(second.sent))
+	case !d.told():
+		j.byIDs(id, first, second.sent)
+	case accepted(&second.x) && !f.async && second.fate != fateDone:
+		f.once = true
+		j.holds("1 effect; the second answer, %s, says that it was accepted", answer(second.sent))
+	default:
+		f.once = true
+		j.second(first, second.sent)
+	}
+}
+
+// byIDs judges without a state: two ids are a hint, anything else is nothing.
+func (j *judgement) byIDs(id string, first, second *sent) {
+	if success(&second.x) && first.resource != "" && second.resource != "" && first.resource != second.resource {
+		j.broken("the second answer names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
+		j.find(j.doubled(id), "", evidence.Inferred, first, second)
+		return
+	}
+	if second.replayed || success(&second.x) && first.resource != "" && first.resource == second.resource {
+		j.o.facts.seemsOnce = true
+	}
+	j.unclear("no reader sees the state: answers alone, alike or not, say nothing about effects")
+}
+
+// second judges the answer to a duplicate that had no effect of its own.
+func (j *judgement) second(first, second *sent) {
+	f, c := &j.o.facts, j.o.contract
+	s := j.e.Second
+	if f.duplicate == nil && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
+		f.duplicate = s
+	}
+	f.marked = f.marked || second.replayed
+	// What a contract says of keys is nothing to operations without one.
+	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
+	switch s.Class {
+	case evidence.SameResult:
+		j.holds("1 effect; the second answer is the first result%s", map[bool]string{true: ", marked as a replay"}[second.replayed])
+		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
+			j.find("replay-unmarked", "", "", first, second)
+		}
+	case evidence.RefusedWithReference:
+		j.holds("1 effect; the second answer, %s, refuses and names the first result", answer(second))
+		if keyed && (c.Replay == "original" || c.Replay == "current") {
+			j.find("replay-refused", "", "", first, second)
+		}
+	case evidence.Refused:
+		if saysInProgress(second) {
+			j.broken("1 effect; after it was answered, %s is still refused as in progress: %s", j.key(), answer(second))
+			j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+			return
+		}
+		j.holds("1 effect; the second answer is a refusal, %s, without the first result%s", answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
+		if keyed && c.Replay != "" && !conditional(second) {
+			j.find("replay-refused", "", "", first, second)
+		}
+	case evidence.DifferentResult:
+		if !otherResource(first, second) {
+			j.holds("1 effect; the second answer differs from the first (%s), and no resource is named in both that could be compared", strings.Join(s.Differences, ", "))
+			return
+		}
+		j.broken("1 effect, and the second answer is another result: %s", strings.Join(s.Differences, ", "))
+		j.find("replay-differs", "", evidence.Established, first, second)
+	case evidence.ErrorOrTimeout:
+		if !second.serverError() {
+			j.unclear("1 effect; the answer to the duplicate did not come whole: %s", answer(second))
+			return
+		}
+		j.broken("1 effect, and the duplicate is answered with %s", answer(second))
+		j.error5xx(first, second)
+	}
+}
+
+// otherResource reports whether two answers name two resources.
+func otherResource(first, second *sent) bool {
+	return first.resource != "" && second.resource != "" && first.resource != second.resource
+}
+
+// conditional reports whether a request was refused for its own condition.
+func conditional(s *sent) bool {
+	if s.x.Response == nil || s.x.Response.Status != http.StatusPreconditionFailed {
+		return false
+	}
+	return slices.ContainsFunc(s.x.Request.Header, func(f wire.Field) bool {
+		return slices.Contains([]string{"if-match", "if-none-match", "if-unmodified-since", "if-modified-since"}, strings.ToLower(f.Name))
+	})
+}
+
+// error5xx is a finding of duplicates that were answered with a server error,
+// the last of the given ones at least. One alone may be chance.
+func (j *judgement) error5xx(sends ...*sent) {
+	f := &j.o.facts
+	for _, s := range sends {
+		if s.serverError() {
+			f.errors5xx++
+		}
+	}
+	basis := evidence.Inferred
+	if f.errors5xx > 1 {
+		basis = evidence.Established
+	}
+	j.find("unstable-5xx-on-duplicate", "", basis, sends...)
 }

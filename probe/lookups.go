@@ -2,164 +2,82 @@ package probe
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
-	"regexp"
-	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
-
-// specification is what the target's own description says.
-type specification struct {
-	from      string
-	keys      bool
-	retention bool
-}
-
-const maxSpecification = 8 << 20
-
-var (
-	aboutKeys      = regexp.MustCompile(`(?i)idempoten|repeatability-request|deduplicat`)
-	aboutRetention = regexp.MustCompile(`(?i)\bretention\b|\bretain|\bexpir|\b(kept|stored|remembered|valid|forgotten)\b.{0,60}\b(hour|day|week|minute|second|month|year)s?\b|never (forgotten|expire)|idempotency-expires`)
-)
-
-// specification reads where the operation is described. Whether answers tell
-// how long keys are kept is known when all experiments are over: the outcome is
-// set then.
-func (x *exp) specification(ctx context.Context) error {
-	at := x.o.r.p.Target.Specification
-	var doc []byte
-	if strings.HasPrefix(at, "http://") || strings.HasPrefix(at, "https://") {
-		req := wire.Request{Method: http.MethodGet, URL: at, Header: []wire.Field{{Name: "Accept", Value: "*/*"}}}
-		if x.o.r.dry() {
-			x.plan("read", req, "", 1, "")
-			return nil
-		}
-		got, err := x.o.r.read.Send(as(ctx, ""), req)
-		if err != nil {
-			if errors.Is(err, wire.ErrNotAllowed) {
-				x.unclear("the specification is not at an allowed address")
-				return nil
-			}
-			return err
-		}
-		x.sent(got, "read", "")
-		if got.Response == nil || got.Response.Status != http.StatusOK {
-			x.unclear("the specification cannot be read: %s", answer(&sent{x: got}))
-			return ctxErr(ctx)
-		}
-		doc = got.Response.Body
-	} else {
-		if x.o.r.dry() {
-			return nil
-		}
-		f, err := os.Open(x.o.r.r.Path(at))
-		if err == nil {
-			doc, err = io.ReadAll(io.LimitReader(f, maxSpecification))
-			_ = f.Close()
-		}
-		if err != nil {
-			x.unclear("the specification cannot be read: %v", err)
-			return nil
-		}
-	}
-	s := &specification{from: at, keys: aboutKeys.Match(doc), retention: aboutRetention.Match(doc)}
-	if k := x.o.op.Key; k != nil && k.Header != "" && bytes.Contains(bytes.ToLower(doc), []byte(strings.ToLower(k.Header))) {
-		s.keys = true
-	}
-	x.o.facts.specified = s
-	x.holds("the specification was read")
-	return nil
-}
-
-// concludeSpecification sets the outcome of the experiment specification.
-func (o *operation) concludeSpecification() {
-	s := o.facts.specified
-	if s == nil {
-		return
-	}
-	for i := range o.ev.Experiments {
-		if o.ev.Experiments[i].Name != string(plan.Specification) {
-			continue
-		}
-		x := &exp{o: o, e: o.ev.Experiments[i]}
-		var ns []*sent
-		for _, e := range x.e.Sends {
-			ns = append(ns, &sent{n: e.N})
-		}
-		e := &o.ev.Experiments[i]
-		switch {
-		case !s.keys:
-			e.Outcome, e.Why = evidence.Broken, "the specification says nothing of keys"
-			x.find("no-specification", "", evidence.Established, ns...)
-		case o.op.Key == nil:
-			e.Why = "the specification tells how duplicates are recognised"
-		case !s.retention && !o.facts.expires:
-			e.Outcome, e.Why = evidence.Broken, "neither the specification nor an answer says how long keys are kept"
-			x.find("retention-not-published", "", evidence.Established, ns...)
-		case !s.retention:
-			e.Why = "the specification tells of keys, and answers say until when they are kept"
-		default:
-			e.Why = "the specification tells of keys and how long they are kept"
-		}
-	}
-}
 
 // maxAuditLines bounds the lines kept of each source.
 const maxAuditLines = 50
 
+// trail is what the audit sources of a plan say of a request.
+type trail struct {
+	read     bool // one of them could be read
+	rank     rank // of the best
+	attempts []*sent
+	why      []string // others could not be
+}
+
+// rank is how much an audit source tells of a request.
+type rank uint8
+
+const (
+	rankWeak rank = iota
+	rankPartial
+	rankStrong
+)
+
 // audit searches the plan's audit sources for traces of the attempts, which are
 // of one request.
-func (x *exp) audit(ctx context.Context, v *plan.Values, resource string, attempts ...*sent) error {
+func (x *exp) audit(ctx context.Context, v *plan.Values, resource string, attempts ...*sent) (*trail, error) {
 	if x.o.r.dry() || len(x.o.op.Audit) == 0 {
-		return nil
+		return nil, nil
 	}
-	best, read := "", false
+	t := &trail{attempts: attempts}
 	for i := range x.o.op.Audit {
 		a := &x.o.op.Audit[i]
 		q, err := x.o.r.r.Search(v, a, resource)
 		if err != nil {
-			x.unclear("audit %s: %v", a.Name, err)
+			t.why = append(t.why, fmt.Sprintf("audit %s: %v", a.Name, err))
 			continue
 		}
 		lines, err := x.auditLines(ctx, q)
 		if over(ctx, err) {
-			return err
+			return t, err
 		}
 		if err != nil {
-			x.unclear("audit %s cannot be read: %v", a.Name, err)
+			t.why = append(t.why, fmt.Sprintf("audit %s cannot be read: %v", a.Name, err))
 			continue
 		}
-		read = true
-		best = max(best, x.strength(q, lines, len(attempts))) // weak is none: see rank
+		t.read = true
+		t.rank = max(t.rank, x.strength(q, lines, len(attempts)))
 	}
-	if !read {
-		return nil
-	}
-	x.o.facts.audit = cmp.Or(map[string]string{rankStrong: "strong", rankPartial: "partial"}[best], "weak")
-	if best == "" {
-		x.find("audit-missing", "", evidence.Established, attempts...)
-	}
-	return nil
+	return t, nil
 }
 
-// Ranks of what an audit source had, in their order.
-const (
-	rankPartial = "1"
-	rankStrong  = "2"
-)
+func (t *trail) judge(j *judgement) {
+	if t == nil {
+		return
+	}
+	for _, why := range t.why {
+		j.unclear("%s", why)
+	}
+	if !t.read {
+		return
+	}
+	j.o.facts.audit = [...]string{rankWeak: "weak", rankPartial: "partial", rankStrong: "strong"}[t.rank]
+	if t.rank == rankWeak {
+		j.find("audit-missing", "", evidence.Established, t.attempts...)
+	}
+}
 
 // strength says what the lines of one source tell of the request.
-func (x *exp) strength(q *plan.Search, lines []string, attempts int) string {
+func (x *exp) strength(q *plan.Search, lines []string, attempts int) rank {
 	found := map[string]bool{}
 	n := 0
 	for _, line := range lines {
@@ -184,7 +102,7 @@ func (x *exp) strength(q *plan.Search, lines []string, attempts int) string {
 	}
 	switch {
 	case n == 0:
-		return ""
+		return rankWeak
 	case n >= attempts && found["actor"] && found["outcome"] && (found["key"] || found["event_id"] || x.o.op.Key == nil):
 		return rankStrong
 	}

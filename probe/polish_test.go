@@ -1,6 +1,7 @@
 package probe_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -78,7 +79,7 @@ func TestBareTargetIsToldPlainly(t *testing.T) {
 		t.Errorf("fresh_key: %s", e.Why)
 	}
 	for _, h := range op.Hypotheses {
-		if h.Name == "C" {
+		if h.Name == "tied-to-client" {
 			t.Errorf("lost answers make no difference here, but: %s", h.For)
 		}
 	}
@@ -114,8 +115,14 @@ func TestFreshKeyAlone(t *testing.T) {
 
 // Without a reader, that a refused request had no effect is inferred.
 func TestRefusalsWithoutReader(t *testing.T) {
-	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusBadRequest)
+	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := r.Header.Get("Idempotency-Key")
+		if len(key) < 3 || !strings.HasSuffix(key, `"`) {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"id":%s}`, key)
 	}))
 	t.Cleanup(target.Close)
 	p := simple(target.URL, plan.MissingKey, plan.MalformedKey)

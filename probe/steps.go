@@ -45,6 +45,13 @@ func (s *sender) Send(ctx context.Context, req wire.Request) (wire.Exchange, err
 	return s.Sender.Send(ctx, s.r.r.Renew(req, who))
 }
 
+// only sends a request with what steps took last, whether or not that has expired.
+// Unlike Send it may be called while another one is under way.
+func (s *sender) only(ctx context.Context, req wire.Request) (wire.Exchange, error) {
+	who, _ := ctx.Value(principalKey{}).(plan.PrincipalName)
+	return s.Sender.Send(ctx, s.r.r.Renew(req, who))
+}
+
 func (s *sender) SendCut(ctx context.Context, req wire.Request, cut wire.Cut) (wire.Exchange, error) {
 	who, err := s.ready(ctx)
 	if err != nil {

@@ -72,10 +72,7 @@ func TestTargets(t *testing.T) {
 // misjudged compares a run with what it has to come to.
 func misjudged(want targets.Expectation, run *evidence.Run) (wrong []string) {
 	op := run.Operations[0]
-	var found []string
-	for _, f := range op.Findings {
-		found = append(found, f.ID)
-	}
+	found := op.All()
 	for _, id := range want.Must {
 		if !slices.Contains(found, id) {
 			wrong = append(wrong, "not found: "+id)

@@ -198,48 +198,31 @@ func (w *watch) reached(now snapshot, atLeast int64) bool {
 	return true
 }
 
-// delta is what readers say about the number of effects since a snapshot.
-type delta struct {
-	state   bool // some reader of the target's own state can tell
-	outside bool // some reader outside of it can
-	// most and least effects that readers of a kind saw.
-	most, least       *big.Rat
-	outMost, outLeast *big.Rat
-	// who saw the most.
-	by, outBy string
-	// sameID: what was doubled outside carries one delivery id.
-	sameID bool
-}
+// since returns the effects between a snapshot and now.
+func (w *watch) since(from snapshot) delta { return w.between(from, w.after) }
 
-func more(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) > 0 }
-func less(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) < 0 }
-func is(a *big.Rat, n int64) bool   { return a != nil && a.Cmp(big.NewRat(n, 1)) == 0 }
-
-// without says of a refusal that had no effect how that is known.
-func (d delta) without() string {
-	if d.state || d.outside {
-		return " and had no effect"
-	}
-	return "; that it had no effect is inferred from the answer, for no reader sees the state"
-}
-
-// since returns the effects between a snapshot and now. Readers that have not
-// seen a control do not count, unless all is set.
-func (w *watch) since(from snapshot, all bool) delta {
+// between returns the effects between two snapshots. Readers that have not seen
+// one before do not count.
+func (w *watch) between(from, to snapshot) delta {
 	var d delta
 	if len(from) == 0 {
 		return d
 	}
 	for i, rd := range w.x.o.readers {
-		if from[i].err != nil || w.after[i].err != nil || !rd.seen && !all {
+		if from[i].err != nil || to[i].err != nil {
 			continue
 		}
-		n := rd.effects(from[i], w.after[i])
+		d.looked = true
+		if !rd.seen {
+			continue
+		}
+		n := rd.effects(from[i], to[i])
+		d.all = append(d.all, rise{rd.name, rd.outside, n})
 		most, least, by := &d.most, &d.least, &d.by
 		if rd.outside {
 			d.outside = true
 			most, least, by = &d.outMost, &d.outLeast, &d.outBy
-			if w.after[i].distinct > 0 && more(n, int64(w.after[i].distinct-from[i].distinct)) && from[i].distinct >= 0 {
+			if to[i].distinct > 0 && more(n, int64(to[i].distinct-from[i].distinct)) && from[i].distinct >= 0 {
 				d.sameID = true
 			}
 		} else {

@@ -55,6 +55,7 @@ type Operation struct {
 	Findings    []Finding    `json:"findings"`
 	Statements  []Statement  `json:"statements"`
 	Hypotheses  []Hypothesis `json:"hypotheses,omitempty"`
+	Untried     []Untried    `json:"untried,omitempty"`
 }
 
 // Outcome is what an experiment came to.
@@ -316,6 +317,9 @@ type Finding struct {
 	Experiment  string   `json:"experiment"`
 	Sends       []int    `json:"sends,omitempty"` // the evidence
 	References  []string `json:"references,omitempty"`
+	// Symptoms have the same cause, Causes are what it may be.
+	Symptoms []Symptom `json:"symptoms,omitempty"`
+	Causes   []Cause   `json:"causes,omitempty"`
 }
 
 // Statement is something that is known, or known not to be knowable.

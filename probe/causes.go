@@ -1,0 +1,146 @@
+package probe
+
+import (
+	"slices"
+
+	"github.com/semelhq/semel/probe/evidence"
+)
+
+// suppose names what may have caused the findings, what the experiments so far
+// say of it, and what decides it.
+func (o *operation) suppose() {
+	f := &o.facts
+	all := o.ev.All()
+	has := func(ids ...string) bool {
+		return slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(all, id) })
+	}
+	sequential := has(doubleSequential, "webhook-redelivery-doubles")
+	race := has(doubleRace, doubleInFlight)
+	lost := has(doubleLost) && !o.doublesAnswered()
+	stuck := has("failure-blocks-key", "lost-effect")
+
+	if sequential {
+		to := o.named1(doubleSequential, "webhook-redelivery-doubles")
+		if o.op.Key != nil {
+			c := evidence.Cause{
+				Name: "no-key-read", State: evidence.Open,
+				Text:  "The key is not read at all: not in the operation, or a proxy takes it away.",
+				For:   "The same bytes took effect twice, one after the other.",
+				Check: "The experiment missing_key: a request without a key that is executed just the same speaks for it. Then log the key where the request is handled.",
+			}
+			switch {
+			case f.once || f.sometimes || f.marked:
+				c.State, c.For = evidence.Refuted, "Some duplicates had no effect of their own: something is remembered."
+			case f.noKeyRan:
+				c.State, c.For = evidence.Supported, "A request without a key took effect just the same as one with a used key."
+			}
+			o.cause(to, c)
+		} else {
+			o.cause(to, evidence.Cause{
+				Name: "no-mark", State: evidence.Open,
+				Text:  "Nothing in the request says which one it is, and its content is not compared.",
+				For:   "The request has no key, and the same bytes took effect twice.",
+				Check: "Look for a unique constraint over the business fields that make two requests the same, or give the operation a key.",
+			})
+		}
+		late := evidence.Cause{
+			Name: "forgotten", State: evidence.Open,
+			Text:  "It is remembered for too short a time, or only as long as nothing else comes.",
+			For:   "The same bytes took effect twice.",
+			Check: "The experiments duplicate, late_retry and reordered: a duplicate at once that has no effect, and a later one that has, speak for it.",
+		}
+		switch {
+		case f.late:
+			late.State, late.For = evidence.Supported, "A duplicate at once had no effect of its own. One after "+o.r.p.Timing.LateAfter.String()+" or more had."
+		case f.doubled && !f.once:
+			late.State, late.For = evidence.Refuted, "No duplicate was without an effect, also not the one that came at once."
+			if f.sometimes {
+				late.For = "The duplicate that came at once had an effect, and a later one had none."
+			}
+		}
+		o.cause(to, late)
+		instance := evidence.Cause{
+			Name: "per-instance", State: evidence.Open,
+			Text:  "Each instance, or each cache, remembers by itself.",
+			For:   "The same bytes took effect twice.",
+			Check: "Send the duplicate to one instance by its address. If it is known there, and not through the load balancer, the record is local.",
+		}
+		if f.sometimes {
+			instance.State, instance.For = evidence.Supported, "Of several duplicates of one request some took effect and another did not, in an order that time does not explain."
+		}
+		o.cause(to, instance)
+	}
+	if race {
+		to := o.named1(doubleRace, doubleInFlight)
+		act := evidence.Cause{
+			Name: "check-then-act", State: evidence.Open,
+			Text:  "It is looked up before the work and recorded after it, without a constraint that decides.",
+			For:   "Requests at the same time took effect more than once.",
+			Check: "The experiments duplicate and race: duplicates one after the other that are known, and some at the same time that are not, speak for it. Then look for a unique constraint, and whether it is written before the work.",
+		}
+		switch {
+		case f.lapsed && !has(doubleRace):
+			act.State, act.For = evidence.Refuted, "A retry soon after the first was told to wait: it is recorded before the work."
+		case f.once:
+			act.State, act.For = evidence.Supported, "One request after the other is known; requests at the same time are not."
+		case sequential:
+			act.State, act.For = evidence.Refuted, "Requests one after the other took effect more than once, too."
+		}
+		o.cause(to, act)
+		lease := evidence.Cause{
+			Name: "lease-too-short", State: evidence.Open,
+			Text:  "The claim on a request lapses before its work is done.",
+			For:   "A retry during the first took effect.",
+			Check: "The experiment in_flight on a request that takes long: a retry at first that is told to wait, and a later one that is executed, speak for it.",
+		}
+		if f.lapsed {
+			lease.State, lease.For = evidence.Supported, "While the first was running, an earlier retry was refused, and a later one took effect."
+		}
+		o.cause(to, lease)
+	}
+	if lost || stuck {
+		to := o.named1(doubleLost, "failure-blocks-key", "lost-effect")
+		c := evidence.Cause{
+			Name: "tied-to-client", State: evidence.Open,
+			Text:  "The record depends on the client: it is written after the answer, undone when the client goes, or written before the work.",
+			For:   "An effect was lost, or a request stayed blocked.",
+			Check: "The experiments duplicate and lost_unread: a duplicate of an answered request that is known, and one of a lost answer that is not, speak for it. Then look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.",
+		}
+		switch {
+		case lost && f.once:
+			c.State, c.For = evidence.Supported, "Duplicates of answered requests and of requests whose connection was lost are treated differently."
+		case lost:
+			c.For = "A retry after a lost answer took effect again. Whether a duplicate of an answered request does too was not shown."
+		}
+		o.cause(to, c)
+	}
+	if (sequential || race) && o.op.Key != nil {
+		o.cause(o.named1(doubleSequential, "webhook-redelivery-doubles", doubleRace, doubleInFlight), evidence.Cause{
+			Name: "identity-differs", State: evidence.Open,
+			Text:  "The identity differs between the two: the scope or the fingerprint takes in what changes, such as a session, a trace header or a time.",
+			For:   "The bytes were the same; what a proxy adds to them may not be.",
+			Check: "Compare what the target computes as identity for the two requests, in its log or a debugger.",
+		})
+	}
+}
+
+// named1 is the first of the findings that there is.
+func (o *operation) named1(ids ...string) *evidence.Finding {
+	for _, id := range ids {
+		if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == id }); i >= 0 {
+			return &o.ev.Findings[i]
+		}
+	}
+	return nil
+}
+
+// cause adds a possible cause to a finding. Those that are not refuted are the
+// next checks.
+func (o *operation) cause(to *evidence.Finding, c evidence.Cause) {
+	if to != nil {
+		to.Causes = append(to.Causes, c)
+	}
+	if c.State != evidence.Refuted {
+		o.ev.Hypotheses = append(o.ev.Hypotheses, evidence.Hypothesis{Name: c.Name, Text: c.Text, For: c.For, Check: c.Check})
+	}
+}

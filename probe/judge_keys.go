@@ -1,0 +1,429 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+)
+
+func (f *freshly) judge(j *judgement) {
+	if !j.opened(&f.opening) || f.second == nil {
+		return
+	}
+	first, second := f.good().sent, f.second.sent
+	j.e.Second = j.o.compare(first, second)
+	if !second.processed() {
+		j.unclear("the second request was not processed: %s", answer(second))
+		return
+	}
+	if !f.second.settled {
+		j.unclear("%s", f.second.why)
+		return
+	}
+	own := f.second.own.most
+	if own == nil || f.own.most != nil && f.own.most.Cmp(own) > 0 {
+		own = f.own.most
+	}
+	known, c := &j.o.facts, j.o.contract
+	switch {
+	case own == nil:
+		if success(&second.x) && first.resource != "" && second.resource != "" {
+			j.unclear("no reader sees the state; the answers name %s", map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
+			return
+		}
+		j.unclear("no reader sees the state")
+	case is(own, 1):
+		known.freshCreates = yes
+		if c.FreshKey == "refused" {
+			j.broken("the contract knows the request by its content, and it took effect again under a fresh key")
+			j.find("content-not-recognised", "", evidence.Established, first, second)
+			return
+		}
+		switch {
+		case known.doubled:
+			j.holds("under a fresh key the same body took effect anew, as it did under the same key: without deduplication this shows nothing")
+		case known.once:
+			j.holds("under a fresh key the same body took effect anew: it is the key that counts")
+		default:
+			j.holds("under a fresh key the same body took effect anew; that it is the key that counts was not shown, for no duplicate under the same key was seen to have one effect")
+		}
+	case more(own, 1):
+		j.unclear("the second request had %s", count(own))
+	case accepted(&second.x) && second.fate != fateDone:
+		j.unclear("the second request was accepted with %s, and no effect of its own was seen by %v after it", answer(second), j.o.r.p.Timing.SettleLimit)
+	case success(&second.x) && second.resource != "" && second.resource != first.resource:
+		j.broken("a request with a fresh key was answered with %s and %s, and had no effect", answer(second), second.resource)
+		j.find("lost-effect", "", evidence.Established, second)
+	case second.serverError():
+		j.unclear("the same body under a fresh key was answered with %s and had no effect", answer(second))
+	default:
+		known.freshCreates = no
+		if success(&second.x) && c.FreshKey == "creates" {
+			j.holds("under a fresh key the same body had no effect of its own, and %s with the first result: the content counts as a key", answer(second))
+			return
+		}
+		j.holds("under a fresh key the same body was answered with %s and had no effect: the content counts as a key", answer(second))
+	}
+}
+
+func (f *mismatched) judge(j *judgement) {
+	if !j.opened(&f.opening) || f.second == nil {
+		return
+	}
+	first, second, d := f.good().sent, f.second.sent, f.second.total
+	j.e.Second = j.o.compare(first, second)
+	ok := success(&second.x)
+	hook := j.o.op.Signature != nil
+	switch {
+	case d.exceeds(1):
+		j.broken("the altered request took effect as well: %s", count(cmp.Or(d.most, d.outMost)))
+		j.find("mismatch-executed", "", evidence.Established, first, second)
+	case !f.second.settled:
+		j.unclear("%s", f.second.why)
+	case !second.processed():
+		j.unclear("the altered request was not processed: %s", answer(second))
+	case accepted(&second.x) && second.fate != fateDone && !second.replayed && !(first.resource != "" && second.resource == first.resource):
+		j.unclear("the altered request was accepted with %s, and what became of it was not seen", answer(second))
+	case ok && otherResource(first, second) && d.told():
+		j.broken("the altered request was answered with %s and a resource of its own, and had no effect that a reader sees", answer(second))
+		j.find("mismatch-executed", "", evidence.Inferred, first, second)
+	case ok && otherResource(first, second):
+		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", answer(second))
+		j.find("mismatch-executed", "", evidence.Inferred, first, second)
+	case ok && !hook && (j.e.Second.Class == evidence.SameResult || second.replayed):
+		basis := evidence.Established
+		if !d.told() {
+			basis = evidence.Inferred
+		}
+		j.broken("the altered request was answered with %s and the first one's result%s", answer(second), map[bool]string{true: "; what it asks for did not happen"}[d.told()])
+		j.find("mismatch-replayed-as-same", "", basis, first, second)
+	case ok && hook && d.told():
+		j.holds("the altered event was answered with %s and had no effect: events are known by their id alone", answer(second))
+	case ok && d.told():
+		j.broken("the altered request was answered with %s, and what it asks for did not happen", answer(second))
+		j.find("mismatch-replayed-as-same", "", evidence.Inferred, first, second)
+	case second.serverError():
+		j.broken("the altered request was answered with %s%s", answer(second), d.without())
+		j.find("bad-key-server-error", "", evidence.Established, first, second)
+	case ok:
+		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second))
+	default:
+		note := ""
+		if want := j.o.contract.Mismatch; second.x.Response.Proto != graphQL && len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
+			note = fmt.Sprintf(", where the contract says %v", want)
+		}
+		j.holds("the altered request was refused with %s%s%s", answer(second), note, d.without())
+	}
+	if !ok {
+		if what := leaked(first, second); what != "" {
+			j.broken("the refusal holds %s of the first request or its answer", what)
+			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
+		}
+	}
+}
+
+// grounded judges whether a good key protects, where that was tried. It reports
+// whether what a bad one does can be judged.
+func (j *judgement) grounded(f *again) bool {
+	if f != nil {
+		f.judge(j)
+	}
+	switch j.o.facts.protects() {
+	case yes:
+		j.held = nil // that was the ground, not what is asked
+		if len(j.o.readers) == 0 {
+			j.open = nil
+		}
+		return true
+	case no:
+		j.bad = nil // it is a finding, and not of a bad key
+	default:
+		if len(j.open) == 0 && len(j.bad) == 0 {
+			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
+		}
+	}
+	return false
+}
+
+func (f *keyless) judge(j *judgement) {
+	ground := j.grounded(f.ground)
+	s := f.only
+	if s == nil {
+		return
+	}
+	d, known := s.total, &j.o.facts
+	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
+	if !ground {
+		if known.protects() == no {
+			what := "was answered with " + answer(s.sent) + "; " + j.state(d)
+			if known.noKeyRan {
+				what = "took effect"
+			}
+			j.void("no key protects here, so a missing one leaves nothing unprotected: a request without a key %s", what)
+		}
+		return
+	}
+	required := len(j.o.contract.Missing) > 0
+	j.single(s, func() {
+		switch {
+		case known.noKeyRan && required:
+			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
+			j.find("missing-key-accepted", "", evidence.Established, s.sent)
+		case known.noKeyRan:
+			j.holds("a request without a key took effect; the contract does not require one")
+		case s.serverError():
+			j.broken("a request without a key was answered with %s%s", answer(s.sent), d.without())
+			j.find("bad-key-server-error", "", evidence.Established, s.sent)
+		case accepted(&s.x) && s.fate != fateDone:
+			j.unclear("a request without a key was accepted with %s, and what became of it was not seen", answer(s.sent))
+		case !d.told() && success(&s.x) && required:
+			j.broken("a request without a key was answered with %s; no reader sees whether it took effect", answer(s.sent))
+			j.find("missing-key-accepted", "", evidence.Inferred, s.sent)
+		case !d.told() && success(&s.x):
+			j.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", answer(s.sent))
+		case success(&s.x):
+			j.broken("a request without a key was answered with %s and had no effect", answer(s.sent))
+			j.find("lost-effect", "", evidence.Established, s.sent)
+		default:
+			j.holds("a request without a key was refused with %s%s", answer(s.sent), d.without())
+		}
+	})
+}
+
+// single judges a request that may be refused, if it was processed and the
+// state can be seen, or there is no reader.
+func (j *judgement) single(s *attempt, judge func()) {
+	switch {
+	case !s.processed():
+		j.unclear("the request was not processed: %s", answer(s.sent))
+	case !s.settled:
+		j.unclear("%s", s.why)
+	case len(j.o.readers) > 0 && !s.total.told():
+		j.unclear("no reader has seen the effect of a fresh request, so none could see this one's")
+	default:
+		judge()
+	}
+}
+
+func (f *misspelt) judge(j *judgement) {
+	if !j.grounded(f.ground) {
+		if j.o.facts.protects() == no {
+			j.void("no key protects here, so a malformed one leaves nothing unprotected")
+		}
+		return
+	}
+	if f.first == nil {
+		return
+	}
+	first, d := f.first.sent, f.first.total
+	accept := false
+	j.single(f.first, func() {
+		switch accept = success(&first.x); {
+		case accept:
+		case d.exceeds(0):
+			j.broken("a malformed key was refused with %s, and the request took effect", answer(first))
+			j.find("malformed-key-accepted-unprotected", "", evidence.Established, first)
+		case first.serverError():
+			j.broken("a malformed key was answered with %s%s", answer(first), d.without())
+			j.find("bad-key-server-error", "", evidence.Established, first)
+		default:
+			j.holds("a malformed key was refused with %s%s", answer(first), d.without())
+		}
+	})
+	if !accept || f.second == nil {
+		return
+	}
+	second, d := f.second.sent, f.second.total
+	switch {
+	case d.exceeds(1):
+		j.broken("a malformed key was accepted with %s, and the request repeated: %s", answer(first), count(cmp.Or(d.most, d.outMost)))
+		j.find("malformed-key-accepted-unprotected", "", evidence.Established, first, second)
+	case !f.second.settled:
+		j.unclear("%s", f.second.why)
+	case !second.processed():
+		j.unclear("the repeated request was not processed: %s", answer(second))
+	case !d.told():
+		j.unclear("a malformed key was accepted with %s, and no reader sees whether it protects", answer(first))
+	case is(d.number(), 0) && !first.done():
+		j.unclear("a malformed key was accepted with %s, and what became of it was not seen", answer(first))
+	case is(d.number(), 0):
+		j.broken("a malformed key was answered with %s and had no effect", answer(first))
+		j.find("lost-effect", "", evidence.Established, first)
+	default:
+		j.holds("what was sent as a malformed key is accepted, and protects: %s for two requests", count(d.number()))
+	}
+}
+
+// replayed reports whether actor A's own duplicate was answered from what the
+// first had left.
+func (f *scoped) replayed(o *operation) bool {
+	own := o.compare(f.good().sent, f.again.sent).Class
+	return !f.again.total.exceeds(1) && f.again.processed() && (own == evidence.SameResult || own == evidence.RefusedWithReference)
+}
+
+func (f *scoped) judge(j *judgement) {
+	if !j.opened(&f.opening) || f.again == nil {
+		return
+	}
+	first, known := f.good().sent, &j.o.facts
+	id, apart := "key-not-scoped-actor", &known.actorApart
+	if f.who == plan.TenantB {
+		id, apart = "key-not-scoped-tenant", &known.tenantApart
+	}
+	if !f.replayed(j.o) {
+		// A double is found here as well; of scope it says nothing.
+		j.effects(f.again.total, 1, doubleSequential, first, f.again.sent)
+		j.bad = nil
+		j.unclear("no replay was shown for actor A itself (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
+		return
+	}
+	if f.other == nil {
+		return
+	}
+	second, rise := f.other.sent, f.other.own
+	j.e.Second = j.o.compare(first, second)
+	status := 0
+	if second.x.Response != nil {
+		status = second.x.Response.Status
+	}
+	switch {
+	case is(rise.most, 1) || is(rise.outMost, 1):
+		*apart = yes
+		j.holds("%s's request under actor A's key took effect of its own", f.who)
+	case !second.processed():
+		j.unclear("the request was not processed: %s", answer(second))
+	case status == 401 || status == 403:
+		j.unclear("%s may not do this at all: %s", f.who, answer(second))
+	case success(&second.x) && first.resource != "" && second.resource == first.resource,
+		success(&second.x) && second.replayed:
+		*apart = no
+		j.broken("%s was answered with actor A's result: %s %s", f.who, answer(second), second.resource)
+		j.notScoped(id, evidence.Established, first, f.again.sent, second)
+	case success(&second.x) && otherResource(first, second):
+		*apart = yes
+		j.holds("%s's request under actor A's key was answered with a resource of its own", f.who)
+	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
+		*apart = no
+		j.broken("%s's request was refused with actor A's result: %s %s", f.who, answer(second), first.resource)
+		j.notScoped(id, evidence.Established, first, f.again.sent, second)
+	case j.natural():
+		j.unclear("the request was refused for its content (%s), as a fresh key is: nothing is said about keys", answer(second))
+	case status == 409 || status == 422 || slices.Contains(j.o.contract.Mismatch, status):
+		*apart = no
+		j.broken("%s's request was refused, as it is assumed, because of actor A's key: %s", f.who, answer(second))
+		j.notScoped(id, evidence.Inferred, first, f.again.sent, second)
+	default:
+		j.unclear("the answer, %s, does not tell whose key it was", answer(second))
+	}
+	if !success(&second.x) && *apart == no {
+		if what := leaked(first, second); what != "" {
+			j.find("conflict-leaks-payload", evidence.P0, evidence.Established, first, second)
+		}
+	}
+}
+
+// natural says whether a refusal may be that of a natural key.
+func (j *judgement) natural() bool {
+	return j.o.op.Key == nil || j.o.facts.freshCreates == no || j.o.contract.FreshKey == "refused"
+}
+
+// notScoped is a finding about scope. That keys belong to the account is a
+// contract that many have on purpose.
+func (j *judgement) notScoped(id string, basis evidence.Basis, sends ...*sent) {
+	p := evidence.Priority("")
+	if id == "key-not-scoped-actor" && j.o.contract.Profile != "ietf" {
+		p = evidence.P2
+	}
+	j.find(id, p, basis, sends...)
+}
+
+// leaked says which member of the first request or its answer a refusal holds
+// that its own request does not: the id of the resource is no such thing.
+func leaked(first, second *sent) string {
+	if second.x.Response == nil || first.x.Response == nil {
+		return ""
+	}
+	body := string(second.x.Response.Body)
+	own := string(second.x.Request.Body)
+	for _, f := range second.x.Request.Header {
+		own += "\n" + f.Value
+	}
+	for _, from := range []struct {
+		what string
+		body []byte
+	}{{"request", first.x.Request.Body}, {"answer", first.x.Response.Body}} {
+		doc, err := decodeJSON(from.body)
+		if err != nil {
+			continue
+		}
+		found := ""
+		var walk func(at string, v any)
+		walk = func(at string, v any) {
+			switch v := v.(type) {
+			case map[string]any:
+				for k, e := range v {
+					walk(at+"/"+k, e)
+				}
+			case []any:
+				for i, e := range v {
+					walk(fmt.Sprintf("%s/%d", at, i), e)
+				}
+			case string:
+				// Values that the second request has as well are its own to tell.
+				if len(v) >= 8 && strings.Contains(body, v) && !strings.Contains(own, v) && v != first.resource && v != second.resource {
+					found = max(found, at)
+				}
+			}
+		}
+		if walk("", doc); found != "" {
+			return fmt.Sprintf("member %s of the %s", found, from.what)
+		}
+		// Quoted whole, as a stored record is.
+		if quotes(second.x.Response.Body, doc, second.x.Request.Body) {
+			return "the " + from.what + " as it is stored"
+		}
+	}
+	return ""
+}
+
+// quotes says whether an answer has an object in it that repeats at least half
+// of the members of another, and among them one that the request it answers has
+// otherwise.
+func quotes(body []byte, of any, request []byte) bool {
+	want, ok := of.(map[string]any)
+	doc, err := decodeJSON(body)
+	if !ok || err != nil {
+		return false
+	}
+	asked, _ := decodeJSON(request)
+	own, _ := asked.(map[string]any)
+	found := false
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			same, told := 0, false
+			for k, e := range want {
+				if got, ok := v[k]; ok && scalar(got) == scalar(e) {
+					same++
+					mine, has := own[k]
+					told = told || has && scalar(mine) != scalar(e)
+				}
+			}
+			found = found || told && same*2 >= len(want)
+			for _, e := range v {
+				walk(e)
+			}
+		case []any:
+			for _, e := range v {
+				walk(e)
+			}
+		}
+	}
+	walk(doc)
+	return found
+}

@@ -1,0 +1,180 @@
+package probe
+
+import (
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+)
+
+func (f *lost) judge(j *judgement) {
+	if !j.opened(f.control) {
+		return
+	}
+	for i, t := range f.tries {
+		j.lost(t, i == len(f.tries)-1)
+	}
+}
+
+// lost judges the retry of a request that was cut off. Of tries that left no
+// trace, the last one says so.
+func (j *judgement) lost(t *lostTry, last bool) {
+	if t.second == nil {
+		j.unclear("the first attempt did not get through: %s", answer(t.first))
+		return
+	}
+	f, first, second, d := &j.o.facts, t.first, t.second.sent, t.second.total
+	if !j.effects(d, 1, doubleLost, first, second) {
+		f.unsafeRetry = true
+		return
+	}
+	limit := j.o.r.p.Timing.SettleLimit
+	switch most := d.number(); {
+	case !t.second.settled:
+		j.unclear("%s", t.second.why)
+	case !second.processed():
+		j.unclear("the retry was not processed: %s", answer(second))
+	case !d.told():
+		j.unclear("%s: the retry's answer, %s, says nothing about effects", j.state(d), answer(second))
+	case is(most, 0) && accepted(&second.x) && f.async && second.fate == fateRunning && j.o.latency*5 < limit:
+		f.unsafeRetry = true
+		j.broken("the retry was accepted with %s, and its status still says that it is running after %v, where others took %v", answer(second), limit, j.o.latency.Round(time.Millisecond))
+		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+	case is(most, 0) && accepted(&second.x) && f.async && second.fate != fateDone:
+		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", answer(second), limit)
+	case is(most, 0) && second.done():
+		f.unsafeRetry = true
+		j.broken("the retry was answered with %s, and there is no effect", answer(second))
+		j.find("lost-effect", "", evidence.Established, first, second)
+	case j.o.inProgress(second):
+		f.unsafeRetry = true
+		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), answer(second), limit, count(most))
+		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+	case advice(&second.x) == "after-resolution":
+		f.safeRetry = true
+		j.holds("%s; the retry is told that the outcome is not known, and to wait for it", count(most))
+	case second.serverError():
+		f.unsafeRetry = true
+		j.broken("the retry was answered with %s, with %s", answer(second), count(most))
+		j.error5xx(first, second)
+	case is(most, 0):
+		f.unsafeRetry = true
+		j.broken("the retry was refused with %s, and there is no effect", answer(second))
+		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+	case !t.traced():
+		if last {
+			j.unclear("the first attempt left no trace: whether it was processed at all is not known")
+		}
+	default:
+		f.safeRetry = true
+		j.holds("1 effect; the retry was answered with %s", answer(second))
+	}
+}
+
+func (f *failed) judge(j *judgement) {
+	if !j.opened(f.control) {
+		return
+	}
+	if f.why != "" {
+		j.unclear("%s", f.why)
+	}
+	switch t := f.off; {
+	case t == nil:
+	case t.second == nil && t.ran.exceeds(0):
+		j.unclear("a request that was cut off before its last byte had %s", count(t.ran.most))
+	case t.second == nil:
+		j.unclear("the first attempt did not get through: %s", answer(t.first))
+	default:
+		// It cannot have been processed: its retry is all there is.
+		t.begun = true
+		j.lost(t, true)
+	}
+	if f.first == nil {
+		return
+	}
+	if f.second == nil {
+		j.unclear("the first attempt did not fail with an answer: %s", answer(f.first.sent))
+		return
+	}
+	first, second, d := f.first.sent, f.second.sent, f.second.total
+	ran := f.first.own
+	j.e.Second = j.o.compare(first, second)
+	known := &j.o.facts
+	records := j.o.contract.RecordsErrors != nil && *j.o.contract.RecordsErrors
+	changed := success(&second.x) || first.status() != second.status() || otherResource(first, second)
+	switch {
+	case d.exceeds(1):
+		known.unsafeRetry = true
+		j.broken("the first attempt was answered with %s and had %s; the retry had another", answer(first), count(ran.number()))
+		j.effects(d, 1, doubleSequential, first, second)
+	case !f.second.settled:
+		j.unclear("%s", f.second.why)
+	case !second.processed():
+		j.unclear("the retry was not processed: %s", answer(second))
+	case !j.o.sighted():
+		j.unclear("no reader has seen an effect; the first was answered with %s, the retry with %s", answer(first), answer(second))
+	case accepted(&second.x) && second.fate != fateDone && is(d.number(), 0):
+		j.unclear("the retry was accepted with %s, and no effect was seen within %v", answer(second), j.o.r.p.Timing.SettleLimit)
+	case success(&second.x) && is(d.number(), 0):
+		known.unsafeRetry = true
+		j.broken("the retry was answered with %s, and there is no effect", answer(second))
+		j.find("lost-effect", "", evidence.Established, first, second)
+	case j.o.inProgress(second):
+		known.unsafeRetry = true
+		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", answer(first), j.key(), answer(second), j.o.r.p.Timing.SettleLimit)
+		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+	case changed && records:
+		known.unsafeRetry = true
+		j.broken("the first attempt failed with %s, which the contract says is recorded; the retry got %s", answer(first), answer(second))
+		j.find("failure-not-repeatable", "", evidence.Established, first, second)
+	case is(ran.number(), 1) && !success(&second.x):
+		j.holds("the first attempt was answered with %s and had its effect; the retry got %s and had none", answer(first), answer(second))
+		known.safeRetry = true
+	default:
+		known.safeRetry = true
+		j.holds("the first attempt failed with %s, the retry got %s: %s in all", answer(first), answer(second), count(d.number()))
+	}
+}
+
+func (f *redelivered) judge(j *judgement) {
+	if !j.opened(&f.opening) {
+		return
+	}
+	first := f.good().sent
+	if f.second != nil {
+		j.repeated(first, f.second, 1, doubleSequential)
+	}
+	if f.anew != nil && !f.second.total.exceeds(1) {
+		j.repeated(first, f.anew, 1, doubleSequential)
+	}
+	if s := f.stale; s != nil {
+		j.single(s, func() {
+			switch d := s.total; {
+			case d.exceeds(0):
+				j.broken("an event that was signed %v ago was answered with %s and took effect", f.staleBy, answer(s.sent))
+				j.find("webhook-stale-accepted", "", evidence.Established, s.sent)
+			case success(&s.x) && !d.told():
+				j.unclear("an event that was signed %v ago was answered with %s, and no reader sees the state", f.staleBy, answer(s.sent))
+			case s.serverError():
+				j.unclear("an event that was signed %v ago was answered with %s, which is no refusal%s", f.staleBy, answer(s.sent), d.without())
+			default:
+				j.holds("an event that was signed %v ago was answered with %s%s", f.staleBy, answer(s.sent), d.without())
+			}
+		})
+	}
+	if s := f.forged; s != nil {
+		j.single(s, func() {
+			switch d := s.total; {
+			case d.exceeds(0):
+				j.broken("an event that was altered after it was signed was answered with %s and took effect", answer(s.sent))
+				j.find("webhook-altered-accepted", "", evidence.Established, s.sent)
+			case success(&s.x):
+				j.broken("an event that was altered after it was signed was answered with %s, and no effect was seen", answer(s.sent))
+				j.find("webhook-altered-accepted", evidence.P1, evidence.Inferred, s.sent)
+			case s.serverError():
+				j.unclear("an event that was altered after it was signed was answered with %s, which is no refusal%s", answer(s.sent), d.without())
+			default:
+				j.holds("an event that was altered after it was signed was refused with %s", answer(s.sent))
+			}
+		})
+	}
+}

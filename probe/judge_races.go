@@ -1,0 +1,223 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/semelhq/semel/probe/evidence"
+)
+
+func (f *races) judge(j *judgement) {
+	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+		return
+	}
+	r := &evidence.Race{Width: f.width, Bound: 1}
+	j.e.Race = r
+	why := f.why
+	for _, t := range f.trials {
+		why = cmp.Or(j.trial(t, r), why)
+	}
+	r.Bound = evidence.RateBound(r.Doubled, r.Overlapped)
+	j.o.facts.race = r
+	switch {
+	case r.Doubled > 0:
+		j.broken("more than one effect in %d of %s", r.Doubled, times(r.Trials, "trial"))
+	case r.Lost > 0:
+		j.broken("success without an effect in %d of %s", r.Lost, times(r.Trials, "trial"))
+	case r.Overlapped == 0:
+		j.unclear("no trial shows anything: %s", cmp.Or(why, "the answers came one after the other"))
+	case len(j.bad) == 0 && len(j.open) == 0:
+		j.holds("1 effect in each of %s of %d at once in which they overlapped; that leaves open a rate of doubles below %.1f %%", times(r.Overlapped, "trial"), f.width, r.Bound*100)
+	}
+}
+
+// trial judges one race. A trial counts as one in which requests overlapped if
+// at least two of those that were under way together could have had the effect,
+// one succeeded, and a reader that sees effects was read. why says why it shows
+// nothing.
+func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
+	r.Trials++
+	r.Protocol, r.SpreadUS = t.protocol, max(r.SpreadUS, t.spread.Microseconds())
+	var processed, able, done, errors []*sent
+	for _, s := range t.all {
+		if tooMany(s) {
+			j.o.facts.limited = true
+		}
+		if !s.processed() {
+			continue
+		}
+		processed = append(processed, s)
+		switch {
+		case success(&s.x):
+			done = append(done, s)
+		case s.serverError():
+			errors = append(errors, s)
+		}
+		if status := s.x.Response.Status; status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusProxyAuthRequired {
+			able = append(able, s)
+		}
+	}
+	r.Delivered += len(processed)
+	if len(processed) == 0 {
+		return cmp.Or(t.reason, fmt.Sprintf("none of %d requests was processed", len(t.all)))
+	}
+	overlapped := t.released && inFlight(able) >= 2
+	d := t.end.total
+	id := doubleRace
+	if !overlapped {
+		id = doubleSequential
+	}
+	if more(d.most, 1) {
+		r.Doubled++
+		if overlapped {
+			r.Overlapped++
+		}
+	}
+	if !j.effects(d, 1, id, processed...) {
+		return ""
+	}
+	switch {
+	case !t.end.settled:
+		j.unclear("%s", t.end.why)
+		return t.end.why
+	case !d.told():
+		var ids []string
+		for _, s := range done {
+			if s.resource != "" && !slices.Contains(ids, s.resource) {
+				ids = append(ids, s.resource)
+			}
+		}
+		if len(ids) > 1 && overlapped {
+			j.broken("requests of a race were answered with %d different resources; no reader tells how many there are", len(ids))
+			j.find(doubleRace, "", evidence.Inferred, processed...)
+		}
+		return j.state(d) + ": answers alone say nothing about effects"
+	case slices.ContainsFunc(done, (*sent).done) && (less(d.least, 1) || !d.state && less(d.outLeast, 1)):
+		r.Lost++
+		j.find("lost-effect", "", evidence.Established, processed...)
+		return ""
+	case len(done) == 0 && is(d.number(), 0):
+		return fmt.Sprintf("none of %d requests succeeded", len(t.all))
+	case is(d.number(), 0):
+		return "the requests were accepted, and no effect was seen"
+	case !overlapped:
+		return cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were processed, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
+	}
+	r.Overlapped++
+	if len(errors) > 0 && len(done) > 0 {
+		j.broken("1 effect, and %s of a race answered with a server error", times(len(errors), "request"))
+		j.error5xx(errors...)
+	}
+	var first *sent
+	for _, s := range done {
+		if s.resource == "" || accepted(&s.x) {
+			continue
+		}
+		if first == nil {
+			first = s
+		} else if s.resource != first.resource {
+			j.broken("1 effect, and answers that name different resources")
+			j.find("replay-differs", "", evidence.Established, first, s)
+			break
+		}
+	}
+	return ""
+}
+
+func (f *meanwhile) judge(j *judgement) {
+	if !j.opened(f.control) || f.end == nil {
+		return
+	}
+	first, d, known := f.first, f.end.total, &j.o.facts
+	second := f.retries[len(f.retries)-1]
+	running := f.running()
+	id := doubleInFlight
+	if !running {
+		id = doubleSequential
+	}
+	all := append([]*sent{first}, f.retries...)
+	if !j.effects(d, 1, id, all...) {
+		if running {
+			known.inProgress, known.unsafeRetry = no, true
+			if len(f.retries) > 1 && (j.o.toldToWait(f.retries[0]) || f.retries[0].processed() && !success(&f.retries[0].x)) {
+				known.lapsed = true
+				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), answer(f.retries[0]), f.after(len(f.retries)-1), answer(second))
+			}
+		}
+		return
+	}
+	if tooMany(second) {
+		known.limited = true
+	}
+	switch {
+	case !f.end.settled:
+		j.unclear("%s", f.end.why)
+	case !success(&first.x):
+		j.unclear("the first request did not succeed: %s; %s", answer(first), j.state(d))
+	case turnedAway(&second.x):
+		j.unclear("the retry was not processed: %s", answer(second))
+	case second.x.Response == nil:
+		j.unclear("the retry has no answer: %s", answer(second))
+	case !running:
+		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
+	case !d.told():
+		j.byIDs(doubleInFlight, first, second)
+	case is(d.number(), 0) && !first.done():
+		j.unclear("the first was accepted with %s, and no effect was seen", answer(first))
+	case is(d.number(), 0):
+		j.broken("the first was answered with %s and had no effect", answer(first))
+		j.find("lost-effect", "", evidence.Established, first, second)
+	default:
+		j.duringFirst(first, second)
+	}
+}
+
+// after is how long after the first request a retry was sent.
+func (f *meanwhile) after(i int) time.Duration {
+	return f.retries[i].x.Timing.Start.Sub(f.first.x.Timing.Start).Round(time.Millisecond)
+}
+
+// duringFirst judges the answer to a duplicate of a running request that had no
+// effect of its own.
+func (j *judgement) duringFirst(first, second *sent) {
+	f := &j.o.facts
+	j.e.Second = j.o.compare(first, second)
+	status, s := second.x.Response.Status, j.e.Second
+	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
+	switch {
+	case s.Class == evidence.RefusedWithReference,
+		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult:
+		f.inProgress = yes
+		j.holds("1 effect; the retry during the first got %s", map[bool]string{true: "its result", false: "a reference to its result"}[s.Class == evidence.SameResult])
+	case j.o.toldToWait(second):
+		f.inProgress = yes
+		j.holds("1 effect; the retry during the first was told that it is in progress: %s", answer(second))
+	case success(&second.x) && (accepted(&second.x) || !otherResource(first, second)):
+		j.holds("1 effect; the retry during the first was answered with %s, and no resource is named in both that could be compared", answer(second))
+	case success(&second.x):
+		f.inProgress = no
+		j.broken("1 effect, and the retry during the first got another result: %s", answer(second))
+		j.find("replay-differs", "", evidence.Established, first, second)
+	case second.serverError():
+		f.inProgress = no
+		j.broken("1 effect, and the retry during the first got %s", answer(second))
+		j.error5xx(first, second)
+	case j.o.op.Key == nil, conditional(second):
+		j.holds("1 effect; the retry during the first was refused with %s", answer(second))
+	case status == http.StatusConflict && !invites:
+		if f.duplicate != nil && f.duplicate.Class == evidence.SameResult {
+			// Afterwards a duplicate gets the result: this one was told of now.
+			f.inProgress = yes
+			j.holds("1 effect; the retry during the first was refused with %s, where a later one gets the result", answer(second))
+			return
+		}
+		j.holds("1 effect; the retry during the first was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", answer(second))
+	default:
+		f.inProgress, f.unsafeRetry = no, true
+		j.broken("1 effect, and the retry during the first got %s%s, which reads as final", answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
+		j.find("in-flight-error-invites-new-key", "", evidence.Inferred, first, second)
+	}
+}

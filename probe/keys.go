@@ -1,0 +1,250 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// freshly is what the same body shows under another key.
+type freshly struct {
+	opening
+	second *attempt
+	// own is by how many effects the readers rose that look for the second
+	// request by its own key.
+	own delta
+}
+
+// freshKey sends the same body under another key, which tells a key from a
+// natural key.
+func (x *exp) freshKey(ctx context.Context) (shown, error) {
+	o, err := x.open(ctx, "first")
+	if o == nil {
+		return nil, err
+	}
+	f := &freshly{opening: *o}
+	defer func() { f.w.conclude(0) }()
+	if err != nil || !o.sound(x.o) {
+		return f, err
+	}
+	v, err := x.o.r.r.FreshKey(f.w.v)
+	if errors.Is(err, plan.ErrDerivedKey) {
+		return unable("the key is made of the request: the same request cannot have another"), nil
+	}
+	if err != nil {
+		return f, err
+	}
+	req, err := x.render(v, plan.Change{})
+	if err != nil {
+		return f, err
+	}
+	// What is read for the second request may be found by its own key.
+	w2, err := x.watch(ctx, v)
+	if err != nil {
+		return f, err
+	}
+	mid := f.w.after
+	s, err := x.send(ctx, "fresh-key", req, "")
+	if err != nil || x.o.r.dry() {
+		return f, err
+	}
+	w2.resource = s.resource
+	want := int64(0)
+	if success(&s.x) && s.resource != f.good().resource {
+		want = 1
+	}
+	if accepted(&s.x) {
+		if err := x.follow(ctx, s); err != nil {
+			return f, err
+		}
+		if s.fate == fateRunning || s.fate == fateFailed {
+			want = 0
+		}
+	}
+	f.second = &attempt{sent: s}
+	if err := x.settle(ctx, s.over(), wanted{f.w, 1}, wanted{w2, want}); err != nil {
+		return f, err
+	}
+	f.second.settled, f.second.why = f.w.settled && w2.settled, f.w.why+w2.why
+	f.second.own, f.own = f.w.since(mid), w2.since(w2.before)
+	return f, nil
+}
+
+// mismatched is what another request shows under a used key.
+type mismatched struct {
+	opening
+	second *attempt
+}
+
+func (x *exp) altered(ctx context.Context) (shown, error) {
+	o, err := x.open(ctx, "first")
+	if o == nil {
+		return nil, err
+	}
+	f := &mismatched{opening: *o}
+	defer func() { f.w.conclude(1) }()
+	if err != nil || !o.sound(x.o) {
+		return f, err
+	}
+	req, err := x.render(f.w.v, plan.Change{Altered: true})
+	if err != nil {
+		return f, err
+	}
+	s, err := x.send(ctx, "altered", req, "")
+	if err != nil {
+		return f, err
+	}
+	f.second, err = x.lookFor(ctx, f.w, s, 1)
+	return f, err
+}
+
+// ground shows that a good key protects, where nothing has shown yet whether it
+// does: without that, a missing or malformed one says nothing.
+func (x *exp) ground(ctx context.Context) (*again, error) {
+	if x.o.facts.protects() != untold || x.o.r.dry() {
+		return nil, nil
+	}
+	f, err := x.twice(ctx)
+	x.e.After, x.e.Changes = nil, nil // those of the request without a key follow
+	return f, err
+}
+
+// keyless is what a request without a key shows.
+type keyless struct {
+	ground *again
+	only   *attempt
+}
+
+func (x *exp) missingKey(ctx context.Context) (shown, error) {
+	f := &keyless{}
+	var err error
+	if f.ground, err = x.ground(ctx); err != nil || !f.ground.protected(x.o) {
+		return f, err
+	}
+	w, err := x.fresh(ctx)
+	if err != nil {
+		return f, err
+	}
+	req, err := x.render(w.v, plan.Change{NoKey: true})
+	if err != nil {
+		return f, err
+	}
+	f.only, err = x.single(ctx, w, "without-key", req)
+	w.conclude(0)
+	return f, err
+}
+
+// single sends a request that may be refused, and looks. Its own effect is as
+// good a control as any other.
+func (x *exp) single(ctx context.Context, w *watch, role string, req wire.Request) (*attempt, error) {
+	s, err := x.send(ctx, role, req, "")
+	if err != nil {
+		return nil, err
+	}
+	a, err := x.look(ctx, w, s)
+	if err == nil && success(&s.x) && !x.o.facts.control {
+		x.o.learn(w, a)
+	}
+	return a, err
+}
+
+// misspelt is what a malformed key shows.
+type misspelt struct {
+	ground        *again
+	first, second *attempt
+}
+
+func (x *exp) malformedKey(ctx context.Context) (shown, error) {
+	f := &misspelt{}
+	var err error
+	if f.ground, err = x.ground(ctx); err != nil || !f.ground.protected(x.o) || x.o.facts.protects() == no {
+		return f, err
+	}
+	w, err := x.fresh(ctx)
+	if err != nil {
+		return f, err
+	}
+	req, err := x.render(w.v, plan.Change{RawKey: malformed(x.o.op.Key, w.v.Key())})
+	if err != nil {
+		return f, err
+	}
+	if f.first, err = x.single(ctx, w, "malformed-key", req); err != nil {
+		return f, err
+	}
+	if x.o.r.dry() {
+		x.plan("malformed-key", req, "", 1, "if the first was accepted")
+		return f, nil
+	}
+	if success(&f.first.x) {
+		s, err := x.resend(ctx, "malformed-key", f.first.sent)
+		if err != nil {
+			return f, err
+		}
+		if f.second, err = x.lookFor(ctx, w, s, 1); err != nil {
+			return f, err
+		}
+		w.conclude(1)
+		return f, nil
+	}
+	w.conclude(0)
+	return f, nil
+}
+
+// malformed is a key that none of the known syntaxes allows: over 255
+// characters and, in a header, with a quote that nothing closes.
+func malformed(k *plan.Key, key string) string {
+	long := key + strings.Repeat("x", max(300-len(key), 1))
+	if k.Header != "" && k.Syntax == "sf-string" {
+		return `"` + key
+	}
+	return long
+}
+
+// scoped is what a used key shows that somebody else sends.
+type scoped struct {
+	opening
+	who   plan.PrincipalName
+	again *attempt // by the first one itself
+	other *attempt
+}
+
+func (x *exp) otherActor(ctx context.Context) (shown, error)  { return x.other(ctx, plan.ActorB) }
+func (x *exp) otherTenant(ctx context.Context) (shown, error) { return x.other(ctx, plan.TenantB) }
+
+// other sends a key of actor A as somebody else.
+func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) {
+	o, err := x.open(ctx, "first")
+	if o == nil {
+		return nil, err
+	}
+	f := &scoped{opening: *o, who: who}
+	defer func() { f.w.conclude(1) }()
+	if err != nil || !o.sound(x.o) {
+		return f, err
+	}
+	// Without a replay for A itself, one for B would say nothing.
+	if f.again, err = x.again(ctx, f.w, "duplicate", f.good()); err != nil {
+		return f, err
+	}
+	if !x.o.r.dry() && !f.replayed(x.o) {
+		return f, nil
+	}
+	req, err := x.render(f.w.v, plan.Change{As: who})
+	if err != nil {
+		return f, err
+	}
+	role := "other-actor"
+	if who == plan.TenantB {
+		role = "other-tenant"
+	}
+	s, err := x.send(ctx, role, req, who)
+	if err != nil {
+		return f, err
+	}
+	// B's state, where B can be read for, may be another one.
+	f.other, err = x.lookFor(ctx, f.w, s, 1)
+	return f, err
+}

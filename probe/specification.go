@@ -1,0 +1,243 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// specification is what the target's own description says.
+type specification struct {
+	send *sent // nil for a file
+	why  string
+	said
+}
+
+// said is what a description says of an operation.
+type said struct {
+	keys, retention bool
+	// general: it speaks of keys, and whether of this operation is not clear.
+	general bool
+	// absent: it describes operations, and not this one.
+	absent bool
+}
+
+const maxSpecification = 8 << 20
+
+var (
+	aboutKeys      = regexp.MustCompile(`(?i)idempoten|repeatability-request|deduplicat`)
+	aboutRetention = regexp.MustCompile(`(?i)\bretention\b|\bretain|\bexpir|\b(kept|stored|remembered|valid|forgotten)\b.{0,60}\b(hour|day|week|minute|second|month|year)s?\b|never (forgotten|expire)|idempotency-expires`)
+)
+
+// specification reads where the operation is described. Whether answers tell
+// how long keys are kept is known when all experiments are over: the outcome is
+// set then.
+func (x *exp) specification(ctx context.Context) (shown, error) {
+	at := x.o.r.p.Target.Specification
+	s := &specification{}
+	var doc []byte
+	if strings.HasPrefix(at, "http://") || strings.HasPrefix(at, "https://") {
+		req := wire.Request{Method: http.MethodGet, URL: at, Header: []wire.Field{{Name: "Accept", Value: "*/*"}}}
+		if x.o.r.dry() {
+			x.plan("read", req, "", 1, "")
+			return s, nil
+		}
+		got, err := x.o.r.read.Send(as(ctx, ""), req)
+		if err != nil {
+			if errors.Is(err, wire.ErrNotAllowed) {
+				return unable("the specification is not at an allowed address"), nil
+			}
+			return nil, err
+		}
+		s.send = x.sent(got, "read", "")
+		if got.Response == nil || got.Response.Status != http.StatusOK {
+			s.why = "the specification cannot be read: " + answer(s.send)
+			return s, ctxErr(ctx)
+		}
+		doc = got.Response.Body
+	} else {
+		if x.o.r.dry() {
+			return s, nil
+		}
+		f, err := os.Open(x.o.r.r.Path(at))
+		if err == nil {
+			doc, err = io.ReadAll(io.LimitReader(f, maxSpecification))
+			_ = f.Close()
+		}
+		if err != nil {
+			s.why = "the specification cannot be read: " + err.Error()
+			return s, nil
+		}
+	}
+	s.said = read(doc, x.o.op, x.o.ev.URL)
+	return s, nil
+}
+
+func (s *specification) judge(j *judgement) {
+	if s.why != "" {
+		j.unclear("%s", s.why)
+		return
+	}
+	j.o.facts.specified = s
+	j.holds("the specification was read")
+}
+
+// read finds what a description says of an operation. Of an OpenAPI document
+// only what stands at the operation counts, and what that refers to.
+func read(doc []byte, op *plan.Operation, at string) said {
+	tell := func(text string) (s said) {
+		s.keys, s.retention = aboutKeys.MatchString(text), aboutRetention.MatchString(text)
+		if k := op.Key; k != nil && k.Header != "" && strings.Contains(strings.ToLower(text), strings.ToLower(k.Header)) {
+			s.keys = true
+		}
+		return s
+	}
+	var root map[string]any
+	if yaml.Unmarshal(doc, &root) == nil && (root["openapi"] != nil || root["swagger"] != nil) {
+		own := describes(root, op.Request.Method, at)
+		if own == nil {
+			s := tell(string(doc))
+			return said{absent: true, general: s.keys}
+		}
+		s := tell(textOf(root, own, map[string]bool{}))
+		if !s.keys {
+			// What the document says at its head may be meant for all.
+			info, _ := root["info"].(map[string]any)
+			s.general = tell(textOf(root, info, map[string]bool{})).keys
+		}
+		return s
+	}
+	// A page: a part of it that names the operation speaks of it.
+	whole := tell(string(doc))
+	for part := range strings.SplitSeq(string(doc), "\n\n") {
+		if whole.keys && tell(part).keys && mentions(part, op, at) {
+			return whole
+		}
+	}
+	return said{general: whole.keys, retention: whole.retention}
+}
+
+// mentions reports whether a text names an operation: by its path or its name.
+func mentions(text string, op *plan.Operation, at string) bool {
+	u, err := url.Parse(at)
+	return err == nil && len(u.Path) > 1 && strings.Contains(text, strings.TrimSuffix(u.Path, "/")) || strings.Contains(text, op.Name)
+}
+
+// describes finds an operation in an OpenAPI document; nil if it is not there.
+// The path that is longest and has the fewest parameters wins.
+func describes(root map[string]any, method, at string) any {
+	u, err := url.Parse(at)
+	if err != nil {
+		return nil
+	}
+	paths, _ := root["paths"].(map[string]any)
+	asked := strings.Split(strings.Trim(u.Path, "/"), "/")
+	var best any
+	score := -1
+	for path, item := range paths {
+		members, _ := item.(map[string]any)
+		own, ok := members[strings.ToLower(method)]
+		if !ok {
+			continue
+		}
+		parts := strings.Split(strings.Trim(path, "/"), "/")
+		// The address may have a prefix, of the document's servers.
+		if len(parts) > len(asked) {
+			continue
+		}
+		n := 2 * len(parts)
+		for i, part := range parts {
+			if strings.Contains(part, "{") {
+				n--
+			} else if part != asked[len(asked)-len(parts)+i] {
+				n = -1
+				break
+			}
+		}
+		if n > score {
+			score = n
+			best = []any{own, members["parameters"], members["description"], members["summary"]}
+		}
+	}
+	return best
+}
+
+// textOf is all text of a part of a document, with what it refers to in it, each
+// once.
+func textOf(root map[string]any, v any, seen map[string]bool) string {
+	var b strings.Builder
+	switch v := v.(type) {
+	case map[string]any:
+		if ref, ok := v["$ref"].(string); ok && strings.HasPrefix(ref, "#/") && !seen[ref] {
+			seen[ref] = true
+			if to, ok := lookup(root, plan.Pointer(ref[1:])); ok {
+				return textOf(root, to, seen)
+			}
+		}
+		names := make([]string, 0, len(v))
+		for name := range v {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			b.WriteString(name + "\n" + textOf(root, v[name], seen) + "\n")
+		}
+	case []any:
+		for _, e := range v {
+			b.WriteString(textOf(root, e, seen) + "\n")
+		}
+	case string:
+		b.WriteString(v)
+	}
+	return b.String()
+}
+
+// concludeSpecification sets the outcome of the experiment specification.
+func (o *operation) concludeSpecification() {
+	s := o.facts.specified
+	if s == nil {
+		return
+	}
+	for i := range o.ev.Experiments {
+		e := &o.ev.Experiments[i]
+		if e.Name != string(plan.Specification) {
+			continue
+		}
+		j := &judgement{o: o, e: e}
+		switch {
+		case s.general && s.absent:
+			j.unclear("the document speaks of keys, and does not describe this operation: whether it is meant as well is for a person to say")
+		case s.general:
+			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
+		case s.absent:
+			j.broken("the document does not describe this operation, and says nothing of keys")
+			j.find("no-specification", "", evidence.Established, s.send)
+		case !s.keys:
+			j.broken("where it describes this operation, the specification says nothing of keys")
+			j.find("no-specification", "", evidence.Established, s.send)
+		case o.op.Key == nil:
+			j.holds("the specification tells how duplicates are recognised")
+		case !s.retention && !o.facts.expires:
+			j.broken("neither the specification nor an answer says how long keys are kept")
+			j.find("retention-not-published", "", evidence.Established, s.send)
+		case !s.retention:
+			j.holds("the specification tells of keys, and answers say until when they are kept")
+		default:
+			j.holds("the specification tells of keys and how long they are kept")
+		}
+		e.Outcome, e.Why = j.outcome()
+		o.facts.outcomes[plan.Specification] = e.Outcome
+	}
+}
