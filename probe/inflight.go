@@ -24,6 +24,7 @@ type trial struct {
 	all      []*sent
 	released bool
 	reason   string // they were not
+	signs    []*sign
 	protocol string
 	spread   time.Duration
 	end      *attempt // the state after all of them
@@ -70,7 +71,15 @@ func (x *exp) trial(ctx context.Context, width int) (*trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	return x.release(ctx, w, "race", slices.Repeat([]wire.Request{req}, width))
+	signs, err := x.signs(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	t, err := x.release(ctx, w, "race", slices.Repeat([]wire.Request{req}, width))
+	if err == nil {
+		t.signs, err = signs, x.found(ctx, signs, t.all...)
+	}
+	return t, err
 }
 
 // release sends requests with the values of a watch at once.

@@ -19,6 +19,7 @@ func (f *races) judge(j *judgement) {
 	why := f.why
 	for _, t := range f.trials {
 		why = cmp.Or(j.trial(t, r), why)
+		j.mechanisms(t.signs, t.end)
 	}
 	r.Bound = evidence.RateBound(r.Doubled, r.Overlapped)
 	j.o.facts.race = r

@@ -42,6 +42,41 @@ func TestReach(t *testing.T) {
 	}
 }
 
+// finer runs a target of Finer, with another instance.
+func finer(t *testing.T, target targets.Target, o probe.Options) *probe.Result {
+	t.Helper()
+	n := targets.NewNetwork()
+	server := target.New().Serve(n.Listen())
+	defer server.Close()
+	p := target.Plan(server, "")
+	p.Target.Instance = server.Also(n.Listen())
+	p.Target.Allow = append(p.Target.Allow, p.Target.Instance)
+	o.Source.Env, o.Operations = targets.Env, []string{p.Operations[0].Name}
+	o.DialWith(n.Dial)
+	return mustRun(t, p, o)
+}
+
+// Each of the finer experiments finds what is wrong, and accuses nobody else.
+func TestFiner(t *testing.T) {
+	for _, target := range targets.Finer() {
+		if *only != "" && target.Name != *only {
+			continue
+		}
+		t.Run(target.Name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				run := finer(t, target, probe.Options{Send: true}).Run
+				for _, why := range misjudged(target.Expect, run) {
+					t.Error(why)
+				}
+				if t.Failed() || *only != "" {
+					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				}
+			})
+		})
+	}
+}
+
 func reach(t *testing.T, name string) targets.Target {
 	t.Helper()
 	for _, target := range targets.Reach() {

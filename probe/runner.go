@@ -148,17 +148,30 @@ func (r *runner) preflight() error {
 		}
 		return nil
 	}
-	for _, op := range r.operations() {
+	ops := r.operations()
+	for _, op := range ops {
+		// What is sent under another operation's key need not be run itself.
+		if other, err := r.p.Operation(op.OtherOperation); err == nil && !slices.Contains(ops, other) {
+			ops = append(ops, other)
+		}
+	}
+	for _, op := range ops {
 		v, err := r.r.Draw(op.Name)
 		if err != nil {
 			return err
 		}
-		req, err := r.r.Request(v, plan.Change{})
-		if err != nil {
-			return err
-		}
-		if err := check("operation "+op.Name, req); err != nil {
-			return err
+		for what, c := range map[string]plan.Change{
+			"operation " + op.Name:                              {},
+			"the preview of " + op.Name:                         {Preview: true},
+			"operation " + op.Name + ", to the other instance,": {Instance: r.p.Target.Instance != ""},
+		} {
+			req, err := r.r.Request(v, c)
+			if err == nil {
+				err = check(what, req)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		for _, st := range append(r.r.Steps(op, "principal"), r.r.Steps(op, "request")...) {
 			for _, refresh := range []bool{false, true} {

@@ -144,6 +144,7 @@ func (x *exp) signIn(ctx context.Context, who plan.PrincipalName) error {
 			return err
 		}
 		x.o.r.sessions[s] = until
+		x.o.facts.renewed = x.o.facts.renewed || had
 	}
 	return nil
 }

@@ -23,8 +23,13 @@ func (p *Plan) WithDefaults() Plan {
 		op := &c.Operations[i]
 		op.Request = op.Request.withDefaults()
 		op.Steps = stepDefaults(op.Steps)
-		if op.Altered != nil && op.Altered.Body.json() != nil {
-			op.Request = op.Request.typed()
+		for _, a := range op.alterations("") {
+			if a.Body.json() != nil {
+				op.Request = op.Request.typed()
+			}
+		}
+		if op.Preview != nil {
+			op.Preview = new(op.Preview.withDefaults())
 		}
 		if op.Key != nil {
 			k := *op.Key

@@ -84,6 +84,15 @@ func TestProblems(t *testing.T) {
 		{"number without a group", minimal + "    readers: [{name: r, http: {url: 'http://x/', number: '[0-9]+', format: xml, id: /a}}]\n", []string{"http.number: must have a group", "http.format: is for count and value", "http: where and id are about what count counts"}},
 		{"GraphQL", minimal + "    altered: {body: {graphql: {operation: o, query: '{ a }', variables: [1]}}}\n", []string{"altered.body.graphql.variables: must be a mapping"}},
 		{"edit of GraphQL", strings.Replace(minimal, "url:", "body: {graphql: {operation: o, query: '{ a }', variables: {a: 1}}}, url:", 1) + "    altered: {edits: [{pointer: /variables/b, value: 1}]}\n", []string{"edits[0].pointer: there is no such value"}},
+		{"what experiments lack", minimal + "    experiments: [preview, corrected, same_meaning, other_instance, other_operation, race_altered, retention_search]\n", []string{
+			"experiments[0]: the plan says nothing under preview", "experiments[1]: the plan says nothing under key", "experiments[2]: the request has no body of json or graphql",
+			"experiments[3]: the plan says nothing under target.instance", "experiments[4]: the plan says nothing under other_operation", "experiments[5]: the plan says nothing under key",
+			"experiments[6]: the plan says nothing under target.retention_search",
+		}},
+		{"too long a search", strings.Replace(minimal, "{prod", "{retention_search: 5m, instance: 'x:0', prod", 1) + "    experiments: [retention_search]\n    other_operation: o\n", []string{"target.retention_search is not shorter than budget.max_time", "target.instance: must have a port", "other_operation: is this operation itself"}},
+		{"other operation", minimal + "    other_operation: p\n", []string{"p.yaml:7:22: operations[0].other_operation: the plan has no such operation"}},
+		{"preview", minimal + "    key: {header: K}\n    preview: {method: CONNECT, url: 'http://x/?api_key=abc', headers: {k: x}}\n", []string{"preview.method: CONNECT asks for a tunnel", "preview.url: the parameter api_key would put a credential", "preview.headers: has the key's header"}},
+		{"invalid", strings.Replace(minimal, "url:", "body: {json: {a: 1}}, url:", 1) + "    invalid: {edits: [{pointer: /b, value: 1}]}\n    atomicity: [{is: db_unique, answer: '('}, {is: tx_lock, sql: {driver: postgres, dsn: 'postgres://u:p@h/d', query: q}}]\n", []string{"invalid.edits[0].pointer: there is no such value", "atomicity[0].answer: is not a regular expression", "atomicity[1].sql.dsn: would put a credential"}},
 		{"to fill in", minimal + "    readers: [{name: r, log: {file: f, pattern: '{{fill \"say what\"}}'}}]\n", []string{"p.yaml:7:49: operations[0].readers[0].log.pattern: to fill in: say what"}},
 
 		{"credential", minimal + "principals: {actor_a: {headers: {Authorization: Bearer abc}}}\n", []string{"principals.actor_a.headers.Authorization: would put a credential into the plan"}},
@@ -116,7 +125,7 @@ func TestProblems(t *testing.T) {
 		}},
 		{"production", strings.Replace(minimal, "false", "true", 1) + "experiments: [duplicate, race]\nreset: {command: [x]}\n", []string{"experiments[1]: is refused in production", "reset: is refused in production"}},
 		{"experiment lacks", minimal + "    experiments: [altered, other_tenant, redelivery, retention_edge]\n", []string{
-			"experiments[0]: the plan says nothing under key", "experiments[1]: the plan says nothing under principals.tenant_b", "experiments[2]: the plan says nothing under signature", "experiments[3]: the plan says nothing under target.retention",
+			"experiments[0]: the plan says nothing under altered", "experiments[1]: the plan says nothing under principals.tenant_b", "experiments[2]: the plan says nothing under signature", "experiments[3]: the plan says nothing under target.retention",
 		}},
 		{"experiment twice", minimal + "experiments: [race, race]\n", []string{"experiments[1]: is given twice"}},
 		{"no time", minimal + "timing: {poll: 0s}\n", []string{"p.yaml:7:16: timing.poll: must be longer than 0"}},

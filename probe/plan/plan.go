@@ -61,6 +61,10 @@ type Target struct {
 	Specification string `yaml:"specification"`
 	// Retention is how long the target says it keeps keys. The retention-edge experiment needs it.
 	Retention time.Duration `yaml:"retention"`
+	// RetentionSearch is how long the experiment retention_search may look for the time after which a key is forgotten. Default: it is not run.
+	RetentionSearch time.Duration `yaml:"retention_search"`
+	// Instance is the host:port of another instance of the same service. The experiment other_instance sends duplicates there, with the rest of the URL as it is.
+	Instance string `yaml:"instance" rule:"names=address"`
 }
 
 // Principals are up to three parties: two actors of one tenant, and an actor of
@@ -172,6 +176,14 @@ type Operation struct {
 	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
 	// Altered is the same request with another business meaning.
 	Altered *Alteration `yaml:"altered"`
+	// Invalid is the same request made so that the target refuses it with a status of 4xx, for the experiment corrected.
+	Invalid *Alteration `yaml:"invalid"`
+	// Preview is a request that only checks, or shows, what the operation would do: a dry run. The experiment preview sends it before anything that has effects; the key goes where it goes in the operation.
+	Preview *Request `yaml:"preview"`
+	// OtherOperation is the name of an operation of the plan that the experiment other_operation sends under this one's key.
+	OtherOperation string `yaml:"other_operation" rule:"names=operation,max=100"`
+	// Atomicity says how it can be recognised what makes effect and record one. What is found is inferred, never established.
+	Atomicity []Mechanism `yaml:"atomicity" rule:"items=10"`
 	// Readers look at the state that the operation changes. Without one, whether an effect happened once cannot be said.
 	Readers []Reader `yaml:"readers" rule:"items=20"`
 	// Resource is where the answer names what was created.
@@ -389,6 +401,22 @@ type Sink struct {
 	Match string `yaml:"match" rule:"max=4096"`
 }
 
+// Mechanism is a sign of what decides between duplicates. It counts if it is
+// found in what follows a duplicate or a race that had one effect, or there is
+// more of it afterwards than before.
+type Mechanism struct {
+	_ struct{} `one:"answer,log,sql"`
+
+	// Is what the sign stands for: a unique constraint, a lock of a transaction, or a version that is compared.
+	Is string `yaml:"is" rule:"required,enum=db_unique|tx_lock|optimistic"`
+	// Answer is a regular expression (RE2) for the answer to a duplicate: the name of a constraint, say.
+	Answer string `yaml:"answer" rule:"max=4096"`
+	// Log counts lines of a file: those of a database that tell of a violated constraint, say.
+	Log *LogReader `yaml:"log"`
+	// SQL asks the target's database for a number; it counts if it is more than 0 at the end, such as that of unique indexes over the key.
+	SQL *SQLReader `yaml:"sql"`
+}
+
 // Resource is where an answer names the resource. Of the body with neither
 // header nor pointer; of the header with a header.
 type Resource struct {
@@ -548,13 +576,22 @@ const (
 	FailedFirst   Experiment = "failed_first"   // the first attempt is made to fail
 	Redelivery    Experiment = "redelivery"     // one event: same, signed anew, stale, altered
 	RetentionEdge Experiment = "retention_edge" // again just before keys are forgotten
+
+	PreviewFirst    Experiment = "preview"          // a dry run of the target's own, before anything has effects
+	SameMeaning     Experiment = "same_meaning"     // the same JSON in other bytes, under the same key
+	Corrected       Experiment = "corrected"        // a request that was refused as invalid, corrected under the same key
+	OtherInstance   Experiment = "other_instance"   // the same request again, to another instance
+	OtherOperation  Experiment = "other_operation"  // another operation under the same key
+	RaceAltered     Experiment = "race_altered"     // a request and its alteration under one key at once
+	RetentionSearch Experiment = "retention_search" // again after longer and longer, until the key is forgotten
 )
 
 // Experiments lists all experiments, in the order they are run.
 func Experiments() []Experiment {
 	return []Experiment{
-		Specification, Duplicate, FreshKey, LateRetry, Altered, MissingKey, MalformedKey, OtherActor, OtherTenant,
-		InFlight, RaceSame, LostUnread, LostBegun, FailedFirst, Reordered, Redelivery, RetentionEdge,
+		Specification, PreviewFirst, Duplicate, FreshKey, LateRetry, OtherInstance, SameMeaning, Altered, Corrected, MissingKey, MalformedKey,
+		OtherActor, OtherTenant, OtherOperation, InFlight, RaceSame, RaceAltered, LostUnread, LostBegun, FailedFirst, Reordered, Redelivery,
+		RetentionEdge, RetentionSearch,
 	}
 }
 
@@ -562,7 +599,7 @@ func Experiments() []Experiment {
 // purpose without a way to allow it: it races, cuts off or provokes failures.
 func (e Experiment) NeverInProduction() bool {
 	switch e {
-	case RaceSame, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
+	case RaceSame, RaceAltered, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
 		return true
 	}
 	return false

@@ -106,7 +106,12 @@ func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 	for i := range r.plan.Operations {
 		op, at := &r.plan.Operations[i], index("operations", i)
 		r.loadBody(&ps, op.Request.Body, at+".request.body.file")
-		r.loadBody(&ps, op.alteredBody(), at+".altered.body.file")
+		for _, a := range op.alterations(at) {
+			r.loadBody(&ps, a.Body, a.path+".body.file")
+		}
+		if op.Preview != nil {
+			r.loadBody(&ps, op.Preview.Body, at+".preview.body.file")
+		}
 		r.loadSteps(&ps, op.Steps, at+".steps")
 		for i, rd := range op.Readers {
 			if rd.HTTP != nil {
@@ -369,6 +374,14 @@ func (r *Renderer) FreshKey(v *Values) (*Values, error) {
 	return &c, nil
 }
 
+// WithKey returns the values of a request under the key of another one, which
+// may be of another operation.
+func (r *Renderer) WithKey(v, of *Values) *Values {
+	c := *v
+	c.key = of.key
+	return &c
+}
+
 // scope is what templates see. pr may be nil.
 func (r *Renderer) scope(v *Values, pr *Principal, resourceID string) scope {
 	return scope{
@@ -463,8 +476,16 @@ type Change struct {
 	// RawKey, unless empty, stands in the place of the key exactly as it is:
 	// without quotes, but escaped where it is in a URL or in JSON.
 	RawKey string
-	// Altered makes the plan's alteration.
-	Altered bool
+	// Altered makes the plan's alteration, Invalid the one that makes the request
+	// invalid.
+	Altered, Invalid bool
+	// Rewritten writes the JSON body in other bytes: its members in reverse, with
+	// white space between. It means the same.
+	Rewritten bool
+	// Preview is the plan's preview instead of the request.
+	Preview bool
+	// Instance sends to the plan's other instance.
+	Instance bool
 	// SignedAt is the time that a delivery is signed with. Zero: when the
 	// values were drawn.
 	SignedAt time.Time
@@ -486,23 +507,46 @@ func (r *Renderer) request(v *Values, c Change) (wire.Request, error) {
 		return wire.Request{}, err
 	}
 	sc := r.scope(v, pr, "")
-	req, err := r.base(sc, &v.op.Request, pr, v.path+".request")
+	q, path := &v.op.Request, v.path+".request"
+	if c.Preview && v.op.Preview != nil {
+		q, path = v.op.Preview, v.path+".preview"
+	}
+	req, err := r.base(sc, q, pr, path)
 	if err != nil {
 		return wire.Request{}, err
 	}
-	if c.Altered {
+	if c.Instance {
+		u, err := url.Parse(req.URL)
+		if err != nil {
+			return wire.Request{}, errors.New("the URL cannot be read")
+		}
+		u.Host = r.plan.Target.Instance
+		req.URL = u.String()
+	}
+	for _, a := range v.op.alterations(v.path) {
+		if a.Alteration == v.op.Altered && !c.Altered || a.Alteration == v.op.Invalid && !c.Invalid {
+			continue
+		}
 		before := req.Body
-		if req.Body, err = r.alter(sc, v, req.Body); err != nil {
+		if req.Body, err = r.alter(sc, a, req.Body); err != nil {
 			return wire.Request{}, fmt.Errorf("altered: %w", err)
 		}
 		if bytes.Equal(before, req.Body) {
 			return wire.Request{}, errors.New("altered: it is the same request")
 		}
 	}
+	if c.Altered && v.op.Altered == nil || c.Invalid && v.op.Invalid == nil {
+		return wire.Request{}, errors.New("altered: the plan does not say how")
+	}
 	key := cmp.Or(c.RawKey, v.key.s)
 	if v.op.Key != nil && !c.NoKey {
 		if err := placeKey(v.op.Key, &req, key, c.RawKey != ""); err != nil {
 			return wire.Request{}, fmt.Errorf("key: %w", err)
+		}
+	}
+	if c.Rewritten {
+		if req.Body, err = rewriteJSON(req.Body); err != nil {
+			return wire.Request{}, fmt.Errorf("written in another way: the body %w", err)
 		}
 	}
 	if s := v.op.Signature; s != nil {
@@ -655,16 +699,12 @@ func (r *Renderer) json(sc scope, text JSON, path string) ([]byte, error) {
 	})
 }
 
-func (r *Renderer) alter(sc scope, v *Values, body []byte) ([]byte, error) {
-	a := v.op.Altered
-	if a == nil {
-		return nil, errors.New("the plan does not say how")
-	}
+func (r *Renderer) alter(sc scope, a alterationAt, body []byte) ([]byte, error) {
 	if a.Body != nil {
-		return r.body(sc, a.Body, v.path+".altered.body")
+		return r.body(sc, a.Body, a.path+".body")
 	}
 	for i, e := range a.Edits {
-		value, err := r.json(sc, e.Value, index(v.path+".altered.edits", i)+".value")
+		value, err := r.json(sc, e.Value, index(a.path+".edits", i)+".value")
 		if err != nil {
 			return nil, err
 		}
@@ -828,6 +868,34 @@ func (r *Renderer) pattern(sc scope, s, path string) (*regexp.Regexp, error) {
 		return nil, errors.New("it is not a regular expression") // the error would quote it
 	}
 	return re, nil
+}
+
+// Sign is a mechanism with everything in it rendered.
+type Sign struct {
+	Is      string
+	Answer  *regexp.Regexp // nil if it is none of an answer
+	Reading *Reading       // nil for an answer
+}
+
+// Signs renders the mechanisms of the values' operation, as Reading does readers.
+func (r *Renderer) Signs(v *Values, resourceID string) (list []Sign, err error) {
+	for i := range v.op.Atomicity {
+		m := &v.op.Atomicity[i]
+		s := Sign{Is: m.Is}
+		if m.Answer != "" {
+			pr, err := r.principal(ActorA)
+			if err != nil {
+				return nil, err
+			}
+			if s.Answer, err = r.pattern(r.scope(v, pr, resourceID), m.Answer, "atomicity"); err != nil {
+				return nil, fmt.Errorf("plan: atomicity: %w", err)
+			}
+		} else if s.Reading, err = r.Reading(v, &Reader{Name: "atomicity", Log: m.Log, SQL: m.SQL}, resourceID); err != nil {
+			return nil, err
+		}
+		list = append(list, s)
+	}
+	return list, nil
 }
 
 // Search is an audit with everything in it rendered.

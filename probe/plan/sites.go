@@ -57,11 +57,14 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 	had := append(taken(steps, "principal"), taken(steps, "request")...)
 	sent := site{variables: all, fresh: true, principal: true, taken: had}
 	requestSites(&op.Request, sent.in(path+".request"), f)
-	if a := op.Altered; a != nil {
-		bodySites(a.Body, sent.in(path+".altered.body"), f)
+	for _, a := range op.alterations(path) {
+		bodySites(a.Body, sent.in(a.path+".body"), f)
 		for i, e := range a.Edits {
-			jsonSites(e.Value, sent.in(index(path+".altered.edits", i)+".value"), f)
+			jsonSites(e.Value, sent.in(index(a.path+".edits", i)+".value"), f)
 		}
+	}
+	if op.Preview != nil {
+		requestSites(op.Preview, sent.in(path+".preview"), f)
 	}
 	if op.Signature != nil {
 		f(site{path: path + ".signature.secret", text: op.Signature.Secret})
@@ -89,6 +92,17 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 			f(seen.regexp(at+".webhook.match", r.Webhook.Match))
 		case r.SMTP != nil:
 			f(seen.regexp(at+".smtp.match", r.SMTP.Match))
+		}
+	}
+	for i := range op.Atomicity {
+		m, at := &op.Atomicity[i], index(path+".atomicity", i)
+		f(seen.regexp(at+".answer", m.Answer))
+		if m.Log != nil {
+			f(seen.regexp(at+".log.pattern", m.Log.Pattern))
+		}
+		if m.SQL != nil {
+			f(seen.at(at+".sql.dsn", m.SQL.DSN))
+			listSites(m.SQL.Args, seen.in(at+".sql.args"), f)
 		}
 	}
 	for i := range op.Audit {

@@ -55,6 +55,9 @@ func (p *Plan) checkTarget(ps *problems) {
 			ps.add(index("target.allow", i), "%s", why)
 		}
 	}
+	if why := checkAddress(p.Target.Instance); p.Target.Instance != "" && why != "" {
+		ps.add("target.instance", "%s", why)
+	}
 	if p.inProduction() && p.Reset != nil {
 		ps.add("reset", "is refused in production")
 	}
@@ -224,9 +227,11 @@ func Sensitive(name string) bool {
 
 var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
+const writeSecret = `would put a credential into the plan; write {{env "NAME"}} or {{file "NAME"}}`
+
 // checkSecrets refuses credentials that are written in the plan.
 func (p *Plan) checkSecrets(ps *problems) {
-	const write = `would put a credential into the plan; write {{env "NAME"}} or {{file "NAME"}}`
+	const write = writeSecret
 	secrets := map[string]bool{}
 	note := func(vars Pairs) {
 		for _, v := range vars {
@@ -296,6 +301,9 @@ func (p *Plan) checkSecrets(ps *problems) {
 		fromSteps(op.Steps)
 		steps(op.Steps, at+".steps")
 		request(&op.Request, at+".request")
+		if op.Preview != nil {
+			request(op.Preview, at+".preview")
+		}
 		if op.Signature != nil && !p.secretText(op.Signature.Secret, secrets) {
 			ps.add(at+".signature.secret", write)
 		}
@@ -367,9 +375,26 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 	if op.Signature != nil {
 		p.checkSignature(ps, op, at)
 	}
-	if a := op.Altered; a != nil {
-		checkBody(ps, a.Body, at+".altered.body")
-		p.checkEdits(ps, op, at)
+	for _, a := range op.alterations(at) {
+		checkBody(ps, a.Body, a.path+".body")
+		p.checkEdits(ps, op, a)
+	}
+	if op.Preview != nil {
+		p.checkRequest(ps, op.Preview, at+".preview")
+	}
+	if op.OtherOperation != "" {
+		switch _, err := p.Operation(op.OtherOperation); {
+		case err != nil:
+			ps.add(at+".other_operation", "the plan has no such operation")
+		case op.OtherOperation == op.Name:
+			ps.add(at+".other_operation", "is this operation itself")
+		}
+	}
+	for i, m := range op.Atomicity {
+		at := index(at+".atomicity", i)
+		if m.SQL != nil && m.SQL.Driver != "sqlite" && !p.secretText(m.SQL.DSN, nil) {
+			ps.add(at+".sql.dsn", writeSecret)
+		}
 	}
 	names := map[string]bool{}
 	for i := range op.Readers {
@@ -564,13 +589,21 @@ func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
 	if k.Body == "" {
 		return
 	}
-	for _, b := range []struct {
+	type bodyAt struct {
 		body *Body
 		path string
-	}{{op.Request.Body, at + ".request.body"}, {op.alteredBody(), at + ".altered.body"}} {
+	}
+	bodies := []bodyAt{{op.Request.Body, at + ".request.body"}}
+	for _, a := range op.alterations(at) {
+		bodies = append(bodies, bodyAt{a.Body, a.path + ".body"})
+	}
+	if op.Preview != nil {
+		bodies = append(bodies, bodyAt{op.Preview.Body, at + ".preview.body"})
+	}
+	for _, b := range bodies {
 		switch {
-		case b.body == nil && b.path == at+".request.body":
-			ps.add(at+".key.body", "the request has no body")
+		case b.body == nil && (b.path == at+".request.body" || b.path == at+".preview.body"):
+			ps.add(at+".key.body", "the %s has no body", strings.TrimSuffix(strings.TrimPrefix(b.path, at+"."), ".body"))
 		case b.body != nil && b.body.Base64 != nil:
 			ps.add(b.path, "must be json, text or file, for the key to go into it")
 		case b.body != nil && b.body.json() != nil:
@@ -581,11 +614,21 @@ func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
 	}
 }
 
-func (op *Operation) alteredBody() *Body {
-	if op.Altered == nil {
-		return nil
+// alterationAt is an alteration and where it is in the plan.
+type alterationAt struct {
+	*Alteration
+	path string
+}
+
+// alterations are those that an operation has; path is the operation's.
+func (op *Operation) alterations(path string) (list []alterationAt) {
+	if op.Altered != nil {
+		list = append(list, alterationAt{op.Altered, path + ".altered"})
 	}
-	return op.Altered.Body
+	if op.Invalid != nil {
+		list = append(list, alterationAt{op.Invalid, path + ".invalid"})
+	}
+	return list
 }
 
 type headerAt struct {
@@ -596,6 +639,9 @@ type headerAt struct {
 // headersOf are the headers that an operation can be sent with.
 func (p *Plan) headersOf(op *Operation, at string) []headerAt {
 	list := []headerAt{{op.Request.Headers, at + ".request.headers"}}
+	if op.Preview != nil {
+		list = append(list, headerAt{op.Preview.Headers, at + ".preview.headers"})
+	}
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			list = append(list, headerAt{pr.Headers, join("principals", string(name)) + ".headers"})
@@ -624,10 +670,10 @@ func (p *Plan) checkSignature(ps *problems, op *Operation, at string) {
 	}
 }
 
-func (p *Plan) checkEdits(ps *problems, op *Operation, at string) {
+func (p *Plan) checkEdits(ps *problems, op *Operation, a alterationAt) {
 	b := op.Request.Body
-	for i, e := range op.Altered.Edits {
-		at := index(at+".altered.edits", i)
+	for i, e := range a.Edits {
+		at := index(a.path+".edits", i)
 		switch {
 		case e.Pointer == nil:
 		case b == nil:
@@ -748,11 +794,52 @@ func (p *Plan) Applies(op *Operation, e Experiment) error {
 			lacks = "target.specification"
 		}
 	case Altered:
+		if op.Altered == nil {
+			lacks = "altered"
+		}
+	case RaceAltered:
 		switch {
 		case op.Key == nil:
 			lacks = "key"
 		case op.Altered == nil:
 			lacks = "altered"
+		case d.Race.Width > d.Budget.MaxSends:
+			return errors.New("race.width is more than budget.max_sends")
+		}
+	case Corrected:
+		switch {
+		case op.Key == nil:
+			lacks = "key"
+		case op.Invalid == nil:
+			lacks = "invalid"
+		}
+	case SameMeaning:
+		if op.Request.Body.json() == nil {
+			return errors.New("the request has no body of json or graphql that could be written in another way")
+		}
+	case PreviewFirst:
+		if op.Preview == nil {
+			lacks = "preview"
+		}
+	case OtherInstance:
+		if p.Target.Instance == "" {
+			lacks = "target.instance"
+		}
+	case OtherOperation:
+		other, err := p.Operation(op.OtherOperation)
+		switch {
+		case op.OtherOperation == "" || err != nil:
+			lacks = "other_operation"
+		case op.Key == nil || other.Key == nil:
+			return errors.New("both operations need a key")
+		case op.Signature != nil || other.Signature != nil:
+			return errors.New("events are not sent under the key of another operation")
+		}
+	case RetentionSearch:
+		if p.Target.RetentionSearch == 0 {
+			lacks = "target.retention_search"
+		} else if p.Target.RetentionSearch >= d.Budget.MaxTime {
+			return errors.New("target.retention_search is not shorter than budget.max_time")
 		}
 	case MissingKey, MalformedKey, FreshKey:
 		if op.Key == nil {
