@@ -58,7 +58,9 @@ func (o *operation) suppose() {
 				late.For = "The duplicate that came at once had an effect, and a later one had none."
 			}
 		}
-		o.cause(to, late)
+		if o.op.Key != nil || late.State != evidence.Open {
+			o.cause(to, late)
+		}
 		instance := evidence.Cause{
 			Name: "per-instance", State: evidence.Open,
 			Text:  "Each instance, or each cache, remembers by itself.",
@@ -66,9 +68,11 @@ func (o *operation) suppose() {
 			Check: "Send the duplicate to one instance by its address. If it is known there, and not through the load balancer, the record is local.",
 		}
 		if f.sometimes {
-			instance.State, instance.For = evidence.Supported, "Of several duplicates of one request some took effect and another did not, in an order that time does not explain."
+			instance.State, instance.For = evidence.Supported, "Of several duplicates of one request one took effect, and a later one had no effect of its own."
 		}
-		o.cause(to, instance)
+		if o.op.Key != nil || f.sometimes {
+			o.cause(to, instance)
+		}
 	}
 	if race {
 		to := o.named1(doubleRace, doubleInFlight)
@@ -114,8 +118,8 @@ func (o *operation) suppose() {
 		}
 		o.cause(to, c)
 	}
-	if (sequential || race) && o.op.Key != nil {
-		o.cause(o.named1(doubleSequential, "webhook-redelivery-doubles", doubleRace, doubleInFlight), evidence.Cause{
+	if sequential && !f.once && o.op.Key != nil {
+		o.cause(o.named1(doubleSequential, "webhook-redelivery-doubles"), evidence.Cause{
 			Name: "identity-differs", State: evidence.Open,
 			Text:  "The identity differs between the two: the scope or the fingerprint takes in what changes, such as a session, a trace header or a time.",
 			For:   "The bytes were the same; what a proxy adds to them may not be.",

@@ -18,7 +18,45 @@ import (
 
 // success says whether an answer says that it was done.
 func success(x *wire.Exchange) bool {
-	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound)
+	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound) && !saysError(x.Response)
+}
+
+// failedPart is a part of a 207 that failed (RFC 4918).
+var failedPart = regexp.MustCompile(`HTTP/[0-9.]+ [45][0-9][0-9]`)
+
+// saysError reports whether an answer of 2xx tells of an error in its body.
+func saysError(r *wire.Response) bool {
+	if r.Status/100 != 2 || len(r.Body) == 0 || r.Proto == graphQL {
+		return false // of GraphQL it is read already: data may come beside errors
+	}
+	if r.Status == http.StatusMultiStatus {
+		return failedPart.Match(r.Body)
+	}
+	doc, err := decodeJSON(r.Body)
+	if err != nil {
+		return false
+	}
+	for _, p := range []plan.Pointer{"/error", "/errors", "/fault"} {
+		switch v, _ := lookup(doc, p); v := v.(type) {
+		case map[string]any:
+			if len(v) > 0 {
+				return true
+			}
+		case []any:
+			if len(v) > 0 {
+				return true
+			}
+		case string:
+			if v != "" {
+				return true
+			}
+		case bool:
+			if v {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // accepted says whether an answer is the promise of one.
@@ -148,9 +186,9 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 		success(a) && success(b) && s.Resource,
 		accepted(a) && accepted(b) && statusAddress(a) != "" && statusAddress(a) == statusAddress(b):
 		s.Class = evidence.SameResult
-	case b.Response.Status >= 400 && first.resource != "" && names(b.Response, first.resource):
+	case (b.Response.Status >= 400 || saysError(b.Response)) && first.resource != "" && names(b.Response, first.resource):
 		s.Class = evidence.RefusedWithReference
-	case b.Response.Status >= 400:
+	case b.Response.Status >= 400 || saysError(b.Response):
 		s.Class = evidence.Refused
 	default:
 		s.Class = evidence.DifferentResult

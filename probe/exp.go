@@ -21,6 +21,7 @@ type operation struct {
 	r        *runner
 	op       *plan.Operation
 	contract plan.Contract
+	assumed  bool // nobody said which contract it is: it is that of the default
 	ev       evidence.Operation
 	readers  []*reader
 	latency  time.Duration // the longest that an effect took to show
@@ -31,7 +32,7 @@ type operation struct {
 func (r *runner) dry() bool { return !r.o.Send }
 
 func (r *runner) newOperation(op *plan.Operation) *operation {
-	o := &operation{r: r, op: op, contract: r.p.ContractFor(op)}
+	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.assumed && op.Contract == nil}
 	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
 		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification,
@@ -52,6 +53,9 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	for _, name := range o.r.o.experiments(o.r.p, o.op) {
 		k := kinds[name]
 		x := &exp{o: o, kind: name, e: evidence.Experiment{Name: string(name), Step: k.step, Title: k.title, Outcome: evidence.NotRun}}
+		if name == plan.OtherTenant && o.op.Key == nil {
+			x.e.Title = "The same request by another tenant"
+		}
 		switch err := o.applies(name); {
 		case err != nil:
 			x.e.Outcome, x.e.Why = evidence.NotApplicable, err.Error()
@@ -482,6 +486,8 @@ func answer(s *sent) string {
 	switch {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)
+	case s.x.Response != nil && saysError(s.x.Response):
+		return fmt.Sprintf("%d with an error in its body", s.x.Response.Status)
 	case s.x.Response != nil:
 		return status(s.x.Response)
 	case s.x.Err != nil:

@@ -94,8 +94,8 @@ type sent struct {
 func (s *sent) over() time.Time { return s.x.Timing.Done }
 
 // processed reports whether there is an answer, and not one that says by its
-// meaning that nothing was done.
-func (s *sent) processed() bool { return s.x.Response != nil && !turnedAway(&s.x) }
+// meaning that nothing was done, or that the sender was not let in.
+func (s *sent) processed() bool { return s.x.Response != nil && !turnedAway(&s.x) && !barred(s) }
 
 // done reports whether the answer says that it was done: at once, or in the
 // end.

@@ -118,7 +118,7 @@ func (j *judgement) blind(w *watch) string {
 	for i, rd := range j.o.readers {
 		switch {
 		case w.before[i].err != nil:
-			list = append(list, rd.name+": "+w.before[i].err.Error())
+			list = append(list, rd.name+": it could not be used before the request: "+w.before[i].err.Error())
 		case w.after[i].err != nil:
 			list = append(list, rd.name+": "+w.after[i].err.Error())
 		default:
@@ -172,6 +172,16 @@ func (j *judgement) opened(o *opening) bool {
 		return true
 	}
 	return false
+}
+
+// begun is opened for experiments that are not about the beginning: what is
+// wrong with it is a finding, and leaves them unclear.
+func (j *judgement) begun(o *opening) bool {
+	ok := j.opened(o)
+	if !ok {
+		j.open, j.bad = append(j.open, j.bad...), nil
+	}
+	return ok
 }
 
 // accepted says what is known of a request that was accepted and of which no
@@ -339,7 +349,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id stri
 	switch {
 	case !second.settled:
 		j.unclear("%s", second.why)
-	case turnedAway(&second.x):
+	case turnedAway(&second.x), barred(second.sent):
 		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
 		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
@@ -374,7 +384,10 @@ func (j *judgement) byIDs(id string, first, second *sent) {
 func (j *judgement) second(first, second *sent) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
-	if f.duplicate == nil && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
+	// Two answers without a body, or that name no resource both, cannot be told
+	// from one another.
+	blank := s.Class == evidence.SameResult && !s.Resource && len(first.x.Response.Body) == 0 && !second.replayed
+	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
 	f.marked = f.marked || second.replayed
@@ -382,7 +395,15 @@ func (j *judgement) second(first, second *sent) {
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {
 	case evidence.SameResult:
-		j.holds("1 effect; the second answer is the first result%s", map[bool]string{true: ", marked as a replay"}[second.replayed])
+		if blank {
+			j.holds("1 effect; both were answered with %s, and neither answer has a body", answer(second))
+			return
+		}
+		but := ""
+		if len(s.Differences) > 0 {
+			but = "; in the answer differs: " + strings.Join(s.Differences, ", ")
+		}
+		j.holds("1 effect; the second answer is the first result%s%s", map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find("replay-unmarked", "", "", first, second)
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 func (f *freshly) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
 	first, second := f.good().sent, f.second.sent
@@ -45,7 +45,7 @@ func (f *freshly) judge(j *judgement) {
 		}
 		switch {
 		case known.doubled:
-			j.holds("under a fresh key the same body took effect anew, as it did under the same key: without deduplication this shows nothing")
+			j.holds("under a fresh key the same body took effect anew, as it did under the same key: of keys this shows nothing")
 		case known.once:
 			j.holds("under a fresh key the same body took effect anew: it is the key that counts")
 		default:
@@ -71,7 +71,7 @@ func (f *freshly) judge(j *judgement) {
 }
 
 func (f *mismatched) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
 	first, second, d := f.good().sent, f.second.sent, f.second.total
@@ -118,9 +118,9 @@ func (f *mismatched) judge(j *judgement) {
 	default:
 		note := ""
 		if want := j.o.contract.Mismatch; second.x.Response.Proto != graphQL && len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
-			note = fmt.Sprintf(", where the contract says %v", want)
+			note = fmt.Sprintf("; the contract%s names %s for this", map[bool]string{true: " that the plan assumes"}[j.o.assumed], strings.Trim(strings.ReplaceAll(fmt.Sprint(want), " ", ", "), "[]"))
 		}
-		j.holds("the altered request was refused with %s%s%s", answer(second), note, d.without())
+		j.holds("the altered request was refused with %s%s%s", answer(second), d.without(), note)
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
@@ -175,7 +175,8 @@ func (j *judgement) grounded(f *again) bool {
 	case no:
 		j.bad = nil // it is a finding, and not of a bad key
 	default:
-		if len(j.open) == 0 && len(j.bad) == 0 {
+		j.open, j.bad = append(j.open, j.bad...), nil
+		if len(j.open) == 0 {
 			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
 		}
 	}
@@ -187,6 +188,10 @@ func (f *keyless) judge(j *judgement) {
 	s := f.only
 	if s == nil {
 		return
+	}
+	if t := f.other; t != nil && t.settled && t.done() && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
+		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
+		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
 	}
 	d, known := s.total, &j.o.facts
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
@@ -203,6 +208,9 @@ func (f *keyless) judge(j *judgement) {
 	required := len(j.o.contract.Missing) > 0
 	j.single(s, func() {
 		switch {
+		case known.noKeyRan && required && j.o.assumed:
+			j.broken("a request without a key was answered with %s and took effect; the plan names no contract, and by default keys count as required", answer(s.sent))
+			j.find("missing-key-accepted", evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
 			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
 			j.find("missing-key-accepted", "", evidence.Established, s.sent)
@@ -213,7 +221,7 @@ func (f *keyless) judge(j *judgement) {
 			j.find("bad-key-server-error", "", evidence.Established, s.sent)
 		case accepted(&s.x) && s.fate != fateDone:
 			j.unclear("a request without a key was accepted with %s, and what became of it was not seen", answer(s.sent))
-		case !d.told() && success(&s.x) && required:
+		case !d.told() && success(&s.x) && required && !j.o.assumed:
 			j.broken("a request without a key was answered with %s; no reader sees whether it took effect", answer(s.sent))
 			j.find("missing-key-accepted", "", evidence.Inferred, s.sent)
 		case !d.told() && success(&s.x):
@@ -291,15 +299,18 @@ func (f *misspelt) judge(j *judgement) {
 	}
 }
 
-// replayed reports whether actor A's own duplicate was answered from what the
-// first had left.
+// replayed reports whether actor A's own duplicate was recognised: it was
+// answered with what the first had left, or had no effect by the state.
 func (f *scoped) replayed(o *operation) bool {
 	own := o.compare(f.good().sent, f.again.sent).Class
-	return !f.again.total.exceeds(1) && f.again.processed() && (own == evidence.SameResult || own == evidence.RefusedWithReference)
+	if f.again.total.exceeds(1) || !f.again.processed() || f.again.serverError() {
+		return false
+	}
+	return own == evidence.SameResult || own == evidence.RefusedWithReference || f.again.settled && f.again.total.state
 }
 
 func (f *scoped) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.again == nil {
+	if !j.begun(&f.opening) || f.again == nil {
 		return
 	}
 	first, known := f.good().sent, &j.o.facts
@@ -311,7 +322,7 @@ func (f *scoped) judge(j *judgement) {
 		// A double is found here as well; of scope it says nothing.
 		j.effects(f.again.total, 1, doubleSequential, first, f.again.sent)
 		j.bad = nil
-		j.unclear("no replay was shown for actor A itself (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
+		j.unclear("that a duplicate of actor A itself is recognised was not shown (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
 		return
 	}
 	if f.other == nil {
@@ -323,14 +334,18 @@ func (f *scoped) judge(j *judgement) {
 	if second.x.Response != nil {
 		status = second.x.Response.Status
 	}
+	under := " under actor A's key"
+	if j.o.op.Key == nil {
+		under = ", the same as actor A's,"
+	}
 	switch {
 	case is(rise.most, 1) || is(rise.outMost, 1):
 		*apart = yes
-		j.holds("%s's request under actor A's key took effect of its own", f.who)
+		j.holds("%s's request%s took effect of its own", f.who, under)
+	case barred(second):
+		j.unclear("%s may not do this at all: %s", f.who, answer(second))
 	case !second.processed():
 		j.unclear("the request was not processed: %s", answer(second))
-	case status == 401 || status == 403:
-		j.unclear("%s may not do this at all: %s", f.who, answer(second))
 	case success(&second.x) && first.resource != "" && second.resource == first.resource,
 		success(&second.x) && second.replayed:
 		*apart = no
@@ -338,11 +353,13 @@ func (f *scoped) judge(j *judgement) {
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case success(&second.x) && otherResource(first, second):
 		*apart = yes
-		j.holds("%s's request under actor A's key was answered with a resource of its own", f.who)
+		j.holds("%s's request%s was answered with a resource of its own", f.who, under)
 	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
 		*apart = no
 		j.broken("%s's request was refused with actor A's result: %s %s", f.who, answer(second), first.resource)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
+	case j.o.op.Key == nil:
+		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, answer(second))
 	case j.natural():
 		j.unclear("the request was refused for its content (%s), as a fresh key is: nothing is said about keys", answer(second))
 	case status == 409 || status == 422 || slices.Contains(j.o.contract.Mismatch, status):

@@ -7,7 +7,7 @@ import (
 )
 
 func (f *lost) judge(j *judgement) {
-	if !j.opened(f.control) {
+	if !j.begun(f.control) {
 		return
 	}
 	for i, t := range f.tries {
@@ -71,7 +71,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 }
 
 func (f *failed) judge(j *judgement) {
-	if !j.opened(f.control) {
+	if !j.begun(f.control) {
 		return
 	}
 	if f.why != "" {
@@ -85,9 +85,15 @@ func (f *failed) judge(j *judgement) {
 	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", answer(t.first))
 	default:
-		// It cannot have been processed: its retry is all there is.
+		// It cannot have been executed: its retry is all there is, and that it
+		// works says nothing of a first attempt that fails by itself.
 		t.begun = true
+		safe := j.o.facts.safeRetry
 		j.lost(t, true)
+		j.o.facts.safeRetry = safe
+		for i := range j.held {
+			j.held[i] = "the first attempt was cut off before its last byte, so it did not run: " + j.held[i]
+		}
 	}
 	if f.first == nil {
 		return

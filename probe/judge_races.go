@@ -11,7 +11,7 @@ import (
 )
 
 func (f *races) judge(j *judgement) {
-	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+	if !j.begun(f.control) || f.control != nil && f.control.first == nil {
 		return
 	}
 	r := &evidence.Race{Width: f.width, Bound: 1}
@@ -47,7 +47,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		if tooMany(s) {
 			j.o.facts.limited = true
 		}
-		if !s.processed() {
+		if s.x.Response == nil || turnedAway(&s.x) {
 			continue
 		}
 		processed = append(processed, s)
@@ -57,13 +57,16 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		case s.serverError():
 			errors = append(errors, s)
 		}
-		if status := s.x.Response.Status; status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusProxyAuthRequired {
+		if !barred(s) {
 			able = append(able, s)
 		}
 	}
 	r.Delivered += len(processed)
 	if len(processed) == 0 {
 		return cmp.Or(t.reason, fmt.Sprintf("none of %d requests was processed", len(t.all)))
+	}
+	if out := len(processed) - len(able); out > 0 && len(able) < 2 {
+		t.reason = cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were not let in, with 401, 403 or 407", out, len(t.all)))
 	}
 	overlapped := t.released && inFlight(able) >= 2
 	d := t.end.total
@@ -129,7 +132,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 }
 
 func (f *meanwhile) judge(j *judgement) {
-	if !j.opened(f.control) || f.end == nil {
+	if !j.begun(f.control) || f.end == nil {
 		return
 	}
 	first, d, known := f.first, f.end.total, &j.o.facts
@@ -162,6 +165,8 @@ func (f *meanwhile) judge(j *judgement) {
 		j.unclear("the retry was not processed: %s", answer(second))
 	case second.x.Response == nil:
 		j.unclear("the retry has no answer: %s", answer(second))
+	case barred(second):
+		j.unclear("the retry was not let in: %s", answer(second))
 	case !running:
 		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
@@ -174,6 +179,15 @@ func (f *meanwhile) judge(j *judgement) {
 	default:
 		j.duringFirst(first, second)
 	}
+}
+
+// barred reports whether a request was refused for who sent it.
+func barred(s *sent) bool {
+	switch s.status() {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:
+		return true
+	}
+	return false
 }
 
 // after is how long after the first request a retry was sent.
@@ -190,9 +204,11 @@ func (j *judgement) duringFirst(first, second *sent) {
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {
 	case s.Class == evidence.RefusedWithReference,
-		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult:
+		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult && (s.Resource || second.replayed):
 		f.inProgress = yes
 		j.holds("1 effect; the retry during the first got %s", map[bool]string{true: "its result", false: "a reference to its result"}[s.Class == evidence.SameResult])
+	case success(&second.x) && s.Class == evidence.SameResult:
+		j.holds("1 effect; the retry during the first was answered with %s, as the first was; neither names a resource", answer(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
 		j.holds("1 effect; the retry during the first was told that it is in progress: %s", answer(second))

@@ -116,6 +116,7 @@ func (x *exp) ground(ctx context.Context) (*again, error) {
 type keyless struct {
 	ground *again
 	only   *attempt
+	other  *attempt // one with values of its own, if the first was executed
 }
 
 func (x *exp) missingKey(ctx context.Context) (shown, error) {
@@ -134,6 +135,22 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 	}
 	f.only, err = x.single(ctx, w, "without-key", req)
 	w.conclude(0)
+	if x.o.r.dry() {
+		x.plan("without-key", req, "", 1, "with values of its own, if the first took effect")
+	}
+	if err != nil || x.o.r.dry() || !success(&f.only.x) || !f.only.total.exceeds(0) || x.o.r.send.Left() == 0 {
+		return f, err
+	}
+	// What takes the lack of a key for a key has the next one swallowed.
+	w2, err := x.fresh(ctx)
+	if err != nil {
+		return f, err
+	}
+	if req, err = x.render(w2.v, plan.Change{NoKey: true}); err != nil {
+		return f, err
+	}
+	f.other, err = x.single(ctx, w2, "without-key", req)
+	w2.conclude(0)
 	return f, err
 }
 

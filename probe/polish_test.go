@@ -96,7 +96,7 @@ func TestBareTargetIsToldPlainly(t *testing.T) {
 	}
 	for id, want := range map[string][]int{
 		"audit-missing": numbers(plan.Duplicate),
-		"key-ignored":   append(numbers(plan.Duplicate), numbers(plan.MissingKey)...),
+		"key-ignored":   append(numbers(plan.Duplicate), numbers(plan.MissingKey)[0]),
 	} {
 		if f := finding(op, id); f == nil || !slices.Equal(f.Sends, want) {
 			t.Errorf("%s rests on %+v, want %v", id, f, want)

@@ -30,7 +30,7 @@ func TestReach(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				n := targets.NewNetwork()
-				run := judged(t, target, n.Listen, n.Dial, func(*plan.Plan) {})
+				run := judged(t, target, 1, n.Listen, n.Dial, func(*plan.Plan) {})
 				for _, why := range misjudged(target.Expect, run) {
 					t.Error(why)
 				}

@@ -103,7 +103,12 @@ func TestGraphQLStatus(t *testing.T) {
 	if m := o.meant(x); success(&m) || x.Response.Status != 200 || status(m.Response) != "200 with errors" {
 		t.Errorf("it counts as %v, and reads %s", m.Response.Status, status(m.Response))
 	}
+	x.Response.Body = []byte(`{"data":{"a":1,"b":null},"errors":[{}]}`)
+	if m := o.meant(x); !success(&m) || status(m.Response) != "200 with data and errors" {
+		t.Errorf("data beside errors count as %v, and read %s", m.Response.Status, status(m.Response))
+	}
 	o.op.Request.Body = nil
+	x.Response.Body = []byte(`{"data":null}`)
 	if m := o.meant(x); !success(&m) {
 		t.Error("an operation that is not GraphQL is judged as if it were")
 	}

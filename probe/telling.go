@@ -14,7 +14,7 @@ import (
 // best, and sorts what is left.
 func (o *operation) gather() {
 	f := &o.facts
-	if f.doubled && f.noKeyRan && !f.marked && !f.once && o.op.Key != nil {
+	if f.doubled && f.noKeyRan && !f.marked && !f.once && !f.sometimes && o.op.Key != nil {
 		e, _ := evidence.Lookup("key-ignored")
 		var ns []int
 		for _, s := range append(slices.Clone(f.doubledBy), f.noKey) {
@@ -66,17 +66,21 @@ func (o *operation) state() {
 	f, v := &o.facts, &o.ev.Verdict
 	switch {
 	case f.control:
-		say("", evidence.Established, "A fresh request has an effect, and %s sees it, %v after the answer at the latest.", o.seenBy(), o.latency.Round(1e6))
+		when := ""
+		if o.latency > 0 {
+			when = fmt.Sprintf(", %v after the answer at the latest", o.latency.Round(1e6))
+		}
+		say("", evidence.Established, "The effect of a fresh request was seen by %s%s.", o.seenBy(), when)
 	case len(o.readers) == 0:
 		say("", evidence.Unknowable, "The plan has no reader: nothing can be said about effects.")
 	case o.sighted():
-		say("", evidence.Established, "A fresh request has an effect outside of the target's own state, and %s sees it. No reader sees that state.", o.seenBy())
+		say("", evidence.Established, "The effect of a fresh request was seen outside of the target's own state, by %s. No reader sees that state.", o.seenBy())
 	default:
 		say("", evidence.Unknowable, "No reader saw the effect of a request: nothing can be said about effects.")
 	}
 	switch {
 	case v.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "":
-		say("idempotency_support", evidence.Unknowable, "A duplicate has no second effect. Whether it is known by its key or by its content, the experiment fresh_key would tell.")
+		say("idempotency_support", evidence.NotTried, "A duplicate had no second effect. Whether it was known by its key or by its content, the experiment fresh_key would tell.")
 	case v.IdempotencySupport == "header_key" && f.freshCreates == untold:
 		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
 	}
@@ -101,13 +105,13 @@ func (o *operation) state() {
 		say("outbox_pattern", evidence.Unknowable, "Whether effects elsewhere follow the commit cannot be seen without a reader outside.")
 	}
 	if v.AuditStrength == "unknown" {
-		say("audit_strength", evidence.Unknowable, "No audit source was read.")
+		say("audit_strength", evidence.NotTried, "No audit source was read.")
 	}
 	if f.limited {
 		say("", evidence.Established, "Some requests were refused with 429. That limits their rate, and says nothing about duplicates.")
 	}
 	o.untried()
-	say("", evidence.Unknowable, "A crash of the target between effect and record was not tried.")
+	say("", evidence.NotTried, "A crash of the target between effect and record: the probe does not make one.")
 }
 
 // untried says what was not tried, and what would try it.
@@ -169,5 +173,5 @@ func (o *operation) untried() {
 	for _, u := range o.ev.Untried {
 		list = append(list, fmt.Sprintf("%s (%s)", u.What, u.How))
 	}
-	o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.Unknowable, Text: "Not tried, so nothing is said about it: " + strings.Join(list, "; ") + "."})
+	o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.NotTried, Text: strings.ToUpper(list[0][:1]) + strings.Join(list, "; ")[1:] + "."})
 }

@@ -163,7 +163,8 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 				case failed != nil:
 					want.w.why = "the state cannot be read: " + failed.Error()
 				case !stable:
-					want.w.why = fmt.Sprintf("the state was not stable within %v", t.SettleLimit)
+					want.w.why = fmt.Sprintf("the state was not stable within timing.settle_limit, %v: it was the same for the last %v, where %v were needed, the longer of timing.settle and timing.stable_for times the longest that an effect took to show",
+						t.SettleLimit, at.Sub(changed).Round(time.Millisecond), need.Round(time.Millisecond))
 				}
 			}
 			return nil

@@ -187,7 +187,7 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "key-not-scoped-tenant", Priority: P0, Basis: Established,
-		Title:       "A key of one tenant answers another tenant",
+		Title:       "What one tenant sent answers another tenant",
 		Advice:      "Established when tenant B got tenant A's resource or result, or its own request had no effect because of A's key, after a replay for A had been shown. An equal status alone says nothing.",
 		Explanation: "Tenant B sent what tenant A had sent, with the same key if there is one, and was answered from A's record: its answer names A's result. Who can guess what A sent reads or blocks A.",
 		Inferred: Words{
@@ -380,7 +380,7 @@ var catalogue = []Entry{
 		Explanation: "The contract says that a key is required, and a request without one took effect. Clients that forget it are unprotected and do not learn of it.",
 		Inferred: Words{
 			"A request without a key seems to be executed although keys are required",
-			"The contract says that a key is required, and a request without one got a success. That it took effect is inferred: no reader sees it.",
+			"A request without a key got a success. That a key is required is what the plan assumes, or that the request took effect is inferred from the answer: the experiment says which.",
 		},
 		Remedy:     "Refuse requests without a key on operations that need one: 400 with a problem that says so.",
 		References: []string{refDraft, refProblem},

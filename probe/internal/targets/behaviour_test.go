@@ -239,6 +239,33 @@ var different = map[string]profile{
 	"success-only":           {"failed": 1},
 	"natural-key":            {"missing": 1, "malformed": 1, "actor": 1, "fresh": 1, "failed": 1},
 	"natural-key-and-header": {"actor": 1, "fresh": 1},
+
+	// Each first attempt takes effect, and is not remembered for it.
+	"first-500-with-effect": {"sequential": 2, "late": 2, "cut": 2, "begun": 2, "failed": 2},
+	"first-cut-with-effect": {"sequential": 2, "late": 2, "cut": 2, "begun": 2, "failed": 2},
+	"burnt-key": {
+		"once": 0, "sequential": 0, "late": 0, "race": 0, "in flight": 0, "cut": 0, "begun": 0, "altered": 0, "actor": 0, "tenant": 0, "fresh": 0,
+	},
+	"first-500-clean":      {"once": 0, "race": 0, "in flight": 0, "altered": 0, "actor": 0, "tenant": 0, "fresh": 0, "failed": 1},
+	"first-500-recorded":   {"failed": 1},
+	"accepted-and-dropped": {"cut": 0},
+	"record-of-each-instance": {
+		"sequential": 2, "late": 2, "race": 2, "in flight": 2, "cut": 2, "begun": 2, "altered": 2, "missing": 1, "malformed": 1, "failed": 1,
+	},
+	"async":           {"failed": 1}, // it fails later, when all is well again
+	"async-slow":      {"failed": 1},
+	"key-expires":     {"late": 2},
+	"no-key-is-a-key": {"missing": 1},
+	"async-never": {
+		"once": 0, "sequential": 0, "late": 0, "race": 0, "in flight": 0, "cut": 0, "begun": 0, "altered": 0, "actor": 0, "tenant": 0, "fresh": 0,
+	},
+	"no-key-doubles": {
+		"sequential": 2, "late": 2, "race": 6, "in flight": 2, "cut": 2, "begun": 2, "altered": 2, "missing": 1, "malformed": 1, "failed": 1,
+	},
+	"unique-content": {"missing": 1, "malformed": 1, "actor": 1, "fresh": 1},
+	"upsert":         {"missing": 1, "malformed": 1, "actor": 1, "fresh": 1},
+	"error-in-200":   {"missing": 1, "malformed": 1, "actor": 1, "fresh": 1},
+	"conditional":    {"missing": 1, "malformed": 1, "actor": 1, "fresh": 1},
 }
 
 func TestEffects(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -130,6 +131,18 @@ func Finer() []Target {
 			next.ServeHTTP(w, r)
 		}
 	}
+	begins := func(next http.Handler) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			b := body(r)
+			if !bytes.Contains(b, []byte(`"quantity":0`)) {
+				next.ServeHTTP(w, r)
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(bytes.Replace(b, []byte(`"quantity":0`), []byte(`"quantity":1`), 1)))
+			next.ServeHTTP(httptest.NewRecorder(), r)
+			problem(w, http.StatusBadRequest, "reference and quantity are needed")
+		}
+	}
 	lenient := func(next http.Handler) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			_ = body(r)
@@ -181,6 +194,7 @@ func Finer() []Target {
 		target("keys-by-bytes", "takes other bytes for another request", byBytes, plan.SameMeaning, broken).finds("same-meaning-executed"),
 		target("corrects", "does not keep refusals", plain, plan.Corrected, held),
 		target("refusal-sticks", "answers with the first refusal for ever", remembers, plan.Corrected, broken).finds("refusal-sticks"),
+		target("refusal-executes", "makes the order, and refuses it afterwards", begins, plan.Corrected, broken).finds("refusal-executed"),
 		target("races-altered", "lets one of two requests under a key win", plain, plan.RaceAltered, held),
 		target("races-altered-both", "takes other bytes for another request", byBytes, plan.RaceAltered, broken).finds("mismatch-executed"),
 		target("preview", "has a dry run", checks, plan.PreviewFirst, held),

@@ -72,7 +72,7 @@ func (t Target) verdict(pairs ...string) Target {
 
 // All returns every target, the wrong ones first.
 func All() []Target {
-	list := append(wrong(), right()...)
+	list := append(append(wrong(), wrongInTheWorld()...), append(right(), rightInTheWorld()...)...)
 	for i := range list {
 		t := &list[i]
 		if t.Experiments == nil {

@@ -41,6 +41,8 @@ type Target struct {
 
 	webhook   bool
 	mails     bool
+	inside    bool        // mails count as the target's own state
+	headers   plan.Header // of requests, beside the usual ones
 	lateAfter time.Duration
 	adapt     func(*plan.Plan, *Server) // nil, or what else the plan needs
 	make      func() *Service
@@ -57,6 +59,13 @@ type Expectation struct {
 	// Verdict has the accepted values of fields, by the field's name. Other
 	// fields are open.
 	Verdict map[string][]string
+	// Basis is how well findings are known, where that matters, and Causes what
+	// has to be said of causes, by their name.
+	Basis  map[string]evidence.Basis
+	Causes map[string]evidence.CauseState
+	// Says are parts of sentences that some experiment has to say, and SaysNot
+	// parts that no sentence of the evidence may hold.
+	Says, SaysNot []string
 }
 
 // MustNot lists the ids of all findings that would be false accusations.
@@ -69,6 +78,9 @@ func (e Expectation) MustNot() []string {
 	}
 	return list
 }
+
+// Delivers reports whether it sends mails where Service.SendMailsTo says.
+func (t Target) Delivers() bool { return t.mails && !t.inside }
 
 // New returns the target at work, with nothing done yet.
 func (t Target) New() *Service { return t.make() }
@@ -133,6 +145,7 @@ func (t Target) Plan(s *Server, sink string) *plan.Plan {
 			Find: plan.Pairs{{Name: "request_id", Value: "request_id={{.request_id}} "}, {Name: "actor", Value: "actor=[a-z]+"}, {Name: "outcome", Value: "outcome=[a-z_]+"}},
 		}},
 	}
+	op.Request.Headers = append(op.Request.Headers, t.headers...)
 	if t.Key != nil {
 		op.Audit[0].Find = append(op.Audit[0].Find, plan.Pair{Name: "key", Value: "key={{.key}} "})
 	}
@@ -140,10 +153,10 @@ func (t Target) Plan(s *Server, sink string) *plan.Plan {
 		op.Request.Headers = append(op.Request.Headers, plan.Pair{Name: "Repeatability-First-Sent", Value: `{{now "http"}}`})
 	}
 	if t.mails {
-		op.Readers = append(op.Readers, plan.Reader{Name: "mails", Outside: new(true), HTTP: &plan.HTTPReader{
+		op.Readers = append(op.Readers, plan.Reader{Name: "mails", Outside: new(!t.inside), HTTP: &plan.HTTPReader{
 			URL: s.URL + "/mails?ref={{.ref | url}}", Count: new(plan.Pointer("/mails")),
 		}})
-		if sink != "" {
+		if sink != "" && !t.inside {
 			op.Readers = append(op.Readers, plan.Reader{Name: "sink", Webhook: &plan.Sink{Listen: sink, Match: "{{.ref}}"}})
 		}
 	}
