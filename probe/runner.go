@@ -13,7 +13,6 @@ import (
 	"os"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
@@ -36,6 +35,8 @@ type runner struct {
 
 	ev        evidence.Run
 	exchanges []wire.Exchange // as the evidence numbers them
+	red       *har.Redactor   // see redactor
+	learnt    int             // of exchanges
 	planned   []Planned
 	dbs       map[string]*sql.DB
 	sinks     map[string]*sink
@@ -271,13 +272,17 @@ func (r *runner) book(x wire.Exchange) int {
 
 // redactor knows all secrets so far.
 func (r *runner) redactor() *har.Redactor {
+	if r.red == nil {
+		r.red = har.NewRedactor()
+	}
 	var secrets []string
 	for _, s := range r.r.Secrets() {
 		secrets = append(secrets, s.Value)
 	}
-	red := har.NewRedactor(secrets...)
-	red.Learn(r.exchanges...)
-	return red
+	r.red.Give(secrets...)
+	r.red.Learn(r.exchanges[r.learnt:]...)
+	r.learnt = len(r.exchanges)
+	return r.red
 }
 
 // result makes the evidence of the run, without secrets.
@@ -288,16 +293,7 @@ func (r *runner) result() *Result {
 	redact(reflect.ValueOf(&r.ev).Elem(), red)
 	for i := range res.Planned {
 		p := &res.Planned[i]
-		head, body, _ := strings.Cut(string(p.Bytes), "\r\n\r\n")
-		lines := strings.Split(head, "\r\n")
-		for i, l := range lines {
-			if name, value, ok := strings.Cut(l, ": "); ok && i > 0 {
-				lines[i] = name + ": " + red.Field(name, value)
-			} else {
-				lines[i] = red.String(l)
-			}
-		}
-		p.Bytes = []byte(strings.Join(lines, "\r\n") + "\r\n\r\n" + red.String(body))
+		p.Bytes = red.Message(p.Bytes)
 	}
 	return res
 }

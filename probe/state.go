@@ -161,7 +161,10 @@ func (r *runner) ask(ctx context.Context, q *plan.Reading) (reading, error) {
 	if s == nil {
 		return reading{}, errors.New("the sink is not open")
 	}
-	n, ids := s.count(q.Pattern)
+	n, ids, err := s.count(q.Pattern)
+	if err != nil {
+		return reading{}, err
+	}
 	out := reading{number: big.NewRat(int64(n), 1), distinct: -1}
 	if len(ids) == n {
 		out.ids = slices.Compact(slices.Sorted(slices.Values(ids)))
@@ -240,6 +243,12 @@ func (r *runner) command(ctx context.Context, argv []string, timeout time.Durati
 	if c.Dir = r.p.Dir(); c.Dir != "" && strings.ContainsRune(argv[0], filepath.Separator) && !filepath.IsAbs(argv[0]) {
 		if abs, err := filepath.Abs(r.r.Path(argv[0])); err == nil {
 			c.Path, c.Err = abs, nil
+		}
+	}
+	if ext := strings.ToLower(filepath.Ext(c.Path)); ext == ".bat" || ext == ".cmd" {
+		// Windows has a shell run these, whatever the arguments are made of.
+		if strings.ContainsAny(strings.Join(argv[1:], ""), `"%!^&|<>()`) {
+			return nil, errors.New("the program is a batch file, which a shell runs, and an argument has a character in it that means something there")
 		}
 	}
 	c.WaitDelay = time.Second

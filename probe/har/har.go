@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -176,17 +175,17 @@ func (r *Redactor) string(s string) string {
 	if r == open {
 		return s
 	}
-	return r.String(s)
+	return r.URL(s)
 }
 
 func (r *Redactor) list(fs []wire.Field) []Pair {
 	ps := []Pair{}
 	for _, f := range fs {
-		v := f.Value
+		p := Pair{f.Name, f.Value}
 		if r != open {
-			v = r.Field(f.Name, v)
+			p = Pair{r.FieldName(f.Name), r.Field(f.Name, f.Value)}
 		}
-		ps = append(ps, Pair{f.Name, v})
+		ps = append(ps, p)
 	}
 	return ps
 }
@@ -219,7 +218,7 @@ func version(p wire.Protocol) string {
 
 func (r *Redactor) request(x wire.Exchange) Request {
 	q := Request{
-		Method: x.Request.Method, URL: r.string(x.Request.URL), HTTPVersion: version(x.Protocol),
+		Method: r.string(x.Request.Method), URL: r.string(x.Request.URL), HTTPVersion: version(x.Protocol),
 		Headers: r.list(x.Request.Header), Cookies: []Pair{}, Query: []Pair{},
 		HeadersSize: -1, BodySize: len(x.Request.Body),
 	}
@@ -243,17 +242,10 @@ func (r *Redactor) request(x wire.Exchange) Request {
 		}
 	}
 	if len(x.Request.Body) > 0 {
-		q.PostData = &PostData{MIME: get(x.Request.Header, "Content-Type"), Params: []Pair{}}
+		q.PostData = &PostData{MIME: r.string(get(x.Request.Header, "Content-Type")), Params: []Pair{}}
 		q.PostData.Text, q.PostData.Encoding = r.text(x.Request.Body, get(x.Request.Header, "Content-Encoding"))
 	}
 	return q
-}
-
-func unescape(s string) string {
-	if u, err := url.QueryUnescape(s); err == nil {
-		return u
-	}
-	return s
 }
 
 func (r *Redactor) response(x wire.Exchange) Response {
@@ -262,10 +254,10 @@ func (r *Redactor) response(x wire.Exchange) Response {
 	}
 	h := x.Response.Header
 	p := Response{
-		Status: x.Response.Status, StatusText: r.string(x.Response.Reason), HTTPVersion: x.Response.Proto,
+		Status: x.Response.Status, StatusText: r.string(x.Response.Reason), HTTPVersion: r.string(x.Response.Proto),
 		Headers: r.list(fieldsOf(h)), Cookies: []Pair{}, RedirectURL: r.string(h.Get("Location")),
 		HeadersSize: -1, BodySize: len(x.Response.Body),
-		Content: Content{Size: len(x.Response.Body), MIME: h.Get("Content-Type")},
+		Content: Content{Size: len(x.Response.Body), MIME: r.string(h.Get("Content-Type"))},
 	}
 	for _, f := range p.Headers {
 		if http.CanonicalHeaderKey(f.Name) == "Set-Cookie" {

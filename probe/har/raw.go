@@ -23,19 +23,26 @@ const maxUnpacked = 32 << 20
 // body returns a body without secrets. One that cannot be searched is withheld.
 func (r *Redactor) body(b []byte, coding string) []byte {
 	coding = strings.ToLower(strings.TrimSpace(coding))
-	if !r.knows() || len(b) == 0 {
+	if len(b) == 0 {
 		return b
 	}
 	if coding == "" || coding == "identity" {
-		return r.Bytes(b)
+		s := string(b)
+		if out := r.Text(s); out != s {
+			return []byte(out)
+		}
+		return b
 	}
 	if coding == "gzip" {
 		if z, err := gzip.NewReader(bytes.NewReader(b)); err == nil {
 			plain, err := io.ReadAll(io.LimitReader(z, maxUnpacked+1))
-			if err == nil && len(plain) <= maxUnpacked && bytes.Equal(plain, r.Bytes(plain)) {
+			if s := string(plain); err == nil && len(plain) <= maxUnpacked && s == r.Text(s) {
 				return b
 			}
 		}
+	}
+	if !r.knows() && coding != "gzip" {
+		return b
 	}
 	return fmt.Appendf(nil, "withheld: %d bytes in the coding %q, which may hold a secret", len(b), r.String(coding))
 }
@@ -56,6 +63,11 @@ func (r *Redactor) raw(x wire.Exchange) (sent, received []byte) {
 }
 
 var headEnd = []byte("\r\n\r\n")
+
+// Message returns an HTTP/1.1 request without secrets.
+func (r *Redactor) Message(b []byte) []byte {
+	return r.sent1(wire.Exchange{Sent: b}, "")
+}
 
 func (r *Redactor) sent1(x wire.Exchange, coding string) []byte {
 	head, body, whole := bytes.Cut(x.Sent, headEnd)
@@ -88,7 +100,7 @@ func (r *Redactor) received1(x wire.Exchange) []byte {
 	plain := r.body(body, x.Response.Header.Get("Content-Encoding"))
 	hidden := !bytes.Equal(plain, body)
 	for _, f := range fieldsOf(x.Response.Trailer) {
-		hidden = hidden || r.Field(f.Name, f.Value) != f.Value
+		hidden = hidden || r.Field(f.Name, f.Value) != f.Value || r.FieldName(f.Name) != f.Name
 	}
 	switch {
 	case bytes.HasPrefix(rest, body) && len(x.Response.Trailer) == 0: // not chunked, or without a chunk
@@ -103,7 +115,7 @@ func (r *Redactor) received1(x wire.Exchange) []byte {
 	}
 	out = append(out, "0\r\n"...)
 	for _, f := range fieldsOf(x.Response.Trailer) {
-		out = fmt.Appendf(out, "%s: %s\r\n", f.Name, r.Field(f.Name, f.Value))
+		out = fmt.Appendf(out, "%s: %s\r\n", r.FieldName(f.Name), r.Field(f.Name, f.Value))
 	}
 	return append(out, "\r\n"...)
 }
@@ -190,9 +202,14 @@ func (r *Redactor) sent2(x wire.Exchange, coding string) []byte {
 	changed := err != nil
 	var anew []byte
 	for _, f := range fields {
-		v := r.Field(f.Name, f.Value)
-		changed = changed || v != f.Value
-		anew = append(anew, literal(f.Name, v)...)
+		name, v := f.Name, ""
+		if f.IsPseudo() {
+			v = r.URL(f.Value)
+		} else {
+			name, v = r.FieldName(f.Name), r.Field(f.Name, f.Value)
+		}
+		changed = changed || name != f.Name || v != f.Value
+		anew = append(anew, literal(name, v)...)
 	}
 	plain := r.body(body, coding)
 	if !changed && bytes.Equal(plain, body) {
@@ -218,9 +235,9 @@ func (r *Redactor) received2(x wire.Exchange) []byte {
 		}
 		for _, f := range fieldsOf(h) {
 			name := strings.ToLower(f.Name)
-			v := r.Field(name, f.Value)
-			changed = changed || v != f.Value
-			b = append(b, literal(name, v)...)
+			plain, v := r.FieldName(name), r.Field(name, f.Value)
+			changed = changed || plain != name || v != f.Value
+			b = append(b, literal(plain, v)...)
 		}
 		blocks = append(blocks, b)
 	}

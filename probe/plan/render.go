@@ -403,7 +403,8 @@ func (r *Renderer) scope(v *Values, pr *Principal, resourceID string) scope {
 				if resourceID == "" {
 					return text{}, ErrNoResource
 				}
-				return text{s: resourceID}, nil
+				err := checkForeign("the id of the resource", resourceID, MaxResourceID)
+				return text{s: resourceID, foreign: true}, err
 			default:
 				if t, ok := v.variables[ref]; ok {
 					return t, nil
@@ -446,7 +447,7 @@ func (r *Renderer) session(pr *Principal, name string) (text, error) {
 		return t, nil
 	}
 	if r.pretend {
-		return text{s: "taken-" + name}, nil
+		return text{s: "taken-" + name, foreign: true}, nil
 	}
 	return text{}, fmt.Errorf("{{.%s}} %w", name, ErrNotTaken)
 }
@@ -583,7 +584,7 @@ var protocols = map[string]wire.Protocol{"auto": wire.Auto, "http1": wire.HTTP1,
 
 // base renders a request of the plan, without key and signature.
 func (r *Renderer) base(sc scope, q *Request, pr *Principal, path string) (wire.Request, error) {
-	u, err := r.render(sc, path+".url", q.URL, MaxValueBytes)
+	u, err := r.render(sc.in(inURL), path+".url", q.URL, MaxValueBytes)
 	if err != nil {
 		return wire.Request{}, fmt.Errorf("url: %w", err)
 	}
@@ -670,7 +671,7 @@ func (r *Renderer) body(sc scope, b *Body, path string) ([]byte, error) {
 	case b == nil:
 		return nil, nil
 	case b.Text != nil:
-		t, err := r.render(sc, path+".text", *b.Text, MaxBodyBytes)
+		t, err := r.render(sc.in(inText(*b.Text)), path+".text", *b.Text, MaxBodyBytes)
 		return []byte(t.s), err
 	case b.JSON != nil:
 		return r.json(sc, b.JSON, path+".json")
@@ -812,7 +813,7 @@ func (r *Renderer) reading(v *Values, rd *Reader, resourceID string) (out *Readi
 	case rd.Log != nil:
 		out.File, pattern = r.Path(rd.Log.File), rd.Log.Pattern
 	case rd.Command != nil:
-		if out.Argv, err = r.list(sc, rd.Command.Argv, path); err != nil {
+		if out.Argv, err = r.list(sc.in(inArgument), rd.Command.Argv, path); err != nil {
 			return nil, err
 		}
 		pattern = rd.Command.Pattern
@@ -933,7 +934,7 @@ func (r *Renderer) search(v *Values, a *Audit, resourceID string) (out *Search, 
 		return nil, err
 	}
 	sc := r.scope(v, pr, resourceID)
-	if out.Argv, err = r.list(sc, a.Command, "audit"); err != nil {
+	if out.Argv, err = r.list(sc.in(inArgument), a.Command, "audit"); err != nil {
 		return nil, err
 	}
 	for _, m := range a.Find {
@@ -973,7 +974,7 @@ func (r *Renderer) reset(h *Hook) (out *Resetting, err error) {
 		if err != nil {
 			return nil, err
 		}
-		out.Argv, err = r.list(r.scope(nil, pr, ""), h.Command, "reset")
+		out.Argv, err = r.list(r.scope(nil, pr, "").in(inArgument), h.Command, "reset")
 		return out, err
 	}
 	pr, err := r.principal(h.HTTP.As)

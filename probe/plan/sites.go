@@ -53,8 +53,7 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 		f(site{path: path + ".key.value", text: op.Key.Value, variables: all, fresh: true})
 	}
 	stepSites(op.Steps, path+".steps", all, p.Steps, f)
-	steps := append(p.Steps[:len(p.Steps):len(p.Steps)], op.Steps...)
-	had := append(taken(steps, "principal"), taken(steps, "request")...)
+	had := p.takenFor(op)
 	sent := site{variables: all, fresh: true, principal: true, taken: had}
 	requestSites(&op.Request, sent.in(path+".request"), f)
 	for _, a := range op.alterations(path) {
@@ -81,7 +80,9 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 			f(seen.regexp(at+".http.lines", r.HTTP.Lines))
 			f(seen.regexp(at+".http.number", r.HTTP.Number))
 		case r.SQL != nil:
-			f(seen.at(at+".sql.dsn", r.SQL.DSN))
+			dsn := seen
+			dsn.resource = false // which database is asked is not for the target to say
+			f(dsn.at(at+".sql.dsn", r.SQL.DSN))
 			listSites(r.SQL.Args, seen.in(at+".sql.args"), f)
 		case r.Log != nil:
 			f(seen.regexp(at+".log.pattern", r.Log.Pattern))
@@ -127,6 +128,14 @@ func taken(steps []Step, each string) (names []string) {
 		for _, t := range s.Take {
 			names = append(names, t.Name)
 		}
+	}
+	return names
+}
+
+// takenFor are the names of all that steps take before an operation.
+func (p *Plan) takenFor(op *Operation) (names []string) {
+	for _, steps := range [][]Step{p.Steps, op.Steps} {
+		names = append(append(names, taken(steps, "principal")...), taken(steps, "request")...)
 	}
 	return names
 }

@@ -101,7 +101,10 @@ func (r *Renderer) Took(v *Values, st *Step, who PrincipalName, values []string)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, t := range st.Take {
-		value := text{s: values[i]}
+		value := text{s: values[i], foreign: true}
+		if err := checkForeign(t.Name, value.s, MaxTakenBytes); err != nil {
+			return fmt.Errorf("plan: step %s: %w", st.Name, err)
+		}
 		if *t.Secret {
 			value.secret = "step " + st.Name
 			if len(value.s) > 0 && len(value.s) < MinSecretBytes {

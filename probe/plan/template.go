@@ -210,6 +210,8 @@ type text struct {
 	s string
 	// secret names where it comes from, if it is or contains a secret.
 	secret string
+	// foreign: the target has given it.
+	foreign bool
 }
 
 // scope is where a template finds its values.
@@ -221,6 +223,8 @@ type scope struct {
 	derived func(text)
 	// step: what is rendered is the request of a step.
 	step bool
+	// put takes what is foreign; nil where it can do no harm.
+	put putter
 }
 
 // render puts the template together. Expressions go through escape, if there is
@@ -239,6 +243,11 @@ func (t template) render(sc scope, site string, escape func(string) string) (tex
 		}
 		if v.secret != "" {
 			out.secret = v.secret
+		}
+		if v.foreign && sc.put != nil {
+			if v.s, err = sc.put(b.String(), v.s, p.call.filters); err != nil {
+				return text{}, err
+			}
 		}
 		if escape != nil {
 			v.s = escape(v.s)

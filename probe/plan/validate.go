@@ -46,6 +46,9 @@ func (p *Plan) check(ps *problems) {
 		p.checkRequest(ps, &p.Reset.HTTP.Request, "reset.http.request")
 		p.checkAs(ps, p.Reset.HTTP.As, "reset.http.as")
 	}
+	if p.Reset != nil {
+		checkArgv(ps, p.Reset.Command, taken(p.Steps, "principal"), "reset.command")
+	}
 	p.checkExperiments(ps, nil, p.Experiments, "experiments")
 }
 
@@ -403,7 +406,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			ps.add(at+".name", "another reader has this name")
 		}
 		names[r.Name] = true
-		p.checkReader(ps, r, at)
+		p.checkReader(ps, op, r, at)
 	}
 	checkSinks(ps, op, at)
 	if r := op.Resource; r != nil {
@@ -426,6 +429,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			checkURL(ps, a.HTTP.URL, at+".http.url")
 			p.checkAs(ps, a.HTTP.As, at+".http.as")
 		}
+		checkArgv(ps, a.Command, p.takenFor(op), at+".command")
 		links := false
 		for _, name := range []string{"key", "request_id", "event_id", "trace_id"} {
 			_, ok := a.Find.Get(name)
@@ -692,7 +696,7 @@ func (p *Plan) checkEdits(ps *problems, op *Operation, a alterationAt) {
 	}
 }
 
-func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
+func (p *Plan) checkReader(ps *problems, op *Operation, r *Reader, at string) {
 	if n, ok := new(big.Rat).SetString(string(r.Effect)); r.Effect != "" && (!jsonNumber.MatchString(string(r.Effect)) || len(r.Effect) > 30 || !ok || n.Sign() == 0) {
 		ps.add(at+".effect", "must be a number other than 0")
 	}
@@ -715,6 +719,9 @@ func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
 	}
 	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
 		ps.add(at+".outside", "what the target sends is outside of it")
+	}
+	if r.Command != nil {
+		checkArgv(ps, r.Command.Argv, p.takenFor(op), at+".command.argv")
 	}
 	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
 		ps.add(at+".command.timeout", "is longer than 10m")

@@ -109,7 +109,8 @@ type Exchange struct {
 var (
 	// ErrTimeout: a time limit of the Config was over.
 	ErrTimeout = errors.New("wire: time limit reached")
-	// ErrTooLarge: the answer is larger than Config.MaxAnswer.
+	// ErrTooLarge: the answer is larger than Config.MaxAnswer, or one of the
+	// other bounds named there is reached.
 	ErrTooLarge = errors.New("wire: the answer is larger than the limit")
 	// ErrProtocol: what the server said is not HTTP, or not the version asked for.
 	ErrProtocol = errors.New("wire: the server broke the protocol, or does not speak it")

@@ -15,6 +15,11 @@ import (
 // size once it is parsed.
 const maxHead = 1 << 20
 
+// maxInterim is how many 1xx answers may come before the final one.
+const maxInterim = 100
+
+var errInterim = fmt.Errorf("%w: more than %d interim answers", ErrTooLarge, maxInterim)
+
 // answer1 is an HTTP/1.1 answer being read by a goroutine that ends with the
 // connection at the latest, which ends with the context. Its fields are valid once done is closed.
 type answer1 struct {
@@ -59,6 +64,10 @@ func (a *answer1) read(method string, limit int) {
 		}
 		a.rec.limit = limit
 		if resp.StatusCode < 200 && resp.StatusCode != http.StatusSwitchingProtocols {
+			if len(interim) == maxInterim {
+				a.err = errInterim
+				return
+			}
 			interim = append(interim, resp.StatusCode)
 			continue
 		}

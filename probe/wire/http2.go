@@ -27,7 +27,17 @@ const (
 	// defaultWindow is what a server lets us send before it says otherwise.
 	defaultWindow = 65535
 	maxStreamID   = 1<<31 - 1
+	// maxBlock bounds the frames of one header block, in bytes: the framer
+	// counts what is in them, and any number of CONTINUATION frames may be
+	// empty. Huffman coding makes no field longer than that.
+	maxBlock = maxHead + maxHead/4
+	// maxAside bounds the frames of a connection that are no part of an
+	// answer: SETTINGS, PING, WINDOW_UPDATE and whatever else there is. DATA
+	// that was under way when a stream ended comes on top, a window of it.
+	maxAside = 1 << 20
 )
+
+var errAside = fmt.Errorf("%w: frames that are no part of one", ErrTooLarge)
 
 // conn2 is the client's end of an HTTP/2 connection. One goroutine reads, and
 // keeps the state below mu; whoever sends waits for changes of it.
@@ -51,6 +61,7 @@ type conn2 struct {
 	streams    map[uint32]*stream2
 	nextID     uint32
 	lastID     uint32 // of a GOAWAY: streams after it were not processed
+	aside      int    // bytes that were kept for no stream
 }
 
 // stream2 is a request and its answer. The answer's fields belong to the
@@ -282,7 +293,7 @@ func dataFrame(id uint32, data []byte, end bool) []byte {
 // readAll reads frames until the connection ends, as it does with the context.
 func (h *conn2) readAll(ctx context.Context) {
 	defer close(h.done)
-	raw := &rawFrame{r: bufio.NewReader(h.c.Conn)}
+	raw := &rawFrame{r: bufio.NewReader(h.c.Conn), limit: min(h.maxAnswer, maxBlock) + 2*frameSize}
 	fr := http2.NewFramer(io.Discard, raw)
 	fr.SetMaxReadFrameSize(frameSize)
 	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -293,9 +304,11 @@ func (h *conn2) readAll(ctx context.Context) {
 		if se, ok := errors.AsType[http2.StreamError](err); ok {
 			// The header of one answer is broken; the connection is not.
 			h.mu.Lock()
-			if st := h.streams[se.StreamID]; st != nil {
+			if st := h.streams[se.StreamID]; st != nil && st.ended.IsZero() {
 				st.keep(raw.b, h.maxAnswer)
 				st.fail(fmt.Errorf("%w: the frames of the answer cannot be read", ErrProtocol))
+			} else {
+				h.aside += len(raw.b)
 			}
 			h.mu.Unlock()
 			err = h.notify(frames(func(f *http2.Framer) { _ = f.WriteRSTStream(se.StreamID, se.Code) }))
@@ -305,6 +318,9 @@ func (h *conn2) readAll(ctx context.Context) {
 			} else {
 				err = h.notify(h.take(f, raw.b))
 			}
+		}
+		if err == nil {
+			err = h.flooded()
 		}
 		if err != nil {
 			err = raw.explain(err)
@@ -319,16 +335,32 @@ func (h *conn2) readAll(ctx context.Context) {
 	}
 }
 
+// flooded returns an error if the server has sent too much that is no part of an
+// answer.
+func (h *conn2) flooded() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.aside > maxAside+len(h.streams)*window2 {
+		return errAside
+	}
+	return nil
+}
+
 var errNotHTTP2 = fmt.Errorf("%w: this is not HTTP/2", ErrProtocol)
 
 // rawFrame keeps the bytes of the frame being read.
 type rawFrame struct {
-	r   io.Reader
-	b   []byte
-	err error
+	r     io.Reader
+	b     []byte
+	limit int
+	err   error
 }
 
 func (r *rawFrame) Read(p []byte) (int, error) {
+	if len(r.b) > r.limit {
+		r.err = fmt.Errorf("%w: its header", ErrTooLarge)
+		return 0, r.err
+	}
 	n, err := r.r.Read(p)
 	r.b = append(r.b, p[:n]...)
 	if err != nil {
@@ -340,8 +372,10 @@ func (r *rawFrame) Read(p []byte) (int, error) {
 // explain tells why reading ended. Frames' errors may quote the peer.
 func (r *rawFrame) explain(err error) error {
 	switch {
-	case errors.Is(err, errNotHTTP2):
+	case errors.Is(err, errNotHTTP2), errors.Is(err, errAside):
 		return err
+	case errors.Is(r.err, ErrTooLarge):
+		return r.err
 	case r.err != nil:
 		return fmt.Errorf("%w: %w", ErrClosed, r.err)
 	}
@@ -386,10 +420,10 @@ func (h *conn2) take(f http2.Frame, raw []byte) (reply []byte) {
 		st = nil
 	}
 	_, isWindow := f.(*http2.WindowUpdateFrame)
-	if st != nil && !isWindow {
-		if !st.keep(raw, h.maxAnswer) {
-			reply = frames(func(f *http2.Framer) { _ = f.WriteRSTStream(id, http2.ErrCodeCancel) })
-		}
+	if st == nil || isWindow {
+		h.aside += len(raw)
+	} else if !st.keep(raw, h.maxAnswer) {
+		reply = frames(func(f *http2.Framer) { _ = f.WriteRSTStream(id, http2.ErrCodeCancel) })
 	}
 
 	switch f := f.(type) {
@@ -491,6 +525,9 @@ func (st *stream2) header(f *http2.MetaHeadersFrame) {
 		st.resp.Trailer = header2(f)
 	case err != nil || status < 100 || status > 999:
 		st.fail(fmt.Errorf("%w: no status", ErrProtocol))
+		return
+	case status < 200 && len(st.interim) == maxInterim:
+		st.fail(errInterim)
 		return
 	case status < 200:
 		st.interim = append(st.interim, status)

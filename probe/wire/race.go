@@ -112,6 +112,11 @@ type race struct {
 	warms []Exchange
 }
 
+// maxAnswer is what each answer may take.
+func (r *race) maxAnswer() int {
+	return min(r.s.cfg.MaxAnswer, max(8*r.s.cfg.MaxAnswer/len(r.ms), 64<<10))
+}
+
 func (r *race) run(ctx context.Context) Race {
 	var released bool
 	c, err := r.s.connect(ctx, r.ms[0], r.ms[0].req.Protocol, &r.xs[0])
@@ -291,7 +296,7 @@ func (r *race) prepare1(ctx context.Context, i int, l *lane1) (err error) {
 	if r.warm != nil {
 		w := newExchange(r.warm)
 		w.Protocol, w.TLS, w.Remote, w.Local = x.Protocol, x.TLS, x.Remote, x.Local
-		a := read1(ctx, l.c, r.warm.req.Method, r.s.cfg.MaxAnswer, ErrTooLarge)
+		a := read1(ctx, l.c, r.warm.req.Method, r.maxAnswer(), ErrTooLarge)
 		b := r.warm.bytes()
 		err := w.write1(l.c, b, len(b))
 		if err != nil {
@@ -311,7 +316,7 @@ func (r *race) prepare1(ctx context.Context, i int, l *lane1) (err error) {
 	all := m.bytes()
 	n := len(all) - 1
 	l.last = all[n]
-	l.a = read1(ctx, l.c, m.req.Method, r.s.cfg.MaxAnswer, ErrTooLarge)
+	l.a = read1(ctx, l.c, m.req.Method, r.maxAnswer(), ErrTooLarge)
 	if err := x.write1(l.c, all[:n], len(all)); err != nil {
 		return fmt.Errorf("cannot write: %w", err)
 	}
@@ -324,7 +329,7 @@ func (r *race) prepare1(ctx context.Context, i int, l *lane1) (err error) {
 func (r *race) run2(ctx context.Context, c *conn) (released bool, err error) {
 	defer c.close()
 	defer c.breakOn(ctx)()
-	h, err := dial2(ctx, c, r.s.cfg.MaxAnswer)
+	h, err := dial2(ctx, c, r.maxAnswer())
 	if err != nil {
 		return false, err
 	}

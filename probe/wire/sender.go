@@ -49,6 +49,10 @@ type Config struct {
 	// of the answer, and in a race the whole of it. Default 30 s.
 	Timeout time.Duration
 	// MaxAnswer bounds what is read of an answer, in bytes, header included.
+	// The answers of a race share eight times as much. A header block is
+	// bounded by 1 MiB as well, interim answers by 100, and what a server
+	// sends beside its answers over HTTP/2 by 1 MiB and a window of DATA for
+	// each request; beyond any of these the exchange ends with ErrTooLarge.
 	// Default 8 MiB.
 	MaxAnswer int
 
