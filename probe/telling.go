@@ -166,6 +166,9 @@ func (o *operation) untried() {
 		}
 		add(group.what, how)
 	}
+	if s := o.facts.specified; s != nil && s.preview != "" && o.op.Preview == nil {
+		add("the target's own dry run, which the specification seems to name: "+s.preview, "a preview in the plan; it is tried before anything that has effects")
+	}
 	if o.r.p.Principals.ActorA != nil && !o.facts.renewed {
 		add("a session that expired, or was renewed, between the two", "a step that signs in, with valid or expires_in shorter than the run")
 	}
