@@ -24,7 +24,7 @@ ROUNDS    ?= 5
 RECORDS   ?= 10000,1000000
 STORE     ?= sqlite
 
-.PHONY: help run build test torture lint cross tidy bench bench-peers growth fuzz tools clean
+.PHONY: help run build test torture lint cross tidy bench bench-peers growth lab-matrix fuzz tools clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench-peers: ## measure beside other libraries and by hand, ROUNDS times, in one
 
 growth: ## measure a STORE as it grows to so many RECORDS
 	@SEMEL_GROWTH_RECORDS=$(RECORDS) SEMEL_GROWTH_STORE=$(STORE) go test -count=1 -timeout 0 -v -run '^TestGrowth$$' $(ARGS) ./bench
+
+lab-matrix: ## probe every operation of the lab under every setting, and compare with the truth
+	go test -count=1 -timeout 0 -v -run '^TestProbeTellsTheTruth$$' $(ARGS) ./cmd/semel/internal/lab -args -matrix
 
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
 )
@@ -17,7 +18,10 @@ func (o *operation) suppose() {
 	sequential := has(doubleSequential, "webhook-redelivery-doubles")
 	race := has(doubleRace, doubleInFlight)
 	lost := has(doubleLost) && !o.doublesAnswered()
-	stuck := has("failure-blocks-key", "lost-effect")
+	cut := func(g evidence.Finding) bool {
+		return (g.ID == "failure-blocks-key" || g.ID == "lost-effect") && strings.HasPrefix(g.Experiment, "lost_")
+	}
+	stuck := slices.ContainsFunc(o.ev.Findings, cut)
 
 	if sequential {
 		to := o.named1(doubleSequential, "webhook-redelivery-doubles")
@@ -43,6 +47,14 @@ func (o *operation) suppose() {
 				Check: "Look for a unique constraint over the business fields that make two requests the same, or give the operation a key.",
 			})
 		}
+		if f.failed {
+			o.cause(to, evidence.Cause{
+				Name: "failure-forgotten", State: evidence.Supported,
+				Text:  "What fails is forgotten, though it took effect: its record is dropped, and its effect is kept.",
+				For:   "A request that was answered with a failure took effect, and took effect again when it was sent again.",
+				Check: "Look at what an error leaves of the record, and whether the effect is undone in the same transaction.",
+			})
+		}
 		late := evidence.Cause{
 			Name: "forgotten", State: evidence.Open,
 			Text:  "It is remembered for too short a time, or only as long as nothing else comes.",
@@ -58,7 +70,9 @@ func (o *operation) suppose() {
 				late.For = "The duplicate that came at once had an effect, and a later one had none."
 			}
 		}
-		if o.op.Key != nil || late.State != evidence.Open {
+		// What holds for failures only is explained by them.
+		onlyFailed := f.failed && !f.doubled
+		if (o.op.Key != nil || late.State != evidence.Open) && !onlyFailed {
 			o.cause(to, late)
 		}
 		instance := evidence.Cause{
@@ -70,7 +84,7 @@ func (o *operation) suppose() {
 		if f.sometimes {
 			instance.State, instance.For = evidence.Supported, "Of several duplicates of one request one took effect, and a later one had no effect of its own."
 		}
-		if o.op.Key != nil || f.sometimes {
+		if (o.op.Key != nil || f.sometimes) && !onlyFailed {
 			o.cause(to, instance)
 		}
 	}
@@ -97,10 +111,12 @@ func (o *operation) suppose() {
 			For:   "A retry during the first took effect.",
 			Check: "The experiment in_flight on a request that takes long: a retry at first that is told to wait, and a later one that is executed, speak for it.",
 		}
-		if f.lapsed {
+		if f.lapsed && !sequential {
 			lease.State, lease.For = evidence.Supported, "While the first was running, an earlier retry was refused, and a later one took effect."
 		}
-		o.cause(to, lease)
+		if !sequential {
+			o.cause(to, lease)
+		}
 	}
 	if lost || stuck {
 		to := o.named1(doubleLost, "failure-blocks-key", "lost-effect")
@@ -118,7 +134,7 @@ func (o *operation) suppose() {
 		}
 		o.cause(to, c)
 	}
-	if sequential && !f.once && o.op.Key != nil {
+	if sequential && !f.once && (!f.failed || f.doubled) && o.op.Key != nil {
 		o.cause(o.named1(doubleSequential, "webhook-redelivery-doubles"), evidence.Cause{
 			Name: "identity-differs", State: evidence.Open,
 			Text:  "The identity differs between the two: the scope or the fingerprint takes in what changes, such as a session, a trace header or a time.",

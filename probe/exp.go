@@ -425,6 +425,7 @@ func (o *operation) learn(w *watch, a *attempt) {
 	}
 	if success(&a.x) {
 		o.facts.controls++
+		o.facts.names = o.facts.names || rose && a.resource != ""
 		o.facts.async = o.facts.async || accepted(&a.x)
 		if d := a.x.Timing.FirstByte.Sub(a.x.Timing.LastWrite); o.takes == 0 || d < o.takes {
 			o.takes = max(d, time.Microsecond)
@@ -479,6 +480,14 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 		return nil
 	}
 	return sleep(ctx, d)
+}
+
+// answered says whether a request was answered, and how.
+func answered(s *sent) string {
+	if s.x.Response == nil {
+		return "was not answered: " + answer(s)
+	}
+	return "was answered with " + answer(s)
 }
 
 // answer says how a request was answered.

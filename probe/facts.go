@@ -35,6 +35,7 @@ type facts struct {
 	control  bool // a state reader saw the effect of a fresh request
 	controls int  // fresh requests that succeeded
 	refused  bool // a fresh request was refused, twice
+	names    bool // the answer to a fresh request that took effect named a resource
 	async    bool // a fresh request is answered with 202
 
 	duplicate *evidence.Second
@@ -43,6 +44,7 @@ type facts struct {
 	doubled   bool // it had one
 	doubledBy []*sent
 	sometimes bool // of several duplicates one had an effect, and one had none
+	failed    bool // what was answered with a failure took effect again
 	late      bool // a duplicate had an effect after a while, and none at once
 	marked    bool // a replay said that it is one
 

@@ -363,7 +363,7 @@ func TestSupposeLost(t *testing.T) {
 		o := &operation{op: &plan.Operation{}, facts: c.facts, r: &runner{p: &plan.Plan{}}}
 		for _, id := range c.findings {
 			e, _ := evidence.Lookup(id)
-			o.ev.Findings = append(o.ev.Findings, e.Finding("x"))
+			o.ev.Findings = append(o.ev.Findings, e.Finding("lost_unread"))
 		}
 		o.suppose()
 		got := evidence.CauseState("")

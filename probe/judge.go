@@ -30,7 +30,7 @@ func (j *judgement) broken(format string, args ...any)  { add(&j.bad, format, ar
 func (j *judgement) void(format string, args ...any)    { add(&j.none, format, args...) }
 
 func add(list *[]string, format string, args ...any) {
-	if s := fmt.Sprintf(format, args...); !slices.Contains(*list, s) {
+	if s := fmt.Sprintf(format, args...); s != "" && !slices.Contains(*list, s) {
 		*list = append(*list, s)
 	}
 }
@@ -156,8 +156,7 @@ func (j *judgement) opened(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.broken("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy())
-		j.find("lost-effect", "", evidence.Established, a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
 		j.broken("the first request took effect, and the outside, which was told of others, was not told of it")
@@ -215,8 +214,8 @@ func (j *judgement) reopened(o *opening) bool {
 		ran = first.total.String()
 	}
 	if d.exceeds(1) {
-		j.broken("the first request was answered with %s (%s), and the same request again with %s", answer(first.sent), ran, answer(second.sent))
-		f.unsafeRetry = true
+		j.broken("the first request %s (%s), and the same request again %s", answered(first.sent), ran, answered(second.sent))
+		f.unsafeRetry, f.failed = true, f.failed || first.x.Response != nil
 		j.effects(d, 1, id, first.sent, second.sent)
 		return false
 	}
@@ -224,24 +223,22 @@ func (j *judgement) reopened(o *opening) bool {
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("the first request was answered with %s (%s), and the same request again was not processed: %s", answer(first.sent), ran, answer(second.sent))
+		j.unclear("the first request %s (%s), and the same request again was not processed: %s", answered(first.sent), ran, answer(second.sent))
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
-		f.unsafeRetry = true
-		j.broken("the first request was answered with %s, the same request again with %s, and there is no effect, which reader %s has seen for others", answer(first.sent), answer(second.sent), j.o.seenBy())
-		j.find("lost-effect", "", evidence.Established, first.sent, second.sent)
+		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("the first request %s, the same request again %s, and there is no effect, which reader %s has seen for others", answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s, the same request again with %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answer(first.sent), answer(second.sent))
+		j.broken("the first request %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answered(first.sent), answered(second.sent))
 		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case success(&second.x):
 		if first.total.exceeds(0) {
-			j.holds("the first request was answered with %s although it took effect, and the same request again with %s: 1 effect", answer(first.sent), answer(second.sent))
+			j.holds("the first request %s although it took effect, and the same request again %s: 1 effect", answered(first.sent), answered(second.sent))
 		} else {
-			j.holds("the first request was answered with %s, and the same request again with %s", answer(first.sent), answer(second.sent))
+			j.holds("the first request %s, and the same request again %s", answered(first.sent), answered(second.sent))
 		}
 		return true
 	case j.o.inProgress(second.sent):
@@ -250,10 +247,10 @@ func (j *judgement) reopened(o *opening) bool {
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
-		j.holds("the first request was answered with %s although it took effect; the same request again was answered with %s and had no effect of its own", answer(first.sent), answer(second.sent))
+		j.holds("the first request %s although it took effect; the same request again %s and had no effect of its own", answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
-		j.broken("the first request was answered with %s and had no effect; the same request again was refused with %s", answer(first.sent), answer(second.sent))
+		j.broken("the first request %s and had no effect; the same request again was refused with %s", answered(first.sent), answer(second.sent))
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	default:
 		j.unclear("the first request did not succeed, nor did the same request again: %s, then %s; %s", answer(first.sent), answer(second.sent), j.state(d))
@@ -316,7 +313,7 @@ func (f *again) judge(j *judgement) {
 		known.late = true
 	}
 	for _, a := range f.more {
-		if a.settled && a.processed() && a.own.state && !a.own.exceeds(0) {
+		if a.settled && a.processed() && success(&a.x) && a.own.state && !a.own.exceeds(0) {
 			known.sometimes = true
 			j.broken("a further duplicate, answered with %s, had no effect of its own", answer(a.sent))
 		}
@@ -337,6 +334,7 @@ func (f *again) protected(o *operation) bool {
 func (j *judgement) repeated(first *sent, second *attempt, expect int64, id string) {
 	j.e.Second = j.o.compare(first, second.sent)
 	f, d := &j.o.facts, second.total
+	f.marked = f.marked || second.replayed
 	if !j.effects(d, expect, id, first, second.sent) {
 		if more(d.most, expect) && !d.apart(expect) {
 			f.doubled, f.doubledBy = true, []*sent{first, second.sent}
@@ -390,7 +388,6 @@ func (j *judgement) second(first, second *sent) {
 	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
-	f.marked = f.marked || second.replayed
 	// What a contract says of keys is nothing to operations without one.
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {
@@ -452,6 +449,19 @@ func conditional(s *sent) bool {
 	return slices.ContainsFunc(s.x.Request.Header, func(f wire.Field) bool {
 		return slices.Contains([]string{"if-match", "if-none-match", "if-unmodified-since", "if-modified-since"}, strings.ToLower(f.Name))
 	})
+}
+
+// lostEffect is a finding for a success without an effect. Where other answers
+// name a resource and this one does not, it may be a refusal in its body: then
+// nothing is known, and it returns false.
+func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
+	if j.o.facts.names && s.resource == "" && !accepted(&s.x) {
+		j.unclear("%s; it names no resource, as others do: by its body it may be a refusal", what)
+		return false
+	}
+	j.broken("%s", what)
+	j.find("lost-effect", "", evidence.Established, sends...)
+	return true
 }
 
 // error5xx is a finding of duplicates that were answered with a server error,

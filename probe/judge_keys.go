@@ -124,7 +124,7 @@ func (f *mismatched) judge(j *judgement) {
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
-			j.broken("the refusal holds %s of the first request or its answer", what)
+			j.broken("the refusal holds %s", what)
 			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
 		}
 	}
@@ -189,7 +189,7 @@ func (f *keyless) judge(j *judgement) {
 	if s == nil {
 		return
 	}
-	if t := f.other; t != nil && t.settled && t.done() && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
+	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
 		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
 	}
@@ -227,8 +227,7 @@ func (f *keyless) judge(j *judgement) {
 		case !d.told() && success(&s.x):
 			j.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", answer(s.sent))
 		case success(&s.x):
-			j.broken("a request without a key was answered with %s and had no effect", answer(s.sent))
-			j.find("lost-effect", "", evidence.Established, s.sent)
+			j.lostEffect(s.sent, fmt.Sprintf("a request without a key was answered with %s and had no effect", answer(s.sent)), s.sent)
 		default:
 			j.holds("a request without a key was refused with %s%s", answer(s.sent), d.without())
 		}
@@ -292,8 +291,7 @@ func (f *misspelt) judge(j *judgement) {
 	case is(d.number(), 0) && !first.done():
 		j.unclear("a malformed key was accepted with %s, and what became of it was not seen", answer(first))
 	case is(d.number(), 0):
-		j.broken("a malformed key was answered with %s and had no effect", answer(first))
-		j.find("lost-effect", "", evidence.Established, first)
+		j.lostEffect(first, fmt.Sprintf("a malformed key was answered with %s and had no effect", answer(first)), first)
 	default:
 		j.holds("what was sent as a malformed key is accepted, and protects: %s for two requests", count(d.number()))
 	}
@@ -303,7 +301,7 @@ func (f *misspelt) judge(j *judgement) {
 // answered with what the first had left, or had no effect by the state.
 func (f *scoped) replayed(o *operation) bool {
 	own := o.compare(f.good().sent, f.again.sent).Class
-	if f.again.total.exceeds(1) || !f.again.processed() || f.again.serverError() {
+	if more(f.again.total.number(), 1) || !f.again.processed() || f.again.serverError() {
 		return false
 	}
 	return own == evidence.SameResult || own == evidence.RefusedWithReference || f.again.settled && f.again.total.state
@@ -339,7 +337,7 @@ func (f *scoped) judge(j *judgement) {
 		under = ", the same as actor A's,"
 	}
 	switch {
-	case is(rise.most, 1) || is(rise.outMost, 1):
+	case is(rise.number(), 1):
 		*apart = yes
 		j.holds("%s's request%s took effect of its own", f.who, under)
 	case barred(second):
@@ -405,7 +403,7 @@ func leaked(first, second *sent) string {
 	for _, from := range []struct {
 		what string
 		body []byte
-	}{{"request", first.x.Request.Body}, {"answer", first.x.Response.Body}} {
+	}{{"first request", first.x.Request.Body}, {"first answer", first.x.Response.Body}} {
 		doc, err := decodeJSON(from.body)
 		if err != nil {
 			continue

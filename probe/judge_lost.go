@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
@@ -42,9 +43,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate != fateDone:
 		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", answer(second), limit)
 	case is(most, 0) && second.done():
-		f.unsafeRetry = true
-		j.broken("the retry was answered with %s, and there is no effect", answer(second))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		f.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || f.unsafeRetry
 	case j.o.inProgress(second):
 		f.unsafeRetry = true
 		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), answer(second), limit, count(most))
@@ -110,7 +109,7 @@ func (f *failed) judge(j *judgement) {
 	changed := success(&second.x) || first.status() != second.status() || otherResource(first, second)
 	switch {
 	case d.exceeds(1):
-		known.unsafeRetry = true
+		known.unsafeRetry, known.failed = true, true
 		j.broken("the first attempt was answered with %s and had %s; the retry had another", answer(first), count(ran.number()))
 		j.effects(d, 1, doubleSequential, first, second)
 	case !f.second.settled:
@@ -122,9 +121,7 @@ func (f *failed) judge(j *judgement) {
 	case accepted(&second.x) && second.fate != fateDone && is(d.number(), 0):
 		j.unclear("the retry was accepted with %s, and no effect was seen within %v", answer(second), j.o.r.p.Timing.SettleLimit)
 	case success(&second.x) && is(d.number(), 0):
-		known.unsafeRetry = true
-		j.broken("the retry was answered with %s, and there is no effect", answer(second))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		known.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || known.unsafeRetry
 	case j.o.inProgress(second):
 		known.unsafeRetry = true
 		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", answer(first), j.key(), answer(second), j.o.r.p.Timing.SettleLimit)

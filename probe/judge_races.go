@@ -100,6 +100,10 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		}
 		return j.state(d) + ": answers alone say nothing about effects"
 	case slices.ContainsFunc(done, (*sent).done) && (less(d.least, 1) || !d.state && less(d.outLeast, 1)):
+		i := slices.IndexFunc(done, func(s *sent) bool { return s.done() && (s.resource != "" || !j.o.facts.names) })
+		if i < 0 {
+			return "requests were answered with success, naming no resource as others do, and no effect was seen: by its body each may be a refusal"
+		}
 		r.Lost++
 		j.find("lost-effect", "", evidence.Established, processed...)
 		return ""
@@ -108,7 +112,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 	case is(d.number(), 0):
 		return "the requests were accepted, and no effect was seen"
 	case !overlapped:
-		return cmp.Or(t.reason, fmt.Sprintf("%d of %d requests were processed, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
+		return cmp.Or(t.reason, fmt.Sprintf("of %[2]d requests %[1]d got through, and no two of them were shown to be under way at the same time", len(processed), len(t.all)))
 	}
 	r.Overlapped++
 	if len(errors) > 0 && len(done) > 0 {
@@ -136,7 +140,12 @@ func (f *meanwhile) judge(j *judgement) {
 		return
 	}
 	first, d, known := f.first, f.end.total, &j.o.facts
-	second := f.retries[len(f.retries)-1]
+	last := f.retries[len(f.retries)-1]
+	// The answer that counts is that of a retry while the first was running.
+	second := last
+	if i := slices.IndexFunc(f.retries, func(s *sent) bool { return inFlight([]*sent{first, s}) == 2 }); i >= 0 {
+		second = f.retries[i]
+	}
 	running := f.running()
 	id := doubleInFlight
 	if !running {
@@ -148,7 +157,7 @@ func (f *meanwhile) judge(j *judgement) {
 			known.inProgress, known.unsafeRetry = no, true
 			if len(f.retries) > 1 && (j.o.toldToWait(f.retries[0]) || f.retries[0].processed() && !success(&f.retries[0].x)) {
 				known.lapsed = true
-				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), answer(f.retries[0]), f.after(len(f.retries)-1), answer(second))
+				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), answer(f.retries[0]), f.after(len(f.retries)-1), answer(last))
 			}
 		}
 		return
@@ -174,8 +183,7 @@ func (f *meanwhile) judge(j *judgement) {
 	case is(d.number(), 0) && !first.done():
 		j.unclear("the first was accepted with %s, and no effect was seen", answer(first))
 	case is(d.number(), 0):
-		j.broken("the first was answered with %s and had no effect", answer(first))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		j.lostEffect(first, fmt.Sprintf("the first was answered with %s and had no effect", answer(first)), first, second)
 	default:
 		j.duringFirst(first, second)
 	}

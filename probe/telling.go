@@ -48,6 +48,7 @@ func (o *operation) gather() {
 		all := []string{
 			doubleRace, doubleInFlight, doubleLost, "mismatch-executed", "key-ignored", "missing-key-accepted",
 			"malformed-key-accepted-unprotected", "rate-limit-is-not-idempotency", "outside-effect-doubled", "effects-disagree",
+			"failure-not-repeatable",
 		}
 		under("webhook-redelivery-doubles", all...)
 		under(doubleSequential, all...)
@@ -76,12 +77,9 @@ func (o *operation) state() {
 	case o.sighted():
 		say("", evidence.Established, "The effect of a fresh request was seen outside of the target's own state, by %s. No reader sees that state.", o.seenBy())
 	default:
-		say("", evidence.Unknowable, "No reader saw the effect of a request: nothing can be said about effects.")
+		say("", evidence.Unknowable, "No reader saw an effect in this run: about effects nothing is established.")
 	}
-	switch {
-	case v.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "":
-		say("idempotency_support", evidence.NotTried, "A duplicate had no second effect. Whether it was known by its key or by its content, the experiment fresh_key would tell.")
-	case v.IdempotencySupport == "header_key" && f.freshCreates == untold:
+	if v.IdempotencySupport == "header_key" && f.freshCreates == untold {
 		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
 	}
 	switch {
@@ -104,14 +102,10 @@ func (o *operation) state() {
 	if v.OutboxPattern == "unknown" {
 		say("outbox_pattern", evidence.Unknowable, "Whether effects elsewhere follow the commit cannot be seen without a reader outside.")
 	}
-	if v.AuditStrength == "unknown" {
-		say("audit_strength", evidence.NotTried, "No audit source was read.")
-	}
 	if f.limited {
 		say("", evidence.Established, "Some requests were refused with 429. That limits their rate, and says nothing about duplicates.")
 	}
 	o.untried()
-	say("", evidence.NotTried, "A crash of the target between effect and record: the probe does not make one.")
 }
 
 // untried says what was not tried, and what would try it.
@@ -172,9 +166,12 @@ func (o *operation) untried() {
 	if o.r.p.Principals.ActorA != nil && !o.facts.renewed {
 		add("a session that expired, or was renewed, between the two", "a step that signs in, with valid or expires_in shorter than the run")
 	}
-	var list []string
-	for _, u := range o.ev.Untried {
-		list = append(list, fmt.Sprintf("%s (%s)", u.What, u.How))
+	f := &o.facts
+	if o.ev.Verdict.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "" {
+		add("whether the duplicate that had no second effect was known by its key or by its content", "--full, or --only duplicate,fresh_key")
 	}
-	o.ev.Statements = append(o.ev.Statements, evidence.Statement{Basis: evidence.NotTried, Text: strings.ToUpper(list[0][:1]) + strings.Join(list, "; ")[1:] + "."})
+	if f.audit == "" {
+		add("whether an audit trail has the request", "audit in the plan")
+	}
+	add("a crash of the target between effect and record", "killing it by hand meanwhile: the probe does not")
 }

@@ -96,7 +96,8 @@ func (o *operation) verdict() {
 		v.OutboxPattern = "yes"
 	}
 	switch {
-	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree", "instance-doubles", "same-meaning-executed", "key-forgotten"):
+	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree", "outside-effect-doubled",
+		"instance-doubles", "same-meaning-executed", "key-forgotten"):
 		v.RetryBehavior = "unsafe_retry"
 	case f.safeRetry && !f.outsideBad:
 		v.RetryBehavior = "safe_stop"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Starts the example service and the gateway before it, says what to try, and
-# stops both on Ctrl-C or SIGTERM. Needs bin/semel and bin/orders (make build).
+# Starts the example service, the gateway before it and the lab, says what to try,
+# and stops them on Ctrl-C or SIGTERM. Needs bin/semel and bin/orders (make build).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 orders=${ORDERS:-127.0.0.1:9000}
 gateway=${GATEWAY:-127.0.0.1:8080}
+lab=${LAB:-127.0.0.1:9003}
+lab_pid=
 orders_pid=
 gateway_pid=
 
@@ -20,7 +22,7 @@ reachable() { (exec 3<>"/dev/tcp/${1%:*}/${1##*:}") 2>/dev/null; }
 answers() {
 	(
 		exec 3<>"/dev/tcp/${1%:*}/${1##*:}" || exit 1
-		printf 'GET /counters HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' "$1" >&3
+		printf 'GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' "$2" "$1" >&3
 		read -r -t 5 line <&3 && [[ $line == "HTTP/1.1 200"* ]]
 	) 2>/dev/null
 }
@@ -30,7 +32,7 @@ answers() {
 stop() {
 	trap '' INT TERM HUP
 	local pid i
-	for pid in $gateway_pid $orders_pid; do
+	for pid in $lab_pid $gateway_pid $orders_pid; do
 		kill -TERM "$pid" 2>/dev/null || continue
 		# Longer than the gateway's own limit for draining.
 		for ((i = 0; i < 400; i++)); do
@@ -43,11 +45,11 @@ stop() {
 	[ -z "$orders_pid" ] || echo 'run: stopped'
 }
 
-await() { # name, address, pid
+await() { # name, address, path, pid
 	local i
 	for ((i = 0; i < 300; i++)); do
-		kill -0 "$3" 2>/dev/null || die "$1 ended; its messages are above"
-		answers "$2" && return
+		kill -0 "$4" 2>/dev/null || die "$1 ended; its messages are above"
+		answers "$2" "$3" && return
 		sleep 0.1
 	done
 	die "$1 does not answer on $2"
@@ -58,6 +60,7 @@ for program in semel orders; do
 done
 reachable "$orders" && die "$orders is in use; free it, or choose another: make run ORDERS=127.0.0.1:9001"
 reachable "$gateway" && die "$gateway is in use; free it, or choose another: make run GATEWAY=127.0.0.1:8081"
+reachable "$lab" && die "$lab is in use; free it, or choose another: make run LAB=127.0.0.1:9004"
 
 umask 077
 mkdir -p .run
@@ -70,13 +73,19 @@ set -m
 bin/orders --listen "$orders" --db .run/orders.db </dev/null &
 orders_pid=$!
 set +m
-await orders "$orders" $orders_pid
+await orders "$orders" /counters $orders_pid
 
 set -m
 bin/semel gateway --upstream "http://$orders" --listen "$gateway" --store sqlite:.run/semel.db </dev/null &
 gateway_pid=$!
 set +m
-await 'the gateway' "$gateway" $gateway_pid
+await 'the gateway' "$gateway" /counters $gateway_pid
+
+set -m
+bin/semel lab --listen "$lab" </dev/null &
+lab_pid=$!
+set +m
+await 'the lab' "$lab" /lab/switches $lab_pid
 
 # Records outlive a restart, so each run shows keys of its own.
 key=try-$(date +%s)
@@ -84,7 +93,8 @@ post="curl -si -X POST -H 'Content-Type: application/json'"
 cat <<EOF
 
 orders, unprotected:  http://$orders
-through the gateway:  http://$gateway      (Ctrl-C stops both)
+through the gateway:  http://$gateway      (Ctrl-C stops all)
+the lab:              http://$lab      double-click, watch it charge twice, and switch the defences on
 
 A page that keeps one key for each order: open http://$gateway/ and double-click. Two seconds after the answer, a click is the next order.
 
@@ -113,8 +123,8 @@ EOF
 command -v curl >/dev/null || printf 'curl is not installed here: apt-get install -y curl\n\n'
 
 # wait returns early for a signal, so that the trap runs at once.
-while kill -0 $orders_pid 2>/dev/null && kill -0 $gateway_pid 2>/dev/null; do
+while kill -0 $orders_pid 2>/dev/null && kill -0 $gateway_pid 2>/dev/null && kill -0 $lab_pid 2>/dev/null; do
 	sleep 1 >/dev/null 2>&1 &
 	wait $!
 done
-die 'one of the two ended by itself; its messages are above'
+die 'one of the three ended by itself; its messages are above'

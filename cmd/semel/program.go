@@ -68,6 +68,7 @@ func (p *program) root() *cobra.Command {
   semel outbox    looks at those messages, and settles what could not be delivered
   semel torture   kills and cuts off gateways, and checks that effects happen once
   semel probe     judges from outside whether an operation survives duplicates
+  semel lab       shows double execution happen, in an app whose defences switch off
   semel conformance  checks that a server keeps the HTTP contract, case by case
 
 Flags that name an environment variable take its value when they are not given;
@@ -75,7 +76,7 @@ a variable that is set to nothing counts as not set.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -133,7 +133,7 @@ var catalogue = []Entry{
 		ID: "lost-effect", Priority: P0, Basis: Established,
 		Title:       "Success was answered and nothing happened",
 		Advice:      "Established when a reader that saw the control's effect sees none after the longest settle time. An effect that may be slower than that: inferred, and say how long was waited.",
-		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. A request that is marked as done before its work succeeds does this: the retry is answered as a duplicate, and the work is not done.",
+		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. A request that is marked as done before its work succeeds can do this: the retry is answered as a duplicate, and the work is not done.",
 		Inferred: Words{
 			"Success seems to have been answered for nothing",
 			"A request failed, the same request sent again got a success, and the readers saw no effect. That they would have seen one is assumed: they have seen none in this run.",

@@ -28,7 +28,7 @@ var fieldMeanings = map[string]struct {
 		"header_key":  "A key that the client sends with the request.",
 		"natural_key": "Business fields of the request itself.",
 		"event_id":    "The id of a delivered event.",
-		"none":        "Duplicates are not recognised.",
+		"none":        "A duplicate took effect again.",
 		"unknown":     "It was not shown.",
 	}},
 	"key_scope_binding": {"To whom a key belongs.", map[string]string{

@@ -2,10 +2,6 @@ package evidence
 
 import "slices"
 
-// NotTried is the basis of statements about what a run did not try, and so says
-// nothing about.
-const NotTried Basis = "not_tried"
-
 // Symptom is a finding that follows from another one: it has the same cause, and
 // goes away with it.
 type Symptom struct {

@@ -97,7 +97,7 @@ func HTML(w io.Writer, r *evidence.Run, x Extra) error {
 			}
 			op.Experiments = append(op.Experiments, ex)
 		}
-		for _, basis := range []evidence.Basis{evidence.Established, evidence.Inferred, evidence.Unknowable, evidence.NotTried} {
+		for _, basis := range []evidence.Basis{evidence.Established, evidence.Inferred, evidence.Unknowable} {
 			var of []evidence.Statement
 			for _, s := range o.Statements {
 				if s.Basis == basis {
@@ -119,8 +119,6 @@ func basisTitle(b evidence.Basis) string {
 		return "Established: seen, and the evidence is here"
 	case evidence.Inferred:
 		return "Inferred: follows from what was seen, under the assumption named"
-	case evidence.NotTried:
-		return "Not tried, so nothing is said about it"
 	}
 	return "Cannot be known from outside"
 }

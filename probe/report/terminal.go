@@ -161,7 +161,7 @@ func (p *printer) operation(o *evidence.Operation) {
 	for _, basis := range []struct {
 		basis evidence.Basis
 		title string
-	}{{evidence.Established, "established"}, {evidence.Inferred, "inferred"}, {evidence.Unknowable, "cannot be known from outside"}, {evidence.NotTried, "not tried, so nothing is said about it"}} {
+	}{{evidence.Established, "established"}, {evidence.Inferred, "inferred"}, {evidence.Unknowable, "cannot be known from outside"}} {
 		first := true
 		for _, s := range o.Statements {
 			if s.Basis != basis.basis {

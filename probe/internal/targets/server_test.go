@@ -121,6 +121,9 @@ func eachProtocol(t *testing.T, f func(t *testing.T, p wire.Protocol)) {
 func TestControl(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, p wire.Protocol) {
 		for _, target := range All() {
+			if _, ok := different[target.Name]["once"]; ok || strings.HasPrefix(target.Name, "first-") {
+				continue // its first attempt fails, or has no effect
+			}
 			t.Run(target.Name, func(t *testing.T) {
 				t.Parallel()
 				s := listen(t, target, p)

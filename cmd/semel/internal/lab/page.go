@@ -1,0 +1,332 @@
+package lab
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+//go:embed page.html
+var pageHTML string
+
+//go:embed page.css
+var pageCSS string
+
+//go:embed page.js
+var pageJS string
+
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+	"t":     func(string) string { return "" }, // that of the language, see show
+	"keys":  func() []Requirement { return []Requirement{KeyRequired, KeyOptional, KeyIgnored} },
+	"pct":   func(f float64) string { return fmt.Sprintf("%.2f%%", f) },
+	"money": func(cents int64) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) },
+	"ms":    func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) },
+	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
+}).Parse(pageHTML))
+
+// Handler answers for the page, the app's API and the lab's own.
+func (l *Lab) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, o := range Operations {
+		mux.Handle("POST /v1/"+o.Name, l.operate(o, path{name: "rest", identify: bearer}))
+		mux.Handle("POST /page/"+o.Name, l.operate(o, path{name: "page", identify: bearer}))
+		mux.Handle("POST /hooks/"+o.Name, l.operate(o, path{name: "webhook", identify: l.provider, events: true}))
+		mux.HandleFunc("POST /lab/deliver/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.deliver(w, r, o) })
+		mux.HandleFunc("POST /lab/probe/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.startProbe(w, r, o) })
+		mux.HandleFunc("GET /lab/plan/"+o.Name, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/yaml")
+			_, _ = w.Write(Plan(r.Host, o, l.Switches(o.Name)))
+		})
+		mux.HandleFunc("GET /v1/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.listEffects(w, r, o) })
+		mux.HandleFunc("GET /v1/"+o.Name+"/{id}", func(w http.ResponseWriter, r *http.Request) { l.oneEffect(w, r, o) })
+	}
+	mux.HandleFunc("POST /graphql", l.graphql)
+	mux.HandleFunc("GET /lab/mails", func(w http.ResponseWriter, r *http.Request) {
+		list := l.world.list(r.FormValue("operation"), r.FormValue("reference"), mostMails)
+		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
+	})
+	mux.HandleFunc("GET /lab/trail", func(w http.ResponseWriter, r *http.Request) {
+		list, _ := l.trail.list(r.FormValue("reference"), mostAttempts)
+		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
+	})
+	mux.HandleFunc("GET /lab/switches", func(w http.ResponseWriter, _ *http.Request) {
+		all := map[string]Switches{}
+		for _, o := range Operations {
+			all[o.Name] = l.Switches(o.Name)
+		}
+		writeJSON(w, http.StatusOK, all)
+	})
+	mux.HandleFunc("PATCH /lab/switches/{operation}", l.patchSwitches)
+	mux.HandleFunc("POST /lab/presets/{name}", l.choosePreset)
+	mux.HandleFunc("POST /lab/reset", func(w http.ResponseWriter, r *http.Request) {
+		if err := l.Reset(r.Context()); err != nil {
+			problem(w, http.StatusInternalServerError, err.Error())
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("GET /lab/report", l.showReport)
+	mux.HandleFunc("GET /lab/events", l.events)
+	mux.HandleFunc("GET /lab/now", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "now") })
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "page") })
+	for name, text := range map[string][2]string{"page.css": {"text/css", pageCSS}, "page.js": {"text/javascript", pageJS}} {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", text[0]+"; charset=utf-8")
+			_, _ = io.WriteString(w, text[1])
+		})
+	}
+	safe := http.NewCrossOriginProtection().Handler(mux)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Security-Policy", "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-store")
+		safe.ServeHTTP(w, r)
+	})
+}
+
+// listEffects answers what was done for the caller's tenant.
+func (l *Lab) listEffects(w http.ResponseWriter, r *http.Request, o *Operation) {
+	who, ok := callerOf(r)
+	if !ok {
+		problem(w, http.StatusUnauthorized, "Send Authorization: Bearer alice@acme.")
+		return
+	}
+	list, err := l.Effects(r.Context(), o, who.Tenant, r.FormValue("reference"), mostAttempts)
+	if err != nil {
+		problem(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
+}
+
+func (l *Lab) oneEffect(w http.ResponseWriter, r *http.Request, o *Operation) {
+	who, ok := callerOf(r)
+	if !ok {
+		problem(w, http.StatusUnauthorized, "Send Authorization: Bearer alice@acme.")
+		return
+	}
+	list, err := l.Effects(r.Context(), o, who.Tenant, "", mostAttempts)
+	if err != nil {
+		problem(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	for _, e := range list {
+		if e.ID == r.PathValue("id") {
+			writeJSON(w, http.StatusOK, e)
+			return
+		}
+	}
+	problem(w, http.StatusNotFound, "There is no such thing, or it is another tenant's.")
+}
+
+// patchSwitches changes what the body names. The operation "all" stands for each.
+func (l *Lab) patchSwitches(w http.ResponseWriter, r *http.Request) {
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		problem(w, http.StatusBadRequest, "The body cannot be read.")
+		return
+	}
+	name, found := r.PathValue("operation"), false
+	for _, o := range Operations {
+		if name != "all" && name != o.Name {
+			continue
+		}
+		found = true
+		s, err := l.Switches(o.Name).change(text)
+		if err == nil {
+			err = l.Set(o.Name, s)
+		}
+		if err != nil {
+			problem(w, http.StatusBadRequest, err.Error())
+			return
+		}
+	}
+	if !found {
+		problem(w, http.StatusNotFound, "There is no such operation.")
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// choosePreset sets the switches of ?operation=, or of all.
+func (l *Lab) choosePreset(w http.ResponseWriter, r *http.Request) {
+	p, err := FindPreset(r.PathValue("name"))
+	if err == nil {
+		err = l.Set(r.FormValue("operation"), p.Switches)
+	}
+	if err != nil {
+		problem(w, http.StatusNotFound, err.Error())
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// events tells by server-sent events that there is something new, at most ten
+// times a second, until the client goes.
+func (l *Lab) events(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	answer := http.NewResponseController(w)
+	for {
+		_, changed := l.trail.list("", 0)
+		if _, err := io.WriteString(w, "data: changed\n\n"); err != nil || answer.Flush() != nil {
+			return
+		}
+		if wait(r.Context(), 100*time.Millisecond) != nil {
+			return
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// view is what the page shows.
+type view struct {
+	Lang       string
+	Operations []*Operation
+	Operation  *Operation
+	Presets    []Preset
+	Preset     string // the one that the switches are of, if any
+	Switches   Switches
+	Toggles    []Toggle
+	Who        string
+
+	Reference string
+	Attempts  []lane // with Reference, the first one first
+	Effects   []Effect
+	Mails     []Mail
+	Incidents []Incident
+	Balance   int64
+	Latest    []Attempt // of all references
+	Probing   probing
+}
+
+// lane is an attempt in the drawing of the time: where it lies, in percent.
+type lane struct {
+	Attempt
+	Left, Width float64
+	Marks       []mark
+}
+
+type mark struct {
+	Left float64
+	What string
+}
+
+// whole or part of the page: for ?operation=, ?reference= and ?lang=.
+func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
+	v := view{
+		Lang: language(r), Operations: Operations, Operation: Operations[0], Presets: Presets, Toggles: Toggles,
+		Who: "alice@acme", Reference: r.FormValue("reference"),
+	}
+	for _, o := range Operations {
+		if o.Name == r.FormValue("operation") {
+			v.Operation = o
+		}
+	}
+	v.Switches = l.Switches(v.Operation.Name)
+	for _, p := range Presets {
+		if p.Switches == v.Switches {
+			v.Preset = p.Name
+		}
+	}
+	l.probingMu.Lock()
+	v.Probing = l.probing
+	l.probingMu.Unlock()
+	v.Latest, _ = l.trail.list("", 12)
+	v.Balance = startBalance
+	var err error
+	if v.Reference != "" {
+		attempts, _ := l.trail.list(v.Reference, 50)
+		v.Attempts = lanes(attempts)
+		v.Mails = l.world.list(v.Operation.Name, v.Reference, 50)
+		if v.Effects, err = l.Effects(r.Context(), v.Operation, "acme", v.Reference, 50); err == nil {
+			v.Incidents = explain(v.Operation, v.Switches, attempts, len(v.Effects), len(v.Mails))
+		}
+	}
+	if err == nil {
+		err = l.db.QueryRowContext(r.Context(), "SELECT coalesce(min(balance), ?) FROM accounts WHERE tenant = 'acme' AND owner = 'alice'", startBalance).Scan(&v.Balance)
+	}
+	if err != nil {
+		problem(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	page, err := pageTemplate.Clone()
+	if err != nil {
+		problem(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = page.Funcs(template.FuncMap{"t": in(v.Lang)}).ExecuteTemplate(w, what, v) // who has gone does not read it
+}
+
+// lanes places attempts, which come the latest first, in the time that they took
+// together.
+func lanes(attempts []Attempt) (list []lane) {
+	if len(attempts) == 0 {
+		return nil
+	}
+	begin, end := attempts[len(attempts)-1].Begun, attempts[0].Begun
+	for _, a := range attempts {
+		done := a.Begun.Add(a.Took)
+		if a.Status == 0 {
+			done = time.Now()
+		}
+		if done.After(end) {
+			end = done
+		}
+	}
+	span := max(float64(end.Sub(begin)), 1)
+	at := func(t time.Time) float64 { return min(max(float64(t.Sub(begin))/span*100, 0), 100) }
+	for i := len(attempts) - 1; i >= 0; i-- {
+		a := attempts[i]
+		n := lane{Attempt: a, Left: at(a.Begun), Width: 100 - at(a.Begun)}
+		if a.Status != 0 {
+			n.Width = at(a.Begun.Add(a.Took)) - n.Left
+		}
+		for _, s := range a.Steps {
+			n.Marks = append(n.Marks, mark{at(a.Begun.Add(s.After)), s.What})
+		}
+		list = append(list, n)
+	}
+	return list
+}
+
+// language is the one of ?lang=, or that the browser prefers.
+func language(r *http.Request) string {
+	if lang := r.FormValue("lang"); lang == "ja" || lang == "en" {
+		return lang
+	}
+	if strings.HasPrefix(r.Header.Get("Accept-Language"), "ja") {
+		return "ja"
+	}
+	return "en"
+}
+
+//go:embed ja.json
+var jaJSON []byte
+
+// japanese is what the page says, by what it says in English.
+var japanese = func() (texts map[string]string) {
+	if err := json.Unmarshal(jaJSON, &texts); err != nil {
+		panic(err) // it is part of the program
+	}
+	return texts
+}()
+
+// in returns what puts a text into the language, or leaves it as it is.
+func in(lang string) func(string) string {
+	return func(text string) string {
+		if s, ok := japanese[text]; ok && lang == "ja" {
+			return s
+		}
+		return text
+	}
+}

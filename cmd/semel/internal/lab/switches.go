@@ -1,0 +1,175 @@
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Requirement says whether an operation reads an Idempotency-Key.
+type Requirement string
+
+const (
+	KeyRequired Requirement = "required"
+	KeyOptional Requirement = "optional"
+	KeyIgnored  Requirement = "none"
+)
+
+// Switches are the defences of one operation, and what goes wrong around it. The
+// zero value has no defence at all.
+type Switches struct {
+	Key Requirement `json:"key"`
+
+	Scope       bool `json:"scope"`       // a key is its caller's, and this operation's
+	InProgress  bool `json:"in_progress"` // the key is taken before the work begins
+	Replay      bool `json:"replay"`      // a repeated request gets the first answer
+	Fingerprint bool `json:"fingerprint"` // another body under the same key is refused
+	Failures    bool `json:"failures"`    // a failed request is remembered too
+	Unique      bool `json:"unique"`      // the database accepts each reference once
+	Outbox      bool `json:"outbox"`      // mails are enqueued in the transaction of the effect
+	RateLimit   bool `json:"rate_limit"`  // a caller is slowed down after a few requests
+
+	Before     Milliseconds `json:"before_ms"`   // between the look for the key and the effect
+	After      Milliseconds `json:"after_ms"`    // between the effect and the answer
+	LoseAnswer bool         `json:"lose_answer"` // the first answer for each reference gets lost
+	FailAfter  bool         `json:"fail_after"`  // the first answer for each reference is 500, after the effect
+}
+
+// Milliseconds is a duration as the page and the API show it.
+type Milliseconds int
+
+func (m Milliseconds) duration() time.Duration { return time.Duration(m) * time.Millisecond }
+
+// MostDelay bounds Before and After. Longer ones would only hold connections.
+const MostDelay Milliseconds = 30_000
+
+func (s Switches) validate() error {
+	var errs []error
+	if !slices.Contains([]Requirement{KeyRequired, KeyOptional, KeyIgnored}, s.Key) {
+		errs = append(errs, fmt.Errorf("key is %q: want required, optional or none", s.Key))
+	}
+	for _, d := range []struct {
+		name string
+		of   Milliseconds
+	}{{"before_ms", s.Before}, {"after_ms", s.After}} {
+		if d.of < 0 || d.of > MostDelay {
+			errs = append(errs, fmt.Errorf("%s is %d: want 0 to %d", d.name, d.of, MostDelay))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// semels reports whether the operation is protected by semel's own middleware. Of
+// the defences, a user of it can only get the key, its scope and the fingerprint
+// wrong; without the others it is the code of homemade.go that runs.
+func (s Switches) semels() bool {
+	return s.Key != KeyIgnored && s.InProgress && s.Replay && s.Failures
+}
+
+// Toggle is a switch that is on or off, as pages and programs list them.
+type Toggle struct {
+	Name    string // as in JSON
+	Fault   bool   // something that goes wrong, rather than a defence against it
+	Defence string // what it does when it is on
+	Without string // what can happen when it is off, or while the fault is on
+	of      func(*Switches) *bool
+}
+
+// On reports whether it is on in s.
+func (t Toggle) On(s Switches) bool { return *t.of(&s) }
+
+// Toggles are all of them, in the order in which a request meets them.
+var Toggles = []Toggle{
+	{
+		"rate_limit", false, "A caller that sends more than five requests in a second is asked to wait.",
+		"A client that retries in a loop is only limited by its connection.", func(s *Switches) *bool { return &s.RateLimit },
+	},
+	{
+		"scope", false, "A key belongs to the caller, the tenant and the operation that it was first seen with.",
+		"Whoever sends a key that somebody else has used gets that other answer, or is refused.", func(s *Switches) *bool { return &s.Scope },
+	},
+	{
+		"in_progress", false, "The key is taken before the work begins. A duplicate that comes meanwhile is told so.",
+		"Two requests that cross both look, both find nothing, and both do the work.", func(s *Switches) *bool { return &s.InProgress },
+	},
+	{
+		"fingerprint", false, "The same key with another body is refused.",
+		"A client that uses a key again for something else gets the old answer, and believes that it was done.", func(s *Switches) *bool { return &s.Fingerprint },
+	},
+	{
+		"replay", false, "A repeated request gets the answer of the first.",
+		"A client whose answer got lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay },
+	},
+	{
+		"failures", false, "A request that failed is remembered as well: nobody knows how far it got.",
+		"The key of a failed request is free again. If the effect had happened before it failed, the retry doubles it.", func(s *Switches) *bool { return &s.Failures },
+	},
+	{
+		"unique", false, "The database accepts each reference once. It is the last line, and holds without any key.",
+		"Nothing below the service notices a second time.", func(s *Switches) *bool { return &s.Unique },
+	},
+	{
+		"outbox", false, "The mail is a row in the transaction of the effect, and sent when that is committed.",
+		"The mail is sent by the handler: also if the transaction is refused afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox },
+	},
+	{
+		"lose_answer", true, "The first answer for each reference gets lost on its way.",
+		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseAnswer },
+	},
+	{
+		"fail_after", true, "The first request for each reference fails with 500 after its effect is committed.",
+		"An error does not say that nothing happened.", func(s *Switches) *bool { return &s.FailAfter },
+	},
+}
+
+// Preset is a setting of all switches with a name.
+type Preset struct {
+	Name, Title, Lesson string
+	Switches            Switches
+}
+
+// Presets begin with the one that is used if none is named.
+var Presets = []Preset{
+	{"unprotected", "No defence", "Each request that arrives is carried out.", Switches{Key: KeyIgnored}},
+	{
+		"unique", "Unique constraint only", "The database refuses the second, whoever sends it. The client is left with an error.",
+		Switches{Key: KeyIgnored, Unique: true},
+	},
+	{
+		"tutorial", "As in most tutorials", "Look for the key, do the work, keep the answer. It holds until two requests cross, or two customers use one key.",
+		Switches{Key: KeyOptional, Replay: true},
+	},
+	{
+		"homemade", "Made with care", "The key is taken first, and bound to its caller. What fails is forgotten, and there is the hole.",
+		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true},
+	},
+	{
+		"semel", "semel", "One effect for each key, one answer, and no mail without the effect.",
+		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true},
+	},
+}
+
+// FindPreset returns the preset with this name.
+func FindPreset(name string) (Preset, error) {
+	var names []string
+	for _, p := range Presets {
+		if p.Name == name {
+			return p, nil
+		}
+		names = append(names, p.Name)
+	}
+	return Preset{}, fmt.Errorf("there is no preset %q: want one of %s", name, strings.Join(names, ", "))
+}
+
+// change returns s with what the JSON in text says otherwise.
+func (s Switches) change(text []byte) (Switches, error) {
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&s); err != nil {
+		return s, fmt.Errorf("the switches are not understood: %w", err)
+	}
+	return s, s.validate()
+}

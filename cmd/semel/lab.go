@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semelhq/semel/cmd/semel/internal/lab"
+)
+
+func (p *program) labCommand() *cobra.Command {
+	var listen, file, preset string
+	var anywhere bool
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "Run a payments app whose defences against double execution can be switched off",
+		Long: `Runs a small payments app that is deliberately vulnerable, with a page to see double
+execution happen, and not happen. Charges, orders, roles, approvals and confirmations
+each have defences that are switched while it runs: the key and its scope, the lock, the
+fingerprint, the replay, the unique constraint, the outbox. Beside each incident stands
+the code that let it happen.
+
+Without --file everything is forgotten when it ends. It listens on this host only, and
+refuses other addresses unless --anywhere says that they are meant: whoever reaches it
+can be anybody in it.
+
+PRESETS
+` + presetList() + `
+The page's buttons send what curl can send too:
+
+  curl http://127.0.0.1:9003/v1/charges -H 'Authorization: Bearer alice@acme' \
+    -H 'Idempotency-Key: "my-first-key"' --json '{"reference": "rent-may", "amount": 500}'
+
+GET /v1/charges?reference=... counts what was done, GET /lab/mails what was sent and GET
+/lab/trail what arrived; PATCH /lab/switches/charges switches, as in {"scope": false}.`,
+		Example: `  semel lab
+  semel lab --preset semel
+  semel lab --listen 127.0.0.1:9100 --file lab.db`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return p.lab(cmd.Context(), cmd, listen, file, preset, anywhere)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&listen, "listen", "127.0.0.1:9003", "address to listen on")
+	f.StringVar(&file, "file", "", "SQLite file to keep everything in; made if it is not there (default: a temporary one)")
+	f.StringVar(&preset, "preset", lab.Presets[0].Name, "how the switches are at the start")
+	f.BoolVar(&anywhere, "anywhere", false, "allow --listen to be an address that other hosts can reach")
+	_ = cmd.RegisterFlagCompletionFunc("preset", func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
+		for _, p := range lab.Presets {
+			names = append(names, p.Name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+	fromEnv(cmd)
+	return cmd
+}
+
+func presetList() string {
+	var b strings.Builder
+	for _, p := range lab.Presets {
+		fmt.Fprintf(&b, "  %-12s %s\n", p.Name, p.Lesson)
+	}
+	return b.String()
+}
+
+func (p *program) lab(ctx context.Context, cmd *cobra.Command, listen, file, preset string, anywhere bool) (err error) {
+	if _, err := lab.FindPreset(preset); err != nil {
+		return usagef("%s: %w", named(cmd, "preset"), err)
+	}
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return usagef("%s is no address: %w", named(cmd, "listen"), err)
+	}
+	if ip := net.ParseIP(host); !anywhere && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return usagef("%s is an address that other hosts can reach, and the lab is deliberately vulnerable; if that is meant, add --anywhere", named(cmd, "listen"))
+	}
+	if file == "" {
+		dir, err := os.MkdirTemp("", "semel-lab-")
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		file = filepath.Join(dir, "lab.db")
+	}
+	l, err := lab.Open(ctx, lab.Config{Path: file, Preset: preset})
+	if err != nil {
+		return &fault{code: exitFailed, err: err, do: "Name another file with --file, or none. Nothing was started."}
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	if err != nil {
+		return &fault{
+			code: exitFailed, err: fmt.Errorf("cannot listen on %s: %w", listen, err),
+			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", named(cmd, "listen")),
+		}
+	}
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ran := make(chan error, 1)
+	go func() { ran <- l.Run(background) }()
+	defer func() {
+		stop()
+		err = errors.Join(err, <-ran)
+	}()
+	// Open pages end with the context, so that the server need not wait for them.
+	server := &http.Server{
+		Handler: l.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+	}
+	fmt.Fprintf(p.stderr, "semel lab is deliberately vulnerable. Open http://%s/ and press a button.\n", listener.Addr())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(lab.MostDelay)*time.Millisecond+5*time.Second)
+	defer cancel()
+	return server.Shutdown(ctx)
+}
