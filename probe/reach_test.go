@@ -150,7 +150,7 @@ func TestSessions(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, secret := range []string{"access token", "refresh token", "access+token", "refresh+token", "the password", "the%20password", "access%20token"} {
+				for _, secret := range []string{"access token", "refresh token", "access+token", "a seat", "refresh+token", "the password", "the%20password", "access%20token"} {
 					if bytes.Contains(all, []byte(secret)) {
 						t.Errorf("%q is in the evidence", secret)
 					}

@@ -138,7 +138,10 @@ func (s *sessions) grant(w http.ResponseWriter, r *http.Request) {
 	access, again := fmt.Sprintf("access token %d of %s", s.n, who.actor), fmt.Sprintf("refresh token %d of %s", s.n, who.actor)
 	s.tokens[access] = grant{who: who, until: time.Now().Add(tokensLast)}
 	s.tokens[again] = grant{who: who, again: true}
-	writeJSON(w, http.StatusOK, map[string]any{"access_token": access, "refresh_token": again, "expires_in": int(tokensLast / time.Second)})
+	writeJSON(w, http.StatusOK, map[string]any{"access_token": access, "refresh_token": again, "expires_in": int(tokensLast / time.Second),
+		// What is secret need not be called so.
+		"seat": fmt.Sprintf("a seat %d of %s", s.n, who.actor),
+	})
 }
 
 func signsIn(p *plan.Plan, s *Server) {
@@ -151,7 +154,7 @@ func signsIn(p *plan.Plan, s *Server) {
 	p.Steps = []plan.Step{{
 		Name: "sign-in", Each: "principal",
 		Request: plan.Request{Method: "POST", URL: s.URL + "/token", Headers: form, Body: &plan.Body{Text: new("user={{.principal.user}}&password={{.principal.password | url}}")}},
-		Take:    []plan.Taking{{Name: "token", Pointer: new(plan.Pointer("/access_token"))}, {Name: "again", Pointer: new(plan.Pointer("/refresh_token"))}},
+		Take:    []plan.Taking{{Name: "token", Pointer: new(plan.Pointer("/access_token"))}, {Name: "again", Pointer: new(plan.Pointer("/refresh_token"))}, {Name: "seat", Pointer: new(plan.Pointer("/seat"))}},
 		// Whatever the answer says, it can come too late.
 		ExpiresIn: new(plan.Pointer("/expires_in")), Expired: []int{http.StatusUnauthorized},
 		Refresh: &plan.Request{Method: "POST", URL: s.URL + "/token", Headers: form, Body: &plan.Body{Text: new("refresh_token={{.again | url}}")}},
