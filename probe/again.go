@@ -35,6 +35,14 @@ func init() {
 		plan.Reordered:     {"F", "An older request again after a newer one", (*exp).reordered},
 		plan.Redelivery:    {"F", "An event delivered again, stale and altered", (*exp).redelivery},
 		plan.RetentionEdge: {"F", "The same request just before keys are forgotten", (*exp).retentionEdge},
+
+		plan.PreviewFirst:    {"A", "The target's own dry run, before anything has effects", (*exp).preview},
+		plan.SameMeaning:     {"B", "The same JSON in other bytes under a used key", (*exp).sameMeaning},
+		plan.Corrected:       {"F", "A refused request, corrected under the same key", (*exp).corrected},
+		plan.OtherInstance:   {"C", "The same request to another instance", (*exp).otherInstance},
+		plan.OtherOperation:  {"B", "Another operation under a used key", (*exp).otherOperation},
+		plan.RaceAltered:     {"D", "A request and its alteration under one key at once", (*exp).raceAltered},
+		plan.RetentionSearch: {"F", "The same request after longer and longer", (*exp).retentionSearch},
 	}
 }
 
@@ -51,10 +59,14 @@ type again struct {
 	limited bool   // a duplicate was refused for its rate meanwhile
 	why     string // there is no second
 	trail   *trail
+	signs   []*sign // of what knew the second
 }
 
 func (x *exp) duplicate(ctx context.Context) (shown, error) {
 	f, err := x.twice(ctx)
+	if f == nil {
+		return nil, err
+	}
 	if err != nil || f.second == nil {
 		return f, err
 	}
@@ -70,7 +82,12 @@ func (x *exp) twice(ctx context.Context) (*again, error) {
 	}
 	f := &again{opening: *o, expect: 1}
 	if err == nil && o.sound(x.o) {
-		f.second, err = x.again(ctx, f.w, "duplicate", f.good())
+		if f.signs, err = x.signs(ctx, f.w); err == nil {
+			f.second, err = x.again(ctx, f.w, "duplicate", f.good())
+		}
+		if err == nil {
+			err = x.found(ctx, f.signs, f.second.sent)
+		}
 	}
 	f.w.conclude(1)
 	return f, err

@@ -26,8 +26,8 @@ var failedPart = regexp.MustCompile(`HTTP/[0-9.]+ [45][0-9][0-9]`)
 
 // saysError reports whether an answer of 2xx tells of an error in its body.
 func saysError(r *wire.Response) bool {
-	if r.Status/100 != 2 || len(r.Body) == 0 {
-		return false
+	if r.Status/100 != 2 || len(r.Body) == 0 || r.Proto == graphQL {
+		return false // of GraphQL it is read already: data may come beside errors
 	}
 	if r.Status == http.StatusMultiStatus {
 		return failedPart.Match(r.Body)
@@ -119,38 +119,19 @@ func (o *operation) resource(x *wire.Exchange) string {
 	if x.Response == nil || x.Response.Truncated {
 		return ""
 	}
-	r := o.op.Resource
-	switch {
-	case r == nil:
-		if at := x.Response.Header.Get("Location"); at != "" && success(x) && !accepted(x) {
-			return at
-		}
-		if doc, err := decodeJSON(x.Response.Body); err == nil && success(x) {
-			if id, ok := lookup(doc, "/id"); ok && id != nil {
-				return scalar(id)
-			}
-		}
-		return ""
-	case r.Pointer != nil:
-		doc, err := decodeJSON(x.Response.Body)
-		if err != nil {
-			return ""
-		}
-		id, ok := lookup(doc, *r.Pointer)
-		if !ok || id == nil {
-			return ""
-		}
-		return scalar(id)
+	if r := o.op.Resource; r != nil {
+		return extract(x.Response, r.Header, "", r.Pointer, r.Pattern)
 	}
-	in := string(x.Response.Body)
-	if r.Header != "" {
-		in = x.Response.Header.Get(r.Header)
+	if at := x.Response.Header.Get("Location"); at != "" && success(x) && !accepted(x) {
+		return at
 	}
-	if r.Pattern == "" {
-		return in
+	if x.Response.Proto == graphQL {
+		return graphQLResource(x.Response.Body)
 	}
-	if m := regexp.MustCompile(r.Pattern).FindStringSubmatch(in); m != nil { // validated
-		return m[1]
+	if doc, err := decodeJSON(x.Response.Body); err == nil && success(x) {
+		if id, ok := lookup(doc, "/id"); ok && id != nil {
+			return scalar(id)
+		}
 	}
 	return ""
 }
@@ -188,7 +169,7 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 	s.Body = bytes.Equal(a.Response.Body, b.Response.Body)
 	s.Resource = first.resource != "" && first.resource == second.resource
 	if !s.Status {
-		s.Differences = append(s.Differences, fmt.Sprintf("status: %d, then %d", a.Response.Status, b.Response.Status))
+		s.Differences = append(s.Differences, fmt.Sprintf("status: %s, then %s", status(a.Response), status(b.Response)))
 	}
 	if !s.Body {
 		s.Differences = append(s.Differences, differences(a.Response.Body, b.Response.Body)...)

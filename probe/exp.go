@@ -115,7 +115,10 @@ func (x *exp) run(ctx context.Context, f func(*exp, context.Context) (shown, err
 	x.o.r.progress(Event{Operation: x.o.op.Name, Experiment: x.kind})
 	x.e.Started = time.Now()
 	j := &judgement{o: x.o, e: &x.e}
-	err := x.reset(ctx)
+	err := x.prepare(ctx)
+	if err == nil {
+		err = x.reset(ctx)
+	}
 	if err == nil {
 		var what shown
 		if what, err = f(x, ctx); what != nil && (!x.o.r.dry() || err == nil && offline(what)) {
@@ -211,7 +214,8 @@ func (x *exp) plan(role string, req wire.Request, who plan.PrincipalName, n int,
 
 // sent writes an exchange down.
 func (x *exp) sent(got wire.Exchange, role string, who plan.PrincipalName) *sent {
-	s := &sent{x: got, resource: x.o.resource(&got), replayed: x.o.replayed(&got)}
+	s := &sent{x: x.o.meant(got), replayed: x.o.replayed(&got)}
+	s.resource = x.o.resource(&s.x)
 	s.n = x.book(got, role, who)
 	e := &x.e.Sends[len(x.e.Sends)-1]
 	e.Resource, e.Replayed = s.resource, s.replayed
@@ -277,8 +281,11 @@ func (x *exp) reset(ctx context.Context) error {
 const maxWaits = 3
 
 // fresh begins to follow a request of its own.
-func (x *exp) fresh(ctx context.Context) (*watch, error) {
-	v, err := x.o.r.r.Draw(x.o.op.Name)
+func (x *exp) fresh(ctx context.Context) (*watch, error) { return x.freshTimes(ctx, 1) }
+
+// freshTimes is fresh for n requests of which a dry run lists one.
+func (x *exp) freshTimes(ctx context.Context, n int) (*watch, error) {
+	v, err := x.drawTimes(ctx, n)
 	if err != nil {
 		return nil, err
 	}
@@ -512,7 +519,7 @@ func answer(s *sent) string {
 	case s.x.Response != nil && saysError(s.x.Response):
 		return fmt.Sprintf("%d with an error in its body", s.x.Response.Status)
 	case s.x.Response != nil:
-		return fmt.Sprint(s.x.Response.Status)
+		return status(s.x.Response)
 	case s.x.Err != nil:
 		return s.x.Delivery.String() + " (" + s.x.Err.Error() + ")"
 	}

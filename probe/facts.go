@@ -54,17 +54,22 @@ type facts struct {
 	limited      bool // a duplicate got 429
 	actorApart   known
 	tenantApart  known
-	inProgress   known // a retry while the first ran was recognised
-	lapsed       bool  // one was told to wait, and a later one was executed
-	safeRetry    bool  // a retry after a loss or a failure was right
-	unsafeRetry  bool  // one was not, or was executed
-	race         *evidence.Race
-	outsideOK    int // experiments in which the outside saw what the state saw
-	outsideBad   bool
-	audit        string
-	expires      bool // answers say until when a key is kept
-	errors5xx    int
-	specified    *specification
+	// operationApart: keys of one operation say nothing to another.
+	operationApart known
+	renewed        bool // what a step took for a principal was taken anew
+	// signs of what decides between duplicates, and where they were found.
+	signs       map[string][]string
+	inProgress  known // a retry while the first ran was recognised
+	lapsed      bool  // one was told to wait, and a later one was executed
+	safeRetry   bool  // a retry after a loss or a failure was right
+	unsafeRetry bool  // one was not, or was executed
+	race        *evidence.Race
+	outsideOK   int // experiments in which the outside saw what the state saw
+	outsideBad  bool
+	audit       string
+	expires     bool // answers say until when a key is kept
+	errors5xx   int
+	specified   *specification
 }
 
 // protects reports whether a used key was seen to keep a second effect away.

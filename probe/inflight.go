@@ -24,6 +24,7 @@ type trial struct {
 	all      []*sent
 	released bool
 	reason   string // they were not
+	signs    []*sign
 	protocol string
 	spread   time.Duration
 	end      *attempt // the state after all of them
@@ -37,7 +38,7 @@ func (x *exp) race(ctx context.Context) (shown, error) {
 	}
 	trials := x.o.r.p.Race.Trials
 	if x.o.r.dry() {
-		v, err := x.o.r.r.Draw(x.o.op.Name)
+		v, err := x.drawTimes(ctx, trials)
 		if err != nil {
 			return f, err
 		}
@@ -48,8 +49,8 @@ func (x *exp) race(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	for range trials {
-		if x.o.r.send.Left() < f.width {
-			f.why = fmt.Sprintf("the budget has %s left, and a race takes %d", times(x.o.r.send.Left(), "send"), f.width)
+		if takes := f.width + x.o.stepsEach(); x.o.r.send.Left() < takes {
+			f.why = fmt.Sprintf("the budget has %s left, and a race takes %d", times(x.o.r.send.Left(), "send"), takes)
 			break
 		}
 		t, err := x.trial(ctx, f.width)
@@ -70,13 +71,26 @@ func (x *exp) trial(ctx context.Context, width int) (*trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := x.o.r.send.SendRace(as(ctx, ""), slices.Repeat([]wire.Request{req}, width), nil)
+	signs, err := x.signs(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	t, err := x.release(ctx, w, "race", slices.Repeat([]wire.Request{req}, width))
+	if err == nil {
+		t.signs, err = signs, x.found(ctx, signs, t.all...)
+	}
+	return t, err
+}
+
+// release sends requests with the values of a watch at once.
+func (x *exp) release(ctx context.Context, w *watch, role string, all []wire.Request) (*trial, error) {
+	got, err := x.o.r.send.SendRace(as(ctx, ""), all, nil)
 	if err != nil {
 		return nil, err
 	}
 	t := &trial{released: got.Released, protocol: got.Exchanges[0].Protocol.String(), spread: got.Spread}
 	for i := range got.Exchanges {
-		t.all = append(t.all, x.sent(got.Exchanges[i], "race", ""))
+		t.all = append(t.all, x.sent(got.Exchanges[i], role, ""))
 	}
 	if err := ctxErr(ctx); err != nil {
 		return nil, err
@@ -217,6 +231,9 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 		}
 		return a, []*sent{b}, ctxErr(ctx)
 	}
+	if _, err := x.o.r.send.ready(as(ctx, "")); err != nil {
+		return nil, nil, err
+	}
 	type result struct {
 		x   wire.Exchange
 		err error
@@ -224,7 +241,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 	done := make(chan result, 1)
 	start := time.Now()
 	go func() {
-		got, err := x.o.r.send.Send(as(ctx, ""), req)
+		got, err := x.o.r.send.only(as(ctx, ""), req)
 		done <- result{got, err}
 	}()
 	var one result
@@ -246,7 +263,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 			break
 		}
 		var later wire.Exchange
-		if later, err = x.o.r.send.Send(as(ctx, ""), req); err != nil {
+		if later, err = x.o.r.send.only(as(ctx, ""), req); err != nil {
 			break
 		}
 		s := x.sent(later, "duplicate", "")

@@ -309,6 +309,7 @@ func (f *again) judge(j *judgement) {
 	known.limited = known.limited || f.limited
 	onceBefore := known.once && !known.doubled
 	j.repeated(first.sent, f.second, f.expect, doubleSequential)
+	j.mechanisms(f.signs, f.second)
 	twice := more(f.second.total.most, f.expect)
 	if twice && f.late && onceBefore {
 		known.late = true

@@ -76,6 +76,10 @@ func (f *mismatched) judge(j *judgement) {
 	}
 	first, second, d := f.good().sent, f.second.sent, f.second.total
 	j.e.Second = j.o.compare(first, second)
+	if j.o.op.Key == nil {
+		j.changed(first, f.second)
+		return
+	}
 	ok := success(&second.x)
 	hook := j.o.op.Signature != nil
 	switch {
@@ -113,7 +117,7 @@ func (f *mismatched) judge(j *judgement) {
 		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second))
 	default:
 		note := ""
-		if want := j.o.contract.Mismatch; len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
+		if want := j.o.contract.Mismatch; second.x.Response.Proto != graphQL && len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
 			note = fmt.Sprintf("; the contract%s names %s for this", map[bool]string{true: " that the plan assumes"}[j.o.assumed], strings.Trim(strings.ReplaceAll(fmt.Sprint(want), " ", ", "), "[]"))
 		}
 		j.holds("the altered request was refused with %s%s%s", answer(second), d.without(), note)
@@ -123,6 +127,35 @@ func (f *mismatched) judge(j *judgement) {
 			j.broken("the refusal holds %s", what)
 			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
 		}
+	}
+}
+
+// changed judges another request for what an operation without keys knows by its
+// content: what the plan alters is not what makes it the same.
+func (j *judgement) changed(first *sent, second *attempt) {
+	d, put := second.total, j.o.op.Request.Method == "PUT" || j.o.op.Request.Method == "PATCH"
+	switch {
+	case d.exceeds(1):
+		j.broken("the altered request took effect as another one: %s", d)
+		j.find("change-doubles", "", evidence.Established, first, second.sent)
+	case !second.settled:
+		j.unclear("%s", second.why)
+	case !second.processed():
+		j.unclear("the altered request was not processed: %s", answer(second.sent))
+	case !d.told():
+		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second.sent))
+	case success(&second.x) && otherResource(first, second.sent):
+		j.broken("the altered request was answered with %s and another resource, and had no effect that a reader sees", answer(second.sent))
+		j.find("change-doubles", "", evidence.Inferred, first, second.sent)
+	case success(&second.x) && put:
+		j.holds("1 effect; the altered request was taken for a change of the same resource: %s", answer(second.sent))
+	case success(&second.x):
+		j.holds("1 effect; the altered request was answered with %s: whether what it asks for was taken over, no reader tells", answer(second.sent))
+	case second.serverError():
+		j.broken("the altered request was answered with %s%s", answer(second.sent), d.without())
+		j.error5xx(first, second.sent)
+	default:
+		j.holds("1 effect; the altered request was refused with %s", answer(second.sent))
 	}
 }
 

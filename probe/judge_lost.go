@@ -81,7 +81,8 @@ func (f *failed) judge(j *judgement) {
 	switch t := f.off; {
 	case t == nil:
 	case t.second == nil && t.ran.exceeds(0):
-		j.unclear("a request that was cut off before its last byte had %s", count(t.ran.most))
+		j.broken("a request that was cut off before its last byte had %s", count(t.ran.number()))
+		j.find("truncated-executed", "", evidence.Established, t.first)
 	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", answer(t.first))
 	default:

@@ -19,6 +19,7 @@ func (f *races) judge(j *judgement) {
 	why := f.why
 	for _, t := range f.trials {
 		why = cmp.Or(j.trial(t, r), why)
+		j.mechanisms(t.signs, t.end)
 	}
 	r.Bound = evidence.RateBound(r.Doubled, r.Overlapped)
 	j.o.facts.race = r
@@ -221,7 +222,7 @@ func (j *judgement) duringFirst(first, second *sent) {
 		j.holds("1 effect; the retry during the first was answered with %s, as the first was; neither names a resource", answer(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
-		j.holds("1 effect; the retry during the first was told that it is in progress: %d", status)
+		j.holds("1 effect; the retry during the first was told that it is in progress: %s", answer(second))
 	case success(&second.x) && (accepted(&second.x) || !otherResource(first, second)):
 		j.holds("1 effect; the retry during the first was answered with %s, and no resource is named in both that could be compared", answer(second))
 	case success(&second.x):
@@ -244,7 +245,7 @@ func (j *judgement) duringFirst(first, second *sent) {
 		j.holds("1 effect; the retry during the first was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", answer(second))
 	default:
 		f.inProgress, f.unsafeRetry = no, true
-		j.broken("1 effect, and the retry during the first got %d%s, which reads as final", status, map[bool]string{true: " with the advice to take a new key or none"}[invites])
+		j.broken("1 effect, and the retry during the first got %s%s, which reads as final", answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
 		j.find("in-flight-error-invites-new-key", "", evidence.Inferred, first, second)
 	}
 }

@@ -947,7 +947,7 @@ func TestChoice(t *testing.T) {
 		{probe.Options{}, "[duplicate race]"},
 		{probe.Options{Skip: []plan.Experiment{plan.RaceSame}}, "[duplicate]"},
 		{probe.Options{Only: []plan.Experiment{plan.Altered, plan.Duplicate}}, "[duplicate altered]"},
-		{probe.Options{Full: true}, "[duplicate fresh_key late_retry altered missing_key malformed_key in_flight race lost_unread lost_begun failed_first reordered]"},
+		{probe.Options{Full: true}, "[duplicate fresh_key late_retry same_meaning altered missing_key malformed_key in_flight race race_altered lost_unread lost_begun failed_first reordered]"},
 	} {
 		if got := fmt.Sprint(names(c.o)); got != c.want {
 			t.Errorf("%s, want %s", got, c.want)
@@ -1009,6 +1009,7 @@ func (w *watchful) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 func TestProduction(t *testing.T) {
 	never := map[plan.Experiment]func(w *watchful) bool{
 		plan.RaceSame:    func(w *watchful) bool { return w.most.Load() > 1 },
+		plan.RaceAltered: func(w *watchful) bool { return w.most.Load() > 1 },
 		plan.InFlight:    func(w *watchful) bool { return w.most.Load() > 1 },
 		plan.LostUnread:  func(w *watchful) bool { return w.cut.Load() > 0 },
 		plan.LostBegun:   func(w *watchful) bool { return w.cut.Load() > 0 },

@@ -31,7 +31,7 @@ type runner struct {
 
 	// Sends and reads have budgets of their own, so that waiting for a slow
 	// effect cannot use up what the experiments need.
-	send, read *wire.Sender
+	send, read *sender
 
 	ev        evidence.Run
 	exchanges []wire.Exchange // as the evidence numbers them
@@ -42,8 +42,10 @@ type runner struct {
 	plannedReads int
 	dbs          map[string]*sql.DB
 	sinks        map[string]*sink
-	answered     bool  // the target did, once
-	dead         error // why it did not, if it never did
+	sessions     map[session]time.Time // until when what a step took can be used; zero for always
+	now          *exp                  // the experiment under way
+	answered     bool                  // the target did, once
+	dead         error                 // why it did not, if it never did
 }
 
 func newRunner(p *plan.Plan, o Options) (*runner, error) {
@@ -51,7 +53,7 @@ func newRunner(p *plan.Plan, o Options) (*runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &runner{o: o, r: renderer, p: renderer.Plan(), assumed: p.Contract == nil, dbs: map[string]*sql.DB{}, sinks: map[string]*sink{}}
+	r := &runner{o: o, r: renderer, p: renderer.Plan(), assumed: p.Contract == nil, dbs: map[string]*sql.DB{}, sinks: map[string]*sink{}, sessions: map[session]time.Time{}}
 	if err := o.validate(r.p); err != nil {
 		return nil, err
 	}
@@ -63,13 +65,15 @@ func newRunner(p *plan.Plan, o Options) (*runner, error) {
 	if c.TLS, err = r.tls(); err != nil {
 		return nil, err
 	}
-	if r.send, err = wire.New(c); err != nil {
+	r.send, r.read = &sender{r: r}, &sender{r: r}
+	if r.send.Sender, err = wire.New(c); err != nil {
 		return nil, fmt.Errorf("probe: invalid options: %w", err)
 	}
 	c.MaxSends = r.p.Budget.MaxReads
-	if r.read, err = wire.New(c); err != nil {
+	if r.read.Sender, err = wire.New(c); err != nil {
 		return nil, fmt.Errorf("probe: invalid options: %w", err)
 	}
+	r.r.Pretend(!o.Send)
 	var id [6]byte
 	_, _ = rand.Read(id[:]) // it never fails
 	r.ev = evidence.Run{
@@ -137,6 +141,8 @@ func as(ctx context.Context, who plan.PrincipalName) context.Context {
 func (r *runner) preflight() error {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
+	r.r.Pretend(true) // no step was sent yet
+	defer r.r.Pretend(false)
 	// With a context that is over, a Sender checks the target and sends nothing.
 	check := func(what string, req wire.Request) error {
 		if _, err := r.send.Send(over, req); !errors.Is(err, context.Canceled) {
@@ -147,17 +153,41 @@ func (r *runner) preflight() error {
 		}
 		return nil
 	}
-	for _, op := range r.operations() {
+	ops := r.operations()
+	for _, op := range ops {
+		// What is sent under another operation's key need not be run itself.
+		if other, err := r.p.Operation(op.OtherOperation); err == nil && !slices.Contains(ops, other) {
+			ops = append(ops, other)
+		}
+	}
+	for _, op := range ops {
 		v, err := r.r.Draw(op.Name)
 		if err != nil {
 			return err
 		}
-		req, err := r.r.Request(v, plan.Change{})
-		if err != nil {
-			return err
+		for what, c := range map[string]plan.Change{
+			"operation " + op.Name:                              {},
+			"the preview of " + op.Name:                         {Preview: true},
+			"operation " + op.Name + ", to the other instance,": {Instance: r.p.Target.Instance != ""},
+		} {
+			req, err := r.r.Request(v, c)
+			if err == nil {
+				err = check(what, req)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		if err := check("operation "+op.Name, req); err != nil {
-			return err
+		for _, st := range append(r.r.Steps(op, "principal"), r.r.Steps(op, "request")...) {
+			for _, refresh := range []bool{false, true} {
+				req, err := r.r.StepRequest(v, st, plan.ActorA, refresh)
+				if err == nil {
+					err = check("step "+st.Name, req)
+				}
+				if err != nil {
+					return err
+				}
+			}
 		}
 		for i := range op.Readers {
 			reading, err := r.r.Reading(v, &op.Readers[i], "")

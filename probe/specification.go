@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -32,6 +33,8 @@ type said struct {
 	general bool
 	// absent: it describes operations, and not this one.
 	absent bool
+	// preview is what looks like a dry run of the operation; empty for nothing.
+	preview string
 }
 
 const maxSpecification = 8 << 20
@@ -112,6 +115,7 @@ func read(doc []byte, op *plan.Operation, at string) said {
 			return said{absent: true, general: s.keys}
 		}
 		s := tell(textOf(root, own, map[string]bool{}))
+		s.preview = previewOf(root, own, at)
 		if !s.keys {
 			// What the document says at its head may be meant for all.
 			info, _ := root["info"].(map[string]any)
@@ -127,6 +131,46 @@ func read(doc []byte, op *plan.Operation, at string) said {
 		}
 	}
 	return said{general: whole.keys, retention: whole.retention}
+}
+
+var (
+	previewParameter = regexp.MustCompile(`(?i)^(x[-_])?(dry[-_]?run|validate[-_]?only|preview([-_]?only)?|simulate)$`)
+	previewPath      = regexp.MustCompile(`(?i)[/:](validate|validation|dry[-_]?run|preview|simulate|simulation)$`)
+)
+
+// previewOf finds what a description calls a dry run of an operation: one of its
+// parameters, or a path below its own. It is only told of: nothing is sent that
+// the plan does not name.
+func previewOf(root map[string]any, own any, at string) string {
+	var params []any
+	for _, place := range []plan.Pointer{"/0/parameters", "/1"} { // as describes has them
+		list, _ := lookup(own, place)
+		more, _ := list.([]any)
+		params = append(params, more...)
+	}
+	for _, p := range params {
+		if ref, ok := lookup(p, "/$ref"); ok {
+			if s := scalar(ref); strings.HasPrefix(s, "#/") {
+				p, _ = lookup(root, plan.Pointer(s[1:]))
+			}
+		}
+		if v, ok := lookup(p, "/name"); ok && previewParameter.MatchString(scalar(v)) {
+			in, _ := lookup(p, "/in")
+			return "the parameter " + scalar(v) + " (" + scalar(in) + ")"
+		}
+	}
+	u, err := url.Parse(at)
+	if err != nil || len(u.Path) < 2 {
+		return ""
+	}
+	paths, _ := root["paths"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(paths)) {
+		base := previewPath.ReplaceAllString(name, "")
+		if base != name && len(base) > 1 && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), base) {
+			return "the path " + name
+		}
+	}
+	return ""
 }
 
 // mentions reports whether a text names an operation: by its path or its name.

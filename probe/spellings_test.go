@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -93,16 +94,20 @@ func TestNoSpellingOfASecret(t *testing.T) {
 	if err := report.Write(folder, res.Run, report.Files{Plan: []byte("x"), HAR: res.HAR.Write}); err != nil {
 		t.Fatal(err)
 	}
-	files, _ := os.ReadDir(folder)
-	for _, f := range files {
-		b, err := os.ReadFile(filepath.Join(folder, f.Name()))
-		if err != nil {
-			t.Fatal(err)
+	files := 0
+	if err := filepath.WalkDir(folder, func(path string, f fs.DirEntry, err error) error {
+		if err != nil || f.IsDir() {
+			return err
 		}
-		outputs[f.Name()] = string(b)
+		b, err := os.ReadFile(path)
+		outputs[path] = string(b)
+		files++
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
-	if len(files) < 6 {
-		t.Errorf("%d files", len(files))
+	if files < 6 {
+		t.Errorf("%d files", files)
 	}
 	for name, text := range outputs {
 		for _, plain := range append(spellings, "s3cr", "ith&") {

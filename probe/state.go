@@ -90,7 +90,7 @@ func (o *operation) makeReaders() {
 		effect, _ := new(big.Rat).SetString(string(rd.Effect)) // validated
 		made := &reader{
 			name: rd.Name, effect: effect, outside: *rd.Outside,
-			counted: rd.HTTP != nil && rd.HTTP.Count != nil || rd.Log != nil || rd.Webhook != nil || rd.SMTP != nil || rd.Command != nil && rd.Command.Pattern != "",
+			counted: rd.HTTP != nil && (rd.HTTP.Count != nil || rd.HTTP.Lines != "") || rd.Log != nil || rd.Webhook != nil || rd.SMTP != nil || rd.Command != nil && rd.Command.Pattern != "",
 		}
 		made.read = func(ctx context.Context, v *plan.Values, resource string) (reading, error) {
 			q, err := o.r.r.Reading(v, rd, resource)
@@ -120,13 +120,7 @@ func (r *runner) ask(ctx context.Context, q *plan.Reading) (reading, error) {
 	rd := q.Reader
 	switch {
 	case rd.HTTP != nil:
-		x, err := r.read.Send(as(ctx, rd.HTTP.As), q.Request)
-		if err != nil {
-			return reading{}, err
-		}
-		out := reading{x: &x, as: cmp.Or(rd.HTTP.As, plan.ActorA)}
-		err = out.fromJSON(x, q)
-		return out, err
+		return r.readHTTP(ctx, q)
 	case rd.SQL != nil:
 		n, err := r.query(ctx, q)
 		return reading{number: n}, err
@@ -177,63 +171,6 @@ func (r *runner) ask(ctx context.Context, q *plan.Reading) (reading, error) {
 		out.distinct = len(out.ids)
 	}
 	return out, nil
-}
-
-// fromJSON takes the number out of an answer.
-func (a *reading) fromJSON(x wire.Exchange, q *plan.Reading) error {
-	h := q.Reader.HTTP
-	switch {
-	case x.Response == nil:
-		return fmt.Errorf("no answer: %w", x.Err)
-	case x.Response.Truncated:
-		return errors.New("the answer is cut off")
-	case x.Response.Status == 404 && h.Count != nil:
-		a.number = new(big.Rat)
-		return nil
-	case x.Response.Status != 200:
-		return fmt.Errorf("the answer is %d", x.Response.Status)
-	}
-	doc, err := decodeJSON(x.Response.Body)
-	if err != nil {
-		return errors.New("the answer is not JSON")
-	}
-	if h.Value != nil {
-		v, ok := lookup(doc, *h.Value)
-		if !ok {
-			return fmt.Errorf("the answer has no %s", *h.Value)
-		}
-		a.number, err = number(scalar(v))
-		return err
-	}
-	v, ok := lookup(doc, *h.Count)
-	if !ok {
-		return fmt.Errorf("the answer has no %s", *h.Count)
-	}
-	if v == nil {
-		v = []any{} // how some write an empty list
-	}
-	list, ok := v.([]any)
-	if !ok {
-		return errors.New("what is to be counted is no array")
-	}
-	n := int64(0)
-	for _, e := range list {
-		if slices.ContainsFunc(q.Where, func(m plan.Pair) bool {
-			got, ok := lookup(e, plan.Pointer(m.Name))
-			return !ok || scalar(got) != m.Value
-		}) {
-			continue
-		}
-		n++
-		if h.ID != nil {
-			if id, ok := lookup(e, *h.ID); ok && len(a.ids) < 20 {
-				a.ids = append(a.ids, scalar(id))
-			}
-		}
-	}
-	slices.Sort(a.ids)
-	a.number = big.NewRat(n, 1)
-	return nil
 }
 
 // query runs the query of a sql reader, read-only where the driver can.
@@ -396,11 +333,7 @@ func decodeJSON(b []byte) (any, error) {
 
 // lookup finds what a JSON pointer names.
 func lookup(v any, p plan.Pointer) (any, bool) {
-	if p == "" {
-		return v, true
-	}
-	for part := range strings.SplitSeq(string(p)[1:], "/") {
-		part = strings.ReplaceAll(strings.ReplaceAll(part, "~1", "/"), "~0", "~")
+	for _, part := range parts(p) {
 		switch at := v.(type) {
 		case map[string]any:
 			next, ok := at[part]

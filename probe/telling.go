@@ -82,7 +82,12 @@ func (o *operation) state() {
 	if v.IdempotencySupport == "header_key" && f.freshCreates == untold {
 		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
 	}
-	if f.actorApart == yes && f.tenantApart == yes {
+	switch {
+	case f.operationApart == yes:
+		say("key_scope_binding", evidence.Established, "The operation separates keys: %s under a used key took effect of its own.", o.op.OtherOperation)
+	case f.operationApart == no:
+		say("key_scope_binding", evidence.Established, "The operation does not separate keys: %s under a used key had no effect of its own.", o.op.OtherOperation)
+	case f.actorApart == yes && f.tenantApart == yes:
 		say("key_scope_binding", evidence.Inferred, "Tenant and actor separate keys. That the operation does too was not tried: it takes a second operation.")
 	}
 	if r := f.race; r != nil && v.RaceBehavior == "safe_converge" {
@@ -92,11 +97,8 @@ func (o *operation) state() {
 		}
 		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %.1f %%, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, r.Bound*100, what)
 	}
-	if v.Atomicity == "unknown" {
-		say("atomicity", evidence.Unknowable, "What makes effect and record one cannot be seen from outside.")
-	} else {
-		say("atomicity", evidence.Inferred, "Requests that ran at the same time doubled the effect: nothing decided between them.")
-	}
+	sign, basis := o.tellAtomicity()
+	say("atomicity", basis, "%s", sign)
 	if v.OutboxPattern == "unknown" {
 		say("outbox_pattern", evidence.Unknowable, "Whether effects elsewhere follow the commit cannot be seen without a reader outside.")
 	}
@@ -128,6 +130,8 @@ func (o *operation) untried() {
 		{"a duplicate after a while, or after another request", []plan.Experiment{plan.LateRetry, plan.Reordered}},
 		{"another request under a used key", []plan.Experiment{plan.Altered}},
 		{"another actor or tenant with a used key", []plan.Experiment{plan.OtherActor, plan.OtherTenant}},
+		{"another instance of the target: duplicates that a load balancer sends elsewhere", []plan.Experiment{plan.OtherInstance}},
+		{"another operation under the same key", []plan.Experiment{plan.OtherOperation}},
 	} {
 		if slices.ContainsFunc(group.of, ran) {
 			continue
@@ -151,14 +155,16 @@ func (o *operation) untried() {
 		if o.op.Key == nil && (group.of[0] == plan.Altered || group.of[0] == plan.OtherActor && len(can) == 0) {
 			continue // there is no key to be used
 		}
+		if group.of[0] == plan.OtherOperation && (o.op.Key == nil || o.op.Signature != nil) {
+			continue
+		}
 		add(group.what, how)
 	}
-	add("another instance of the target: duplicates that a load balancer sends elsewhere", "a plan whose allow-list and requests name two instances")
-	if o.op.Key != nil && o.op.Signature == nil {
-		add("another operation under the same key", "a plan with two operations")
+	if s := o.facts.specified; s != nil && s.preview != "" && o.op.Preview == nil {
+		add("the target's own dry run, which the specification seems to name: "+s.preview, "a preview in the plan; it is tried before anything that has effects")
 	}
-	if o.r.p.Principals.ActorA != nil {
-		add("a session that expired, or was renewed, between the two", "a plan that signs in anew")
+	if o.r.p.Principals.ActorA != nil && !o.facts.renewed {
+		add("a session that expired, or was renewed, between the two", "a step that signs in, with valid or expires_in shorter than the run")
 	}
 	f := &o.facts
 	if o.ev.Verdict.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "" {

@@ -38,9 +38,9 @@ func TestDefaultRunSaysWhatItDidNotTry(t *testing.T) {
 		for what, how := range map[string]string{
 			"requests at the same time": "--only race,in_flight",
 			"lost answers":              "--only lost_unread",
-			"another instance":          "instances",
-			"another operation":         "two operations",
-			"a session that expired":    "signs in anew",
+			"another instance":          "target.instance",
+			"another operation":         "other_operation",
+			"a session that expired":    "a step that signs in",
 			"a crash of the target":     "",
 		} {
 			if !slices.ContainsFunc(op.Untried, func(u evidence.Untried) bool {

@@ -53,6 +53,8 @@ func (o *operation) verdict() {
 	switch {
 	case f.tenantApart == no:
 		v.KeyScopeBinding = "weak"
+	case f.operationApart == no && (f.tenantApart == yes || f.actorApart == yes):
+		v.KeyScopeBinding = "partial"
 	case f.tenantApart == yes && f.actorApart == yes:
 		v.KeyScopeBinding = "tenant+actor+operation"
 	case f.tenantApart == yes, f.actorApart == yes:
@@ -86,6 +88,7 @@ func (o *operation) verdict() {
 		// Once each time, whatever the losers were told.
 		v.RaceBehavior = "safe_converge"
 	}
+	o.atomicity()
 	switch {
 	case f.outsideBad:
 		v.OutboxPattern = "no"
@@ -93,7 +96,8 @@ func (o *operation) verdict() {
 		v.OutboxPattern = "yes"
 	}
 	switch {
-	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree", "outside-effect-doubled"):
+	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree", "outside-effect-doubled",
+		"instance-doubles", "same-meaning-executed", "key-forgotten"):
 		v.RetryBehavior = "unsafe_retry"
 	case f.safeRetry && !f.outsideBad:
 		v.RetryBehavior = "safe_stop"

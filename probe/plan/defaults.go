@@ -17,12 +17,19 @@ func (p *Plan) WithDefaults() Plan {
 	if c.Contract == nil {
 		c.Contract = &Contract{Profile: "ietf"}
 	}
+	c.Steps = stepDefaults(c.Steps)
 	c.Operations = slices.Clone(c.Operations)
 	for i := range c.Operations {
 		op := &c.Operations[i]
 		op.Request = op.Request.withDefaults()
-		if op.Altered != nil && op.Altered.Body != nil && op.Altered.Body.JSON != nil {
-			op.Request = op.Request.typed()
+		op.Steps = stepDefaults(op.Steps)
+		for _, a := range op.alterations("") {
+			if a.Body.json() != nil {
+				op.Request = op.Request.typed()
+			}
+		}
+		if op.Preview != nil {
+			op.Preview = new(op.Preview.withDefaults())
 		}
 		if op.Key != nil {
 			k := *op.Key
@@ -50,6 +57,17 @@ func (p *Plan) WithDefaults() Plan {
 			if r.HTTP != nil {
 				h := *r.HTTP
 				h.As = cmp.Or(h.As, ActorA)
+				if h.Count != nil || h.Value != nil {
+					h.Format = cmp.Or(h.Format, "json")
+				}
+				if h.Post.json() != nil {
+					h.Headers = typed(h.Headers)
+				}
+				if h.Pages != nil {
+					g := *h.Pages
+					g.Max = cmp.Or(g.Max, 20)
+					h.Pages = &g
+				}
 				r.HTTP = &h
 			}
 			if r.Command != nil {
@@ -89,9 +107,27 @@ func (p *Plan) WithDefaults() Plan {
 	return c
 }
 
+func stepDefaults(steps []Step) []Step {
+	steps = slices.Clone(steps)
+	for i := range steps {
+		st := &steps[i]
+		st.Request = st.Request.withDefaults()
+		if st.Refresh != nil {
+			st.Refresh = new(st.Refresh.withDefaults())
+		}
+		st.Take = slices.Clone(st.Take)
+		for i := range st.Take {
+			if t := &st.Take[i]; t.Secret == nil {
+				t.Secret = new(st.Each == "principal")
+			}
+		}
+	}
+	return steps
+}
+
 func (r Request) withDefaults() Request {
 	r.Protocol = cmp.Or(r.Protocol, "auto")
-	if r.Body != nil && r.Body.JSON != nil {
+	if r.Body.json() != nil {
 		r = r.typed()
 	}
 	return r
@@ -99,10 +135,37 @@ func (r Request) withDefaults() Request {
 
 // typed says what a JSON body is, if the plan does not.
 func (r Request) typed() Request {
-	if !r.Headers.has("Content-Type") {
-		r.Headers = append(slices.Clone(r.Headers), Pair{"Content-Type", "application/json"})
-	}
+	r.Headers = typed(r.Headers)
 	return r
+}
+
+func typed(h Header) Header {
+	if h.has("Content-Type") {
+		return h
+	}
+	return append(slices.Clone(h), Pair{"Content-Type", "application/json"})
+}
+
+// json is the text of a body that the plan has as JSON, before its templates are
+// rendered; nil for others.
+func (b *Body) json() JSON {
+	switch {
+	case b == nil:
+		return nil
+	case b.GraphQL != nil:
+		return b.GraphQL.with(b.GraphQL.Variables)
+	}
+	return b.JSON
+}
+
+// with is the request as JSON, with the variables given.
+func (g *GraphQL) with(variables []byte) []byte {
+	text := append([]byte(`{"operationName":`), quoteJSON(g.Operation)...)
+	text = append(append(text, `,"query":`...), quoteJSON(g.Query)...)
+	if len(variables) > 0 {
+		text = append(append(text, `,"variables":`...), variables...)
+	}
+	return append(text, '}')
 }
 
 func (h Header) has(name string) bool {

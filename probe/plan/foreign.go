@@ -48,6 +48,8 @@ func inURL(before, s string, filters []string) (string, error) {
 			return "", errors.New("what the target has given is no URL of http or https, without credentials, dots and fragment")
 		}
 		return s, nil
+	case absolute && !strings.ContainsAny(rest, "/?#") && strings.HasPrefix(s, "taken-"):
+		return "/" + filter("url", s), nil // a stand-in
 	case absolute && !strings.ContainsAny(rest, "/?#"):
 		u, err := url.Parse(s)
 		if err != nil || !strings.HasPrefix(s, "/") || strings.HasPrefix(s, "//") || u.Fragment != "" || dots(u.Path) || !uriText.MatchString(s) {
@@ -103,25 +105,28 @@ var code = regexp.MustCompile(`(?i)^(-[a-z]*[ce]|/[ck]|--?(command|eval|execute|
 
 // checkArgv refuses what the target has given where a program could run it: as
 // the program itself, or as a part of a script.
-func checkArgv(ps *problems, argv []string, at string) {
+// taken are the names of what steps take from the target's answers.
+func checkArgv(ps *problems, argv, taken []string, at string) {
 	runs, joined := false, false
 	for i, arg := range argv {
-		foreign := false
+		foreign, name := false, ""
 		t, _ := parseTemplate(arg)
 		for _, p := range t {
-			foreign = foreign || p.call != nil && p.call.ref == "resource_id"
+			if c := p.call; c != nil && (c.ref == "resource_id" || slices.Contains(taken, c.ref)) {
+				foreign, name = true, "{{."+c.ref+"}}"
+			}
 		}
 		switch {
 		case !foreign:
 		case i == 0:
-			ps.add(index(at, i), "must not name the program by {{.resource_id}}, which the target gives")
+			ps.add(index(at, i), "must not name the program by %s, which the target gives", name)
 		case joined:
-			ps.add(index(at, i), "must not give {{.resource_id}}, which the target gives, to a program that makes a shell's command line of it")
+			ps.add(index(at, i), "must not give %s, which the target gives, to a program that makes a shell's command line of it", name)
 		case strings.ContainsAny(literals(t), " \t\r\n'\"`$;&|<>()"), runs && code.MatchString(argv[i-1]):
-			ps.add(index(at, i), "must not make {{.resource_id}}, which the target gives, a part of a script: give it as an argument of its own; in a shell's script that is \"$1\", after a name for $0")
+			ps.add(index(at, i), "must not make %s, which the target gives, a part of a script: give it as an argument of its own; in a shell's script that is \"$1\", after a name for $0", name)
 		}
-		name := path.Base(strings.ReplaceAll(arg, `\`, "/"))
-		runs, joined = runs || interpreters.MatchString(name), joined || joins.MatchString(name)
+		program := path.Base(strings.ReplaceAll(arg, `\`, "/"))
+		runs, joined = runs || interpreters.MatchString(program), joined || joins.MatchString(program)
 	}
 }
 

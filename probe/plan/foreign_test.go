@@ -190,3 +190,51 @@ func TestForeignTextIsNotRun(t *testing.T) {
 		t.Error("the target says which database is asked")
 	}
 }
+
+// What a step takes comes from the target as well: it is put where the plan has
+// it, and means nothing else there.
+func TestTakenIsForeign(t *testing.T) {
+	const steps = "steps: [{name: s, each: request, request: {method: GET, url: 'http://127.0.0.1:1/'}, take: [{name: cart, pointer: /id}, {name: at, header: Location}]}]\n"
+	p, err := Parse("p.yaml", []byte(strings.Replace(minimal, `"http://127.0.0.1:1/"`, `"http://127.0.0.1:1{{.at}}/x/{{.cart}}?c={{.cart}}", body: {text: '{"cart":"{{.cart}}"}'}`, 1)+steps))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ cart, at, url, body string }{
+		{"1", "/carts/1", "http://127.0.0.1:1/carts/1/x/1?c=1", `{"cart":"1"}`},
+		{`a/../b?c&d="e`, "/carts/1", "http://127.0.0.1:1/carts/1/x/a%2F..%2Fb%3Fc%26d%3D%22e?c=a%2F..%2Fb%3Fc%26d%3D%22e", `{"cart":"a/../b?c&d=\"e"}`},
+		{"..", "/carts/1", "", ""},
+		{"1", "@elsewhere.example/", "", ""},
+		{"1", "//elsewhere.example/", "", ""},
+	} {
+		r, err := NewRenderer(p, source1(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := r.Draw("o")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Took(v, &r.plan.Steps[0], ActorA, []string{test.cart, test.at}); err != nil {
+			t.Fatal(err)
+		}
+		req, err := r.Request(v, Change{})
+		if (err != nil) != (test.url == "") || req.URL != test.url || string(req.Body) != test.body {
+			t.Errorf("%q at %q become %s %s, %v", test.cart, test.at, req.URL, req.Body, err)
+		}
+	}
+	bad := minimal + "    readers: [{name: r, command: {argv: [sh, -c, 'count {{.cart}}']}}]\n" + steps
+	if _, err := Parse("p.yaml", []byte(bad)); err == nil || !strings.Contains(err.Error(), "must not make {{.cart}}, which the target gives, a part of a script") {
+		t.Errorf("a script with what a step took: %v", err)
+	}
+	r, _ := NewRenderer(p, source1(1))
+	v, _ := r.Draw("o")
+	for _, s := range []string{"a\nb", strings.Repeat("x", MaxTakenBytes+1), "\xff"} {
+		if err := r.Took(v, &r.plan.Steps[0], ActorA, []string{s, "/"}); err == nil {
+			t.Errorf("%.10q was taken", s)
+		}
+	}
+	r.Pretend(true)
+	if req, err := r.Request(v, Change{}); err != nil || req.URL != "http://127.0.0.1:1/taken-at/x/taken-cart?c=taken-cart" {
+		t.Errorf("a dry run has %s, %v", req.URL, err)
+	}
+}

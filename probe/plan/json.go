@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -53,6 +54,64 @@ func mapStrings(text []byte, f func(s string) (string, error)) ([]byte, error) {
 		}
 	}
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n")), nil
+}
+
+// rewriteJSON returns a JSON text of the same meaning in other bytes: the members
+// of objects in reverse, and white space between everything.
+func rewriteJSON(text []byte) ([]byte, error) {
+	dec := jsontext.NewDecoder(bytes.NewReader(text))
+	var value func(depth int) ([]byte, error)
+	value = func(depth int) ([]byte, error) {
+		kind := dec.PeekKind()
+		if kind != '{' && kind != '[' {
+			v, err := dec.ReadValue()
+			if err != nil {
+				return nil, errNotJSON
+			}
+			return bytes.Clone(v), nil
+		}
+		if depth > MaxDepth {
+			return nil, errNotJSON
+		}
+		_, _ = dec.ReadToken()
+		var items [][]byte
+		for {
+			next := dec.PeekKind()
+			if next == '}' || next == ']' {
+				break
+			}
+			var name []byte
+			if kind == '{' {
+				v, err := dec.ReadValue()
+				if err != nil {
+					return nil, errNotJSON
+				}
+				name = append(bytes.Clone(v), " : "...)
+			}
+			v, err := value(depth + 1)
+			if err != nil {
+				return nil, err
+			}
+			items = append(items, append(name, v...))
+		}
+		end, err := dec.ReadToken()
+		if err != nil {
+			return nil, errNotJSON
+		}
+		if kind == '{' {
+			slices.Reverse(items)
+		}
+		out := append([]byte{byte(kind)}, ' ')
+		return append(append(append(out, bytes.Join(items, []byte(" , "))...), ' '), byte(end.Kind())), nil
+	}
+	out, err := value(0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := dec.ReadToken(); !errors.Is(err, io.EOF) {
+		return nil, errNotJSON
+	}
+	return append(out, '\n'), nil
 }
 
 // splitPointer returns the reference tokens of a JSON pointer.

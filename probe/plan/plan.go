@@ -13,6 +13,7 @@ const (
 	MaxDepth      = 64       // of nested values
 	MaxBodyBytes  = 32 << 20 // of a request body, rendered
 	MaxValueBytes = 64 << 10 // of a variable, a header value, a secret
+	MaxTakenBytes = 16 << 10 // of what a step takes from an answer
 )
 
 // Plan is a whole plan. Fields that are zero have the default named at each;
@@ -28,10 +29,12 @@ type Plan struct {
 	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
 	// Principals are who sends.
 	Principals Principals `yaml:"principals"`
+	// Steps are sent before the requests of every operation, in this order: signing in, above all.
+	Steps []Step `yaml:"steps" rule:"items=20"`
 	// Operations are what is tried, one after the other.
 	Operations []Operation `yaml:"operations" rule:"required,items=50"`
 	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends.
-	Experiments []Experiment `yaml:"experiments" rule:"items=20"`
+	Experiments []Experiment `yaml:"experiments" rule:"items=30"`
 	// Contract is what the target promises, for operations that name none.
 	Contract *Contract `yaml:"contract"`
 	// Reset is done before each experiment.
@@ -58,6 +61,10 @@ type Target struct {
 	Specification string `yaml:"specification"`
 	// Retention is how long the target says it keeps keys. The retention-edge experiment needs it.
 	Retention time.Duration `yaml:"retention"`
+	// RetentionSearch is how long the experiment retention_search may look for the time after which a key is forgotten. Default: it is not run.
+	RetentionSearch time.Duration `yaml:"retention_search"`
+	// Instance is the host:port of another instance of the same service. The experiment other_instance sends duplicates there, with the rest of the URL as it is.
+	Instance string `yaml:"instance" rule:"names=address"`
 }
 
 // Principals are up to three parties: two actors of one tenant, and an actor of
@@ -97,7 +104,7 @@ func (p Principals) Get(name PrincipalName) *Principal {
 
 // Principal is how a party proves who it is.
 type Principal struct {
-	// Headers are templates. They replace those of the request with the same name.
+	// Headers are templates. They replace those of the request with the same name. Those that need what a step takes are left out of the requests of steps until it is taken; so are cookies.
 	Headers Header `yaml:"headers" rule:"names=header,items=50"`
 	// Cookies are templates, appended to the Cookie header of the request.
 	Cookies Pairs `yaml:"cookies" rule:"names=cookie,items=50"`
@@ -113,12 +120,54 @@ type ClientCert struct {
 	KeyFile  string `yaml:"key_file" rule:"required"`
 }
 
+// Step is a request that has to be sent before the operation's, and what is
+// taken from its answer. It counts against the budget of sends.
+type Step struct {
+	// Name is unique among the steps of the plan and the operation.
+	Name string `yaml:"name" rule:"required,names=operation,max=100"`
+	// Each says how often it is sent. principal: once for each principal, before its first request, and again when what was taken has expired. request: anew for each logical request, and so for each trial of a race, by actor_a; for a cart, say, that an order uses up.
+	Each string `yaml:"each" rule:"required,enum=principal|request"`
+	// Request to send. With an answer other than 2xx, 302 or 303, or one that lacks what is to be taken, the experiment is inconclusive.
+	Request Request `yaml:"request" rule:"required"`
+	// Take says what to take from the answer. Templates refer to it by its name, as to a variable: those of requests, readers and audits, and with each: principal those of headers and cookies of principals.
+	Take []Taking `yaml:"take" rule:"items=20"`
+	// Valid is how long what was taken can be used. Default: until the run is over.
+	Valid time.Duration `yaml:"valid"`
+	// ExpiresIn is a JSON pointer to the number of seconds for which, as the answer says, it can be used.
+	ExpiresIn *Pointer `yaml:"expires_in" rule:"names=pointer"`
+	// Expired lists the statuses that tell that what was taken has expired. A request that gets one is sent again, once, with what was taken anew. Default: none.
+	Expired []int `yaml:"expired" rule:"items=20,min=400,max=499"`
+	// Refresh is sent instead of request when what was taken has expired, and may refer to that. What its answer lacks stays as it was; if it fails, request is sent. Default: request.
+	Refresh *Request `yaml:"refresh"`
+}
+
+// Taking is a value that is taken from an answer: of the body with neither
+// header nor pointer nor cookie; of the header with a header.
+type Taking struct {
+	_ struct{} `any:"header,pointer,cookie,pattern"`
+
+	// Name for templates; unique among variables and what other steps take.
+	Name string `yaml:"name" rule:"required,names=variable,max=100"`
+	// Header such as Location.
+	Header string `yaml:"header" rule:"names=header"`
+	// Pointer into the JSON body, to a string, a number or a truth value.
+	Pointer *Pointer `yaml:"pointer" rule:"names=pointer"`
+	// Cookie that the answer sets, by its name.
+	Cookie string `yaml:"cookie" rule:"names=cookie"`
+	// Pattern is a regular expression (RE2) whose first group is the value.
+	Pattern string `yaml:"pattern" rule:"max=4096"`
+	// Secret says that it must not be in evidence. Default: true with each: principal.
+	Secret *bool `yaml:"secret"`
+}
+
 // Operation is a side-effecting action.
 type Operation struct {
 	// Name is unique in the plan, such as orders.create.
 	Name string `yaml:"name" rule:"required,names=operation,max=100"`
 	// Request as it is sent, without its key.
 	Request Request `yaml:"request" rule:"required"`
+	// Steps are sent before the requests of this operation, after those of the plan.
+	Steps []Step `yaml:"steps" rule:"items=20"`
 	// Key is where the idempotency key goes, or the event id of a delivery. None: the operation has no such key.
 	Key *Key `yaml:"key"`
 	// Signature makes the operation the delivery of a webhook or a job, signed for each sending.
@@ -127,6 +176,14 @@ type Operation struct {
 	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
 	// Altered is the same request with another business meaning.
 	Altered *Alteration `yaml:"altered"`
+	// Invalid is the same request made so that the target refuses it with a status of 4xx, for the experiment corrected.
+	Invalid *Alteration `yaml:"invalid"`
+	// Preview is a request that only checks, or shows, what the operation would do: a dry run. The experiment preview sends it before anything that has effects; the key goes where it goes in the operation.
+	Preview *Request `yaml:"preview"`
+	// OtherOperation is the name of an operation of the plan that the experiment other_operation sends under this one's key.
+	OtherOperation string `yaml:"other_operation" rule:"names=operation,max=100"`
+	// Atomicity says how it can be recognised what makes effect and record one. What is found is inferred, never established.
+	Atomicity []Mechanism `yaml:"atomicity" rule:"items=10"`
 	// Readers look at the state that the operation changes. Without one, whether an effect happened once cannot be said.
 	Readers []Reader `yaml:"readers" rule:"items=20"`
 	// Resource is where the answer names what was created.
@@ -134,7 +191,7 @@ type Operation struct {
 	// Audit says where to look for traces of the request.
 	Audit []Audit `yaml:"audit" rule:"items=20"`
 	// Experiments to run. Default: those of the plan.
-	Experiments []Experiment `yaml:"experiments" rule:"items=20"`
+	Experiments []Experiment `yaml:"experiments" rule:"items=30"`
 	// Contract is what this operation promises. Default: the plan's.
 	Contract *Contract `yaml:"contract"`
 }
@@ -153,18 +210,31 @@ type Request struct {
 	Protocol string `yaml:"protocol" rule:"enum=auto|http1|http2"`
 }
 
-// Body is a request body, given in one of four ways.
+// Body is a request body, given in one of several ways.
 type Body struct {
-	_ struct{} `one:"text,json,base64,file"`
+	_ struct{} `one:"text,json,graphql,base64,file"`
 
 	// Text is a template.
 	Text *string `yaml:"text" rule:"empty"`
 	// JSON is any value; its strings are templates. It is sent without white space, members in order and numbers as written.
 	JSON JSON `yaml:"json"`
+	// GraphQL is a request as GraphQL over HTTP has it. Its answers are judged by their data and errors, not by a status of 200.
+	GraphQL *GraphQL `yaml:"graphql"`
 	// Base64 is bytes, in standard base64.
 	Base64 *string `yaml:"base64" rule:"empty,names=base64"`
 	// File is sent as it is. Relative to the plan's folder.
 	File string `yaml:"file"`
+}
+
+// GraphQL is a GraphQL request. It is sent as JSON with the members
+// operationName, query and variables.
+type GraphQL struct {
+	// Operation is the operationName.
+	Operation string `yaml:"operation" rule:"required,names=graphql,max=100"`
+	// Query is the document. It is sent as it is: what differs goes into variables.
+	Query string `yaml:"query" rule:"required,max=65536"`
+	// Variables are a JSON object; its strings are templates.
+	Variables JSON `yaml:"variables"`
 }
 
 // JSON is a JSON text. In a plan it is written as YAML, or as JSON, which is
@@ -243,17 +313,21 @@ type Reader struct {
 	Outside *bool `yaml:"outside"`
 }
 
-// HTTPReader sends a GET and takes a number out of the JSON it gets.
+// HTTPReader sends a GET, or a POST, and takes a number out of the answer.
 type HTTPReader struct {
-	_ struct{} `one:"count,value"`
+	_ struct{} `one:"count,value,lines,number"`
 
 	// URL is a template.
 	URL string `yaml:"url" rule:"required,max=16384"`
 	// Headers are templates.
 	Headers Header `yaml:"headers" rule:"names=header,items=50"`
+	// Post is a body to POST, for targets that search in this way. Default: a GET. It must not change anything.
+	Post *Body `yaml:"post"`
 	// As is who reads. Default: actor_a.
 	As PrincipalName `yaml:"as" rule:"enum=actor_a|actor_b|tenant_b"`
-	// Count is a JSON pointer to an array; its elements are counted. An answer of 404 counts as none.
+	// Format of the answer, for count and value. In xml, a pointer is the path of local names from the root element, such as /orders/order; it leads to all elements of this path, and its last part may be an attribute, such as @id. Default: json.
+	Format string `yaml:"format" rule:"enum=json|xml"`
+	// Count is a JSON pointer to an array, whose elements are counted; in xml, a path whose elements are. An answer of 404 counts as none.
 	Count *Pointer `yaml:"count" rule:"names=pointer"`
 	// Where keeps, of what is counted, the elements with these values: JSON pointers within an element, and templates. A number is compared by its text.
 	Where Pairs `yaml:"where" rule:"names=pointer,items=20"`
@@ -261,6 +335,32 @@ type HTTPReader struct {
 	ID *Pointer `yaml:"id" rule:"names=pointer"`
 	// Value is a JSON pointer to a number.
 	Value *Pointer `yaml:"value" rule:"names=pointer"`
+	// Lines is a regular expression (RE2) and a template; the lines of the answer that match are counted. An answer of 404 counts as none.
+	Lines string `yaml:"lines" rule:"max=4096"`
+	// Number is a regular expression (RE2) and a template whose first group is a number in the answer.
+	Number string `yaml:"number" rule:"max=4096"`
+	// Pages says how to get the other pages of a list, for count and lines. Default: the first answer is all.
+	Pages *Pages `yaml:"pages"`
+}
+
+// Pages says how to find the next page of a list. Each page counts against the
+// budget of reads. A page on another host is not read: the reader then fails, as
+// it does when there are more pages than max.
+type Pages struct {
+	_ struct{} `one:"header,next,number"`
+
+	// Header names the next page as a link with rel="next" (RFC 8288): Link, as a rule.
+	Header string `yaml:"header" rule:"names=header"`
+	// Next is a JSON pointer, or in xml a path, to the URL of the next page, or to a cursor. If it is not there, or is null, false or empty, the page is the last.
+	Next *Pointer `yaml:"next" rule:"names=pointer"`
+	// Parameter is the query parameter that next goes to. Default: next is a URL.
+	Parameter string `yaml:"parameter" rule:"max=200"`
+	// Member is a JSON pointer into the body of post that next goes to.
+	Member Pointer `yaml:"member" rule:"names=member"`
+	// Number is the query parameter that counts pages; it is 2 for the second one. A page with nothing to count, whatever where says, is the last.
+	Number string `yaml:"number" rule:"max=200"`
+	// Max is how many pages there can be. Default: 20.
+	Max int `yaml:"max" rule:"min=1,max=1000"`
 }
 
 // SQLReader runs a query, in a transaction that is read-only where the database
@@ -299,6 +399,22 @@ type Sink struct {
 	Listen string `yaml:"listen" rule:"required,names=address"`
 	// Match is a regular expression (RE2) and a template; only what matches, headers included, is counted. Default: everything.
 	Match string `yaml:"match" rule:"max=4096"`
+}
+
+// Mechanism is a sign of what decides between duplicates. It counts if it is
+// found in what follows a duplicate or a race that had one effect, or there is
+// more of it afterwards than before.
+type Mechanism struct {
+	_ struct{} `one:"answer,log,sql"`
+
+	// Is what the sign stands for: a unique constraint, a lock of a transaction, or a version that is compared.
+	Is string `yaml:"is" rule:"required,enum=db_unique|tx_lock|optimistic"`
+	// Answer is a regular expression (RE2) for the answer to a duplicate: the name of a constraint, say.
+	Answer string `yaml:"answer" rule:"max=4096"`
+	// Log counts lines of a file: those of a database that tell of a violated constraint, say.
+	Log *LogReader `yaml:"log"`
+	// SQL asks the target's database for a number; it counts if it is more than 0 at the end, such as that of unique indexes over the key.
+	SQL *SQLReader `yaml:"sql"`
 }
 
 // Resource is where an answer names the resource. Of the body with neither
@@ -460,13 +576,22 @@ const (
 	FailedFirst   Experiment = "failed_first"   // the first attempt is made to fail
 	Redelivery    Experiment = "redelivery"     // one event: same, signed anew, stale, altered
 	RetentionEdge Experiment = "retention_edge" // again just before keys are forgotten
+
+	PreviewFirst    Experiment = "preview"          // a dry run of the target's own, before anything has effects
+	SameMeaning     Experiment = "same_meaning"     // the same JSON in other bytes, under the same key
+	Corrected       Experiment = "corrected"        // a request that was refused as invalid, corrected under the same key
+	OtherInstance   Experiment = "other_instance"   // the same request again, to another instance
+	OtherOperation  Experiment = "other_operation"  // another operation under the same key
+	RaceAltered     Experiment = "race_altered"     // a request and its alteration under one key at once
+	RetentionSearch Experiment = "retention_search" // again after longer and longer, until the key is forgotten
 )
 
 // Experiments lists all experiments, in the order they are run.
 func Experiments() []Experiment {
 	return []Experiment{
-		Specification, Duplicate, FreshKey, LateRetry, Altered, MissingKey, MalformedKey, OtherActor, OtherTenant,
-		InFlight, RaceSame, LostUnread, LostBegun, FailedFirst, Reordered, Redelivery, RetentionEdge,
+		Specification, PreviewFirst, Duplicate, FreshKey, LateRetry, OtherInstance, SameMeaning, Altered, Corrected, MissingKey, MalformedKey,
+		OtherActor, OtherTenant, OtherOperation, InFlight, RaceSame, RaceAltered, LostUnread, LostBegun, FailedFirst, Reordered, Redelivery,
+		RetentionEdge, RetentionSearch,
 	}
 }
 
@@ -474,7 +599,7 @@ func Experiments() []Experiment {
 // purpose without a way to allow it: it races, cuts off or provokes failures.
 func (e Experiment) NeverInProduction() bool {
 	switch e {
-	case RaceSame, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
+	case RaceSame, RaceAltered, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
 		return true
 	}
 	return false

@@ -58,8 +58,11 @@ type Renderer struct {
 	seq     atomic.Uint64
 	drawing sync.Mutex // around Random
 
-	mu      sync.Mutex
-	derived map[Secret]bool
+	mu       sync.Mutex
+	derived  map[Secret]bool
+	sessions map[*Principal]map[string]text // what steps took for each principal, by name
+	renewed  []renewal
+	pretend  bool
 }
 
 // NewRenderer validates the plan and reads everything it takes from outside:
@@ -88,7 +91,7 @@ func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 		}
 		src.Run = hex.EncodeToString(b[:])
 	}
-	r := &Renderer{plan: p.WithDefaults(), src: src, env: map[string]text{}, files: map[string][]byte{}, derived: map[Secret]bool{}}
+	r := &Renderer{plan: p.WithDefaults(), src: src, env: map[string]text{}, files: map[string][]byte{}, derived: map[Secret]bool{}, sessions: map[*Principal]map[string]text{}}
 
 	ps := problems{source: p.source}
 	r.plan.eachSite(func(s site) {
@@ -99,10 +102,22 @@ func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 			}
 		}
 	})
+	r.loadSteps(&ps, r.plan.Steps, "steps")
 	for i := range r.plan.Operations {
 		op, at := &r.plan.Operations[i], index("operations", i)
 		r.loadBody(&ps, op.Request.Body, at+".request.body.file")
-		r.loadBody(&ps, op.alteredBody(), at+".altered.body.file")
+		for _, a := range op.alterations(at) {
+			r.loadBody(&ps, a.Body, a.path+".body.file")
+		}
+		if op.Preview != nil {
+			r.loadBody(&ps, op.Preview.Body, at+".preview.body.file")
+		}
+		r.loadSteps(&ps, op.Steps, at+".steps")
+		for i, rd := range op.Readers {
+			if rd.HTTP != nil {
+				r.loadBody(&ps, rd.HTTP.Post, index(at+".readers", i)+".http.post.file")
+			}
+		}
 	}
 	if h := r.plan.Reset; h != nil && h.HTTP != nil {
 		r.loadBody(&ps, h.HTTP.Request.Body, "reset.http.request.body.file")
@@ -185,6 +200,15 @@ func (r *Renderer) loadBody(ps *problems, b *Body, path string) {
 	r.files[b.File] = append([]byte{}, data...)
 }
 
+func (r *Renderer) loadSteps(ps *problems, steps []Step, path string) {
+	for i, st := range steps {
+		r.loadBody(ps, st.Request.Body, index(path, i)+".request.body.file")
+		if st.Refresh != nil {
+			r.loadBody(ps, st.Refresh.Body, index(path, i)+".refresh.body.file")
+		}
+	}
+}
+
 // Secrets returns every text that must not be in evidence, longest first, so
 // that they can be replaced in this order. Besides what was read it lists the
 // forms in which that can appear: escaped in JSON or in a URL, in base64, and
@@ -220,6 +244,7 @@ type Values struct {
 	seq       uint64
 	variables map[string]text
 	fresh     map[string]string // by site
+	taken     map[string]text   // by steps of this request
 	key       text
 }
 
@@ -249,7 +274,7 @@ func (r *Renderer) Draw(operation string) (*Values, error) {
 	defer r.drawing.Unlock()
 	v := &Values{
 		op: &r.plan.Operations[i], path: index("operations", i), at: r.src.Now(), seq: r.seq.Add(1),
-		variables: map[string]text{}, fresh: map[string]string{},
+		variables: map[string]text{}, fresh: map[string]string{}, taken: map[string]text{},
 	}
 	var failed error
 	draw := func(s site) {
@@ -261,6 +286,7 @@ func (r *Renderer) Draw(operation string) (*Values, error) {
 		draw(site{path: join("variables", m.Name), text: m.Value, variables: r.plan.Variables[:i], fresh: true})
 		failed = cmp.Or(failed, r.setVariable(v, m, join("variables", m.Name)))
 	}
+	stepSites(r.plan.Steps, "steps", nil, nil, draw)
 	r.plan.eachSiteOf(v.op, v.path, func(s site) {
 		draw(s)
 		if name, ok := strings.CutPrefix(s.path, v.path+".variables."); ok {
@@ -348,6 +374,14 @@ func (r *Renderer) FreshKey(v *Values) (*Values, error) {
 	return &c, nil
 }
 
+// WithKey returns the values of a request under the key of another one, which
+// may be of another operation.
+func (r *Renderer) WithKey(v, of *Values) *Values {
+	c := *v
+	c.key = of.key
+	return &c
+}
+
 // scope is what templates see. pr may be nil.
 func (r *Renderer) scope(v *Values, pr *Principal, resourceID string) scope {
 	return scope{
@@ -375,8 +409,11 @@ func (r *Renderer) scope(v *Values, pr *Principal, resourceID string) scope {
 				if t, ok := v.variables[ref]; ok {
 					return t, nil
 				}
+				if t, ok := v.taken[ref]; ok {
+					return t, nil
+				}
 			}
-			return text{}, fmt.Errorf("{{.%s}} is not known", ref)
+			return r.session(pr, ref)
 		},
 		fresh: func(site string) (string, bool) {
 			if v == nil {
@@ -400,6 +437,19 @@ func (r *Renderer) derive(t text) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.derived[Secret{t.secret, t.s}] = true
+}
+
+// session returns what a step took for a principal.
+func (r *Renderer) session(pr *Principal, name string) (text, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t, ok := r.sessions[pr][name]; ok {
+		return t, nil
+	}
+	if r.pretend {
+		return text{s: "taken-" + name, foreign: true}, nil
+	}
+	return text{}, fmt.Errorf("{{.%s}} %w", name, ErrNotTaken)
 }
 
 // ErrNoResource: a template needs {{.resource_id}}, which no answer has told yet.
@@ -427,8 +477,16 @@ type Change struct {
 	// RawKey, unless empty, stands in the place of the key exactly as it is:
 	// without quotes, but escaped where it is in a URL or in JSON.
 	RawKey string
-	// Altered makes the plan's alteration.
-	Altered bool
+	// Altered makes the plan's alteration, Invalid the one that makes the request
+	// invalid.
+	Altered, Invalid bool
+	// Rewritten writes the JSON body in other bytes: its members in reverse, with
+	// white space between. It means the same.
+	Rewritten bool
+	// Preview is the plan's preview instead of the request.
+	Preview bool
+	// Instance sends to the plan's other instance.
+	Instance bool
 	// SignedAt is the time that a delivery is signed with. Zero: when the
 	// values were drawn.
 	SignedAt time.Time
@@ -450,23 +508,46 @@ func (r *Renderer) request(v *Values, c Change) (wire.Request, error) {
 		return wire.Request{}, err
 	}
 	sc := r.scope(v, pr, "")
-	req, err := r.base(sc, &v.op.Request, pr, v.path+".request")
+	q, path := &v.op.Request, v.path+".request"
+	if c.Preview && v.op.Preview != nil {
+		q, path = v.op.Preview, v.path+".preview"
+	}
+	req, err := r.base(sc, q, pr, path)
 	if err != nil {
 		return wire.Request{}, err
 	}
-	if c.Altered {
+	if c.Instance {
+		u, err := url.Parse(req.URL)
+		if err != nil {
+			return wire.Request{}, errors.New("the URL cannot be read")
+		}
+		u.Host = r.plan.Target.Instance
+		req.URL = u.String()
+	}
+	for _, a := range v.op.alterations(v.path) {
+		if a.Alteration == v.op.Altered && !c.Altered || a.Alteration == v.op.Invalid && !c.Invalid {
+			continue
+		}
 		before := req.Body
-		if req.Body, err = r.alter(sc, v, req.Body); err != nil {
+		if req.Body, err = r.alter(sc, a, req.Body); err != nil {
 			return wire.Request{}, fmt.Errorf("altered: %w", err)
 		}
 		if bytes.Equal(before, req.Body) {
 			return wire.Request{}, errors.New("altered: it is the same request")
 		}
 	}
+	if c.Altered && v.op.Altered == nil || c.Invalid && v.op.Invalid == nil {
+		return wire.Request{}, errors.New("altered: the plan does not say how")
+	}
 	key := cmp.Or(c.RawKey, v.key.s)
 	if v.op.Key != nil && !c.NoKey {
 		if err := placeKey(v.op.Key, &req, key, c.RawKey != ""); err != nil {
 			return wire.Request{}, fmt.Errorf("key: %w", err)
+		}
+	}
+	if c.Rewritten {
+		if req.Body, err = rewriteJSON(req.Body); err != nil {
+			return wire.Request{}, fmt.Errorf("written in another way: the body %w", err)
 		}
 	}
 	if s := v.op.Signature; s != nil {
@@ -519,11 +600,11 @@ func (r *Renderer) base(sc scope, q *Request, pr *Principal, path string) (wire.
 
 // header renders header fields, with those of the principal over them.
 func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wire.Field, error) {
-	fields, err := r.fields(sc, h, path)
+	fields, err := r.fields(sc, h, path, false)
 	if err != nil || pr == nil {
 		return fields, err
 	}
-	own, err := r.fields(sc, pr.Headers, "principals.headers")
+	own, err := r.fields(sc, pr.Headers, "principals.headers", sc.step)
 	if err != nil {
 		return nil, err
 	}
@@ -546,6 +627,9 @@ func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wir
 	var cookies []string
 	for _, m := range pr.Cookies {
 		t, err := r.render(sc, "principals.cookies."+m.Name, m.Value, MaxValueBytes)
+		if sc.step && errors.Is(err, ErrNotTaken) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("cookie %s: %w", m.Name, err)
 		}
@@ -565,10 +649,15 @@ func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wir
 	return fields, nil
 }
 
-func (r *Renderer) fields(sc scope, h Header, path string) ([]wire.Field, error) {
+// fields renders header fields; with early, those are left out that need what no
+// step has taken yet.
+func (r *Renderer) fields(sc scope, h Header, path string, early bool) ([]wire.Field, error) {
 	var fields []wire.Field
 	for i, m := range h {
 		t, err := r.render(sc, headerSite(path, i, m.Name), m.Value, MaxValueBytes)
+		if early && errors.Is(err, ErrNotTaken) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("header %s: %w", m.Name, err)
 		}
@@ -586,6 +675,9 @@ func (r *Renderer) body(sc scope, b *Body, path string) ([]byte, error) {
 		return []byte(t.s), err
 	case b.JSON != nil:
 		return r.json(sc, b.JSON, path+".json")
+	case b.GraphQL != nil:
+		variables, err := r.json(sc, b.GraphQL.Variables, path+".graphql.variables")
+		return b.GraphQL.with(variables), err
 	case b.Base64 != nil:
 		return decodeBase64(*b.Base64)
 	}
@@ -608,16 +700,12 @@ func (r *Renderer) json(sc scope, text JSON, path string) ([]byte, error) {
 	})
 }
 
-func (r *Renderer) alter(sc scope, v *Values, body []byte) ([]byte, error) {
-	a := v.op.Altered
-	if a == nil {
-		return nil, errors.New("the plan does not say how")
-	}
+func (r *Renderer) alter(sc scope, a alterationAt, body []byte) ([]byte, error) {
 	if a.Body != nil {
-		return r.body(sc, a.Body, v.path+".altered.body")
+		return r.body(sc, a.Body, a.path+".body")
 	}
 	for i, e := range a.Edits {
-		value, err := r.json(sc, e.Value, index(v.path+".altered.edits", i)+".value")
+		value, err := r.json(sc, e.Value, index(a.path+".edits", i)+".value")
 		if err != nil {
 			return nil, err
 		}
@@ -660,14 +748,15 @@ func placeKey(k *Key, req *wire.Request, key string, raw bool) error {
 // Reading is a reader with everything in it rendered.
 type Reading struct {
 	Reader  *Reader
-	Request wire.Request // http: what to send
-	Where   Pairs        // http: what elements have to have
-	DSN     string       // sql
-	Args    []string     // sql: for Reader.SQL.Query
-	File    string       // log: as this process sees it
-	Argv    []string     // command
-	// Pattern of a log, command, webhook or smtp reader. Nil: everything
-	// counts, or the output is the number.
+	Request wire.Request   // http: what to send
+	Where   Pairs          // http: what elements have to have
+	Number  *regexp.Regexp // http: number
+	DSN     string         // sql
+	Args    []string       // sql: for Reader.SQL.Query
+	File    string         // log: as this process sees it
+	Argv    []string       // command
+	// Pattern of a log, command, webhook or smtp reader, or the lines of http.
+	// Nil: everything counts, or the output is the number.
 	Pattern *regexp.Regexp
 }
 
@@ -692,10 +781,19 @@ func (r *Renderer) reading(v *Values, rd *Reader, resourceID string) (out *Readi
 	pattern := ""
 	switch {
 	case rd.HTTP != nil:
-		if out.Request, pr, err = r.get(v, rd.HTTP.URL, rd.HTTP.Headers, rd.HTTP.As, resourceID); err != nil {
+		q := Request{Method: "GET", URL: rd.HTTP.URL, Headers: rd.HTTP.Headers, Body: rd.HTTP.Post}
+		if q.Body != nil {
+			q.Method = "POST"
+		}
+		if out.Request, pr, err = r.reads(v, q, rd.HTTP.As, resourceID); err != nil {
 			return nil, err
 		}
 		sc = r.scope(v, pr, resourceID)
+		if pattern = rd.HTTP.Lines; rd.HTTP.Number != "" {
+			if out.Number, err = r.pattern(sc, rd.HTTP.Number, path); err != nil {
+				return nil, err
+			}
+		}
 		for _, m := range rd.HTTP.Where {
 			t, err := r.render(sc, path+".where", m.Value, MaxValueBytes)
 			if err != nil {
@@ -732,13 +830,13 @@ func (r *Renderer) reading(v *Values, rd *Reader, resourceID string) (out *Readi
 	return out, nil
 }
 
-// get renders a GET of one of the principals.
-func (r *Renderer) get(v *Values, u string, h Header, as PrincipalName, resourceID string) (wire.Request, *Principal, error) {
+// reads renders a request that only reads, of one of the principals.
+func (r *Renderer) reads(v *Values, q Request, as PrincipalName, resourceID string) (wire.Request, *Principal, error) {
 	pr, err := r.principal(as)
 	if err != nil {
 		return wire.Request{}, nil, err
 	}
-	req, err := r.base(r.scope(v, pr, resourceID), &Request{Method: "GET", URL: u, Headers: h}, pr, "get")
+	req, err := r.base(r.scope(v, pr, resourceID), &q, pr, "read")
 	if err == nil {
 		err = req.Validate()
 	}
@@ -773,6 +871,34 @@ func (r *Renderer) pattern(sc scope, s, path string) (*regexp.Regexp, error) {
 	return re, nil
 }
 
+// Sign is a mechanism with everything in it rendered.
+type Sign struct {
+	Is      string
+	Answer  *regexp.Regexp // nil if it is none of an answer
+	Reading *Reading       // nil for an answer
+}
+
+// Signs renders the mechanisms of the values' operation, as Reading does readers.
+func (r *Renderer) Signs(v *Values, resourceID string) (list []Sign, err error) {
+	for i := range v.op.Atomicity {
+		m := &v.op.Atomicity[i]
+		s := Sign{Is: m.Is}
+		if m.Answer != "" {
+			pr, err := r.principal(ActorA)
+			if err != nil {
+				return nil, err
+			}
+			if s.Answer, err = r.pattern(r.scope(v, pr, resourceID), m.Answer, "atomicity"); err != nil {
+				return nil, fmt.Errorf("plan: atomicity: %w", err)
+			}
+		} else if s.Reading, err = r.Reading(v, &Reader{Name: "atomicity", Log: m.Log, SQL: m.SQL}, resourceID); err != nil {
+			return nil, err
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
 // Search is an audit with everything in it rendered.
 type Search struct {
 	Audit   *Audit
@@ -801,7 +927,7 @@ func (r *Renderer) search(v *Values, a *Audit, resourceID string) (out *Search, 
 	out = &Search{Audit: a, File: r.Path(a.Log)}
 	var pr *Principal
 	if a.HTTP != nil {
-		if out.Request, pr, err = r.get(v, a.HTTP.URL, a.HTTP.Headers, a.HTTP.As, resourceID); err != nil {
+		if out.Request, pr, err = r.reads(v, Request{Method: "GET", URL: a.HTTP.URL, Headers: a.HTTP.Headers}, a.HTTP.As, resourceID); err != nil {
 			return nil, err
 		}
 	} else if pr, err = r.principal(ActorA); err != nil {
@@ -848,7 +974,7 @@ func (r *Renderer) reset(h *Hook) (out *Resetting, err error) {
 		if err != nil {
 			return nil, err
 		}
-		out.Argv, err = r.list(r.scope(nil, pr, ""), h.Command, "reset")
+		out.Argv, err = r.list(r.scope(nil, pr, "").in(inArgument), h.Command, "reset")
 		return out, err
 	}
 	pr, err := r.principal(h.HTTP.As)

@@ -3,10 +3,12 @@ package plan
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io"
 	"math/rand"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -372,7 +374,7 @@ func TestOutsideIsMissing(t *testing.T) {
 	_, err = NewRenderer(p, src)
 	got := strings.Join(messages(err), "\n")
 	for _, want := range []string{
-		"full.yaml:14:10: variables.login: the environment has no PROBE_PASSWORD", "env PROBE_TOKEN_A is shorter than 6 bytes",
+		"full.yaml:16:10: variables.login: the environment has no PROBE_PASSWORD", "env PROBE_TOKEN_A is shorter than 6 bytes",
 		"the environment has no PROBE_DSN", "actor_b.headers.Authorization: file does not exist", "altered.body.file: file does not exist",
 	} {
 		if !strings.Contains(got, want) {
@@ -445,6 +447,29 @@ func TestJSONEdits(t *testing.T) {
 		got, err := insertJSON([]byte(doc), Pointer(tt.pointer), []byte("NEW"))
 		if (err != nil) != (tt.want == "") || string(got) != tt.want {
 			t.Errorf("insert %q: got %q, %v", tt.pointer, got, err)
+		}
+	}
+}
+
+// The same JSON in other bytes is the same JSON.
+func TestRewriteJSON(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a":1,"b":[{"c":1.50,"d":null},"x y"],"e":{}}`: `{ "e" : {  } , "b" : [ { "d" : null , "c" : 1.50 } , "x y" ] , "a" : 1 }` + "\n",
+		`{"a":"{\"b\":1}"}`: `{ "a" : "{\"b\":1}" }` + "\n",
+		`[1,2]`:             "[ 1 , 2 ]\n",
+	} {
+		got, err := rewriteJSON([]byte(text))
+		if err != nil || string(got) != want {
+			t.Errorf("%s becomes %s, %v; want %s", text, got, err, want)
+		}
+		var a, b any
+		if json.Unmarshal([]byte(text), &a) != nil || json.Unmarshal(got, &b) != nil || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s does not mean %s", got, text)
+		}
+	}
+	for _, text := range []string{"", "x", "{", `{"a":1}{`, `{"a":1,"a":2}`, strings.Repeat("[", 100) + strings.Repeat("]", 100)} {
+		if _, err := rewriteJSON([]byte(text)); err == nil {
+			t.Errorf("%s is taken for JSON", text)
 		}
 	}
 }

@@ -70,6 +70,7 @@ var forms = func() map[string]form {
 		"variable":  {pattern: `^[a-z][a-z0-9_]*$`, what: "a name in lower case: letters, digits and _"},
 		"header":    {pattern: "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$", what: "a header name"},
 		"cookie":    {pattern: "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$", what: "a cookie name"},
+		"graphql":   {pattern: `^[_A-Za-z][_0-9A-Za-z]*$`, what: "a GraphQL name: letters, digits and _"},
 		"method":    {pattern: `^[A-Z]+$`, what: "a method in capitals"},
 		"address":   {pattern: `^[^/?#@ ]+:[0-9]{1,5}$`, what: "host:port"},
 		"base64":    {pattern: `^[A-Za-z0-9+/\n]*={0,2}\n?$`, what: "standard base64"},

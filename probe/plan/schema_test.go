@@ -420,7 +420,7 @@ func TestSchemaAgrees(t *testing.T) {
 				visit(old, path+"."+key, func(n any) { v[key] = n })
 			}
 			// What is given in one of several ways, given in two.
-			for _, key := range []string{"text", "base64", "file", "query", "header", "body", "count", "value", "pattern", "log", "command", "edits"} {
+			for _, key := range []string{"text", "base64", "file", "query", "header", "body", "count", "value", "pattern", "log", "command", "edits", "graphql", "lines", "number", "next", "cookie"} {
 				if _, ok := v[key]; !ok {
 					v[key] = "x"
 					compare(path + " with " + key)

@@ -7,11 +7,12 @@ type site struct {
 	path, text string
 	// variables that it may refer to, in order.
 	variables Pairs
-	fresh     bool // values that are drawn
-	key       bool // {{.key}}
-	resource  bool // {{.resource_id}}
-	principal bool // {{.principal.x}}
-	pattern   bool // it is a regular expression
+	taken     []string // what steps have taken by then
+	fresh     bool     // values that are drawn
+	key       bool     // {{.key}}
+	resource  bool     // {{.resource_id}}
+	principal bool     // {{.principal.x}}
+	pattern   bool     // it is a regular expression
 }
 
 // eachSite calls f for every template of the plan, in the order in which fresh
@@ -24,16 +25,18 @@ func (p *Plan) eachSite(f func(site)) {
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			at := join("principals", string(name))
-			headerSites(pr.Headers, site{path: at + ".headers"}, f)
-			headerSites(Header(pr.Cookies), site{path: at + ".cookies"}, f)
+			session := taken(p.Steps, "principal")
+			headerSites(pr.Headers, site{path: at + ".headers", taken: session}, f)
+			headerSites(Header(pr.Cookies), site{path: at + ".cookies", taken: session}, f)
 			headerSites(Header(pr.Attributes), site{path: at + ".attributes"}, f)
 		}
 	}
+	stepSites(p.Steps, "steps", p.Variables, nil, f)
 	for i := range p.Operations {
 		p.eachSiteOf(&p.Operations[i], index("operations", i), f)
 	}
 	if p.Reset != nil {
-		at := site{principal: true}
+		at := site{principal: true, taken: taken(p.Steps, "principal")}
 		if p.Reset.HTTP != nil {
 			requestSites(&p.Reset.HTTP.Request, at.in("reset.http.request"), f)
 		}
@@ -49,25 +52,33 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 	if op.Key != nil {
 		f(site{path: path + ".key.value", text: op.Key.Value, variables: all, fresh: true})
 	}
-	sent := site{variables: all, fresh: true, principal: true}
+	stepSites(op.Steps, path+".steps", all, p.Steps, f)
+	had := p.takenFor(op)
+	sent := site{variables: all, fresh: true, principal: true, taken: had}
 	requestSites(&op.Request, sent.in(path+".request"), f)
-	if a := op.Altered; a != nil {
-		bodySites(a.Body, sent.in(path+".altered.body"), f)
+	for _, a := range op.alterations(path) {
+		bodySites(a.Body, sent.in(a.path+".body"), f)
 		for i, e := range a.Edits {
-			jsonSites(e.Value, sent.in(index(path+".altered.edits", i)+".value"), f)
+			jsonSites(e.Value, sent.in(index(a.path+".edits", i)+".value"), f)
 		}
+	}
+	if op.Preview != nil {
+		requestSites(op.Preview, sent.in(path+".preview"), f)
 	}
 	if op.Signature != nil {
 		f(site{path: path + ".signature.secret", text: op.Signature.Secret})
 	}
-	seen := site{variables: all, key: true, resource: true, principal: true}
+	seen := site{variables: all, key: true, resource: true, principal: true, taken: had}
 	for i := range op.Readers {
 		r, at := &op.Readers[i], index(path+".readers", i)
 		switch {
 		case r.HTTP != nil:
 			f(seen.at(at+".http.url", r.HTTP.URL))
 			headerSites(r.HTTP.Headers, seen.in(at+".http.headers"), f)
+			bodySites(r.HTTP.Post, seen.in(at+".http.post"), f)
 			headerSites(Header(r.HTTP.Where), seen.in(at+".http.where"), f)
+			f(seen.regexp(at+".http.lines", r.HTTP.Lines))
+			f(seen.regexp(at+".http.number", r.HTTP.Number))
 		case r.SQL != nil:
 			dsn := seen
 			dsn.resource = false // which database is asked is not for the target to say
@@ -84,6 +95,17 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 			f(seen.regexp(at+".smtp.match", r.SMTP.Match))
 		}
 	}
+	for i := range op.Atomicity {
+		m, at := &op.Atomicity[i], index(path+".atomicity", i)
+		f(seen.regexp(at+".answer", m.Answer))
+		if m.Log != nil {
+			f(seen.regexp(at+".log.pattern", m.Log.Pattern))
+		}
+		if m.SQL != nil {
+			f(seen.at(at+".sql.dsn", m.SQL.DSN))
+			listSites(m.SQL.Args, seen.in(at+".sql.args"), f)
+		}
+	}
 	for i := range op.Audit {
 		a, at := &op.Audit[i], index(path+".audit", i)
 		if a.HTTP != nil {
@@ -93,6 +115,47 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 		listSites(a.Command, seen.in(at+".command"), f)
 		for _, m := range a.Find {
 			f(seen.regexp(join(at+".find", m.Name), m.Value))
+		}
+	}
+}
+
+// taken are the names under which steps of a kind take values.
+func taken(steps []Step, each string) (names []string) {
+	for _, s := range steps {
+		if s.Each != each {
+			continue
+		}
+		for _, t := range s.Take {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
+
+// takenFor are the names of all that steps take before an operation.
+func (p *Plan) takenFor(op *Operation) (names []string) {
+	for _, steps := range [][]Step{p.Steps, op.Steps} {
+		names = append(append(names, taken(steps, "principal")...), taken(steps, "request")...)
+	}
+	return names
+}
+
+// stepSites visits the templates of steps. Those of a principal know nothing of
+// any request. outer are the steps before.
+func stepSites(steps []Step, path string, variables Pairs, outer []Step, f func(site)) {
+	all := append(outer[:len(outer):len(outer)], steps...)
+	for i := range steps {
+		st, at := &steps[i], index(path, i)
+		before := all[:len(outer)+i]
+		s := site{principal: true, taken: taken(before, "principal")}
+		if st.Each == "request" {
+			s.variables, s.fresh = variables, true
+			s.taken = append(taken(all, "principal"), taken(before, "request")...)
+		}
+		requestSites(&st.Request, s.in(at+".request"), f)
+		if st.Refresh != nil {
+			s.taken = append(s.taken, taken(steps[i:i+1], "principal")...)
+			requestSites(st.Refresh, s.in(at+".refresh"), f)
 		}
 	}
 }
@@ -119,6 +182,8 @@ func bodySites(b *Body, s site, f func(site)) {
 		f(s.at(s.path+".text", *b.Text))
 	case b.JSON != nil:
 		jsonSites(b.JSON, s.in(s.path+".json"), f)
+	case b.GraphQL != nil:
+		jsonSites(b.GraphQL.Variables, s.in(s.path+".graphql.variables"), f)
 	}
 }
 

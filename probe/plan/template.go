@@ -221,6 +221,8 @@ type scope struct {
 	secret func(c *call) (text, error)
 	// derived notes a secret that a filter gave another form.
 	derived func(text)
+	// step: what is rendered is the request of a step.
+	step bool
 	// put takes what is foreign; nil where it can do no harm.
 	put putter
 }

@@ -32,6 +32,7 @@ func (p *Plan) check(ps *problems) {
 	p.checkPrincipals(ps)
 	p.checkTemplates(ps)
 	p.checkTiming(ps)
+	p.checkSteps(ps, p.Steps, nil, p.Variables, "steps")
 	names := map[string]bool{}
 	for i := range p.Operations {
 		op, at := &p.Operations[i], index("operations", i)
@@ -45,6 +46,9 @@ func (p *Plan) check(ps *problems) {
 		p.checkRequest(ps, &p.Reset.HTTP.Request, "reset.http.request")
 		p.checkAs(ps, p.Reset.HTTP.As, "reset.http.as")
 	}
+	if p.Reset != nil {
+		checkArgv(ps, p.Reset.Command, taken(p.Steps, "principal"), "reset.command")
+	}
 	p.checkExperiments(ps, nil, p.Experiments, "experiments")
 }
 
@@ -53,6 +57,9 @@ func (p *Plan) checkTarget(ps *problems) {
 		if why := checkAddress(a); why != "" {
 			ps.add(index("target.allow", i), "%s", why)
 		}
+	}
+	if why := checkAddress(p.Target.Instance); p.Target.Instance != "" && why != "" {
+		ps.add("target.instance", "%s", why)
 	}
 	if p.inProduction() && p.Reset != nil {
 		ps.add("reset", "is refused in production")
@@ -188,7 +195,7 @@ func (s site) refers(ref string, p *Plan) string {
 	attribute, isAttribute := strings.CutPrefix(ref, "principal.")
 	_, isVariable := s.variables.Get(ref)
 	switch {
-	case isVariable || ref == "run":
+	case isVariable || ref == "run" || slices.Contains(s.taken, ref):
 		return ""
 	case ref == "key" && s.key, ref == "resource_id" && s.resource:
 		return ""
@@ -208,6 +215,7 @@ func (s site) refers(ref string, p *Plan) string {
 	for _, v := range s.variables {
 		names = append(names, v.Name)
 	}
+	names = append(names, s.taken...)
 	return "{{." + ref + "}} is no variable that is known here" + didYouMean(ref, names)
 }
 
@@ -233,9 +241,11 @@ var (
 	plainValue  = regexp.MustCompile(`^[A-Za-z0-9_./+:-]{1,40}$`)
 )
 
+const writeSecret = `would put a credential into the plan; write {{env "NAME"}} or {{file "NAME"}}`
+
 // checkSecrets refuses credentials that are written in the plan.
 func (p *Plan) checkSecrets(ps *problems) {
-	const write = `would put a credential into the plan; write {{env "NAME"}} or {{file "NAME"}}`
+	const write = writeSecret
 	secrets := map[string]bool{}
 	note := func(vars Pairs) {
 		for _, v := range vars {
@@ -245,6 +255,14 @@ func (p *Plan) checkSecrets(ps *problems) {
 		}
 	}
 	note(p.Variables)
+	fromSteps := func(steps []Step) {
+		for _, st := range steps {
+			for _, t := range st.Take {
+				secrets[t.Name] = true // what comes from an answer is not in the plan
+			}
+		}
+	}
+	fromSteps(p.Steps)
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			for _, a := range pr.Attributes {
@@ -274,6 +292,15 @@ func (p *Plan) checkSecrets(ps *problems) {
 		header(r.Headers, path+".headers")
 		query(r.URL, path+".url")
 	}
+	steps := func(list []Step, path string) {
+		for i := range list {
+			request(&list[i].Request, index(path, i)+".request")
+			if list[i].Refresh != nil {
+				request(list[i].Refresh, index(path, i)+".refresh")
+			}
+		}
+	}
+	steps(p.Steps, "steps")
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			at := join("principals", string(name))
@@ -289,7 +316,12 @@ func (p *Plan) checkSecrets(ps *problems) {
 		op, at := &p.Operations[i], index("operations", i)
 		before := len(secrets)
 		note(op.Variables)
+		fromSteps(op.Steps)
+		steps(op.Steps, at+".steps")
 		request(&op.Request, at+".request")
+		if op.Preview != nil {
+			request(op.Preview, at+".preview")
+		}
 		if op.Signature != nil && !p.secretText(op.Signature.Secret, secrets) {
 			ps.add(at+".signature.secret", write)
 		}
@@ -312,6 +344,9 @@ func (p *Plan) checkSecrets(ps *problems) {
 		if len(secrets) > before {
 			for _, v := range op.Variables {
 				delete(secrets, v.Name)
+			}
+			for _, name := range append(taken(op.Steps, "principal"), taken(op.Steps, "request")...) {
+				delete(secrets, name)
 			}
 		}
 	}
@@ -351,15 +386,33 @@ func (p *Plan) checkTiming(ps *problems) {
 
 func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 	p.checkRequest(ps, &op.Request, at+".request")
+	p.checkSteps(ps, op.Steps, p.Steps, append(p.Variables[:len(p.Variables):len(p.Variables)], op.Variables...), at+".steps")
 	if op.Key != nil {
 		p.checkKey(ps, op, at)
 	}
 	if op.Signature != nil {
 		p.checkSignature(ps, op, at)
 	}
-	if a := op.Altered; a != nil {
-		checkBody(ps, a.Body, at+".altered.body")
-		p.checkEdits(ps, op, at)
+	for _, a := range op.alterations(at) {
+		checkBody(ps, a.Body, a.path+".body")
+		p.checkEdits(ps, op, a)
+	}
+	if op.Preview != nil {
+		p.checkRequest(ps, op.Preview, at+".preview")
+	}
+	if op.OtherOperation != "" {
+		switch _, err := p.Operation(op.OtherOperation); {
+		case err != nil:
+			ps.add(at+".other_operation", "the plan has no such operation")
+		case op.OtherOperation == op.Name:
+			ps.add(at+".other_operation", "is this operation itself")
+		}
+	}
+	for i, m := range op.Atomicity {
+		at := index(at+".atomicity", i)
+		if m.SQL != nil && m.SQL.Driver != "sqlite" && !p.secretText(m.SQL.DSN, nil) {
+			ps.add(at+".sql.dsn", writeSecret)
+		}
 	}
 	names := map[string]bool{}
 	for i := range op.Readers {
@@ -368,7 +421,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			ps.add(at+".name", "another reader has this name")
 		}
 		names[r.Name] = true
-		p.checkReader(ps, r, at)
+		p.checkReader(ps, op, r, at)
 	}
 	checkSinks(ps, op, at)
 	if r := op.Resource; r != nil {
@@ -378,9 +431,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 		if r.Pointer != nil && r.Pattern != "" {
 			ps.add(at+".resource", "has pointer and pattern; only one of them is allowed")
 		}
-		if re, err := regexp.Compile(r.Pattern); r.Pattern != "" && (err != nil || re.NumSubexp() < 1) {
-			ps.add(at+".resource.pattern", "must be a regular expression (RE2) with a group")
-		}
+		checkGroup(ps, r.Pattern, at+".resource.pattern")
 	}
 	clear(names)
 	for i, a := range op.Audit {
@@ -393,7 +444,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			checkURL(ps, a.HTTP.URL, at+".http.url")
 			p.checkAs(ps, a.HTTP.As, at+".http.as")
 		}
-		checkArgv(ps, a.Command, at+".command")
+		checkArgv(ps, a.Command, p.takenFor(op), at+".command")
 		links := false
 		for _, name := range []string{"key", "request_id", "event_id", "trace_id"} {
 			_, ok := a.Find.Get(name)
@@ -404,6 +455,68 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 		}
 	}
 	p.checkExperiments(ps, op, op.Experiments, at+".experiments")
+}
+
+// checkSteps checks steps and what they take; outer are those before.
+func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, path string) {
+	names, values := map[string]bool{}, map[string]bool{}
+	for _, st := range outer {
+		names[st.Name] = true
+		for _, t := range st.Take {
+			values[t.Name] = true
+		}
+	}
+	for i := range steps {
+		st, at := &steps[i], index(path, i)
+		if st.Name != "" && names[st.Name] {
+			ps.add(at+".name", "another step has this name")
+		}
+		names[st.Name] = true
+		p.checkRequest(ps, &st.Request, at+".request")
+		if st.Refresh != nil {
+			p.checkRequest(ps, st.Refresh, at+".refresh")
+		}
+		lasts := st.Valid == 0 && st.ExpiresIn == nil && len(st.Expired) == 0
+		switch {
+		case st.Each == "request" && (!lasts || st.Refresh != nil):
+			ps.add(at, "has valid, expires_in, expired or refresh, which are for each: principal")
+		case st.Refresh != nil && lasts:
+			ps.add(at+".refresh", "is never sent without valid, expires_in or expired")
+		case !lasts && len(st.Take) == 0:
+			ps.add(at, "takes nothing that could expire")
+		}
+		if st.Valid > 7*24*time.Hour {
+			ps.add(at+".valid", "is longer than %v", 7*24*time.Hour)
+		}
+		for i, t := range st.Take {
+			at := index(at+".take", i)
+			_, variable := variables.Get(t.Name)
+			switch {
+			case slices.Contains(reserved, t.Name):
+				ps.add(at+".name", "is a name that the probe itself uses")
+			case variable || t.Name != "" && values[t.Name]:
+				ps.add(at+".name", "another variable, or what another step takes, has this name")
+			}
+			values[t.Name] = true
+			places := 0
+			for _, given := range []bool{t.Header != "", t.Pointer != nil, t.Cookie != ""} {
+				if given {
+					places++
+				}
+			}
+			if places > 1 {
+				ps.add(at, "has more than one of header, pointer and cookie; only one of them is allowed")
+			}
+			checkGroup(ps, t.Pattern, at+".pattern")
+		}
+	}
+}
+
+// checkGroup checks a regular expression that is to find a part of a text.
+func checkGroup(ps *problems, pattern, at string) {
+	if re, err := regexp.Compile(pattern); pattern != "" && (err != nil || re.NumSubexp() < 1) {
+		ps.add(at, "must be a regular expression (RE2) with a group")
+	}
 }
 
 func (p *Plan) checkRequest(ps *problems, r *Request, at string) {
@@ -455,6 +568,11 @@ func checkBody(ps *problems, b *Body, at string) {
 			ps.add(at+".base64", "is not standard base64")
 		}
 	}
+	if b != nil && b.GraphQL != nil && len(b.GraphQL.Variables) > 0 {
+		if _, _, kind, err := findJSON(b.GraphQL.Variables, ""); err == nil && kind != '{' {
+			ps.add(at+".graphql.variables", "must be a mapping, name: value")
+		}
+	}
 }
 
 func decodeBase64(s string) ([]byte, error) {
@@ -490,28 +608,46 @@ func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
 	if k.Body == "" {
 		return
 	}
-	for _, b := range []struct {
+	type bodyAt struct {
 		body *Body
 		path string
-	}{{op.Request.Body, at + ".request.body"}, {op.alteredBody(), at + ".altered.body"}} {
+	}
+	bodies := []bodyAt{{op.Request.Body, at + ".request.body"}}
+	for _, a := range op.alterations(at) {
+		bodies = append(bodies, bodyAt{a.Body, a.path + ".body"})
+	}
+	if op.Preview != nil {
+		bodies = append(bodies, bodyAt{op.Preview.Body, at + ".preview.body"})
+	}
+	for _, b := range bodies {
 		switch {
-		case b.body == nil && b.path == at+".request.body":
-			ps.add(at+".key.body", "the request has no body")
+		case b.body == nil && (b.path == at+".request.body" || b.path == at+".preview.body"):
+			ps.add(at+".key.body", "the %s has no body", strings.TrimSuffix(strings.TrimPrefix(b.path, at+"."), ".body"))
 		case b.body != nil && b.body.Base64 != nil:
 			ps.add(b.path, "must be json, text or file, for the key to go into it")
-		case b.body != nil && b.body.JSON != nil:
-			if _, err := insertJSON(b.body.JSON, k.Body, []byte(`""`)); err != nil {
+		case b.body != nil && b.body.json() != nil:
+			if _, err := insertJSON(b.body.json(), k.Body, []byte(`""`)); err != nil {
 				ps.add(at+".key.body", "%v in %s", err, b.path)
 			}
 		}
 	}
 }
 
-func (op *Operation) alteredBody() *Body {
-	if op.Altered == nil {
-		return nil
+// alterationAt is an alteration and where it is in the plan.
+type alterationAt struct {
+	*Alteration
+	path string
+}
+
+// alterations are those that an operation has; path is the operation's.
+func (op *Operation) alterations(path string) (list []alterationAt) {
+	if op.Altered != nil {
+		list = append(list, alterationAt{op.Altered, path + ".altered"})
 	}
-	return op.Altered.Body
+	if op.Invalid != nil {
+		list = append(list, alterationAt{op.Invalid, path + ".invalid"})
+	}
+	return list
 }
 
 type headerAt struct {
@@ -522,6 +658,9 @@ type headerAt struct {
 // headersOf are the headers that an operation can be sent with.
 func (p *Plan) headersOf(op *Operation, at string) []headerAt {
 	list := []headerAt{{op.Request.Headers, at + ".request.headers"}}
+	if op.Preview != nil {
+		list = append(list, headerAt{op.Preview.Headers, at + ".preview.headers"})
+	}
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
 			list = append(list, headerAt{pr.Headers, join("principals", string(name)) + ".headers"})
@@ -550,46 +689,78 @@ func (p *Plan) checkSignature(ps *problems, op *Operation, at string) {
 	}
 }
 
-func (p *Plan) checkEdits(ps *problems, op *Operation, at string) {
+func (p *Plan) checkEdits(ps *problems, op *Operation, a alterationAt) {
 	b := op.Request.Body
-	for i, e := range op.Altered.Edits {
-		at := index(at+".altered.edits", i)
+	for i, e := range a.Edits {
+		at := index(a.path+".edits", i)
 		switch {
 		case e.Pointer == nil:
 		case b == nil:
 			ps.add(at, "the request has no body to edit")
 		case b.Base64 != nil:
 			ps.add(at, "the body is base64; replace it as a whole")
-		case b.JSON != nil:
-			start, end, _, err := findJSON(b.JSON, *e.Pointer)
+		case b.json() != nil:
+			text := b.json()
+			start, end, _, err := findJSON(text, *e.Pointer)
 			if err != nil {
 				ps.add(at+".pointer", "%v in the body", err)
-			} else if string(b.JSON[start:end]) == string(e.Value) {
+			} else if string(text[start:end]) == string(e.Value) {
 				ps.add(at+".value", "is what the body has already")
 			}
 		}
 	}
 }
 
-func (p *Plan) checkReader(ps *problems, r *Reader, at string) {
+func (p *Plan) checkReader(ps *problems, op *Operation, r *Reader, at string) {
 	if n, ok := new(big.Rat).SetString(string(r.Effect)); r.Effect != "" && (!jsonNumber.MatchString(string(r.Effect)) || len(r.Effect) > 30 || !ok || n.Sign() == 0) {
 		ps.add(at+".effect", "must be a number other than 0")
 	}
 	if h := r.HTTP; h != nil {
 		checkURL(ps, h.URL, at+".http.url")
 		p.checkAs(ps, h.As, at+".http.as")
-		if h.Value != nil && (len(h.Where) > 0 || h.ID != nil) {
-			ps.add(at+".http", "where and id are about what is counted; with value there is nothing")
+		if h.Count == nil && (len(h.Where) > 0 || h.ID != nil) {
+			ps.add(at+".http", "where and id are about what count counts; there is nothing")
 		}
+		if h.Format != "" && h.Count == nil && h.Value == nil {
+			ps.add(at+".http.format", "is for count and value; lines and number take any text")
+		}
+		checkBody(ps, h.Post, at+".http.post")
+		if t, err := parseTemplate(h.Number); err == nil && h.Number != "" {
+			if re, err := regexp.Compile(t.sample()); err == nil && re.NumSubexp() < 1 {
+				ps.add(at+".http.number", "must have a group")
+			}
+		}
+		checkPages(ps, h, at+".http.pages")
 	}
 	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
 		ps.add(at+".outside", "what the target sends is outside of it")
 	}
 	if r.Command != nil {
-		checkArgv(ps, r.Command.Argv, at+".command.argv")
+		checkArgv(ps, r.Command.Argv, p.takenFor(op), at+".command.argv")
 	}
 	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
 		ps.add(at+".command.timeout", "is longer than 10m")
+	}
+}
+
+func checkPages(ps *problems, h *HTTPReader, at string) {
+	g := h.Pages
+	switch {
+	case g == nil:
+		return
+	case h.Count == nil && h.Lines == "":
+		ps.add(at, "are for count and lines")
+	case g.Next != nil && h.Count == nil:
+		ps.add(at+".next", "is for answers in JSON or XML")
+	}
+	if g.Next == nil && (g.Parameter != "" || g.Member != "") {
+		ps.add(at, "has parameter or member, which say where next goes")
+	}
+	if g.Parameter != "" && g.Member != "" {
+		ps.add(at, "has parameter and member; only one of them is allowed")
+	}
+	if g.Member != "" && (h.Post == nil || h.Post.Base64 != nil) {
+		ps.add(at+".member", "needs a post of JSON to go into")
 	}
 }
 
@@ -645,11 +816,52 @@ func (p *Plan) Applies(op *Operation, e Experiment) error {
 			lacks = "target.specification"
 		}
 	case Altered:
+		if op.Altered == nil {
+			lacks = "altered"
+		}
+	case RaceAltered:
 		switch {
 		case op.Key == nil:
 			lacks = "key"
 		case op.Altered == nil:
 			lacks = "altered"
+		case d.Race.Width > d.Budget.MaxSends:
+			return errors.New("race.width is more than budget.max_sends")
+		}
+	case Corrected:
+		switch {
+		case op.Key == nil:
+			lacks = "key"
+		case op.Invalid == nil:
+			lacks = "invalid"
+		}
+	case SameMeaning:
+		if op.Request.Body.json() == nil {
+			return errors.New("the request has no body of json or graphql that could be written in another way")
+		}
+	case PreviewFirst:
+		if op.Preview == nil {
+			lacks = "preview"
+		}
+	case OtherInstance:
+		if p.Target.Instance == "" {
+			lacks = "target.instance"
+		}
+	case OtherOperation:
+		other, err := p.Operation(op.OtherOperation)
+		switch {
+		case op.OtherOperation == "" || err != nil:
+			lacks = "other_operation"
+		case op.Key == nil || other.Key == nil:
+			return errors.New("both operations need a key")
+		case op.Signature != nil || other.Signature != nil:
+			return errors.New("events are not sent under the key of another operation")
+		}
+	case RetentionSearch:
+		if p.Target.RetentionSearch == 0 {
+			lacks = "target.retention_search"
+		} else if p.Target.RetentionSearch >= d.Budget.MaxTime {
+			return errors.New("target.retention_search is not shorter than budget.max_time")
 		}
 	case MissingKey, MalformedKey, FreshKey:
 		if op.Key == nil {

@@ -94,6 +94,13 @@ func (s *Service) Serve(l net.Listener) *Server {
 	return srv
 }
 
+// Also serves at a further address, as another instance would, and returns it. It
+// is not for services that refuse on purpose.
+func (s *Server) Also(l net.Listener) (addr string) {
+	s.serving.Go(func() { _ = s.http.Serve(l) })
+	return l.Addr().String()
+}
+
 // Close ends all connections and returns when nothing is under way any more.
 func (s *Server) Close() {
 	s.mu.Lock()

@@ -11,6 +11,7 @@ package targets
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
@@ -43,6 +44,7 @@ type Target struct {
 	inside    bool        // mails count as the target's own state
 	headers   plan.Header // of requests, beside the usual ones
 	lateAfter time.Duration
+	adapt     func(*plan.Plan, *Server) // nil, or what else the plan needs
 	make      func() *Service
 }
 
@@ -88,7 +90,12 @@ func (t Target) New() *Service { return t.make() }
 const SecretEnv = "SEMEL_TARGET_WEBHOOK_SECRET"
 
 // Env is the environment that the plans need.
-func Env(name string) (value string, ok bool) { return WebhookSecret, name == SecretEnv }
+func Env(name string) (value string, ok bool) {
+	if user, is := strings.CutPrefix(name, "PASSWORD_OF_"); is {
+		return "the password of " + user, true
+	}
+	return WebhookSecret, name == SecretEnv
+}
 
 // Plan describes a server of the target to the probe. With a sink, as
 // host:port, the probe listens there; the Service has to be told with
@@ -169,5 +176,8 @@ func (t Target) Plan(s *Server, sink string) *plan.Plan {
 		}
 	}
 	p.Operations = []plan.Operation{op}
+	if t.adapt != nil {
+		t.adapt(p, s)
+	}
 	return p
 }

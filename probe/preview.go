@@ -1,0 +1,122 @@
+package probe
+
+import (
+	"context"
+	"math/big"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+)
+
+// previews is what the target's own dry run shows.
+type previews struct {
+	w                           *watch
+	first, again, keyless, bent *sent
+	settled                     bool
+	why                         string
+	moved                       map[string]*big.Rat // by which readers' numbers moved
+}
+
+// preview sends the target's own form of a dry run, before anything that has
+// effects, and looks whether it has any: as it is, again, without a key and with
+// a malformed one.
+func (x *exp) preview(ctx context.Context) (shown, error) {
+	w, err := x.fresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := &previews{w: w, moved: map[string]*big.Rat{}}
+	defer func() { w.conclude(0) }()
+	req, err := x.render(w.v, plan.Change{Preview: true})
+	if err != nil {
+		return f, err
+	}
+	if f.first, err = x.send(ctx, "preview", req, ""); err != nil {
+		return f, err
+	}
+	last := f.first
+	if x.o.r.dry() || success(&f.first.x) {
+		if f.again, err = x.send(ctx, "preview", req, ""); err != nil {
+			return f, err
+		}
+		last = f.again
+	}
+	if x.o.op.Key != nil && (x.o.r.dry() || success(&f.first.x)) {
+		if req, err = x.render(w.v, plan.Change{Preview: true, NoKey: true}); err != nil {
+			return f, err
+		}
+		if f.keyless, err = x.send(ctx, "preview-without-key", req, ""); err != nil {
+			return f, err
+		}
+		if req, err = x.render(w.v, plan.Change{Preview: true, RawKey: malformed(x.o.op.Key, w.v.Key())}); err != nil {
+			return f, err
+		}
+		if f.bent, err = x.send(ctx, "preview-malformed-key", req, ""); err != nil {
+			return f, err
+		}
+		last = f.bent
+	}
+	if x.o.r.dry() {
+		return f, nil
+	}
+	if err := w.settle(ctx, last.over(), 0); err != nil {
+		return f, err
+	}
+	f.settled, f.why = w.settled, w.why
+	// No reader has seen an effect yet: what counts is that a number moved.
+	for i, rd := range x.o.readers {
+		if w.before[i].err == nil && w.after[i].err == nil {
+			f.moved[rd.name] = rd.effects(w.before[i], w.after[i])
+		}
+	}
+	return f, nil
+}
+
+func (f *previews) judge(j *judgement) {
+	if f.first == nil {
+		return
+	}
+	moved := ""
+	for name, n := range f.moved {
+		if n.Sign() != 0 && name > moved {
+			moved = name
+		}
+	}
+	switch r := f.first.x.Response; {
+	case moved != "":
+		j.broken("the preview was answered with %s and had %s by reader %s, which must see none of it", answer(f.first), count(f.moved[moved]), moved)
+		j.find("preview-executed", "", evidence.Established, f.first, f.again, f.keyless, f.bent)
+		return
+	case !f.first.processed():
+		j.unclear("the preview was not processed: %s", answer(f.first))
+		return
+	case r.Status == 404 || r.Status == 405 || r.Status == 501:
+		j.unclear("the preview was answered with %s: the target seems to have none there", answer(f.first))
+		return
+	case !success(&f.first.x):
+		j.unclear("the preview was refused with %s: the operation itself may be refused as well", answer(f.first))
+		return
+	case !f.settled:
+		j.unclear("%s", f.why)
+		return
+	case len(f.moved) == 0:
+		j.unclear("the preview was answered with %s; %s", answer(f.first), "no reader tells whether it had an effect")
+		return
+	}
+	j.holds("the preview was answered with %s, and again with %s, and no reader's number moved", answer(f.first), answer(f.again))
+	if f.keyless == nil || f.bent == nil {
+		return
+	}
+	for _, c := range []struct {
+		s             *sent
+		what, without string
+	}{{f.keyless, "without a key", "it needs none, or does not look at it"}, {f.bent, "with a malformed key", "it does not look at the form of keys"}} {
+		switch {
+		case !c.s.processed():
+		case success(&c.s.x):
+			j.holds("%s it was answered with %s: %s", c.what, answer(c.s), c.without)
+		default:
+			j.holds("%s it was refused with %s: this shows, without an effect, that the key is looked at", c.what, answer(c.s))
+		}
+	}
+}

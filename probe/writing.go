@@ -1,0 +1,292 @@
+package probe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/wire"
+)
+
+// rewritten is what a request shows that means the same in other bytes.
+type rewritten struct {
+	opening
+	second *attempt
+}
+
+// sameMeaning sends a request, and the same JSON written in another way under
+// the same key.
+func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
+	o, err := x.open(ctx, "first")
+	if o == nil {
+		return nil, err
+	}
+	f := &rewritten{opening: *o}
+	defer func() { f.w.conclude(1) }()
+	if err != nil || !o.sound(x.o) {
+		return f, err
+	}
+	req, err := x.render(f.w.v, plan.Change{Rewritten: true})
+	if err != nil {
+		return f, err
+	}
+	s, err := x.send(ctx, "rewritten", req, "")
+	if err != nil {
+		return f, err
+	}
+	f.second, err = x.lookFor(ctx, f.w, s, 1)
+	return f, err
+}
+
+func (f *rewritten) judge(j *judgement) {
+	if !j.opened(&f.opening) || f.second == nil {
+		return
+	}
+	first, second, d := f.good().sent, f.second.sent, f.second.total
+	j.e.Second = j.o.compare(first, second)
+	switch {
+	case d.exceeds(1) && j.o.facts.protects() == no:
+		j.void("the same bytes take effect again as well: how they are written changes nothing")
+	case d.exceeds(1):
+		j.broken("the same request in other bytes took effect as well: %s", count(cmp.Or(d.number(), d.outMost)))
+		j.find("same-meaning-executed", "", evidence.Established, first, second)
+	case !f.second.settled:
+		j.unclear("%s", f.second.why)
+	case !second.processed():
+		j.unclear("the request in other bytes was not processed: %s", answer(second))
+	case success(&second.x) && otherResource(first, second):
+		j.broken("the same request in other bytes was answered with %s and a resource of its own%s", answer(second), d.without())
+		j.find("same-meaning-executed", "", evidence.Inferred, first, second)
+	case !d.told():
+		j.unclear("the request in other bytes was answered with %s; no reader sees the state", answer(second))
+	case success(&second.x):
+		j.holds("1 effect; white space and the order of members do not matter: the answer, %s, is that of a duplicate", answer(second))
+	case second.serverError():
+		j.broken("the same request in other bytes was answered with %s", answer(second))
+		j.error5xx(first, second)
+	case j.o.op.Key == nil, names(second.x.Response, first.resource) && first.resource != "":
+		j.holds("1 effect; the request in other bytes was refused as a duplicate is, with %s", answer(second))
+	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status):
+		j.holds("1 effect; the request in other bytes was refused as another one, with %s: keys belong to bytes, and a client that writes its JSON anew for a retry is refused", answer(second))
+	default:
+		j.holds("1 effect; the request in other bytes was refused with %s, which is not the contract's answer to another request, %v", answer(second), j.o.contract.Mismatch)
+	}
+}
+
+// corrections is what a request shows that was refused as invalid, and sent
+// again under its key with the mistake corrected.
+type corrections struct {
+	control       *opening
+	first, second *attempt
+}
+
+func (x *exp) corrected(ctx context.Context) (shown, error) {
+	f := &corrections{}
+	var err error
+	if f.control, err = x.control(ctx); err != nil || !f.control.sound(x.o) {
+		return f, err
+	}
+	w, err := x.fresh(ctx)
+	if err != nil {
+		return f, err
+	}
+	defer func() { w.conclude(1) }()
+	req, err := x.render(w.v, plan.Change{Invalid: true})
+	if err != nil {
+		return f, err
+	}
+	s, err := x.send(ctx, "invalid", req, "")
+	if err != nil {
+		return f, err
+	}
+	if f.first, err = x.lookFor(ctx, w, s, 0); err != nil || !x.o.r.dry() && !f.refused() {
+		return f, err
+	}
+	if req, err = x.render(w.v, plan.Change{}); err != nil {
+		return f, err
+	}
+	if s, err = x.send(ctx, "corrected", req, ""); err != nil {
+		return f, err
+	}
+	f.second, err = x.look(ctx, w, s)
+	return f, err
+}
+
+// refused reports whether the invalid request was refused as such, without an
+// effect.
+func (f *corrections) refused() bool {
+	r := f.first.x.Response
+	return r != nil && f.first.processed() && r.Status/100 == 4 && f.first.settled && !f.first.total.exceeds(0)
+}
+
+func (f *corrections) judge(j *judgement) {
+	if !j.opened(f.control) || f.first == nil {
+		return
+	}
+	first := f.first.sent
+	switch {
+	case f.first.total.exceeds(0) && first.processed() && first.x.Response.Status/100 == 4:
+		j.broken("the invalid request was refused with %s, and took effect", answer(first))
+		j.find("refusal-executed", "", evidence.Established, first)
+		return
+	case !f.first.settled:
+		j.unclear("%s", f.first.why)
+		return
+	case !f.refused():
+		j.unclear("the invalid request was not refused as one: %s", answer(first))
+		return
+	case f.second == nil:
+		return
+	}
+	second, d := f.second.sent, f.second.total
+	j.e.Second = j.o.compare(first, second)
+	known := &j.o.facts
+	switch {
+	case d.exceeds(1):
+		j.effects(d, 1, doubleSequential, first, second)
+	case !f.second.settled:
+		j.unclear("%s", f.second.why)
+	case !second.processed():
+		j.unclear("the corrected request was not processed: %s", answer(second))
+	case !d.told():
+		j.unclear("after %s, the corrected request was answered with %s; no reader sees the state", answer(first), answer(second))
+	case success(&second.x) && is(d.number(), 0) && !second.done():
+		j.unclear("the corrected request was accepted with %s, and no effect was seen", answer(second))
+	case success(&second.x) && is(d.number(), 0):
+		known.unsafeRetry = true
+		j.broken("the corrected request was answered with %s and had no effect", answer(second))
+		j.find("lost-effect", "", evidence.Established, first, second)
+	case success(&second.x):
+		j.holds("after %s, the corrected request under the same key took effect, once", answer(first))
+	case is(d.number(), 1):
+		j.broken("the corrected request was refused with %s, and took effect", answer(second))
+		j.find("refusal-executed", "", evidence.Established, first, second)
+	case second.serverError():
+		j.broken("after %s, the corrected request was answered with %s", answer(first), answer(second))
+		j.find("bad-key-server-error", "", evidence.Established, first, second)
+	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status) && !j.e.Second.Body:
+		j.holds("after %s, the corrected request under the same key was refused as another one, with %s: a correction takes a new key", answer(first), answer(second))
+	case j.e.Second.Status && j.e.Second.Body:
+		j.broken("the corrected request was answered with what the invalid one had got, %s, without being looked at", answer(second))
+		j.find("refusal-sticks", "", evidence.Established, first, second)
+	case j.o.inProgress(second):
+		j.broken("after %s, the key is answered as in progress: %s", answer(first), answer(second))
+		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+	default:
+		j.holds("after %s, the corrected request under the same key was refused with %s", answer(first), answer(second))
+	}
+}
+
+// mixed is what a request and its alteration show that were sent at once, under
+// one key.
+type mixed struct {
+	control *opening
+	width   int
+	trials  []*trial
+	why     string
+}
+
+func (x *exp) raceAltered(ctx context.Context) (shown, error) {
+	f := &mixed{width: x.o.r.p.Race.Width}
+	var err error
+	if f.control, err = x.control(ctx); err != nil || !f.control.sound(x.o) {
+		return f, err
+	}
+	trials := x.o.r.p.Race.Trials
+	for range trials {
+		if takes := f.width + x.o.stepsEach(); !x.o.r.dry() && x.o.r.send.Left() < takes {
+			f.why = fmt.Sprintf("the budget has %s left, and a race takes %d", times(x.o.r.send.Left(), "send"), takes)
+			break
+		}
+		w, err := x.freshTimes(ctx, map[bool]int{true: trials, false: 1}[x.o.r.dry()])
+		if err != nil {
+			return f, err
+		}
+		one, err := x.render(w.v, plan.Change{})
+		if err != nil {
+			return f, err
+		}
+		other, err := x.render(w.v, plan.Change{Altered: true})
+		if err != nil {
+			return f, err
+		}
+		if x.o.r.dry() {
+			note := fmt.Sprintf("%d at once, %s", f.width, times(trials, "trial"))
+			x.plan("race", one, "", (f.width+1)/2*trials, note)
+			x.plan("race-altered", other, "", f.width/2*trials, note)
+			return f, nil
+		}
+		var all []wire.Request
+		for i := range f.width {
+			all = append(all, []wire.Request{one, other}[i%2])
+		}
+		t, err := x.release(ctx, w, "race", all)
+		if err != nil {
+			return f, err
+		}
+		f.trials = append(f.trials, t)
+	}
+	return f, nil
+}
+
+func (f *mixed) judge(j *judgement) {
+	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+		return
+	}
+	shown, doubled, why := 0, 0, f.why
+	for _, t := range f.trials {
+		d := t.end.total
+		overlapped := t.released && inFlight(t.all) >= 2
+		var done []*sent
+		for _, s := range t.all {
+			if success(&s.x) {
+				done = append(done, s)
+			}
+		}
+		// Requests of one kind may double as well: that is the race's finding.
+		kinds := 0
+		for i := range 2 {
+			if slices.ContainsFunc(done, func(s *sent) bool { return slices.Index(t.all, s)%2 == i && !s.replayed }) {
+				kinds++
+			}
+		}
+		switch {
+		case d.exceeds(1):
+			doubled++
+			id, basis := "mismatch-executed", evidence.Established
+			if kinds < 2 {
+				id = doubleRace
+			}
+			j.find(id, "", basis, done...)
+		case !t.end.settled:
+			why = t.end.why
+		case !overlapped:
+			why = cmp.Or(t.reason, "no two of them were shown to be under way at the same time")
+		case !d.told():
+			why = j.state(d) + ": answers alone say nothing about effects"
+		case len(done) == 0:
+			why = fmt.Sprintf("none of %d requests succeeded", len(t.all))
+		case is(d.number(), 0) && slices.ContainsFunc(done, (*sent).done):
+			doubled++
+			j.broken("success was answered, and there is no effect")
+			j.find("lost-effect", "", evidence.Established, done...)
+		case kinds == 2 && slices.ContainsFunc(done, func(s *sent) bool { return !accepted(&s.x) }):
+			doubled++
+			j.broken("1 effect, and both the request and its alteration were answered with a success")
+			j.find("mismatch-replayed-as-same", "", evidence.Established, done...)
+		default:
+			shown++
+		}
+	}
+	switch {
+	case doubled > 0:
+		j.broken("two requests with one key at once came to more than one in %d of %s", doubled, times(len(f.trials), "trial"))
+	case shown == 0:
+		j.unclear("no trial shows anything: %s", cmp.Or(why, "none was made"))
+	default:
+		j.holds("1 effect of a request and its alteration under one key in each of %s in which they overlapped; the other one was refused", times(shown, "trial"))
+	}
+}
