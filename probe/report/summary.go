@@ -40,6 +40,12 @@ func bottomLine(r *evidence.Run) string {
 	return line
 }
 
+// otherThanRepeats are findings that say nothing of the same caller's repeating the
+// same request.
+var otherThanRepeats = map[string]bool{
+	"key-not-scoped-tenant": true, "webhook-altered-accepted": true, "preview-executed": true, "truncated-executed": true, "mismatch-executed": true,
+}
+
 // verdictLine is the sentence about one operation, and its rank, from the worst.
 func verdictLine(o *evidence.Operation) (rank int, line string) {
 	who := name(o.Name)
@@ -48,6 +54,9 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 	more := ""
 	if len(fs) > 1 {
 		more = fmt.Sprintf(", and %s beside it", plural(len(fs)-1, "finding", "findings"))
+	}
+	if len(fs) > 0 && fs[0].Priority == evidence.P0 && fs[0].Basis == evidence.Established && otherThanRepeats[fs[0].ID] {
+		return 0, fmt.Sprintf("%s is not safe: %s%s.", who, lower(text(fs[0].Title)), more)
 	}
 	switch {
 	case len(fs) > 0 && fs[0].Priority == evidence.P0 && fs[0].Basis == evidence.Established:

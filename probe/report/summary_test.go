@@ -46,6 +46,9 @@ func TestBottomLine(t *testing.T) {
 		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (1 of 2 operations came to that).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
+		"pay is not safe: what one tenant sent answers another tenant.": {
+			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"))},
+		},
 		"pay is probably not safe to repeat: it looks as if this happened: requests that ran at the same time took effect more than once.": {
 			Operations: []evidence.Operation{op("pay", nil, inferred)},
 		},

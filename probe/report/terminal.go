@@ -166,7 +166,7 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 	p.head(strings.Repeat("-", p.width))
 	p.wrap("", "", fmt.Sprintf("%s   %s %s   contract %s", name(o.Name), name(o.Method), brief(o.URL), name(o.Profile)))
 	if o.Source != "" {
-		p.wrap("", "", "described in "+source(o))
+		p.wrap("", "", "see "+source(o))
 	}
 
 	p.head("verdict")
