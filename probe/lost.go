@@ -14,7 +14,6 @@ type lost struct {
 	control *opening
 	tries   []*lostTry
 	// before: the cut was before the request was out.
-	before bool
 }
 
 // lostTry is one attempt that was cut off, and its retry.
