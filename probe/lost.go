@@ -13,7 +13,6 @@ import (
 type lost struct {
 	control *opening
 	tries   []*lostTry
-	// before: the cut was before the request was out.
 }
 
 // lostTry is one attempt that was cut off, and its retry.
