@@ -31,7 +31,7 @@ func jobsHarness(t testing.TB, pool *pgxpool.Pool, c postgres.Config) jobstest.H
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return o.EnqueueTx(ctx, tx, m...) })
 		},
 		Advance: func(d time.Duration) {
-			exec(t, pool, "UPDATE "+c.Schema+".outbox_queue SET due = due - $1::interval WHERE due > 'epoch'", d)
+			age(t, pool, c.Schema, d)
 			o.ForgetFloors()
 		},
 		Effect:  func(ctx context.Context, name string) error { return effect(ctx, c.Schema, name) },
