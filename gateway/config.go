@@ -103,6 +103,15 @@ type Config struct {
 	MaxConns int
 	// TLS is for connections to an https upstream. Default: the system's roots.
 	TLS *tls.Config
+	// HTTP2 speaks HTTP/2 with the upstream, and no other version: as agreed in
+	// the handshake with https, at once with http. For upstreams that speak
+	// nothing else. A connection then carries many requests, so that less is
+	// known when it breaks: see the package comment. Default: HTTP/1.1.
+	HTTP2 bool
+	// Socket is the path of a Unix socket that the upstream listens on. Upstream
+	// then says how to speak to it and under which name, as in http://orders.
+	// Default: Upstream's host.
+	Socket string
 
 	// Observer is told what happens between gateway and upstream; nil for
 	// nobody.

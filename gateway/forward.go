@@ -51,7 +51,9 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	} else {
 		// There is no result in what comes after a switch of protocols, and
 		// none in what comes before the answer.
-		e.upgrade = upgradeType(r.Header)
+		if !g.config.HTTP2 { // which has no such switch (RFC 9113 8.6)
+			e.upgrade = upgradeType(r.Header)
+		}
 		e.trace.Got1xxResponse = e.inform
 	}
 	if h := w.Header(); h["Content-Type"] == nil {
@@ -114,6 +116,11 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	switch {
 	case in.ContentLength == 0 || in.Body == nil:
 		out.Body = nil // or the transport looks whether that is so
+		if g.config.HTTP2 && !isSafe(in.Method) {
+			// There the transport repeats what has no body whatever the method,
+			// also after errors that leave open whether it was processed.
+			out.Body = emptyBody{}
+		}
 	case e.record != "" && 0 < in.ContentLength && in.ContentLength <= smallBody:
 		// The transport knows this type for one that does not block, and
 		// writes it along with the header.
@@ -128,6 +135,15 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	}
 	return out, nil
 }
+
+// emptyBody is a body that is not known to be empty before it is read.
+type emptyBody struct{}
+
+// Read implements io.Reader.
+func (emptyBody) Read([]byte) (int, error) { return 0, io.EOF }
+
+// Close implements io.Closer.
+func (emptyBody) Close() error { return nil }
 
 // smallBody is how large a body may be that is sent in one write with the header.
 const smallBody = 4 << 10
