@@ -31,13 +31,17 @@ const connections = 64
 // Client, proxy and upstream share the machine.
 func BenchmarkGateway(b *testing.B) {
 	answer := `{"id":1,"item":"` + strings.Repeat("x", 150) + `","quantity":1}`
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	upstream := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Location", "/orders/1")
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, answer)
 	}))
+	upstream.Config.Protocols = new(http.Protocols)
+	upstream.Config.Protocols.SetHTTP1(true)
+	upstream.Config.Protocols.SetUnencryptedHTTP2(true)
+	upstream.Start()
 	defer upstream.Close()
 	target, _ := url.Parse(upstream.URL)
 
@@ -47,23 +51,24 @@ func BenchmarkGateway(b *testing.B) {
 	}
 	unkeyed := func(int64) string { return "" }
 	b.Run("bare", func(b *testing.B) { load(b, bare, unkeyed) })
-	open := func(b *testing.B, store string) http.Handler {
+	open := func(b *testing.B, store string, http2 bool) http.Handler {
 		guard, err := semel.New(semel.Config{Store: openStore(b, store)})
 		if err != nil {
 			b.Fatal(err)
 		}
-		gw, err := gateway.New(gateway.Config{Upstream: target, Guard: guard})
+		gw, err := gateway.New(gateway.Config{Upstream: target, Guard: guard, HTTP2: http2})
 		if err != nil {
 			b.Fatal(err)
 		}
 		return gw
 	}
-	b.Run("unprotected", func(b *testing.B) { load(b, open(b, "memory"), unkeyed) })
+	b.Run("unprotected", func(b *testing.B) { load(b, open(b, "memory", false), unkeyed) })
+	b.Run("unprotected/http2", func(b *testing.B) { load(b, open(b, "memory", true), unkeyed) })
 	for _, name := range []string{"sqlite", "memory"} {
 		for _, replayed := range []bool{false, true} {
 			kind := map[bool]string{false: "first", true: "replay"}[replayed]
 			b.Run(name+"/"+kind, func(b *testing.B) {
-				load(b, open(b, name), func(i int64) string {
+				load(b, open(b, name, false), func(i int64) string {
 					if replayed {
 						i = -(max(i, -i) % 1000)
 					}

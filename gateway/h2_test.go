@@ -106,17 +106,20 @@ func TestOneDecisionOneSendByHTTP2(t *testing.T) {
 		}
 	}
 	for breaks, then := range map[string]func(net.Conn, uint32) bool{
-		"refused stream":     reset(7),
-		"protocol error":     reset(1),
-		"internal error":     reset(2),
-		"enhance your calm":  reset(11),
-		"no error":           reset(0),
-		"go away, none":      goAway(0, 0),
-		"go away, this":      goAway(1, 0),
-		"go away, all":       goAway(1<<31-1, 0),
-		"go away, protocol":  goAway(0, 1),
-		"closed":             func(net.Conn, uint32) bool { return false },
-		"closed with header": func(c net.Conn, s uint32) bool { _, _ = c.Write(frame(frameHeaders, flagEndHeaders, s, 0x88)); return false },
+		"refused stream":    reset(7),
+		"protocol error":    reset(1),
+		"internal error":    reset(2),
+		"enhance your calm": reset(11),
+		"no error":          reset(0),
+		"go away, none":     goAway(0, 0),
+		"go away, this":     goAway(1, 0),
+		"go away, all":      goAway(1<<31-1, 0),
+		"go away, protocol": goAway(0, 1),
+		"closed":            func(net.Conn, uint32) bool { return false },
+		"closed with header": func(c net.Conn, s uint32) bool {
+			_, _ = c.Write(frame(frameHeaders, flagEndHeaders, s, 0x88))
+			return false
+		},
 	} {
 		for size, body := range map[string]string{"empty": "", "small": "{}", "large": strings.Repeat("x", 200<<10)} {
 			for _, key := range []string{"", "k"} {
