@@ -88,12 +88,15 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.refuse(w, scopeProblem(w, err, refusedBeforeLookUp))
 		return
 	}
+	named := scope.Operation != "" || p.OperationOf == nil
 	if scope.Operation == "" {
 		scope.Operation = defaultOperation(r)
 	}
-	expired, ok := p.verifyIssued(w, key, scope)
-	if !ok {
-		return
+	expired, ok := false, true
+	if named {
+		if expired, ok = p.verifyIssued(w, key, scope); !ok {
+			return
+		}
 	}
 	e := p.newExchange(w, r)
 	e.expired = expired
@@ -105,8 +108,11 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// kept for.
 		problem = p.firstSent(r.Header[p.Contract.FirstSentHeader])
 	}
-	if problem.Status == 0 && p.KeyOf != nil {
-		problem = e.takeKey()
+	if problem.Status == 0 && p.KeyRules.MaxUUIDAge > 0 && p.KeyOf == nil && errors.Is(p.KeyRules.Check(key), semel.ErrKeyAge) {
+		problem = keyAge()
+	}
+	if problem.Status == 0 && (p.KeyOf != nil || !named) {
+		problem = e.ask(!named)
 	}
 	if problem.Status != 0 {
 		e.release()
@@ -114,7 +120,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !e.expired { // likewise
-		if e.expired, ok = p.verifyIssued(w, key, scope); !ok {
+		if e.expired, ok = p.verifyIssued(w, key, e.submit.Identity.Scope); !ok {
 			e.release()
 			return
 		}
@@ -221,6 +227,9 @@ func (p *protector) key(r *http.Request) (string, Problem) {
 	case err == nil:
 		err = p.KeyRules.Check(key)
 	}
+	if errors.Is(err, semel.ErrKeyAge) {
+		return "", keyAge()
+	}
 	if err != nil {
 		problem := ProblemKeyMalformed.Problem()
 		reasons := strings.ReplaceAll(err.Error(), "\n", "; ") // it never holds the key
@@ -243,6 +252,13 @@ func (p *protector) key(r *http.Request) (string, Problem) {
 		}
 	}
 	return key, Problem{}
+}
+
+// keyAge is the answer to semel.ErrKeyAge. It must not invite another key.
+func keyAge() Problem {
+	p := ProblemKeyExpired.Problem()
+	p.Detail = "By the time in it, this key was made too long ago, or in the future, so there may have been a record of its use that is gone. Nothing was executed now. If it may have been used before, find out what came of that before you make another key."
+	return p
 }
 
 // inContract names the key header as the contract does.
