@@ -14,7 +14,6 @@ import (
 )
 
 const (
-	dialTimeout      = 5 * time.Second
 	handshakeTimeout = 10 * time.Second
 	// A connection that sits idle costs the upstream a little; one that has to
 	// be made anew costs each request a lot.
@@ -23,8 +22,8 @@ const (
 
 // newTransport returns the transport to the upstream. Its connections are all
 // of type *conn.
-func newTransport(c Config) *http.Transport {
-	dialer := &net.Dialer{Timeout: c.dialTimeout(), KeepAlive: 30 * time.Second}
+func newTransport(c UpstreamConfig) *http.Transport {
+	dialer := &net.Dialer{Timeout: c.DialTimeout, KeepAlive: 30 * time.Second}
 	http1 := new(http.Protocols)
 	http1.SetHTTP1(true)
 	config := c.TLS.Clone()

@@ -61,7 +61,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	if body != nil {
 		defer body.end()
 	}
-	res, err := g.transport.RoundTrip(out)
+	res, err := g.upstream.transport.RoundTrip(out)
 	e.mu.Lock()
 	e.answered = true
 	e.mu.Unlock()
@@ -95,7 +95,7 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	out := in.WithContext(httptrace.WithClientTrace(in.Context(), &e.trace))
 	e.url = url.URL{Path: in.URL.Path, RawPath: in.URL.RawPath, RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
 	out.URL = &e.url
-	(&httputil.ProxyRequest{Out: out}).SetURL(g.config.Upstream)
+	(&httputil.ProxyRequest{Out: out}).SetURL(g.upstream.url)
 	if g.config.PreserveHost {
 		out.Host = in.Host
 	}

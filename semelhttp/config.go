@@ -166,7 +166,7 @@ type Config struct {
 	NoEffectStatus func(status int, h http.Header) bool
 	// IndeterminateStatus says of an answer that the effect may or may not have
 	// happened. It wins over NoEffectStatus. h must not be changed. Default:
-	// none. A proxy should name 502, 504 and a 503 without Retry-After.
+	// none. For a proxy: ForwardedIndeterminate.
 	IndeterminateStatus func(status int, h http.Header) bool
 
 	// CommitStatus says of a recorded answer whether what the handler changed in
@@ -304,6 +304,19 @@ func DefaultNoEffectStatus(status int, h http.Header) bool {
 		return true
 	case http.StatusServiceUnavailable:
 		return h.Get("Retry-After") != ""
+	}
+	return false
+}
+
+// ForwardedIndeterminate is a Config.IndeterminateStatus for handlers that forward
+// requests: 502, 504, and 503 without Retry-After come from something between,
+// which does not know what became of the request.
+func ForwardedIndeterminate(status int, h http.Header) bool {
+	switch status {
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+		return true
+	case http.StatusServiceUnavailable:
+		return h.Get("Retry-After") == ""
 	}
 	return false
 }

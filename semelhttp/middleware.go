@@ -136,6 +136,18 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // another method, where the server behind heeds them.
 var overrides = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
+// MethodsAsked returns the methods, in capitals, that a server may take the request
+// to be of: its own, and those that X-HTTP-Method-Override and its like ask for.
+func MethodsAsked(r *http.Request) []string {
+	methods := []string{strings.ToUpper(r.Method)}
+	for _, name := range overrides {
+		for _, method := range r.Header[name] {
+			methods = append(methods, strings.ToUpper(strings.Trim(method, " \t")))
+		}
+	}
+	return methods
+}
+
 // passes reports whether the request is of a safe method (RFC 9110 9.2.1) and
 // does not ask to be taken for one of another. Case does not matter: servers that mind
 // it refuse the request, and of others nobody knows.
@@ -161,17 +173,7 @@ func ProtectMethods(methods ...string) func(*http.Request) bool {
 		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })
 	}
 	return func(r *http.Request) bool {
-		if protects(r.Method) {
-			return true
-		}
-		for _, name := range overrides {
-			for _, method := range r.Header[name] {
-				if protects(strings.Trim(method, " \t")) {
-					return true
-				}
-			}
-		}
-		return false
+		return protects(r.Method) || slices.ContainsFunc(MethodsAsked(r), protects)
 	}
 }
 
