@@ -70,6 +70,16 @@ func NewRouter(c RouterConfig) (*Router, error) {
 	return t, nil
 }
 
+// RouteError is what is wrong with one of the routes.
+type RouteError struct {
+	Route int // from 0
+	Err   error
+}
+
+func (e *RouteError) Error() string { return fmt.Sprintf("route %d: %v", e.Route, e.Err) }
+
+func (e *RouteError) Unwrap() error { return e.Err }
+
 // target is what a mux is asked for: the number of a route.
 type target int
 
@@ -86,15 +96,15 @@ type patternTaken struct {
 func (t *Router) register() error {
 	var errs []error
 	wrong := func(route int, text, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("route %d: the pattern %q %s", route, text, fmt.Sprintf(format, args...)))
+		errs = append(errs, &RouteError{route, fmt.Errorf("the pattern %q %s", text, fmt.Sprintf(format, args...))})
 	}
 	var exact, folded, shorter []patternTaken
 	for i, r := range t.config.Routes {
 		if r.Gateway == nil {
-			errs = append(errs, fmt.Errorf("route %d: field Gateway is nil", i))
+			errs = append(errs, &RouteError{i, errors.New("field Gateway is nil")})
 		}
 		if len(r.Patterns) == 0 {
-			errs = append(errs, fmt.Errorf("route %d: field Patterns is empty", i))
+			errs = append(errs, &RouteError{i, errors.New("field Patterns is empty")})
 		}
 		for _, text := range r.Patterns {
 			p, err := parsePattern(text)

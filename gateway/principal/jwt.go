@@ -11,7 +11,6 @@ import (
 
 	jose "github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
-
 )
 
 // Defaults of a JWTConfig.
@@ -275,4 +274,3 @@ func (s *JWT) challenges(detail string) []string {
 	}
 	return []string{fmt.Sprintf(`Bearer error="invalid_token", error_description="%s"`, detail)}
 }
-
