@@ -56,7 +56,11 @@ func BenchmarkGateway(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		gw, err := gateway.New(gateway.Config{Upstream: target, Guard: guard, HTTP2: http2})
+		via, err := gateway.NewUpstream(gateway.UpstreamConfig{URL: target, HTTP2: http2})
+		if err != nil {
+			b.Fatal(err)
+		}
+		gw, err := gateway.New(gateway.Config{Via: via, Guard: guard})
 		if err != nil {
 			b.Fatal(err)
 		}

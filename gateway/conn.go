@@ -14,7 +14,6 @@ import (
 )
 
 const (
-	dialTimeout      = 5 * time.Second
 	handshakeTimeout = 10 * time.Second
 	pingAfter        = 15 * time.Second
 	// A connection that sits idle costs the upstream a little; one that has to
@@ -24,8 +23,8 @@ const (
 
 // newTransport returns the transport to the upstream. With HTTP/1.1 its
 // connections are all of type *conn.
-func newTransport(c Config) *http.Transport {
-	dialer := &net.Dialer{Timeout: c.dialTimeout(), KeepAlive: 30 * time.Second}
+func newTransport(c UpstreamConfig) *http.Transport {
+	dialer := &net.Dialer{Timeout: c.DialTimeout, KeepAlive: 30 * time.Second}
 	dial := dialer.DialContext
 	if c.Socket != "" {
 		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -51,7 +51,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	} else {
 		// There is no result in what comes after a switch of protocols, and
 		// none in what comes before the answer.
-		if !g.config.HTTP2 { // which has no such switch (RFC 9113 8.6)
+		if !g.upstream.http2 { // which has no such switch (RFC 9113 8.6)
 			e.upgrade = upgradeType(r.Header)
 		}
 		e.trace.Got1xxResponse = e.inform
@@ -63,7 +63,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	if body != nil {
 		defer body.end()
 	}
-	res, err := g.transport.RoundTrip(out)
+	res, err := g.upstream.transport.RoundTrip(out)
 	e.mu.Lock()
 	e.answered = true
 	e.mu.Unlock()
@@ -97,7 +97,7 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	out := in.WithContext(httptrace.WithClientTrace(in.Context(), &e.trace))
 	e.url = url.URL{Path: in.URL.Path, RawPath: in.URL.RawPath, RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
 	out.URL = &e.url
-	(&httputil.ProxyRequest{Out: out}).SetURL(g.config.Upstream)
+	(&httputil.ProxyRequest{Out: out}).SetURL(g.upstream.url)
 	if g.config.PreserveHost {
 		out.Host = in.Host
 	}
@@ -116,7 +116,7 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	switch {
 	case in.ContentLength == 0 || in.Body == nil:
 		out.Body = nil // or the transport looks whether that is so
-		if g.config.HTTP2 && !isSafe(in.Method) {
+		if g.upstream.http2 && !isSafe(in.Method) {
 			// There the transport repeats what has no body whatever the method,
 			// also after errors that leave open whether it was processed.
 			out.Body = emptyBody{}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway/internal/credential"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -496,7 +497,7 @@ func TestActors(t *testing.T) {
 // TestActorDigest pins the digest: a change would free every key in use.
 func TestActorDigest(t *testing.T) {
 	h := http.Header{"Authorization": {"Bearer a"}}
-	want(t, "digest", actor(h, []string{"Authorization"}), "e39f7e9ccbc9b87880911150b52c65d5")
+	want(t, "digest", credential.Actor(h, []string{"Authorization"}), "e39f7e9ccbc9b87880911150b52c65d5")
 }
 
 func TestUnprotected(t *testing.T) {

@@ -90,6 +90,16 @@ func rawHTTP2(t *testing.T, then func(c net.Conn, stream uint32) bool) (address 
 	return "http://" + listener.Addr().String(), requests
 }
 
+// by is a change of a bundle's configuration: its upstream is reached so.
+func by(t *testing.T, how UpstreamConfig) func(*Config) {
+	return func(c *Config) {
+		how.URL = c.Upstream
+		via, err := NewUpstream(how)
+		noError(t, err)
+		c.Upstream, c.Via = nil, via
+	}
+}
+
 // However an HTTP/2 upstream breaks off, it has seen a protected or unsafe request
 // once, and the outcome of a protected one is unknown.
 func TestOneDecisionOneSendByHTTP2(t *testing.T) {
@@ -126,7 +136,7 @@ func TestOneDecisionOneSendByHTTP2(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/key %q", breaks, size, key), func(t *testing.T) {
 					t.Parallel()
 					upstream, requests := rawHTTP2(t, then)
-					b := newBundle(t, upstream, semel.Policy{}, func(c *Config) { c.HTTP2 = true })
+					b := newBundle(t, upstream, semel.Policy{}, by(t, UpstreamConfig{HTTP2: true}))
 					req := b.request(http.MethodPost, "/pay", key, body)
 					if res, err := b.client.Do(req); err == nil { // or the connection was cut off, as it has to be
 						_, _ = io.Copy(io.Discard, res.Body)
@@ -163,18 +173,16 @@ func TestHTTP2Upstream(t *testing.T) {
 			effects.Store(0)
 			server := httptest.NewUnstartedServer(serve)
 			proto := "HTTP/2.0"
-			change := func(c *Config) { c.HTTP2 = true }
+			how := UpstreamConfig{HTTP2: true}
 			server.Config.Protocols = new(http.Protocols)
 			switch way {
 			case "tls":
 				server.EnableHTTP2 = true
 				server.Config.Protocols.SetHTTP2(true)
 				server.StartTLS()
-				change = func(c *Config) {
-					roots := x509.NewCertPool()
-					roots.AddCert(server.Certificate())
-					c.HTTP2, c.TLS = true, &tls.Config{RootCAs: roots}
-				}
+				roots := x509.NewCertPool()
+				roots.AddCert(server.Certificate())
+				how.TLS = &tls.Config{RootCAs: roots}
 			case "clear":
 				server.Config.Protocols.SetUnencryptedHTTP2(true)
 				server.Start()
@@ -188,14 +196,14 @@ func TestHTTP2Upstream(t *testing.T) {
 				server.Config.Protocols.SetHTTP1(true)
 				server.Start()
 				server.URL = "http://orders"
-				change = func(c *Config) { c.HTTP2, c.Socket = true, path }
+				how.Socket = path
 				if way != "socket" {
 					proto = "HTTP/1.1"
-					change = func(c *Config) { c.Socket = path }
+					how.HTTP2 = false
 				}
 			}
 			t.Cleanup(server.Close)
-			b := newBundle(t, server.URL, semel.Policy{}, change)
+			b := newBundle(t, server.URL, semel.Policy{}, by(t, how))
 			for i, body := range []string{"", "{}", strings.Repeat("x", 200<<10)} {
 				key := fmt.Sprint("k", i)
 				first := b.post("/pay", key, body, "Connection: Upgrade", "Upgrade: h2c")
@@ -230,13 +238,11 @@ func TestNoHTTP2Upstream(t *testing.T) {
 		u, err := url.Parse(server.URL)
 		noError(t, err)
 		t.Run(u.Scheme, func(t *testing.T) {
-			b := newBundle(t, server.URL, semel.Policy{}, func(c *Config) {
-				roots := x509.NewCertPool()
-				if server.Certificate() != nil {
-					roots.AddCert(server.Certificate())
-				}
-				c.HTTP2, c.TLS = true, &tls.Config{RootCAs: roots}
-			})
+			roots := x509.NewCertPool()
+			if server.Certificate() != nil {
+				roots.AddCert(server.Certificate())
+			}
+			b := newBundle(t, server.URL, semel.Policy{}, by(t, UpstreamConfig{HTTP2: true, TLS: &tls.Config{RootCAs: roots}}))
 			if got := b.post("/pay", "k", "{}"); got.status < 400 {
 				t.Errorf("status %d", got.status)
 			}
