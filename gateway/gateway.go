@@ -31,6 +31,7 @@ type Gateway struct {
 	protected http.Handler
 	resources *semelhttp.Resources // nil for none
 	transport *http.Transport
+	spools    *semelhttp.Spools
 	inFlight  atomic.Int64
 }
 
@@ -58,13 +59,13 @@ func New(c Config) (*Gateway, error) {
 		Guard: c.Guard, Scope: scope, Protects: c.Protects,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
 		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
-		Spools: spools, Pace: c.Pace,
+		Spools: spools, Pace: c.Pace, Refused: c.Observer.Refused,
 		IndeterminateStatus: indeterminateStatus, Forwards: true,
 	})
 	if err := errors.Join(c.validate(), spoolErr, err); err != nil {
 		return nil, fmt.Errorf("gateway: config: %w", err)
 	}
-	g.transport = newTransport(c)
+	g.transport, g.spools = newTransport(c), spools
 	g.protected = middleware(http.HandlerFunc(g.forward))
 	return g, nil
 }
@@ -112,6 +113,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // InFlight is the number of requests that are being answered, also those whose
 // client has gone. Executions that a client does not wait for are not among them.
 func (g *Gateway) InFlight() int { return int(g.inFlight.Load()) }
+
+// Spools are where the gateway holds large bodies.
+func (g *Gateway) Spools() *semelhttp.Spools { return g.spools }
 
 // Drain stops the guard from taking new protected requests, which are then
 // answered with 503, and waits until all executions are settled, also those

@@ -1,6 +1,7 @@
 package semelhttp
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -181,6 +182,11 @@ type Config struct {
 
 	// Origin names the request for the audit trail. Default: DefaultOrigin.
 	Origin func(*http.Request) semel.Origin
+
+	// Refused is told of each request that is answered with a problem before the
+	// guard is asked: its key is missing, its body too large, and so on. What comes
+	// of the others Guard's Observer is told. Nil for nobody.
+	Refused func(context.Context, Problem)
 
 	// FailOpen lets requests through, unprotected, while the store is
 	// unavailable. Each is noted by Guard.NoteFailedOpen. By default they are

@@ -416,6 +416,11 @@ func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *
 	e.refuse(e.w, p)
 }
 
+// refuse answers with a problem, as the contract tells it.
+func (e *exchange) refuse(w http.ResponseWriter, problem Problem) {
+	e.Contract.WriteProblem(w, problem)
+}
+
 // own answers with what the handler wrote.
 func (e *exchange) own(expires time.Time) {
 	rec := &e.rec

@@ -64,7 +64,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if !p.Protects(r) {
 		if p.Contract.RefuseUnprotected && len(r.Header[p.Contract.KeyHeader]) > 0 {
-			p.refuse(w, ProblemNotProtected.Problem())
+			p.refuse(w, r, ProblemNotProtected.Problem())
 			return
 		}
 		p.next.ServeHTTP(w, r)
@@ -76,7 +76,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		key, problem = p.key(r)
 		switch {
 		case problem.Status != 0:
-			p.refuse(w, problem)
+			p.refuse(w, r, problem)
 			return
 		case key == "":
 			p.next.ServeHTTP(w, r)
@@ -85,13 +85,13 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	scope, err := p.Scope(r)
 	if err != nil {
-		p.refuse(w, scopeProblem(w, err, refusedBeforeLookUp))
+		p.refuse(w, r, scopeProblem(w, err, refusedBeforeLookUp))
 		return
 	}
 	if scope.Operation == "" {
 		scope.Operation = defaultOperation(r)
 	}
-	expired, ok := p.verifyIssued(w, key, scope)
+	expired, ok := p.verifyIssued(w, r, key, scope)
 	if !ok {
 		return
 	}
@@ -110,11 +110,11 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if problem.Status != 0 {
 		e.release()
-		p.refuse(w, problem)
+		p.refuse(w, r, problem)
 		return
 	}
 	if !e.expired { // likewise
-		if e.expired, ok = p.verifyIssued(w, key, scope); !ok {
+		if e.expired, ok = p.verifyIssued(w, r, key, scope); !ok {
 			e.release()
 			return
 		}
@@ -187,8 +187,11 @@ func asSent(r *http.Request) *url.URL {
 	return u
 }
 
-// refuse answers with a problem, as the contract tells it.
-func (p *protector) refuse(w http.ResponseWriter, problem Problem) {
+// refuse answers with a problem before the guard is asked.
+func (p *protector) refuse(w http.ResponseWriter, r *http.Request, problem Problem) {
+	if p.Refused != nil {
+		p.Refused(r.Context(), problem)
+	}
 	p.Contract.WriteProblem(w, problem)
 }
 
@@ -269,7 +272,7 @@ func (p *protector) firstSent(lines []string) Problem {
 
 // verifyIssued checks the key against the issuer, if there is one. An expired
 // key may still lead to the result of an earlier use.
-func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.Scope) (expired, ok bool) {
+func (p *protector) verifyIssued(w http.ResponseWriter, r *http.Request, key string, scope semel.Scope) (expired, ok bool) {
 	if p.Resources == nil || p.Resources.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
 		return false, true
 	}
@@ -279,6 +282,6 @@ func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.
 	case errors.Is(err, ErrKeyExpired):
 		return true, true
 	}
-	p.refuse(w, ProblemKeyNotIssued.Problem())
+	p.refuse(w, r, ProblemKeyNotIssued.Problem())
 	return false, false
 }
