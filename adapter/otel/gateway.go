@@ -22,6 +22,10 @@ func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 	if next == nil {
 		next = &gateway.Observer{}
 	}
+	for _, what := range []string{"unreached", "cut_off", "answer_cut_off", "gave_up"} {
+		t.upstreamFailures.Add(context.Background(), 0, t.of(series{errType: what}))
+	}
+	t.spoolFailures.Add(context.Background(), 0)
 	return &gateway.Observer{
 		Failed: func(ctx context.Context, f gateway.Failed) {
 			what := "unreached"

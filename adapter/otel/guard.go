@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/semelhq/semel"
@@ -11,10 +12,21 @@ import (
 )
 
 // Guard returns an observer for a guard, which tells next, if that is not nil, of
-// everything too.
+// everything too. Counters start at zero: a rate does not see the first of what
+// appears with a one.
 func (t *Telemetry) Guard(next *semel.Observer) *semel.Observer {
 	if next == nil {
 		next = &semel.Observer{}
+	}
+	ctx := context.Background()
+	for answer := semel.Executed; answer <= semel.Unavailable; answer++ {
+		t.decisions.Add(ctx, 0, t.of(series{outcome: answer.String(), dryRun: t.config.DryRun}))
+	}
+	for _, call := range []string{"begin", "renew", "complete", "release", "hold", "resolve"} {
+		t.storeFailures.Add(ctx, 0, t.of(series{call: call}))
+	}
+	for _, c := range []metric.Int64Counter{t.unprotected, t.leaseLosses, t.panics, t.sweptRecords, t.sweepFailures} {
+		c.Add(ctx, 0, t.of(series{}))
 	}
 	return &semel.Observer{
 		Answered: func(ctx context.Context, a semel.Answered) {

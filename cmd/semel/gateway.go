@@ -50,6 +50,8 @@ type gatewaySettings struct {
 	noResources, issuedOnly bool
 	keySecrets              string
 	keyLife                 time.Duration
+
+	admin adminSettings
 }
 
 func (p *program) gatewayCommand() *cobra.Command {
@@ -137,6 +139,7 @@ signal ends it at once.`,
 	f.DurationVar(&s.idleTimeout, "idle-timeout", gateway.DefaultIdleTimeout, "how long an unused connection to the service is kept; must be shorter than the service's own limit")
 	f.IntVar(&s.maxConns, "max-upstream-conns", 0, "most connections to the service (default no limit)")
 	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
+	s.admin.flags(cmd)
 	fromEnv(cmd)
 	return cmd
 }
@@ -314,13 +317,14 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		return err
 	}
 	log := newLog(p.stderr, s.logFormat.value)
+	var ops *operations
 	store := newLateStore(log, func(ctx context.Context) (store, error) {
-		return openStore(ctx, cmd, s.store, int64(s.maxResult), func(err error) {
-			if err != nil {
-				log.Warn("sweep failed; the next one goes on", "err", err)
-			}
-		})
+		return openStore(ctx, cmd, s.store, int64(s.maxResult), ops.swept)
 	})
+	if ops, err = p.operate(ctx, cmd, s.admin, log, store, false); err != nil {
+		return err
+	}
+	defer ops.close()
 	defer func() {
 		if e := store.Close(); e != nil && err == nil {
 			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed in order: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
@@ -342,13 +346,13 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		return err
 	}
 	guard, err := semel.New(semel.Config{
-		Store: store, Policy: policy, Observer: log.guard(),
+		Store: store, Policy: policy, Observer: ops.guardObserver(),
 		MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
 	})
 	if err != nil {
 		return usagef("the settings do not fit together: %w", err)
 	}
-	config.Guard, config.Observer = guard, log.gateway()
+	config.Guard, config.Observer = guard, ops.gatewayObserver()
 	gw, err := gateway.New(config)
 	if err != nil {
 		return usagef("the settings do not fit together: %w", err)
@@ -365,7 +369,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		handler = store.withReady(s.prefix+readyPath, gw)
 	}
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           ops.handler(handler),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
@@ -373,6 +377,9 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 	}
 
 	s.announce(p.stderr, log, listener.Addr().String(), config.Upstream, store.failure())
+	if err := ops.start(guard, gw); err != nil {
+		return err
+	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
@@ -382,6 +389,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		return errors.Join(err, s.stop(log, server, gw))
 	case <-ctx.Done():
 	}
+	ops.drain()
 	return s.stop(log, server, gw)
 }
 
