@@ -88,6 +88,8 @@ type Config struct {
 	// MaxSpool how much in all, as in semelhttp.SpoolsConfig.
 	SpoolDir string
 	MaxSpool int64
+	// DryRun decides, tells and protects nothing, as in semelhttp.Config.
+	DryRun bool
 	// FailOpen lets requests through unprotected while the store is
 	// unavailable. By default they are answered with 503.
 	FailOpen bool

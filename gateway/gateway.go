@@ -59,7 +59,7 @@ func New(c Config) (*Gateway, error) {
 		Guard: c.Guard, Scope: scope, Protects: c.Protects,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
 		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
-		Spools: spools, Pace: c.Pace, Refused: c.Observer.Refused,
+		Spools: spools, Pace: c.Pace, Refused: c.Observer.Refused, DryRun: c.DryRun,
 		IndeterminateStatus: indeterminateStatus, Forwards: true,
 	})
 	if err := errors.Join(c.validate(), spoolErr, err); err != nil {

@@ -36,7 +36,11 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
-		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
+		p := &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
+		if c.DryRun {
+			return newDryRunner(p)
+		}
+		return p
 	}, nil
 }
 

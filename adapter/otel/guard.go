@@ -65,6 +65,9 @@ func (t *Telemetry) Guard(next *semel.Observer) *semel.Observer {
 
 func (t *Telemetry) answered(ctx context.Context, a semel.Answered) {
 	outcome, operation := a.Answer.String(), t.config.Operation(a.Scope)
+	if a.Label == semelhttp.LabelDryRunUnknown {
+		outcome = semel.Unknown.String()
+	}
 	t.decisions.Add(ctx, 1, t.of(series{outcome: outcome, operation: operation, dryRun: t.config.DryRun}))
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(attribute.String("semel.outcome", outcome))

@@ -25,9 +25,12 @@ type accessLog struct {
 // maxQueued is how many lines wait to be written.
 const maxQueued = 8192
 
-func newAccessLog(w io.Writer, log *logger) *accessLog {
+func newAccessLog(w io.Writer, log *logger, dryRun bool) *accessLog {
 	l := &accessLog{log: log, queue: make(chan []byte, maxQueued), stop: make(chan struct{}), done: make(chan struct{})}
 	l.lines = slog.New(slog.NewJSONHandler(l, nil))
+	if dryRun {
+		l.lines = l.lines.With("semel.dry_run", true)
+	}
 	go l.run(w)
 	return l
 }

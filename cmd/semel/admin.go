@@ -34,6 +34,7 @@ import (
 	"github.com/semelhq/semel"
 	semelotel "github.com/semelhq/semel/adapter/otel"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // adminSettings are the flags of what operators see of a gateway.
@@ -41,6 +42,7 @@ type adminSettings struct {
 	addr, tokenFile string
 	drainDelay      time.Duration
 	accessLog       choice
+	dryRun          bool
 }
 
 func (s *adminSettings) flags(cmd *cobra.Command) {
@@ -50,6 +52,7 @@ func (s *adminSettings) flags(cmd *cobra.Command) {
 	f.StringVar(&s.tokenFile, "admin-token-file", "", "file with the token, of at least 16 characters, that /metrics and /readyz?verbose ask for as Authorization: Bearer; needed, here or as $"+adminTokenEnv+", where the admin listener is not on loopback")
 	f.DurationVar(&s.drainDelay, "drain-delay", 0, "how long the gateway goes on as before a drain while /readyz says no already: as long as a load balancer takes to notice")
 	choiceFlag(cmd, &s.accessLog, "access-log", "one line of JSON for each request, on standard output; keys and callers are digests in it")
+	f.BoolVar(&s.dryRun, "dry-run", false, "protect NOTHING: forward every request, and only tell what would have been decided, in the log, in metrics and in the header "+semelhttp.HeaderDryRun)
 }
 
 const (
@@ -80,7 +83,7 @@ type operations struct {
 
 // operate makes what the settings and the environment ask for. It serves nothing
 // yet, but the address is taken. It must be closed.
-func (p *program) operate(ctx context.Context, cmd *cobra.Command, s adminSettings, log *logger, store *lateStore, dryRun bool) (*operations, error) {
+func (p *program) operate(ctx context.Context, cmd *cobra.Command, s adminSettings, log *logger, store *lateStore) (*operations, error) {
 	o := &operations{settings: s, log: log, store: store, stop: func() {}}
 	o.ready.store = store
 	traces, err := p.exports("TRACES")
@@ -99,7 +102,7 @@ func (p *program) operate(ctx context.Context, cmd *cobra.Command, s adminSettin
 			return nil, err
 		}
 	}
-	if err := o.instrument(ctx, p, traces, metrics, dryRun); err != nil {
+	if err := o.instrument(ctx, p, traces, metrics); err != nil {
 		o.close()
 		return nil, usagef("the OTEL_ settings cannot be used: %w", err)
 	}
@@ -167,7 +170,7 @@ func (o *operations) listen(ctx context.Context, cmd *cobra.Command, envToken st
 }
 
 // instrument makes the Telemetry and where it goes.
-func (o *operations) instrument(ctx context.Context, p *program, traces, metrics, dryRun bool) error {
+func (o *operations) instrument(ctx context.Context, p *program, traces, metrics bool) error {
 	version := readVersion().Version
 	res, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "semel-gateway"), attribute.String("service.version", version)),
@@ -195,7 +198,7 @@ func (o *operations) instrument(ctx context.Context, p *program, traces, metrics
 	}
 	meter := sdkmetric.NewMeterProvider(meters...)
 	o.exports = append(o.exports, meter.Shutdown)
-	config := semelotel.Config{MeterProvider: meter, DryRun: dryRun}
+	config := semelotel.Config{MeterProvider: meter, DryRun: o.settings.dryRun}
 	if traces {
 		exporter, err := otlptracehttp.New(ctx)
 		if err != nil {
@@ -211,7 +214,7 @@ func (o *operations) instrument(ctx context.Context, p *program, traces, metrics
 		}))
 	}
 	if o.settings.accessLog.value == "json" {
-		o.access = newAccessLog(p.stdout, o.log)
+		o.access = newAccessLog(p.stdout, o.log, o.settings.dryRun)
 		config.Completed = o.access.request
 	}
 	o.Telemetry, err = semelotel.New(config)
@@ -219,17 +222,25 @@ func (o *operations) instrument(ctx context.Context, p *program, traces, metrics
 }
 
 func (o *operations) guardObserver() *semel.Observer {
-	if o.Telemetry == nil {
-		return o.log.guard()
+	observer := o.log.guard()
+	if o.settings.dryRun {
+		observer.Answered = o.log.rehearsed
 	}
-	return o.Guard(o.log.guard())
+	if o.Telemetry == nil {
+		return observer
+	}
+	return o.Guard(observer)
 }
 
 func (o *operations) gatewayObserver() *gateway.Observer {
-	if o.Telemetry == nil {
-		return o.log.gateway()
+	observer := o.log.gateway()
+	if o.settings.dryRun {
+		observer.Refused = o.log.rehearsedRefusal
 	}
-	return o.Gateway(o.log.gateway())
+	if o.Telemetry == nil {
+		return observer
+	}
+	return o.Gateway(observer)
 }
 
 // swept is told how each sweep of the store ended.

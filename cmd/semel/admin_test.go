@@ -543,7 +543,7 @@ func (w stuckWriter) Write([]byte) (int, error) {
 func TestAccessLogHoldsUpNobody(t *testing.T) {
 	w := stuckWriter{make(chan struct{})}
 	var told safeBuffer
-	l := newAccessLog(w, newLog(&told, "text"))
+	l := newAccessLog(w, newLog(&told, "text"), false)
 	for range maxQueued + 100 {
 		_, _ = l.Write([]byte("line\n"))
 	}
@@ -575,5 +575,53 @@ func TestLogNamesNoPath(t *testing.T) {
 	}
 	if text := told.String(); strings.Contains(text, "pl4nt3d") || strings.Count(text, "operation=POST ") != 4 || strings.Count(text, "operation=orders.create") != 4 {
 		t.Errorf("it said\n%s", text)
+	}
+}
+
+// TestDryRun: a gateway that only tells forwards every request, and when it is
+// lifted, on the same store, nothing that was told is taken for a result.
+func TestDryRun(t *testing.T) {
+	u, db := newUpstream(t), newStore(t)
+	var lines safeBuffer
+	g := startGatewayIn(t, nil, &lines, "--upstream", u.url, "--store", db, "--dry-run", "--require-key", "--admin", ":0", "--access-log", "json")
+	if !strings.Contains(g.await("protects"), "NOTHING (dry run)") {
+		t.Error("it does not say that it protects nothing")
+	}
+	for i, s := range []struct{ key, body, verdict string }{
+		{"k", "{}", "executed"}, {"k", "{}", "replayed"}, {"k", "[]", "mismatch"}, {"", "{}", "rejected;problem=key-missing"},
+	} {
+		a := sendTo(t, "POST", g.url+"/orders", s.key, s.body, "")
+		want(t, s.verdict+": status", a.status, 201)
+		want(t, s.verdict+": verdict", a.header.Get("Semel-Dry-Run"), s.verdict)
+		want(t, s.verdict+": effects", u.effects.Load(), int64(i+1))
+	}
+	scrape := ask(t, g.admin()+"/metrics", "").body
+	for _, line := range []string{
+		`semel_decisions_total{semel_dry_run="true",semel_outcome="replayed"} 1`,
+		`semel_decisions_total{semel_dry_run="true",semel_outcome="rejected"} 1`,
+		`http_server_request_duration_seconds_count{http_request_method="POST",http_response_status_code="201",semel_dry_run="true",semel_outcome="mismatch",url_scheme="http"} 1`,
+	} {
+		if !strings.Contains(scrape, line+"\n") {
+			t.Errorf("the scrape lacks %s", line)
+		}
+	}
+	g.await("would_be=replayed")
+	g.await("would_be=refused")
+	g.terminate()
+	want(t, "exit code", g.exitCode(), 0)
+	if text := lines.String(); strings.Count(text, `"semel.dry_run":true`) != 4 || !strings.Contains(text, `"semel.outcome":"replayed"`) {
+		t.Errorf("the access log is\n%s", text)
+	}
+
+	g = startGateway(t, "--upstream", u.url, "--store", db)
+	a := post(t, g.url, "k", "{}")
+	if a.status != 201 || a.replayed() || u.effects.Load() != 5 {
+		t.Errorf("the first request after the dry run: %d %s, %d effects", a.status, a.body, u.effects.Load())
+	}
+	want(t, "replayed", post(t, g.url, "k", "{}").replayed(), true)
+	want(t, "verdict without a dry run", a.header.Get("Semel-Dry-Run"), "")
+	want(t, "effects", u.effects.Load(), 5)
+	if list := ok(t, "keys", "list", "--store", db, "--key", "k"); strings.Count(list, "semel dry-run: POST /orders") != 1 {
+		t.Errorf("the records are\n%s", list)
 	}
 }

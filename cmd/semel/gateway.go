@@ -321,7 +321,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 	store := newLateStore(log, func(ctx context.Context) (store, error) {
 		return openStore(ctx, cmd, s.store, int64(s.maxResult), ops.swept)
 	})
-	if ops, err = p.operate(ctx, cmd, s.admin, log, store, false); err != nil {
+	if ops, err = p.operate(ctx, cmd, s.admin, log, store); err != nil {
 		return err
 	}
 	defer ops.close()
@@ -342,6 +342,9 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 		stopStore()
 		<-ended
 	}()
+	if config.DryRun = s.admin.dryRun; config.DryRun {
+		policy.StoreTimeout = min(time.Second, policy.Lease) // no request waits longer for what is only told
+	}
 	if err := s.awaitStore(ctx, store); err != nil {
 		return err
 	}
@@ -446,6 +449,9 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 	}
 	if s.failOpen {
 		protects += "; while the store is down they pass UNPROTECTED"
+	}
+	if s.admin.dryRun {
+		protects = "NOTHING (dry run); it would protect " + protects
 	}
 	actor := []string{
 		"a digest of " + strings.Join(s.credentials, ", ") + ", which is not checked here",

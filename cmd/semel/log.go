@@ -9,6 +9,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // logger logs what operators must know. It is never given keys, credentials or
@@ -57,6 +58,24 @@ func (l *logger) guard() *semel.Observer {
 			l.WarnContext(ctx, "failed open: a request passed unprotected", "operation", operationName(s), "cause", cause)
 		},
 	}
+}
+
+// rehearsed tells what a dry run would have done to a request, where that is
+// another thing than to execute it.
+func (l *logger) rehearsed(ctx context.Context, a semel.Answered) {
+	would := a.Answer.String()
+	switch {
+	case a.Label == semelhttp.LabelDryRunUnknown:
+		would = semel.Unknown.String()
+	case a.Answer == semel.Executed || a.Answer == semel.Released:
+		return
+	}
+	l.InfoContext(ctx, "dry run: forwarded all the same", "would_be", would, "operation", operationName(a.Scope), "record", a.RecordID, "key_digest", a.KeyDigest)
+}
+
+func (l *logger) rehearsedRefusal(ctx context.Context, p semelhttp.Problem) {
+	problem, _ := p.Case()
+	l.InfoContext(ctx, "dry run: forwarded all the same", "would_be", "refused", "status", p.Status, "problem", string(problem))
 }
 
 func (l *logger) gateway() *gateway.Observer {
