@@ -119,6 +119,8 @@ type Config struct {
 	// semelhttp.ForwardedIndeterminate.
 	NoEffectStatus, IndeterminateStatus func(status int, h http.Header) bool
 
+	// DryRun decides, tells and protects nothing, as in semelhttp.Config.
+	DryRun bool
 	// FailOpen lets requests through unprotected while the store is
 	// unavailable. By default they are answered with 503.
 	FailOpen bool
@@ -175,6 +177,9 @@ func (c Config) validate() error {
 	}
 	if c.Webhook != nil && (c.Operation == "" || c.Pass || c.KeyOf != nil || c.Protects != nil || c.IssuedOnly || c.FailOpen) {
 		errs = append(errs, errors.New("field Webhook is set; it needs Operation, and has no use for Pass, KeyOf, Protects, IssuedOnly and FailOpen"))
+	}
+	if c.Webhook != nil && c.DryRun {
+		errs = append(errs, errors.New("field Webhook is set, but so is DryRun: deliveries cannot be rehearsed"))
 	}
 	if c.Scope != nil && len(c.Credentials) > 0 {
 		errs = append(errs, errors.New("field Credentials is set, but so is Scope"))

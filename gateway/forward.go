@@ -63,7 +63,18 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	if body != nil {
 		defer body.end()
 	}
+	var answered func(int, error)
+	if f := g.config.Observer.Forwarding; f != nil {
+		answered = f(ctx, Forwarding{Method: r.Method, Upstream: g.upstream.url, Header: out.Header, RecordID: e.record})
+	}
 	res, err := g.upstream.transport.RoundTrip(out)
+	if answered != nil {
+		status := 0
+		if err == nil {
+			status = res.StatusCode
+		}
+		answered(status, err)
+	}
 	e.mu.Lock()
 	e.answered = true
 	e.mu.Unlock()

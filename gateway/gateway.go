@@ -101,7 +101,7 @@ func (c Config) protection(scope func(*http.Request) (semel.Scope, error), resou
 		Guard: c.Guard, Scope: named, OperationOf: c.OperationOf, KeyOf: c.KeyOf, Protects: protects,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
 		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
-		Spools: c.Spools, Pace: c.Pace,
+		Spools: c.Spools, Pace: c.Pace, Refused: c.Observer.Refused, DryRun: c.DryRun,
 		NoEffectStatus: c.NoEffectStatus, IndeterminateStatus: c.IndeterminateStatus, Forwards: true,
 	})
 }

@@ -1,6 +1,7 @@
 package semelhttp
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -186,6 +187,21 @@ type Config struct {
 
 	// Origin names the request for the audit trail. Default: DefaultOrigin.
 	Origin func(*http.Request) semel.Origin
+
+	// Refused is told of each request that is answered with a problem before the
+	// guard is asked: its key is missing, its body too large, and so on. What comes
+	// of the others Guard's Observer is told. Nil for nobody.
+	Refused func(context.Context, Problem)
+
+	// DryRun protects nothing. Every request goes to the handler as it came, and is
+	// answered by it; what would have been decided is told by HeaderDryRun and to
+	// the observers. Duplicates are told apart by records of their own, which a
+	// middleware without DryRun on the same store does not find, and which hold no
+	// answer: a request that was repeated before and after DryRun is lifted executes
+	// once more. The handler is called once the body has been read and the store has
+	// answered, or failed to. It is meant for stores whose claims live in no
+	// transaction, and the handler's context carries no execution.
+	DryRun bool
 
 	// FailOpen lets requests through, unprotected, while the store is
 	// unavailable. Each is noted by Guard.NoteFailedOpen. By default they are
@@ -382,7 +398,11 @@ func defaultOperation(r *http.Request) string {
 	if !isText(path) {
 		path = u.EscapedPath()
 	}
-	op := strings.ToUpper(r.Method) + " " + path
+	return fittingOperation(strings.ToUpper(r.Method) + " " + path)
+}
+
+// fittingOperation is op, if it is not too long to be one.
+func fittingOperation(op string) string {
 	if len(op) <= semel.MaxScopePartBytes {
 		return op
 	}

@@ -36,7 +36,11 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
-		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
+		p := &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
+		if c.DryRun {
+			return newDryRunner(p)
+		}
+		return p
 	}, nil
 }
 
@@ -64,7 +68,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if !p.Protects(r) {
 		if p.Contract.RefuseUnprotected && len(r.Header[p.Contract.KeyHeader]) > 0 {
-			p.refuse(w, ProblemNotProtected.Problem())
+			p.refuse(w, r, ProblemNotProtected.Problem())
 			return
 		}
 		p.next.ServeHTTP(w, r)
@@ -76,7 +80,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		key, problem = p.key(r)
 		switch {
 		case problem.Status != 0:
-			p.refuse(w, problem)
+			p.refuse(w, r, problem)
 			return
 		case key == "":
 			p.next.ServeHTTP(w, r)
@@ -85,7 +89,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	scope, err := p.Scope(r)
 	if err != nil {
-		p.refuse(w, scopeProblem(w, err, refusedBeforeLookUp))
+		p.refuse(w, r, scopeProblem(w, err, refusedBeforeLookUp))
 		return
 	}
 	named := scope.Operation != "" || p.OperationOf == nil
@@ -94,7 +98,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	expired, ok := false, true
 	if named {
-		if expired, ok = p.verifyIssued(w, key, scope); !ok {
+		if expired, ok = p.verifyIssued(w, r, key, scope); !ok {
 			return
 		}
 	}
@@ -116,11 +120,11 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if problem.Status != 0 {
 		e.release()
-		p.refuse(w, problem)
+		p.refuse(w, r, problem)
 		return
 	}
 	if !e.expired { // likewise
-		if e.expired, ok = p.verifyIssued(w, key, e.submit.Identity.Scope); !ok {
+		if e.expired, ok = p.verifyIssued(w, r, key, e.submit.Identity.Scope); !ok {
 			e.release()
 			return
 		}
@@ -195,8 +199,11 @@ func asSent(r *http.Request) *url.URL {
 	return u
 }
 
-// refuse answers with a problem, as the contract tells it.
-func (p *protector) refuse(w http.ResponseWriter, problem Problem) {
+// refuse answers with a problem before the guard is asked.
+func (p *protector) refuse(w http.ResponseWriter, r *http.Request, problem Problem) {
+	if p.Refused != nil {
+		p.Refused(r.Context(), problem)
+	}
 	p.Contract.WriteProblem(w, problem)
 }
 
@@ -287,7 +294,7 @@ func (p *protector) firstSent(lines []string) Problem {
 
 // verifyIssued checks the key against the issuer, if there is one. An expired
 // key may still lead to the result of an earlier use.
-func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.Scope) (expired, ok bool) {
+func (p *protector) verifyIssued(w http.ResponseWriter, r *http.Request, key string, scope semel.Scope) (expired, ok bool) {
 	if p.Resources == nil || p.Resources.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
 		return false, true
 	}
@@ -297,6 +304,6 @@ func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.
 	case errors.Is(err, ErrKeyExpired):
 		return true, true
 	}
-	p.refuse(w, ProblemKeyNotIssued.Problem())
+	p.refuse(w, r, ProblemKeyNotIssued.Problem())
 	return false, false
 }

@@ -21,14 +21,15 @@ import (
 
 // gatewaySettings are the flags of semel gateway.
 type gatewaySettings struct {
-	config                  string
-	upstream, listen, store string
-	requireStore            bool
-	requireKey, strictKeys  bool
-	methods                 []string
-	credentials             []string
-	preserveHost            bool
-	trustForwarded          bool
+	config                 string
+	upstream, store        string
+	at                     listening
+	requireStore           bool
+	requireKey, strictKeys bool
+	methods                []string
+	credentials            []string
+	preserveHost           bool
+	trustForwarded         bool
 
 	lease, heartbeat, deadline, retention time.Duration
 	onCrash                               choice
@@ -50,6 +51,8 @@ type gatewaySettings struct {
 	noResources, issuedOnly bool
 	keySecrets              string
 	keyLife                 time.Duration
+
+	admin adminSettings
 }
 
 func (p *program) gatewayCommand() *cobra.Command {
@@ -111,7 +114,11 @@ anything wrong with it, the former stays.`,
 	f.SortFlags = false
 	f.StringVar(&s.config, "config", "", "file with the configuration, instead of all other flags and their variables")
 	f.StringVar(&s.upstream, "upstream", "", "URL of the service (required)")
-	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address to listen on")
+	f.StringVar(&s.at.Address, "listen", "127.0.0.1:8080", "address to listen on; unix:/run/semel.sock for a socket")
+	f.StringVar(&s.at.Cert, "tls-cert", "", "PEM file with the certificate to serve TLS with, HTTP/2 included; read again when it changes")
+	f.StringVar(&s.at.Key, "tls-key", "", "PEM file with its key")
+	f.StringVar(&s.at.ClientCA, "tls-client-ca", "", "PEM file with authorities, of one of which each client needs a certificate (default clients need none)")
+	f.BoolVar(&s.at.H2C, "h2c", false, "speak HTTP/2 without TLS also, with clients that begin with it")
 	f.StringVar(&s.store, "store", "", "where records are kept: sqlite:semel.db, sqlite:///var/lib/semel/semel.db, postgres://user@host/database, or memory: (required)")
 	f.BoolVar(&s.requireStore, "require-store", false, "end when the store cannot be opened at start, instead of answering 503 until it can")
 	f.BoolVar(&s.requireKey, "require-key", false, "refuse protected methods without an Idempotency-Key; without this they pass unprotected")
@@ -149,6 +156,7 @@ anything wrong with it, the former stays.`,
 	f.DurationVar(&s.idleTimeout, "idle-timeout", gateway.DefaultIdleTimeout, "how long an unused connection to the service is kept; must be shorter than the service's own limit")
 	f.IntVar(&s.maxConns, "max-upstream-conns", 0, "most connections to the service (default no limit)")
 	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
+	s.admin.flags(cmd)
 	fromEnv(cmd)
 	cmd.AddCommand(p.gatewayCheckCommand(), p.gatewaySchemaCommand())
 	return cmd
@@ -234,6 +242,9 @@ func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Con
 			wrong("key-secrets", "cannot be used: %v", err)
 		}
 	}
+	if err := s.at.check(); err != nil {
+		wrong("listen", "does not fit its certificate: %v", err)
+	}
 	if s.maxConns < 0 {
 		wrong("max-upstream-conns", "is %d; it must not be negative", s.maxConns)
 	}
@@ -280,7 +291,7 @@ func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Con
 		Upstream: upstream, Protects: semelhttp.ProtectMethods(protected...),
 		RequireKey: s.requireKey, StrictKey: s.strictKeys,
 		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
-		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult), SpoolDir: s.spoolDir, MaxSpool: int64(s.maxSpool),
+		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult),
 		Pace:        semelhttp.Pace{MinRate: int64(s.minRate), Idle: s.clientIdle},
 		FailOpen:    s.failOpen,
 		IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
@@ -312,14 +323,22 @@ func (p *program) serveFlags(ctx context.Context, cmd *cobra.Command, s gatewayS
 		return err
 	}
 	log := newLog(p.stderr, s.logFormat.value)
+	spools, err := semelhttp.NewSpools(semelhttp.SpoolsConfig{Dir: s.spoolDir, MaxBytes: int64(s.maxSpool), Failed: log.gateway().SpoolFailed})
+	if err != nil {
+		return usagef("the settings do not fit together: %w", err)
+	}
+	if config.DryRun = s.admin.dryRun; config.DryRun {
+		policy.StoreTimeout = min(gatewayfile.DryRunStoreTimeout, policy.Lease)
+	}
 	return p.serve(ctx, cmd, service{
-		log: log, listen: s.listen, listenSetting: named(cmd, "listen"), store: s.store, requireStore: s.requireStore,
+		log: log, at: s.at, listenSetting: named(cmd, "listen"), store: s.store, requireStore: s.requireStore,
+		admin: s.admin, spools: spools,
 		maxResult: int64(s.maxResult), drain: func() time.Duration { return s.drain },
 		guard: semel.Config{
 			Policy: policy, MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
 		},
-		handler: func(guard *semel.Guard, store *lateStore) (http.Handler, error) {
-			config.Guard, config.Observer = guard, log.gateway()
+		handler: func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error) {
+			config.Guard, config.Observer, config.Spools = guard, observer, spools
 			gw, err := gateway.New(config)
 			if err != nil {
 				return nil, usagef("the settings do not fit together: %w", err)
@@ -341,6 +360,9 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 	}
 	if s.failOpen {
 		protects += "; while the store is down they pass UNPROTECTED"
+	}
+	if s.admin.dryRun {
+		protects = "NOTHING (dry run); it would protect " + protects
 	}
 	actor := []string{
 		"a digest of " + strings.Join(s.credentials, ", ") + ", which is not checked here",
@@ -364,6 +386,6 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 			"protects", protects, "actor", actor, "on_crash", crash)
 		return
 	}
-	_, _ = fmt.Fprintf(w, "semel gateway is listening on http://%s\n  upstream  %s\n  store     %s\n  protects  %s\n  actor     %s\n  crash     %s\n",
+	_, _ = fmt.Fprintf(w, "semel gateway is listening on %s\n  upstream  %s\n  store     %s\n  protects  %s\n  actor     %s\n  crash     %s\n",
 		addr, upstream, storeNote, protects, strings.Join(actor, ";\n            "), crash)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
+	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/semelhttp"
 )
@@ -141,14 +142,15 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 		}
 	}()
 	return p.serve(ctx, cmd, service{
-		log: log, listen: c.Listen, listenSetting: "listen in " + file, store: c.Store.URL, requireStore: c.Store.Required,
+		log: log, at: listeningOf(c), listenSetting: "listen in " + file, store: c.Store.URL, requireStore: c.Store.Required,
+		admin: adminOf(c), spools: spools,
 		maxResult: c.MaxResult(), drain: func() time.Duration { return l.current.Load().Drain },
 		guard: semel.Config{
 			MaxExecutions: c.Bounds.Executions, MaxTenantExecutions: c.Bounds.TenantExecutions, MaxWaiters: c.Bounds.Waiters,
 		},
-		handler: func(guard *semel.Guard, store *lateStore) (http.Handler, error) {
+		handler: func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error) {
 			l.store = store
-			l.runtime = &gatewayfile.Runtime{Guard: guard, Spools: spools, Observer: log.gateway(), Failed: log.principal, Refused: log.delivery}
+			l.runtime = &gatewayfile.Runtime{Guard: guard, Spools: spools, Observer: observer, Failed: log.principal, Refused: log.delivery}
 			if err := l.use(c); err != nil {
 				return nil, usagef("%w", err)
 			}
@@ -157,6 +159,19 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 		announce: func(addr string, notOpen error) { p.announceFile(log, c, file, addr, notOpen) },
 		reload:   l.reload,
 	})
+}
+
+func listeningOf(c *gatewayfile.Config) listening {
+	return listening{Address: c.Listen, Cert: c.TLS.CertFile, Key: c.TLS.KeyFile, ClientCA: c.TLS.ClientCAFile, H2C: c.H2C}
+}
+
+func adminOf(c *gatewayfile.Config) adminSettings {
+	return adminSettings{
+		addr: c.Admin.Listen, tokenFile: c.Admin.TokenFile, drainDelay: c.DrainDelay, accessLog: choice{value: c.AccessLog}, dryRun: c.DryRun,
+		name: func(flag string) string {
+			return map[string]string{"admin": "admin.listen", "admin-token-file": "admin.token_file", "drain-delay": "drain_delay"}[flag]
+		},
+	}
 }
 
 // announceFile says what was started.
@@ -172,7 +187,7 @@ func (p *program) announceFile(log *logger, c *gatewayfile.Config, file, addr st
 		log.Info("listening", "addr", addr, "config", file, "digest", c.Digest(), "store", storeNote, "routes", len(c.Routes), "principal", c.Principal.Kind())
 		return
 	}
-	_, _ = fmt.Fprintf(p.stderr, "semel gateway is listening on http://%s\n  config    %s (%s), %d routes; semel gateway check --explain tells them\n  store     %s\n  principal %s\n",
+	_, _ = fmt.Fprintf(p.stderr, "semel gateway is listening on %s\n  config    %s (%s), %d routes; semel gateway check --explain tells them\n  store     %s\n  principal %s\n",
 		addr, file, c.Digest(), len(c.Routes), storeNote, c.Principal.Kind())
 }
 

@@ -30,6 +30,30 @@ const unixPrefix = "unix:"
 // encrypted reports whether l is for TLS.
 func (l listening) encrypted() bool { return l.Cert != "" }
 
+// check reports settings that do not fit together.
+func (l listening) check() error {
+	switch {
+	case (l.Cert == "") != (l.Key == ""):
+		return errors.New("a certificate and its key are needed both")
+	case l.ClientCA != "" && l.Cert == "":
+		return errors.New("certificates of clients are asked for with TLS only")
+	case l.H2C && l.Cert != "":
+		return errors.New("HTTP/2 without TLS is asked for along with TLS, which has it anyway")
+	}
+	return nil
+}
+
+// url is the address as of a listener, for people.
+func (l listening) url(addr string) string {
+	switch {
+	case strings.HasPrefix(l.Address, unixPrefix):
+		return l.Address
+	case l.encrypted():
+		return "https://" + addr
+	}
+	return "http://" + addr
+}
+
 // open returns the listener. It has loaded the certificate, and will load it again
 // when its files change: failed is told where that fails, and the former one stays.
 func (l listening) open(ctx context.Context, failed func(error)) (net.Listener, error) {

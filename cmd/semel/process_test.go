@@ -61,11 +61,19 @@ type process struct {
 // startGateway returns when the gateway listens.
 func startGateway(t *testing.T, args ...string) *process {
 	t.Helper()
+	return startGatewayIn(t, nil, nil, args...)
+}
+
+// startGatewayIn is startGateway with more environment, and with somebody who
+// reads standard output.
+func startGatewayIn(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
+	t.Helper()
 	p := &process{
 		t: t, cmd: exec.Command(binary, append([]string{"gateway", "--listen", "127.0.0.1:0"}, args...)...),
 		done: make(chan struct{}), more: make(chan struct{}),
 	}
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}, env...)
+	p.cmd.Stdout = stdout
 	stderr, err := p.cmd.StderrPipe()
 	noError(t, err)
 	noError(t, p.cmd.Start())

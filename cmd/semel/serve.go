@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -15,21 +14,26 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // service is a gateway as it is run, whatever has described it.
 type service struct {
 	log           *logger
-	listen, store string
-	listenSetting string // how messages name it
+	at            listening
+	listenSetting string // how messages name its address
+	store         string
+	admin         adminSettings
+	spools        *semelhttp.Spools
 	requireStore  bool
 	maxResult     int64
 	drain         func() time.Duration
 	guard         semel.Config // without store and observer
 	// handler makes what answers.
-	handler func(guard *semel.Guard, store *lateStore) (http.Handler, error)
+	handler func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error)
 	// announce says what was started.
-	announce func(addr string, notOpen error)
+	announce func(url string, notOpen error)
 	// reload, if not nil, is called for each signal to read the configuration again.
 	reload func()
 }
@@ -49,13 +53,14 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serve runs a gateway until ctx ends, and drains it.
 func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err error) {
 	log := s.log
+	var ops *operations
 	store := newLateStore(log, func(ctx context.Context) (store, error) {
-		return openStore(ctx, cmd, s.store, s.maxResult, func(err error) {
-			if err != nil {
-				log.Warn("sweep failed; the next one goes on", "err", err)
-			}
-		})
+		return openStore(ctx, cmd, s.store, s.maxResult, ops.swept)
 	})
+	if ops, err = p.operate(ctx, s.admin, log, store); err != nil {
+		return err
+	}
+	defer ops.close()
 	defer func() {
 		if e := store.Close(); e != nil && err == nil {
 			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed in order: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
@@ -76,32 +81,36 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err
 	if err := awaitStore(ctx, store, s.requireStore); err != nil {
 		return err
 	}
-	s.guard.Store, s.guard.Observer = store, log.guard()
+	s.guard.Store, s.guard.Observer = store, ops.guardObserver()
 	guard, err := semel.New(s.guard)
 	if err != nil {
 		return usagef("the settings do not fit together: %w", err)
 	}
-	inner, err := s.handler(guard, store)
+	inner, err := s.handler(guard, store, ops.gatewayObserver())
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
+	listener, err := s.at.open(ctx, func(err error) { log.Error("TLS goes on with what it has", "err", err) })
 	if err != nil {
 		return &fault{
-			code: exitFailed, err: fmt.Errorf("cannot listen on %s: %w", s.listen, err),
+			code: exitFailed, err: fmt.Errorf("cannot listen on %s: %w", s.at.Address, err),
 			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", s.listenSetting),
 		}
 	}
 	requests := &counter{next: inner}
 	server := &http.Server{
-		Handler:           requests,
+		Handler:           ops.handler(requests),
+		Protocols:         s.at.protocols(),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	defer s.onSignal()()
-	s.announce(listener.Addr().String(), store.failure())
+	s.announce(s.at.url(listener.Addr().String()), store.failure())
+	if err := ops.start(guard, s.spools); err != nil {
+		return err
+	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
@@ -111,6 +120,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err
 		return errors.Join(err, s.stop(server, guard, requests))
 	case <-ctx.Done():
 	}
+	ops.drain()
 	return s.stop(server, guard, requests)
 }
 

@@ -41,6 +41,7 @@ var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
 	{patterns: []string{"bench", "examples", "internal/matrix"}, down: true, any: true},
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
+	{patterns: []string{"adapter/otel"}, tree: []string{"gateway", "outbox", "semelhttp", "."}, any: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
 	{patterns: []string{"adapter/river"}, tree: []string{"store/*", "inbox", "."}, any: true},
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelhttp", "."}, any: true},

@@ -2,6 +2,8 @@ package gatewayfile
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +23,10 @@ import (
 	"github.com/semelhq/semel/store/memory"
 	"github.com/semelhq/semel/webhook"
 )
+
+// DryRunStoreTimeout bounds calls of the store for what is only told: no request
+// waits longer for that.
+const DryRunStoreTimeout = time.Second
 
 // Runtime is what outlives a configuration.
 type Runtime struct {
@@ -52,7 +58,13 @@ func (rt *Runtime) upstream(u Upstream) (*gateway.Upstream, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, err := gateway.NewUpstream(gateway.UpstreamConfig{URL: at, DialTimeout: u.DialTimeout, IdleTimeout: u.IdleTimeout, MaxConns: u.MaxConns})
+	encryption, err := u.tls()
+	if err != nil {
+		return nil, err
+	}
+	made, err := gateway.NewUpstream(gateway.UpstreamConfig{
+		URL: at, DialTimeout: u.DialTimeout, IdleTimeout: u.IdleTimeout, MaxConns: u.MaxConns, TLS: encryption, HTTP2: u.HTTP2, Socket: u.Socket,
+	})
 	if err == nil {
 		if rt.upstreams == nil {
 			rt.upstreams = map[Upstream]*gateway.Upstream{}
@@ -60,6 +72,44 @@ func (rt *Runtime) upstream(u Upstream) (*gateway.Upstream, error) {
 		rt.upstreams[u] = made
 	}
 	return made, err
+}
+
+// tls is how connections to the upstream are encrypted; nil for as usual.
+func (u Upstream) tls() (*tls.Config, error) {
+	if u.CAFile == "" && u.CertFile == "" && u.KeyFile == "" && u.ServerName == "" {
+		return nil, nil
+	}
+	if !strings.HasPrefix(u.URL, "https:") {
+		return nil, errors.New("ca_file, cert_file, key_file and server_name are for https")
+	}
+	c := &tls.Config{ServerName: u.ServerName, MinVersion: tls.VersionTLS12}
+	if u.CAFile != "" {
+		pem, err := os.ReadFile(u.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("ca_file: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca_file: there is no certificate in %s", u.CAFile)
+		}
+	}
+	if (u.CertFile == "") != (u.KeyFile == "") {
+		return nil, errors.New("cert_file and key_file are needed both")
+	}
+	if u.CertFile != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(u.CertFile, u.KeyFile)
+			if err != nil {
+				return nil, fmt.Errorf("cert_file and key_file: %w", err)
+			}
+			return &pair, nil
+		}
+		if _, err := load(); err != nil {
+			return nil, err
+		}
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return c, nil
 }
 
 // Keep forgets the upstreams that c does not have.
@@ -209,7 +259,11 @@ func (c *Config) gateway(i int, rt *Runtime, scope func(*http.Request) (semel.Sc
 			errs = append(errs, err)
 		}
 	}
-	guard, err := rt.Guard.With(s.policy())
+	policy := s.policy()
+	if c.DryRun {
+		policy.StoreTimeout = min(policy.StoreTimeout, DryRunStoreTimeout)
+	}
+	guard, err := rt.Guard.With(policy)
 	no(err)
 	contract, err := semelhttp.ContractNamed(s.Contract)
 	no(err)
@@ -232,7 +286,7 @@ func (c *Config) gateway(i int, rt *Runtime, scope func(*http.Request) (semel.Sc
 		maxWait = -1 // the preference is ignored
 	}
 	config := gateway.Config{
-		Via: via, Guard: guard, Scope: scope, Resources: resources, NoResources: resources == nil, Spools: rt.Spools, Observer: rt.Observer,
+		Via: via, Guard: guard, Scope: scope, Resources: resources, NoResources: resources == nil, Spools: rt.Spools, Observer: rt.Observer, DryRun: c.DryRun,
 		Operation: r.operation(), Pass: !s.Protect, Protects: semelhttp.ProtectMethods(s.protected(r.Match)...),
 		RequireKey: k.Required, StrictKey: k.Strict, IssuedOnly: k.IssuedOnly, KeyRules: rules,
 		Fingerprint: semelhttp.FingerprintConfig{

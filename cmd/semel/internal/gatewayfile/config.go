@@ -10,8 +10,14 @@ import (
 type Config struct {
 	// Version of this format: 1.
 	Version int `yaml:"version" rule:"required,min=1,max=1"`
-	// Listen is the address to listen on. Default 127.0.0.1:8080. A reload cannot change it.
+	// Listen is the address to listen on; unix:/run/semel.sock for a socket. Default 127.0.0.1:8080. A reload cannot change it.
 	Listen string `yaml:"listen"`
+	// TLS serves TLS, with HTTP/2. Default: neither. A reload cannot change it, but its files are read again when they change.
+	TLS TLS `yaml:"tls"`
+	// H2C speaks HTTP/2 without TLS also, with clients that begin with it. Default false. A reload cannot change it.
+	H2C bool `yaml:"h2c"`
+	// Admin is the listener for operators: /livez, /readyz and /metrics. Default: there is none. A reload cannot change it.
+	Admin Admin `yaml:"admin"`
 	// Store is where records are kept. A reload cannot change it.
 	Store Store `yaml:"store" rule:"required"`
 	// Principal says who a caller is. It is asked before any look in the store, for each request with a key.
@@ -34,11 +40,35 @@ type Config struct {
 	Bounds Bounds `yaml:"bounds"`
 	// Drain is how long to wait for running requests before ending. Default 30s.
 	Drain time.Duration `yaml:"drain"`
+	// DrainDelay is how long the gateway goes on as before a drain while /readyz says no already. Default 0. A reload cannot change it.
+	DrainDelay time.Duration `yaml:"drain_delay" rule:"empty"`
+	// AccessLog is a line of JSON for each request, on standard output, with keys and callers as digests. Default off. A reload cannot change it.
+	AccessLog string `yaml:"access_log" rule:"enum=off|json"`
+	// DryRun protects NOTHING: every request is forwarded, and what would have been decided is only told. Default false. A reload cannot change it.
+	DryRun bool `yaml:"dry_run"`
 	// LogFormat is the form of the log on standard error. Default text. A reload cannot change it.
 	LogFormat string `yaml:"log_format" rule:"enum=text|json"`
 
 	source *strict.Source
 	digest string
+}
+
+// TLS is what the listener shows and asks for.
+type TLS struct {
+	// CertFile is a PEM file with the certificate, and those that lead to its authority.
+	CertFile string `yaml:"cert_file"`
+	// KeyFile is a PEM file with its key.
+	KeyFile string `yaml:"key_file"`
+	// ClientCAFile is a PEM file with authorities, of one of which each client needs a certificate. Default: clients need none.
+	ClientCAFile string `yaml:"client_ca_file"`
+}
+
+// Admin is the listener for operators.
+type Admin struct {
+	// Listen is its address; without a host it is this host's loopback, as in :9090.
+	Listen string `yaml:"listen"`
+	// TokenFile is a file with the token that /metrics and /readyz?verbose ask for as Authorization: Bearer. Needed, here or as $SEMEL_ADMIN_TOKEN, where the address is not on loopback.
+	TokenFile string `yaml:"token_file"`
 }
 
 // Store is where records are kept.
@@ -167,6 +197,18 @@ type Upstream struct {
 	DialTimeout time.Duration `yaml:"dial_timeout"`
 	// MaxConns is the most connections; requests beyond it wait. Default: no limit.
 	MaxConns int `yaml:"max_conns" rule:"min=1,max=1000000"`
+	// HTTP2 speaks HTTP/2 with it and nothing else, also without TLS. Less is then known when a connection breaks. Default false: HTTP/1.1.
+	HTTP2 bool `yaml:"http2"`
+	// Socket is the path of a Unix socket that it listens on. Default: the host of url.
+	Socket string `yaml:"socket"`
+	// CAFile is a PEM file with the authorities that may have signed its certificate. Default: the system's. Read at the start, and when a reload changes the upstream.
+	CAFile string `yaml:"ca_file"`
+	// CertFile is a PEM file with the certificate to show to it. Default: none.
+	CertFile string `yaml:"cert_file"`
+	// KeyFile is a PEM file with the key of cert_file. The pair is read for each connection.
+	KeyFile string `yaml:"key_file"`
+	// ServerName is the name that its certificate must have. Default: the host of url.
+	ServerName string `yaml:"server_name"`
 }
 
 // Route says what becomes of the requests that match. The most specific pattern counts.

@@ -151,6 +151,7 @@ func builtin() Settings {
 func (c *Config) serverDefaults() {
 	or(&c.Listen, "127.0.0.1:8080")
 	or(&c.Drain, 30*time.Second)
+	or(&c.AccessLog, "off")
 	or(&c.LogFormat, "text")
 	or(&c.Resources.Prefix, semelhttp.DefaultPrefix)
 	or(&c.Resources.KeyLife, semelhttp.DefaultKeyLife)
@@ -223,6 +224,14 @@ func (c *Config) check(f *strict.Findings) {
 		if _, err := upstreamURL(u.URL); err != nil && u.URL != "" {
 			f.Add(at+".url", "%v", err)
 		}
+	}
+	switch t := c.TLS; {
+	case (t.CertFile == "") != (t.KeyFile == ""):
+		f.Add("tls", "needs cert_file and key_file both")
+	case t.ClientCAFile != "" && t.CertFile == "":
+		f.Add("tls.client_ca_file", "needs cert_file and key_file")
+	case c.H2C && t.CertFile != "":
+		f.Add("h2c", "is true along with tls, which has HTTP/2 anyway")
 	}
 	c.checkNetworks(f)
 	if c.Resources.Off {
@@ -312,6 +321,9 @@ func (c *Config) checkRoute(f *strict.Findings, i int) {
 	}
 	if r.Operation != "" && r.OperationFrom != "" {
 		f.Add(at+".operation_from", "is set, and so is operation")
+	}
+	if r.Webhook != nil && c.DryRun {
+		f.Add(at+".webhook", "cannot be rehearsed: dry_run is true")
 	}
 	if r.Webhook != nil {
 		if r.Operation == "" {

@@ -49,6 +49,12 @@ func NeedsRestart(a, b *Config) (keys []string) {
 		a, b any
 	}{
 		{"listen", a.Listen, b.Listen},
+		{"tls", a.TLS, b.TLS},
+		{"h2c", a.H2C, b.H2C},
+		{"admin", a.Admin, b.Admin},
+		{"access_log", a.AccessLog, b.AccessLog},
+		{"drain_delay", a.DrainDelay, b.DrainDelay},
+		{"dry_run", a.DryRun, b.DryRun},
 		{"store", a.Store, b.Store},
 		{"spool", a.Spool, b.Spool},
 		{"bounds", a.Bounds, b.Bounds},
