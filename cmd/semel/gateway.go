@@ -387,5 +387,5 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 		return
 	}
 	_, _ = fmt.Fprintf(w, "semel gateway is listening on %s\n  upstream  %s\n  store     %s\n  protects  %s\n  actor     %s\n  crash     %s\n",
-		addr, upstream, storeNote, protects, strings.Join(actor, ";\n            "), crash)
+		s.at.url(addr), upstream, storeNote, protects, strings.Join(actor, ";\n            "), crash)
 }

@@ -188,7 +188,7 @@ func (p *program) announceFile(log *logger, c *gatewayfile.Config, file, addr st
 		return
 	}
 	_, _ = fmt.Fprintf(p.stderr, "semel gateway is listening on %s\n  config    %s (%s), %d routes; semel gateway check --explain tells them\n  store     %s\n  principal %s\n",
-		addr, file, c.Digest(), len(c.Routes), storeNote, c.Principal.Kind())
+		listeningOf(c).url(addr), file, c.Digest(), len(c.Routes), storeNote, c.Principal.Kind())
 }
 
 func (p *program) gatewayCheckCommand() *cobra.Command {

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -259,4 +261,81 @@ func TestSocketsLeftBehind(t *testing.T) {
 	text, err := os.ReadFile(path)
 	noError(t, err)
 	want(t, "the file", string(text), "precious")
+}
+
+// A gateway by a file: TLS with certificates of clients, who are told apart by
+// them, before an upstream that speaks HTTP/2 on a socket, with a listener for
+// operators. A certificate that was renewed for the same name gets its replay; that
+// of another name executes.
+func TestServesTLSByFile(t *testing.T) {
+	dir := t.TempDir()
+	servers, clients := newAuthority(t, "servers"), newAuthority(t, "clients")
+	put := func(name string, text []byte) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		noError(t, os.WriteFile(path, text, 0o600))
+		return path
+	}
+	certPEM, keyPEM := servers.issue(t, "gateway")
+	socket := filepath.Join(dir, "orders.sock")
+	listener, err := net.Listen("unix", socket)
+	noError(t, err)
+	var effects atomic.Int64
+	upstream := &http.Server{Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Saw", r.Proto+" "+r.Header.Get("X-Forwarded-Proto"))
+		w.WriteHeader(http.StatusCreated)
+		_, _ = fmt.Fprint(w, effects.Add(1))
+	})}
+	upstream.Protocols.SetUnencryptedHTTP2(true)
+	go func() { _ = upstream.Serve(listener) }()
+	t.Cleanup(func() { _ = upstream.Close() })
+	file := put("gateway.yaml", fmt.Appendf(nil, `
+version: 1
+listen: 127.0.0.1:0
+tls: {cert_file: %s, key_file: %s, client_ca_file: %s}
+admin: {listen: "127.0.0.1:0"}
+store: {url: "sqlite:%s"}
+principal: {mtls: {name: dn}}
+upstreams: [{name: orders, url: "http://orders", socket: %s, http2: true}]
+routes: [{match: POST /orders, key: {required: true}}]
+`, put("cert.pem", certPEM), put("key.pem", keyPEM), put("ca.pem", clients.pem()), filepath.Join(dir, "semel.db"), socket))
+	g := startGatewayBy(t, file)
+	as := func(name string) *http.Client {
+		certPEM, keyPEM := clients.issue(t, name)
+		pair, err := tls.X509KeyPair(certPEM, keyPEM)
+		noError(t, err)
+		transport := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: servers.pool(), Certificates: []tls.Certificate{pair}}}
+		t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport}
+	}
+	post := func(c *http.Client) (body string, replayed bool) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodPost, g.url+"/orders", strings.NewReader("{}"))
+		noError(t, err)
+		req.Header.Set("Idempotency-Key", "8e03978e-40d5-43e8-bc93-6894a57f9324")
+		res, err := c.Do(req)
+		noError(t, err)
+		defer func() { _ = res.Body.Close() }()
+		text, err := io.ReadAll(res.Body)
+		noError(t, err)
+		want(t, "the status", res.StatusCode, http.StatusCreated)
+		want(t, "the protocol", res.Proto, "HTTP/2.0")
+		want(t, "what the upstream saw", res.Header.Get("X-Saw"), "HTTP/2.0 https")
+		return string(text), res.Header.Get("Idempotency-Replayed") == "true"
+	}
+	for _, c := range []struct {
+		name, body string
+		replayed   bool
+	}{{"ann", "1", false}, {"ann", "1", true}, {"bob", "2", false}} {
+		body, replayed := post(as(c.name)) // each time with a new certificate
+		want(t, c.name+"'s answer", body, c.body)
+		want(t, c.name+"'s answer is replayed", replayed, c.replayed)
+	}
+	g.await("admin listener")
+	if _, err := http.Get("http" + strings.TrimPrefix(g.url, "https") + "/orders"); err != nil {
+		t.Logf("in clear: %v", err) // or 400, as net/http has it
+	}
+	want(t, "effects", effects.Load(), 2)
+	g.terminate()
+	want(t, "the exit code", g.exitCode(), 0)
 }

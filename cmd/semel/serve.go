@@ -33,7 +33,7 @@ type service struct {
 	// handler makes what answers.
 	handler func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error)
 	// announce says what was started.
-	announce func(url string, notOpen error)
+	announce func(addr string, notOpen error)
 	// reload, if not nil, is called for each signal to read the configuration again.
 	reload func()
 }
@@ -107,7 +107,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	defer s.onSignal()()
-	s.announce(s.at.url(listener.Addr().String()), store.failure())
+	s.announce(listener.Addr().String(), store.failure())
 	if err := ops.start(guard, s.spools); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package gatewayfile
 
 import (
 	"crypto/sha256"
+	"crypto/tls"
 	_ "embed"
 	"encoding/hex"
 	"fmt"
@@ -230,8 +231,16 @@ func (c *Config) check(f *strict.Findings) {
 		f.Add("tls", "needs cert_file and key_file both")
 	case t.ClientCAFile != "" && t.CertFile == "":
 		f.Add("tls.client_ca_file", "needs cert_file and key_file")
-	case c.H2C && t.CertFile != "":
+	case t.CertFile != "" && c.H2C:
 		f.Add("h2c", "is true along with tls, which has HTTP/2 anyway")
+	}
+	if t := c.TLS; t.CertFile != "" && t.KeyFile != "" {
+		if _, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile); err != nil {
+			f.Add("tls", "cannot be used: %v", err)
+		}
+	}
+	if m := c.Principal.MTLS; m != nil && c.TLS.ClientCAFile == "" && len(m.Proxies.From) == 0 && !m.Proxies.Unix {
+		f.Add("principal.mtls", "has nobody who verifies certificates: set tls.client_ca_file, or proxies")
 	}
 	c.checkNetworks(f)
 	if c.Resources.Off {
