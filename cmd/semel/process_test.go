@@ -72,9 +72,9 @@ func startGatewayIn(t *testing.T, env []string, stdout io.Writer, args ...string
 }
 
 // startGatewayBy starts a gateway that a file describes.
-func startGatewayBy(t *testing.T, file string) *process {
+func startGatewayBy(t *testing.T, file string, env ...string) *process {
 	t.Helper()
-	return start(t, nil, nil, "--config", file)
+	return start(t, env, nil, "--config", file)
 }
 
 func start(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
