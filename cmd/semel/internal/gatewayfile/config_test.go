@@ -360,7 +360,7 @@ routes:
 	}{
 		{e.Server, Setting{"store.url", "shown memory:", "f:2"}},
 		{e.Server, Setting{"listen", "127.0.0.1:8080", "default"}},
-		{e.Server, Setting{"resources.off", "true", "f:6, environment OFF"}},
+		{e.Server, Setting{"resources.off", "true", "f:6, environment OFF (not set)"}},
 		{e.Server, Setting{"upstreams[0].idle_timeout", "4s", "default"}},
 		{e.Server, Setting{"bounds.tenant_executions", "1024", "default"}},
 		{e.Server, Setting{"principal.shared", "{}", "f:3"}},
