@@ -150,7 +150,7 @@ anything wrong with it, the former stays.`,
 	f.IntVar(&s.maxConns, "max-upstream-conns", 0, "most connections to the service (default no limit)")
 	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
 	fromEnv(cmd)
-	cmd.AddCommand(p.gatewayCheckCommand(), p.gatewaySchemaCommand())
+	cmd.AddCommand(p.gatewayCheckCommand(), p.gatewayInitCommand(), p.gatewaySchemaCommand())
 	return cmd
 }
 

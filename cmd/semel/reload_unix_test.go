@@ -19,52 +19,6 @@ import (
 	"time"
 )
 
-// lines is a standard error stream that can be waited for.
-type lines struct {
-	mu   sync.Mutex
-	text string
-	more chan struct{}
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text += string(p)
-	if l.more != nil {
-		close(l.more)
-		l.more = nil
-	}
-	return len(p), nil
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text
-}
-
-// await returns when s has been said n times.
-func (l *lines) await(ctx context.Context, t *testing.T, s string, n int) {
-	t.Helper()
-	for {
-		l.mu.Lock()
-		text := l.text
-		if l.more == nil {
-			l.more = make(chan struct{})
-		}
-		more := l.more
-		l.mu.Unlock()
-		if strings.Count(text, s) >= n {
-			return
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			t.Fatalf("it did not say %q %d times:\n%s", s, n, text)
-		}
-	}
-}
-
 // TestReloadUnderLoad: while the configuration is replaced, again and again, no
 // request fails, and none is executed twice. What is wrong does not replace what is
 // at work.
