@@ -390,3 +390,28 @@ routes:
 		t.Error("a secret is told")
 	}
 }
+
+// FuzzParse: whatever the text, there is a configuration or an error with a place,
+// and no panic.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(small + "routes: [{match: /}]\n"))
+	f.Add([]byte(small + "routes:\n  - match: ${A:-POST /x}\n    key: {from: [body /a]}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if bytes.Contains(data, []byte("_file")) || bytes.Contains(data, []byte("secrets")) || bytes.Contains(data, []byte("spool")) {
+			t.Skip() // no files but ours
+		}
+		c, err := Parse("f", data, noEnv)
+		if (c == nil) == (err == nil) {
+			t.Fatalf("%v and %v", c, err)
+		}
+		if err != nil && len(strict.Problems(err)) == 0 {
+			t.Errorf("an error without a place: %v", err)
+		}
+		if c != nil {
+			c.Explain(func(s string) string { return s })
+			if cut := CutOff(c, c); len(cut) > 0 {
+				t.Errorf("it cuts itself off: %v", cut)
+			}
+		}
+	})
+}
