@@ -43,8 +43,11 @@ type Config struct {
 	// Webhook takes requests for deliveries of a sender's events, each of which
 	// is processed once by its id, when its signature is verified. Nil for none.
 	Webhook *Webhook
-	// Pass protects nothing.
+	// Pass protects nothing: requests go to the upstream as they are.
 	Pass bool
+	// Specification describes the operation in the specification of the resources.
+	// Its name is Operation.
+	Specification semelhttp.OperationSpec
 
 	// Protects says which requests are protected, as in semelhttp.Config.
 	// Default: POST and PATCH.

@@ -77,6 +77,9 @@ func New(c Config) (*Gateway, error) {
 
 // protection returns what stands between the client and the forwarding.
 func (c Config) protection(scope func(*http.Request) (semel.Scope, error), resources *semelhttp.Resources) (func(http.Handler) http.Handler, error) {
+	if c.Pass {
+		return func(next http.Handler) http.Handler { return next }, nil
+	}
 	if w := c.Webhook; w != nil {
 		return webhook.New(webhook.Config{
 			Guard: c.Guard, Scheme: w.Scheme, Name: c.Operation, Sender: w.Sender, RetrySpan: w.RetrySpan,
@@ -91,14 +94,11 @@ func (c Config) protection(scope func(*http.Request) (semel.Scope, error), resou
 			return s, err
 		}
 	}
-	protects := c.Protects
-	if c.Pass {
-		protects = func(*http.Request) bool { return false }
-	}
+	c.Specification.Name = c.Operation
 	return semelhttp.New(semelhttp.Config{
 		Contract: c.Contract, InFlight: c.InFlight, Wait: c.Wait, MaxWait: c.MaxWait,
 		Resources: resources, IssuedOnly: c.IssuedOnly,
-		Guard: c.Guard, Scope: named, OperationOf: c.OperationOf, KeyOf: c.KeyOf, Protects: protects,
+		Guard: c.Guard, Scope: named, OperationOf: c.OperationOf, KeyOf: c.KeyOf, Protects: c.Protects, Operation: c.Specification,
 		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
 		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
 		Spools: c.Spools, Pace: c.Pace, Refused: c.Observer.Refused, DryRun: c.DryRun,

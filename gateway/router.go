@@ -295,8 +295,7 @@ const inSegment = "\ufffc"
 // slashes being slashes or not, and what is behind a semicolon being there or not.
 func foldPath(path string) []string {
 	ways := []string{fold(path, false, false)}
-	slashes := strings.ContainsAny(path, `%\`)
-	semicolons := strings.ContainsAny(path, "%;")
+	slashes, semicolons := mayHold(path, `2f5c`, `\`), mayHold(path, "3b", ";")
 	for _, way := range []struct{ slashes, semicolons, asked bool }{
 		{true, false, slashes},
 		{false, true, semicolons},
@@ -312,21 +311,44 @@ func foldPath(path string) []string {
 	return ways
 }
 
+// mayHold reports whether path may hold, escaped however often, one of the
+// characters, whose codes are given in hexadecimal.
+func mayHold(path, codes, characters string) bool {
+	if strings.ContainsAny(path, characters) {
+		return true
+	}
+	for i := 0; i+2 < len(path); i++ {
+		if path[i] != '%' {
+			continue
+		}
+		code := strings.ToLower(path[i+1 : i+3])
+		if code == "25" || slices.Contains([]string{codes[:2], codes[len(codes)-2:]}, code) {
+			return true
+		}
+	}
+	return false
+}
+
 // maxUnescape is how often a path is decoded: a server decodes once, and what is
 // behind it perhaps again.
 const maxUnescape = 4
 
+// Escaped slashes as what they are read as.
+var (
+	asSlash   = strings.NewReplacer("%2f", "/", "%2F", "/", "%5c", "/", "%5C", "/")
+	asSegment = strings.NewReplacer("%2f", inSegment, "%2F", inSegment, "%5c", inSegment, "%5C", inSegment)
+)
+
 func fold(path string, slashes, semicolons bool) string {
-	slash := inSegment
+	slash, escaped := inSegment, asSegment
 	if slashes {
-		slash = "/"
+		slash, escaped = "/", asSlash
 	}
-	escapedSlash := strings.NewReplacer("%2f", slash, "%2F", slash, "%5c", slash, "%5C", slash)
 	for range maxUnescape {
 		if strings.IndexByte(path, '%') < 0 {
 			break
 		}
-		path = unescape(escapedSlash.Replace(path))
+		path = unescape(escaped.Replace(path))
 	}
 	path = strings.ReplaceAll(path, `\`, slash)
 	var kept []string

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/semelhq/semel"
 )
@@ -31,7 +33,15 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		c.Resources.add(c)
 	}
 	bodies := &uploads{}
-	c.Guard.OnDrain(bodies.drain)
+	// The guard outlives the middleware where that is made anew, as by a gateway
+	// whose configuration is read again, and must not keep what is left of it.
+	alive := weak.Make(bodies)
+	forget := c.Guard.OnDrain(func() {
+		if u := alive.Value(); u != nil {
+			u.drain()
+		}
+	})
+	runtime.AddCleanup(bodies, func(forget func() bool) { forget() }, forget)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")

@@ -158,7 +158,7 @@ anything wrong with it, the former stays.`,
 	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
 	s.admin.flags(cmd)
 	fromEnv(cmd)
-	cmd.AddCommand(p.gatewayCheckCommand(), p.gatewaySchemaCommand())
+	cmd.AddCommand(p.gatewayCheckCommand(), p.gatewayInitCommand(), p.gatewaySchemaCommand())
 	return cmd
 }
 

@@ -60,10 +60,13 @@ func (l *Language) expand(s string) (out string, names []string, err error) {
 		case set && value != "" || set && !hasFallback:
 		case hasFallback:
 			value = fallback
+			names = append(names, name+" (not set)")
 		default:
 			return "", nil, fmt.Errorf("names the environment variable %s, which is not set; set it, or write ${%s:-default}", name, name)
 		}
-		names = append(names, name)
+		if len(names) == 0 || names[len(names)-1] != name+" (not set)" {
+			names = append(names, name)
+		}
 		b.WriteString(value)
 		s = after
 	}

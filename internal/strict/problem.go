@@ -59,7 +59,8 @@ type Source struct {
 // Place is where a value is written, from 1.
 type Place struct {
 	Line, Col int
-	// Env names the environment variables that the value was made of.
+	// Env names the environment variables that the value was made of, with "(not
+	// set)" behind one whose default it is.
 	Env []string
 }
 

@@ -309,6 +309,14 @@ func (c *Config) gateway(i int, rt *Runtime, scope func(*http.Request) (semel.Sc
 	}
 	config.KeyOf, err = keyOf(k.From, rules)
 	no(err)
+	method, path, ok := strings.Cut(r.Match[0], " ")
+	if !ok {
+		method, path = "", r.Match[0]
+	}
+	config.Specification = semelhttp.OperationSpec{Path: path, KeyFrom: strings.Join(k.From, ", ")}
+	if config.Specification.Methods = s.Methods; method != "" {
+		config.Specification.Methods = []string{method}
+	}
 	if config.KeyOf != nil {
 		config.KeyRules = semel.KeyRules{}
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/semelhq/semel/internal/strict"
 )
 
-// Config is the configuration of a gateway. What is said of durations, sizes and the like is checked when it is read, and again by semel gateway check.
+// Config is the configuration of a gateway.
 type Config struct {
 	// Version of this format: 1.
 	Version int `yaml:"version" rule:"required,min=1,max=1"`

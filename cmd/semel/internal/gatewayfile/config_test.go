@@ -360,7 +360,7 @@ routes:
 	}{
 		{e.Server, Setting{"store.url", "shown memory:", "f:2"}},
 		{e.Server, Setting{"listen", "127.0.0.1:8080", "default"}},
-		{e.Server, Setting{"resources.off", "true", "f:6, environment OFF"}},
+		{e.Server, Setting{"resources.off", "true", "f:6, environment OFF (not set)"}},
 		{e.Server, Setting{"upstreams[0].idle_timeout", "4s", "default"}},
 		{e.Server, Setting{"bounds.tenant_executions", "1024", "default"}},
 		{e.Server, Setting{"principal.shared", "{}", "f:3"}},
@@ -389,4 +389,29 @@ routes:
 	if bytes.Contains(all, []byte("whsec_")) {
 		t.Error("a secret is told")
 	}
+}
+
+// FuzzParse: whatever the text, there is a configuration or an error with a place,
+// and no panic.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(small + "routes: [{match: /}]\n"))
+	f.Add([]byte(small + "routes:\n  - match: ${A:-POST /x}\n    key: {from: [body /a]}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if bytes.Contains(data, []byte("_file")) || bytes.Contains(data, []byte("secrets")) || bytes.Contains(data, []byte("spool")) {
+			t.Skip() // no files but ours
+		}
+		c, err := Parse("f", data, noEnv)
+		if (c == nil) == (err == nil) {
+			t.Fatalf("%v and %v", c, err)
+		}
+		if err != nil && len(strict.Problems(err)) == 0 {
+			t.Errorf("an error without a place: %v", err)
+		}
+		if c != nil {
+			c.Explain(func(s string) string { return s })
+			if cut := CutOff(c, c); len(cut) > 0 {
+				t.Errorf("it cuts itself off: %v", cut)
+			}
+		}
+	})
 }

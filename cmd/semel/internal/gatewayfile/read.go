@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/gateway/principal"
 	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/semelhttp"
 )
@@ -162,6 +163,23 @@ func (c *Config) serverDefaults() {
 	for i := range c.Upstreams {
 		or(&c.Upstreams[i].IdleTimeout, gateway.DefaultIdleTimeout)
 		or(&c.Upstreams[i].DialTimeout, gateway.DefaultDialTimeout)
+	}
+	absent := func(path string, d *time.Duration, byDefault time.Duration) {
+		if _, ok := c.source.Written(path); !ok { // a 0 that is written means none
+			*d = byDefault
+		}
+	}
+	if j := c.Principal.JWT; j != nil {
+		absent("principal.jwt.leeway", &j.Leeway, principal.DefaultLeeway)
+		absent("principal.jwt.keys_max_age", &j.KeysMaxAge, principal.DefaultKeysMaxAge)
+		absent("principal.jwt.keys_keep", &j.KeysKeep, principal.DefaultKeysKeep)
+		absent("principal.jwt.keys_timeout", &j.KeysTimeout, principal.DefaultKeysTimeout)
+		or(&j.Header, "Authorization")
+	}
+	if e := c.Principal.Endpoint; e != nil {
+		absent("principal.endpoint.timeout", &e.Timeout, principal.DefaultEndpointTimeout)
+		absent("principal.endpoint.cache_for", &e.CacheFor, principal.DefaultCacheFor)
+		or(&e.MaxCalls, principal.DefaultMaxCalls)
 	}
 }
 
