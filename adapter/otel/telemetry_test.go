@@ -214,11 +214,11 @@ func TestMeasured(t *testing.T) {
 		"semel.decisions{semel.outcome=mismatch}": 1, "semel.decisions{semel.outcome=released}": 1,
 		"semel.decisions{semel.outcome=unknown}": 3, "semel.decisions{semel.outcome=rejected}": 2,
 		"semel.refusals{semel.problem=key-missing}": 1, "semel.refusals{semel.problem=body-too-large}": 1,
-		"semel.upstream.failures{error.type=cut_off}":                                                                                            1,
-		"http.server.request.duration{http.request.method=POST,http.response.status_code=201,semel.outcome=executed,url.scheme=http}":            1,
+		"semel.upstream.failures{error.type=cut_off}": 1,
+		"http.server.request.duration{http.request.method=POST,http.response.status_code=201,semel.outcome=executed,url.scheme=http}":               1,
 		"http.server.request.duration{error.type=502,http.request.method=POST,http.response.status_code=502,semel.outcome=unknown,url.scheme=http}": 2,
-		"http.server.request.duration{http.request.method=_OTHER,http.response.status_code=201,url.scheme=http}":                                  1,
-		"http.server.active_requests{http.request.method=POST,url.scheme=http}":                                                                   0,
+		"http.server.request.duration{http.request.method=_OTHER,http.response.status_code=201,url.scheme=http}":                                    1,
+		"http.server.active_requests{http.request.method=POST,url.scheme=http}":                                                                     0,
 		"semel.executions{}": 0, "semel.executions.limit{}": 4096, "semel.waiters{}": 0, "semel.waiters.limit{}": 1000, "semel.spool.usage{}": 0,
 	} {
 		b.want(m, name, n)
