@@ -46,7 +46,6 @@ func (s scraped) add(text string) {
 }
 
 var (
-	quoted   = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 	selector = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)?\s*(\{[^}]*\})?`)
 	grouping = regexp.MustCompile(`\b(by|without|on|ignoring)\s*\(([^)]*)\)`)
 	duration = regexp.MustCompile(`\[[^\]]*\]`)
