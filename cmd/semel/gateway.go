@@ -380,7 +380,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettin
 	}
 
 	s.announce(p.stderr, log, listener.Addr().String(), config.Upstream, store.failure())
-	if err := ops.start(guard, gw); err != nil {
+	if err := ops.start(guard, gw.Spools()); err != nil {
 		return err
 	}
 	served := make(chan error, 1)
