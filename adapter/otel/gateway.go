@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/semelhttp"
@@ -82,8 +83,11 @@ func (t *Telemetry) forwarding(ctx context.Context, f gateway.Forwarding) func(i
 	}
 	start := time.Now()
 	before := trace.SpanContextFromContext(ctx)
-	ctx, span := t.tracer.Start(ctx, s.method, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(start))
-	if span.SpanContext().SpanID() != before.SpanID() {
+	var span trace.Span = noop.Span{}
+	if t.traced {
+		ctx, span = t.tracer.Start(ctx, s.method, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(start))
+	}
+	if own := span.SpanContext(); own.IsValid() && own.SpanID() != before.SpanID() {
 		inject(ctx, f.Header)
 	}
 	return func(status int, err error) {

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // Exchange is a request and what became of it, without anything that a client
@@ -75,11 +76,14 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 		}
 		ctx := t.remote(r)
 		client := trace.SpanContextFromContext(ctx)
-		ctx, span := t.tracer.Start(ctx, x.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(x.Start),
-			trace.WithAttributes(attribute.String("http.request.method", x.Method), attribute.String("url.scheme", x.Scheme)))
+		var span trace.Span = noop.Span{} // and not one that somebody else has in ctx
+		if t.traced {
+			ctx, span = t.tracer.Start(ctx, x.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(x.Start),
+				trace.WithAttributes(attribute.String("http.request.method", x.Method), attribute.String("url.scheme", x.Scheme)))
+		}
 		ctx = context.WithValue(ctx, exchangeKey{}, x)
 		r = r.WithContext(ctx)
-		if own := span.SpanContext(); own.IsValid() {
+		if own := trace.SpanContextFromContext(ctx); own.IsValid() {
 			x.TraceID = own.TraceID().String()
 			if own.SpanID() != client.SpanID() {
 				// Where the trail gets its trace id from.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -42,6 +44,7 @@ type Config struct {
 // Telemetry makes observers. Make one for a process. Safe for concurrent use.
 type Telemetry struct {
 	config Config
+	traced bool // somebody wants spans
 	tracer trace.Tracer
 	meter  metric.Meter
 
@@ -57,8 +60,8 @@ type Telemetry struct {
 	executions, maxExecutions, waiters, maxWaiters, spool, maxSpool metric.Int64ObservableGauge
 
 	// The options that measurements have been given, by what they are made of.
-	// There are no more than the metrics have series.
-	options sync.Map
+	// There are no more than the metrics have series. It is replaced whole.
+	options atomic.Pointer[map[series]metric.MeasurementOption]
 
 	mu     sync.Mutex
 	topics map[string]bool // that have a name of their own
@@ -72,13 +75,18 @@ func New(c Config) (*Telemetry, error) {
 	if c.MeterProvider == nil {
 		c.MeterProvider = nometrics.NewMeterProvider()
 	}
-	if c.TracerProvider == nil {
+	traced := c.TracerProvider != nil
+	if !traced {
 		c.TracerProvider = notraces.NewTracerProvider()
 	}
 	if c.Operation == nil {
 		c.Operation = func(semel.Scope) string { return "" }
 	}
-	t := &Telemetry{config: c, tracer: c.TracerProvider.Tracer(scopeName), meter: c.MeterProvider.Meter(scopeName), topics: map[string]bool{}}
+	t := &Telemetry{
+		config: c, traced: traced, tracer: c.TracerProvider.Tracer(scopeName), meter: c.MeterProvider.Meter(scopeName),
+		topics: map[string]bool{},
+	}
+	t.options.Store(&map[series]metric.MeasurementOption{})
 	var errs []error
 	for _, i := range []struct {
 		into             any
@@ -145,11 +153,15 @@ type series struct {
 
 // of returns the option for a measurement with these attributes.
 func (t *Telemetry) of(s series) metric.MeasurementOption {
-	if made, ok := t.options.Load(s); ok {
-		return made.(metric.MeasurementOption)
+	if made, ok := (*t.options.Load())[s]; ok {
+		return made
 	}
-	made, _ := t.options.LoadOrStore(s, metric.WithAttributeSet(attribute.NewSet(s.attributes()...)))
-	return made.(metric.MeasurementOption)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := maps.Clone(*t.options.Load())
+	all[s] = metric.WithAttributeSet(attribute.NewSet(s.attributes()...))
+	t.options.Store(&all)
+	return all[s]
 }
 
 func (s series) attributes() []attribute.KeyValue {

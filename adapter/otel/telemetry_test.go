@@ -262,7 +262,7 @@ func TestNothingOfTheClients(t *testing.T) {
 	for _, span := range b.spans.Ended() {
 		text := span.Name() + span.SpanContext().TraceState().String() + span.Parent().TraceState().String() + span.Status().Description
 		for _, a := range span.Attributes() {
-			text += " " + string(a.Key) + "=" + a.Value.Emit()
+			text += " " + string(a.Key) + "=" + a.Value.String()
 		}
 		if strings.Contains(strings.ToLower(text), secret) {
 			t.Errorf("a span: %s", text)
@@ -298,6 +298,30 @@ func TestTraced(t *testing.T) {
 	want(t, "length of a trace of its own", len(x.TraceID), 32)
 	if h := <-seen; !strings.Contains(h.Get("Traceparent"), x.TraceID) {
 		t.Errorf("the upstream was told %q; the trace is %s", h.Get("Traceparent"), x.TraceID)
+	}
+}
+
+// TestOthersSpan: without a TracerProvider the span that another instrumentation
+// has in the context is told what was decided, and stays that one's to end.
+func TestOthersSpan(t *testing.T) {
+	recorder := tracetest.NewSpanRecorder()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)).Tracer("others")
+	var noted semelotel.Exchange
+	telemetry, err := semelotel.New(semelotel.Config{Completed: func(_ context.Context, x semelotel.Exchange) { noted = x }})
+	noError(t, err)
+	observer := telemetry.Guard(nil)
+	h := telemetry.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		observer.Answered(r.Context(), semel.Answered{Answer: semel.Replayed, RecordID: "r"})
+	}))
+	ctx, span := tracer.Start(t.Context(), "theirs")
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "POST", "/", nil))
+	want(t, "spans that have ended", len(recorder.Ended()), 0)
+	span.End()
+	ended := recorder.Ended()[0]
+	want(t, "its name", ended.Name(), "theirs")
+	want(t, "noted trace", noted.TraceID, ended.SpanContext().TraceID().String())
+	if !slices.Contains(ended.Attributes(), attribute.String("semel.outcome", "replayed")) {
+		t.Errorf("it has the attributes %v", ended.Attributes())
 	}
 }
 
@@ -464,4 +488,46 @@ func BenchmarkHandler(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkGateway is a protected request over connections, through a gateway by
+// itself and through one that is measured, each with an upstream and a store of
+// its own. Requests of the two take turns, so that what else the machine does
+// strikes both alike.
+func BenchmarkGateway(b *testing.B) {
+	store, err := memory.New(memory.Config{})
+	noError(b, err)
+	guard, err := semel.New(semel.Config{Store: store})
+	noError(b, err)
+	upstream := httptest.NewServer(http.HandlerFunc(created))
+	b.Cleanup(upstream.Close)
+	u, err := url.Parse(upstream.URL)
+	noError(b, err)
+	gw, err := gateway.New(gateway.Config{Upstream: u, Guard: guard})
+	noError(b, err)
+	plain := httptest.NewServer(gw)
+	b.Cleanup(plain.Close)
+	measured := start(b, setup{upstream: created, config: func(c *semelotel.Config) { c.TracerProvider, c.Completed = nil, nil }})
+	urls := [2]string{plain.URL, measured.server.URL}
+	var took [2][]time.Duration
+	for n := 0; b.Loop(); n++ {
+		for i, at := range urls {
+			req, err := http.NewRequest("POST", at+"/orders", strings.NewReader(`{"item":"book"}`))
+			noError(b, err)
+			req.Header.Set("Idempotency-Key", fmt.Sprint("k", n))
+			begin := time.Now()
+			res, err := http.DefaultTransport.RoundTrip(req)
+			noError(b, err)
+			_, _ = io.Copy(io.Discard, res.Body)
+			_ = res.Body.Close()
+			took[i] = append(took[i], time.Since(begin))
+		}
+	}
+	median := func(all []time.Duration) float64 {
+		slices.Sort(all)
+		return float64(all[len(all)/2])
+	}
+	b.ReportMetric(median(took[0]), "plain-ns")
+	b.ReportMetric(median(took[1]), "measured-ns")
+	b.ReportMetric(100*(median(took[1])/median(took[0])-1), "%overhead")
 }

@@ -265,7 +265,7 @@ func (o *operations) handler(next http.Handler) http.Handler {
 // countEvery is how often unknown records are counted.
 const countEvery = 15 * time.Second
 
-// start has the parts of the gateway watched, and serves the admin listener.
+// start has the guard and the spools watched, and serves the admin listener.
 func (o *operations) start(guard *semel.Guard, spools *semelhttp.Spools) error {
 	if o.Telemetry == nil {
 		return nil
