@@ -101,7 +101,7 @@ type verified struct {
 	keys      uint64 // the version of the keys it was verified with
 }
 
-// maxVerified is how many of those are remembered, and then up to twice.
+// maxVerified is how many of those are remembered, or up to twice as many.
 const maxVerified = 4096
 
 // asymmetric lists the algorithms there are. Those with shared secrets are not
@@ -122,7 +122,7 @@ func NewJWT(c JWTConfig) (*JWT, error) {
 	if len(c.Audiences) == 0 || slices.Contains(c.Audiences, "") {
 		wrong("field Audiences is empty or holds an empty string; name what tokens for this service have in aud")
 	}
-	s := &JWT{}
+	s := &JWT{verified: generations[[sha256.Size]byte, verified]{most: maxVerified}}
 	if len(c.Algorithms) == 0 {
 		wrong("field Algorithms is empty; name those that the issuer signs by, as in RS256")
 	}
@@ -141,7 +141,7 @@ func NewJWT(c JWTConfig) (*JWT, error) {
 	c.KeysMaxAge = within(&errs, "KeysMaxAge", c.KeysMaxAge, DefaultKeysMaxAge, minAsk, 24*time.Hour, false)
 	c.KeysKeep = within(&errs, "KeysKeep", c.KeysKeep, DefaultKeysKeep, 0, 24*time.Hour, true)
 	c.KeysTimeout = within(&errs, "KeysTimeout", c.KeysTimeout, DefaultKeysTimeout, 100*time.Millisecond, 30*time.Second, false)
-	s.keys = &keyring{keep: c.KeysKeep, timeout: c.KeysTimeout, failed: c.Failed, waiting: make(room, maxWaiting)}
+	s.keys = &keyring{keep: c.KeysKeep, timeout: c.KeysTimeout, failed: c.Failed, waiting: make(room, maxWaiting), absent: generations[string, time.Time]{most: maxAbsent}}
 	switch {
 	case (c.KeysURL == "") == (c.KeysFile == ""):
 		wrong("exactly one of the fields KeysURL and KeysFile is needed")
@@ -231,7 +231,7 @@ func (s *JWT) Identify(r *http.Request) (Principal, error) {
 	p, err := s.principal(&c, all)
 	if err == nil {
 		s.mu.Lock()
-		s.verified.put(digest, verified{p, c.Expiry.Time().Add(s.config.Leeway), version}, maxVerified)
+		s.verified.put(digest, verified{p, c.Expiry.Time().Add(s.config.Leeway), version})
 		s.mu.Unlock()
 	}
 	return p, err

@@ -127,7 +127,8 @@ func TestTokens(t *testing.T) {
 		{"as JSON", `{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`, 401},
 		{"nothing", "", 401},
 		{"not base64", "!.!.!", 401},
-		{"too long", good + strings.Repeat("A", maxToken), 401},
+		{"critical extension, and a key that is not known", (&signer{"two", s.alg, s.key}).sign(t, goodClaims(nil), map[jose.HeaderKey]any{"crit": []string{"exp"}, "exp": 1}), 401},
+		{"too long", s.token(t, map[string]any{"padding": strings.Repeat("A", maxToken)}), 401},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, err := identify(source, bearer(tt.token))
@@ -231,8 +232,19 @@ func TestTokenWithoutKeyID(t *testing.T) {
 	_, err := identify(s, token)
 	want(t, "one key", status(t, err), 0)
 	i.publish(one, two)
+	s = newJWT(t, i, nil)
+	for range 20 { // whichever comes first
+		_, err = identify(s, token)
+		want(t, "two keys", status(t, err), 401)
+	}
+	other := two.public()
+	other.Algorithm = "ES384"
+	i.set(func() { i.keys[1] = other })
 	_, err = identify(newJWT(t, i, nil), token)
-	want(t, "two keys", status(t, err), 401)
+	want(t, "two keys, one for another algorithm", status(t, err), 0)
+	i.set(func() { i.raw = []byte(`{"keys":[]}`) })
+	_, err = identify(newJWT(t, i, nil), token)
+	want(t, "no key", status(t, err), 401)
 }
 
 func TestTokenPlaces(t *testing.T) {
@@ -355,23 +367,42 @@ func TestVerifiedIsBounded(t *testing.T) {
 	i := &issuer{}
 	i.publish(one)
 	s := newJWT(t, i, nil)
-	for n := range 3 * maxVerified {
-		s.verified.put([32]byte{byte(n), byte(n >> 8)}, verified{}, maxVerified)
+	want(t, "bound for tokens", s.verified.most, maxVerified)
+	want(t, "bound for key ids", s.keys.absent.most, maxAbsent)
+	s.verified.most = 10
+	for range 100 {
+		token := bearer(one.token(t, nil))
+		for range 2 {
+			_, err := identify(s, token)
+			noError(t, err)
+		}
+		if n := len(s.verified.young) + len(s.verified.old); n > 20 {
+			t.Fatalf("%d tokens are remembered", n)
+		}
 	}
-	if n := len(s.verified.young) + len(s.verified.old); n > 2*maxVerified {
-		t.Errorf("%d tokens are remembered", n)
-	}
-	for n := range 3 * maxAbsent {
-		s.keys.absent.put(fmt.Sprint(n), time.Now(), maxAbsent)
-	}
-	if n := len(s.keys.absent.young) + len(s.keys.absent.old); n > 2*maxAbsent {
-		t.Errorf("%d key ids are remembered", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newJWT(t, i, func(c *JWTConfig) { c.Tenant = "" })
+		s.keys.absent.most = 3
+		for n := range 30 {
+			_, err := identify(s, bearer((&signer{fmt.Sprint("forged ", n), one.alg, one.key}).token(t, nil)))
+			want(t, "forged", status(t, err), 401)
+			if n := len(s.keys.absent.young) + len(s.keys.absent.old); n > 6 {
+				t.Fatalf("%d key ids are remembered", n)
+			}
+			time.Sleep(minAsk)
+		}
+	})
 }
 
 // TestWithdrawnWhileIdle: where nobody asks for long, the first that does is not
 // taken at the word of old keys.
 func TestWithdrawnWhileIdle(t *testing.T) {
+	for _, idle := range []time.Duration{DefaultKeysMaxAge, 30 * time.Minute, 24 * time.Hour} {
+		withdrawnWhileIdle(t, idle)
+	}
+}
+
+func withdrawnWhileIdle(t *testing.T, idle time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := newSigner(t, "one"), newSigner(t, "two")
 		i := &issuer{}
@@ -381,7 +412,7 @@ func TestWithdrawnWhileIdle(t *testing.T) {
 		_, err := identify(s, token)
 		noError(t, err)
 		i.publish(two)
-		time.Sleep(24 * time.Hour)
+		time.Sleep(idle)
 		i.set(func() { i.delay = time.Second })
 		var done sync.WaitGroup
 		for range 50 {
@@ -409,7 +440,7 @@ func TestIssuerDown(t *testing.T) {
 			i.status, i.header = 302, http.Header{"Location": {"https://evil.example/keys"}}
 		}},
 		{"says something else", func(i *issuer) { i.raw = []byte(`{"error":"maintenance"}`) }},
-		{"says a great deal", func(i *issuer) { i.raw = []byte(`{"keys":[` + strings.Repeat(" ", maxKeySetBytes) + `]}`) }},
+		{"says a great deal", func(i *issuer) { i.raw = []byte(`{"keys":[]}` + strings.Repeat(" ", maxKeySetBytes)) }},
 		{"has too many keys", func(i *issuer) { i.raw = []byte(`{"keys":[` + strings.Repeat("{},", maxKeys) + `{}]}`) }},
 	} {
 		t.Run(down.name, func(t *testing.T) {
@@ -897,7 +928,7 @@ func benchmark(b *testing.B, s *JWT, token string, forget bool) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if forget {
-			s.verified = generations[[32]byte, verified]{}
+			s.verified = generations[[32]byte, verified]{most: maxVerified}
 		}
 		if _, err := s.Identify(r); err != nil {
 			b.Fatal(err)

@@ -36,7 +36,7 @@ const (
 	// absentFor is how long nothing is loaded for a key that a load did not
 	// bring.
 	absentFor = 5 * time.Minute
-	// maxAbsent is how many such keys are remembered, and then up to twice.
+	// maxAbsent is how many such keys are remembered, or up to twice as many.
 	maxAbsent = 1024
 	// fileAge is how old what was read of a file may be.
 	fileAge = 10 * time.Second
@@ -128,7 +128,7 @@ func (k *keyring) find(ctx context.Context, id string, alg jose.SignatureAlgorit
 		}
 		switch {
 		case looked && k.broken == nil:
-			k.absent.put(id, now.Add(absentFor), maxAbsent)
+			k.absent.put(id, now.Add(absentFor))
 			return nil, 0, errNoKey
 		case looked:
 			return nil, 0, &unknownYet{max(k.asked.Add(minAsk).Sub(now), time.Second), k.why()}
@@ -414,9 +414,12 @@ func newTransport(maxIdle int) *http.Transport {
 	}
 }
 
-// generations is a bounded map: when as many have been put in as it takes, those
-// before them are forgotten. So there is room for twice as many.
-type generations[K comparable, V any] struct{ young, old map[K]V }
+// generations is a bounded map: when most have been put in, those before them
+// are forgotten. So it holds twice as many at the most.
+type generations[K comparable, V any] struct {
+	most       int
+	young, old map[K]V
+}
 
 func (g *generations[K, V]) get(key K) (V, bool) {
 	v, ok := g.young[key]
@@ -426,8 +429,8 @@ func (g *generations[K, V]) get(key K) (V, bool) {
 	return v, ok
 }
 
-func (g *generations[K, V]) put(key K, v V, most int) {
-	if g.young == nil || len(g.young) >= most {
+func (g *generations[K, V]) put(key K, v V) {
+	if g.young == nil || len(g.young) >= g.most {
 		g.old, g.young = g.young, make(map[K]V)
 	}
 	g.young[key] = v

@@ -19,11 +19,14 @@ import (
 	"net/url"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/gateway/internal/credential"
 )
 
@@ -231,12 +234,42 @@ func TestClean(t *testing.T) {
 	}
 }
 
-func sorted(names []string) []string {
-	for i := range names {
-		for j := i; j > 0 && names[j] < names[j-1]; j-- {
-			names[j], names[j-1] = names[j-1], names[j]
+// TestForwardedOnTheWire: behind a gateway that keeps what proxies say of
+// forwarding, the upstream gets it of the trusted ones alone.
+func TestForwardedOnTheWire(t *testing.T) {
+	for proxy, expected := range map[string]string{
+		"127.0.0.1/32": "Forwarded: for=192.0.2.7; X-Forwarded-For: 192.0.2.7, 127.0.0.1; X-Forwarded-Host: shop.example; X-Forwarded-Proto: https",
+		"192.0.2.0/24": "X-Forwarded-For: 127.0.0.1; X-Forwarded-Host: a; X-Forwarded-Proto: http",
+	} {
+		up := newUpstream(t)
+		guard, err := semel.New(semel.Config{Store: newFront(t, up, Shared{}).store})
+		noError(t, err)
+		gw, err := gateway.New(gateway.Config{Upstream: up.url, Guard: guard, TrustForwarded: true})
+		noError(t, err)
+		proxies := Proxies{From: []netip.Prefix{netip.MustParsePrefix(proxy)}}
+		server := httptest.NewServer(proxies.Clean(gw))
+		conn, err := net.Dial("tcp4", server.Listener.Addr().String())
+		noError(t, err)
+		_, err = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: a\r\nConnection: close, Forwarded, X-Forwarded-For\r\nForwarded: for=192.0.2.7\r\nX-Forwarded-For: 192.0.2.7\r\n"+
+			"X_Forwarded_For: 9.9.9.9\r\nX-Forwarded-Host: shop.example\r\nX-Forwarded-Proto: https\r\nX.Forwarded.Proto: https\r\nContent-Length: 0\r\n\r\n")
+		noError(t, err)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		noError(t, err)
+		want(t, "status", res.StatusCode, 200)
+		var got []string
+		for name, values := range <-up.headers {
+			if strings.Contains(strings.ToLower(name), "forwarded") {
+				got = append(got, name+": "+strings.Join(values, ", "))
+			}
 		}
+		want(t, "from "+proxy, strings.Join(sorted(got), "; "), expected)
+		_ = conn.Close()
+		server.Close()
 	}
+}
+
+func sorted(names []string) []string {
+	slices.Sort(names)
 	return names
 }
 
@@ -251,7 +284,7 @@ func TestIdentityHeadersOnTheWire(t *testing.T) {
 			server := httptest.NewServer(newFront(t, up, header).handler)
 			conn, err := net.Dial("tcp4", server.Listener.Addr().String())
 			noError(t, err)
-			_, err = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-User: alice\r\nX_User: root\r\nx_user: root\r\nX.User: root\r\n"+key+"Content-Length: 2\r\n\r\n{}")
+			_, err = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: a\r\nConnection: close, x-user\r\nX-User: alice\r\nX_User: root\r\nx_user: root\r\nX.User: root\r\n"+key+"Content-Length: 2\r\n\r\n{}")
 			noError(t, err)
 			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			noError(t, err)
