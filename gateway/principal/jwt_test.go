@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -316,8 +317,13 @@ func TestRotatedKeys(t *testing.T) {
 		want(t, "when to come again", early.Header().Get("Retry-After"), "30")
 		want(t, "loads", i.count(), 1)
 		time.Sleep(30 * time.Second)
-		again := f.post("k", after)
-		want(t, "the new key", again.replayed(), true)
+		i.set(func() { i.delay = time.Second })
+		var done sync.WaitGroup
+		for range 10 { // one of them asks
+			done.Go(func() { want(t, "the new key", f.post("k", after).replayed(), true) })
+		}
+		done.Wait()
+		i.set(func() { i.delay = 0 })
 		want(t, "loads", i.count(), 2)
 
 		// And then withdraws the old one.
@@ -579,6 +585,20 @@ func TestCacheControl(t *testing.T) {
 	})
 }
 
+// TestSlowIssuer: keys that are due again when they come are not asked for again
+// before they were used.
+func TestSlowIssuer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newSigner(t, "one")
+		i := &issuer{header: http.Header{"Cache-Control": {"no-store"}}, delay: 28 * time.Second}
+		i.publish(one)
+		s := newJWT(t, i, func(c *JWTConfig) { c.KeysTimeout = 30 * time.Second })
+		_, err := identify(s, bearer(one.token(t, nil)))
+		want(t, "status", status(t, err), 0)
+		want(t, "loads", i.count(), 1)
+	})
+}
+
 // TestEmptyKeys: an issuer that withdraws all keys means it.
 func TestEmptyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -604,10 +624,12 @@ func TestKeySets(t *testing.T) {
 	noError(t, err)
 	privateText, err := json.Marshal(jose.JSONWebKey{Key: private.key, KeyID: "private"})
 	noError(t, err)
+	large, err := json.Marshal(jose.JSONWebKey{Key: &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), 8192, 1), E: 65537}, KeyID: "large"})
+	noError(t, err)
 	keys, err := parseKeys([]byte(`{"keys":[
 		7, null, {}, {"kty":"??"}, {"kty":"oct","k":"a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s","kid":"secret"},
 		{"kty":"EC","crv":"P-256","x":"AA","y":"AA","kid":"off the curve"},
-		` + string(privateText) + `, ` + strings.Replace(string(goodText), `"use":"sig"`, `"use":"enc"`, 1) + `,
+		` + string(large) + `, ` + string(privateText) + `, ` + strings.Replace(string(goodText), `"use":"sig"`, `"use":"enc"`, 1) + `,
 		` + strings.Replace(string(goodText), `"use":"sig"`, `"key_ops":["sign"]`, 1) + `,
 		` + strings.Replace(string(goodText), `"use":"sig"`, `"key_ops":"verify"`, 1) + `,
 		` + string(goodText) + `], "more": true}`))

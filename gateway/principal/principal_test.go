@@ -6,10 +6,12 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
@@ -232,6 +234,11 @@ func TestClean(t *testing.T) {
 		want(t, tt.name, strings.Join(sorted(names), " "), tt.want)
 		want(t, tt.name+": the server's own header", len(r.Header), len(spellings))
 	}
+	r := httptest.NewRequest("GET", "/", nil)
+	all(from("10.1.0.1:1"), with("X-User", "alice"), with("Connection", "keep-alive, x-USER", "X_Org,close"))(r)
+	Clean(header, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		want(t, "what Connection names", fmt.Sprint(r.Header["Connection"]), "[keep-alive close]")
+	})).ServeHTTP(httptest.NewRecorder(), r)
 }
 
 // TestForwardedOnTheWire: behind a gateway that keeps what proxies say of
@@ -376,6 +383,26 @@ func TestMTLSByTLS(t *testing.T) {
 		_, err = identify(source, as)
 		want(t, "expired meanwhile", status(t, err), 401)
 	})
+}
+
+// TestActorNames pins names: a change would free every key in use. Those of
+// tokens and of most certificates are pinned where these are tested.
+func TestActorNames(t *testing.T) {
+	header, err := NewHeader(HeaderConfig{Subject: "X-User", Tenant: "X-Org", Proxies: trusted})
+	noError(t, err)
+	p, err := identify(header, all(from("10.1.0.1:1"), with("X-User", " alice "), with("X-Org", "acme")))
+	noError(t, err)
+	want(t, "header", p, Principal{Actor: "user:alice", Tenant: "acme"})
+	p, err = identify(header, all(from("10.1.0.1:1"), with("X-User", strings.Repeat("a", 251)), with("X-Org", "acme")))
+	noError(t, err)
+	want(t, "header that is too long", p, Principal{Actor: "user-digest:02e3e64caa334fd13999de419d94878a", Tenant: "acme"})
+	key, err := NewMTLS(MTLSConfig{Name: CertificateKey})
+	noError(t, err)
+	cert := certificate(t, nil, nil)
+	p, err = identify(key, func(r *http.Request) { r.TLS = &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{cert}}} })
+	noError(t, err)
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	want(t, "key", p.Actor, "spki:"+hex.EncodeToString(sum[:]))
 }
 
 // TestCertificateNames: no two subjects have one name, and what is no name is
