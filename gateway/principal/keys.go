@@ -286,8 +286,8 @@ func usableKey(key *jose.JSONWebKey, operations []string) bool {
 		return false
 	}
 	switch k := key.Key.(type) {
-	case *rsa.PublicKey: // smaller ones are weak, larger ones slow
-		return k.N.BitLen() >= 2048 && k.N.BitLen() <= 8192
+	case *rsa.PublicKey: // more than 4,096 bits are not read
+		return k.N.BitLen() >= 2048
 	case *ecdsa.PublicKey, ed25519.PublicKey:
 		return true
 	}
