@@ -25,7 +25,8 @@ const (
 	DefaultMaxCalls        = 64
 )
 
-// maxVerdicts is how many answers of a kind are remembered, and then up to twice.
+// maxVerdicts is how many answers of a kind are remembered, or up to twice as
+// many.
 const maxVerdicts = 8192
 
 // EndpointConfig makes an Endpoint.
@@ -114,7 +115,8 @@ type flight struct {
 func NewEndpoint(c EndpointConfig) (*Endpoint, error) {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	e := &Endpoint{flights: make(map[told]*flight), waiting: make(room, maxWaiting)}
+	bounded := generations[told, verdict]{most: maxVerdicts}
+	e := &Endpoint{flights: make(map[told]*flight), waiting: make(room, maxWaiting), allowed: bounded, refused: bounded}
 	e.url = endpointURL(&errs, "URL", c.URL, c.AllowHTTP)
 	c.Subject = headerName(&errs, "Subject", c.Subject, true)
 	c.Tenant = headerName(&errs, "Tenant", c.Tenant, false)
@@ -213,9 +215,9 @@ func (e *Endpoint) fly(ctx context.Context, of told, f *flight, header http.Head
 		f.verdict.expires = f.expires
 		switch refusal, ok := errors.AsType[*semelhttp.ScopeError](f.verdict.err); {
 		case f.verdict.err == nil:
-			e.allowed.put(of, f.verdict, maxVerdicts)
+			e.allowed.put(of, f.verdict)
 		case ok && refusal.Status < 500:
-			e.refused.put(of, f.verdict, maxVerdicts)
+			e.refused.put(of, f.verdict)
 		}
 		if e.flights[of] == f {
 			delete(e.flights, of)

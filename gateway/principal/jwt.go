@@ -2,11 +2,13 @@ package principal
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	jose "github.com/go-jose/go-jose/v4"
@@ -87,7 +89,20 @@ type JWT struct {
 	config     JWTConfig
 	algorithms []jose.SignatureAlgorithm
 	keys       *keyring
+
+	mu       sync.Mutex
+	verified generations[[sha256.Size]byte, verified]
 }
+
+// verified is what came of a token that was good.
+type verified struct {
+	principal Principal
+	until     time.Time
+	keys      uint64 // the version of the keys it was verified with
+}
+
+// maxVerified is how many of those are remembered, or up to twice as many.
+const maxVerified = 4096
 
 // asymmetric lists the algorithms there are. Those with shared secrets are not
 // among them: a public key must never be taken for one.
@@ -107,7 +122,7 @@ func NewJWT(c JWTConfig) (*JWT, error) {
 	if len(c.Audiences) == 0 || slices.Contains(c.Audiences, "") {
 		wrong("field Audiences is empty or holds an empty string; name what tokens for this service have in aud")
 	}
-	s := &JWT{}
+	s := &JWT{verified: generations[[sha256.Size]byte, verified]{most: maxVerified}}
 	if len(c.Algorithms) == 0 {
 		wrong("field Algorithms is empty; name those that the issuer signs by, as in RS256")
 	}
@@ -126,7 +141,7 @@ func NewJWT(c JWTConfig) (*JWT, error) {
 	c.KeysMaxAge = within(&errs, "KeysMaxAge", c.KeysMaxAge, DefaultKeysMaxAge, minAsk, 24*time.Hour, false)
 	c.KeysKeep = within(&errs, "KeysKeep", c.KeysKeep, DefaultKeysKeep, 0, 24*time.Hour, true)
 	c.KeysTimeout = within(&errs, "KeysTimeout", c.KeysTimeout, DefaultKeysTimeout, 100*time.Millisecond, 30*time.Second, false)
-	s.keys = &keyring{keep: c.KeysKeep, timeout: c.KeysTimeout, failed: c.Failed, waiting: make(room, maxWaiting)}
+	s.keys = &keyring{keep: c.KeysKeep, timeout: c.KeysTimeout, failed: c.Failed, waiting: make(room, maxWaiting), absent: generations[string, time.Time]{most: maxAbsent}}
 	switch {
 	case (c.KeysURL == "") == (c.KeysFile == ""):
 		wrong("exactly one of the fields KeysURL and KeysFile is needed")
@@ -164,6 +179,17 @@ func (s *JWT) Identify(r *http.Request) (Principal, error) {
 	if err != nil {
 		return Principal{}, err
 	}
+	// A client sends a token again and again, and to verify it takes longer than
+	// all else that is done for a replay.
+	now, digest := time.Now(), sha256.Sum256([]byte(text))
+	if version, ok := s.keys.current(now); ok {
+		s.mu.Lock()
+		v, ok := s.verified.get(digest)
+		s.mu.Unlock()
+		if ok && v.keys == version && !now.After(v.until) {
+			return v.principal, nil
+		}
+	}
 	token, err := jwt.ParseSigned(text, s.algorithms)
 	if err != nil {
 		return Principal{}, s.invalid("The token is malformed or signed by an algorithm that is not accepted.", nil)
@@ -189,10 +215,10 @@ func (s *JWT) Identify(r *http.Request) (Principal, error) {
 			return Principal{}, s.invalid("The token's claims cannot be read.", nil)
 		}
 	}
-	if err := s.check(&c); err != nil {
+	if err := s.check(&c, now); err != nil {
 		return Principal{}, err
 	}
-	key, err := s.keys.find(r.Context(), header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
+	key, version, err := s.keys.find(r.Context(), header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
 	if later, ok := errors.AsType[*unknownYet](err); ok {
 		return Principal{}, unavailable("The key that the token is signed with is not known, and the issuer cannot be asked now.", later.retryAfter, later.err)
 	}
@@ -202,7 +228,13 @@ func (s *JWT) Identify(r *http.Request) (Principal, error) {
 	if err := token.Claims(key); err != nil {
 		return Principal{}, s.invalid("The token's signature is wrong.", nil)
 	}
-	return s.principal(&c, all)
+	p, err := s.principal(&c, all)
+	if err == nil {
+		s.mu.Lock()
+		s.verified.put(digest, verified{p, c.Expiry.Time().Add(s.config.Leeway), version})
+		s.mu.Unlock()
+	}
+	return p, err
 }
 
 // token returns the token that the request has.
@@ -227,8 +259,8 @@ func (s *JWT) token(r *http.Request) (string, error) {
 	return v, nil
 }
 
-func (s *JWT) check(c *claims) error {
-	err := c.ValidateWithLeeway(jwt.Expected{Issuer: s.config.Issuer, AnyAudience: s.config.Audiences, Time: time.Now()}, s.config.Leeway)
+func (s *JWT) check(c *claims, now time.Time) error {
+	err := c.ValidateWithLeeway(jwt.Expected{Issuer: s.config.Issuer, AnyAudience: s.config.Audiences, Time: now}, s.config.Leeway)
 	switch {
 	case c.Expiry == nil:
 		return s.invalid("The token does not say when it expires.", nil)

@@ -36,7 +36,7 @@ const (
 	// absentFor is how long nothing is loaded for a key that a load did not
 	// bring.
 	absentFor = 5 * time.Minute
-	// maxAbsent is how many such keys are remembered, and then up to twice.
+	// maxAbsent is how many such keys are remembered, or up to twice as many.
 	maxAbsent = 1024
 	// fileAge is how old what was read of a file may be.
 	fileAge = 10 * time.Second
@@ -73,6 +73,7 @@ type keyring struct {
 
 	mu      sync.Mutex
 	keys    keySet // nil before the first
+	version uint64 // of keys
 	asked   time.Time
 	refresh time.Time     // from then on there is to be a load
 	expires time.Time     // from then on the keys need one
@@ -85,9 +86,16 @@ type keyring struct {
 // keySet holds keys by their ids.
 type keySet map[string][]jose.JSONWebKey
 
-// find returns the key of the id for the algorithm. An empty id means the only
-// key there is for it.
-func (k *keyring) find(ctx context.Context, id string, alg jose.SignatureAlgorithm) (any, error) {
+// current returns the version of the keys, if nothing needs to be done about them.
+func (k *keyring) current(now time.Time) (version uint64, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.version, k.keys != nil && now.Before(k.refresh)
+}
+
+// find returns the key of the id for the algorithm, and of which version of the
+// keys it is. An empty id means the only key there is for the algorithm.
+func (k *keyring) find(ctx context.Context, id string, alg jose.SignatureAlgorithm) (found any, version uint64, _ error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	looked := false // loaded for this id
@@ -97,7 +105,7 @@ func (k *keyring) find(ctx context.Context, id string, alg jose.SignatureAlgorit
 		usable := good || k.keys != nil && k.broken != nil && now.Before(k.expires.Add(k.keep))
 		if k.flight != nil && !usable {
 			if err := k.await(ctx); err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 			continue
 		}
@@ -108,28 +116,28 @@ func (k *keyring) find(ctx context.Context, id string, alg jose.SignatureAlgorit
 			continue
 		}
 		if !usable {
-			return nil, &unknownYet{max(k.retry.Sub(now), time.Second), k.why()}
+			return nil, 0, &unknownYet{max(k.retry.Sub(now), time.Second), k.why()}
 		}
 		key, err := k.keys.find(id, alg)
 		if err != errNoKey || id == "" {
-			return key, err
+			return key, k.version, err
 		}
 		// Nobody has this key, or it is newer than what was loaded.
 		if at, ok := k.absent.get(id); ok && now.Before(at) {
-			return nil, errNoKey
+			return nil, 0, errNoKey
 		}
 		switch {
 		case looked && k.broken == nil:
-			k.absent.put(id, now.Add(absentFor), maxAbsent)
-			return nil, errNoKey
+			k.absent.put(id, now.Add(absentFor))
+			return nil, 0, errNoKey
 		case looked:
-			return nil, &unknownYet{max(k.asked.Add(minAsk).Sub(now), time.Second), k.why()}
+			return nil, 0, &unknownYet{max(k.asked.Add(minAsk).Sub(now), time.Second), k.why()}
 		case k.flight != nil:
 			if err := k.await(ctx); err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 		case now.Before(k.asked.Add(minAsk)):
-			return nil, &unknownYet{k.asked.Add(minAsk).Sub(now), errors.New("principal: the issuer was asked for its keys moments ago")}
+			return nil, 0, &unknownYet{k.asked.Add(minAsk).Sub(now), errors.New("principal: the issuer was asked for its keys moments ago")}
 		default:
 			looked = true
 			k.renew(ctx)
@@ -177,6 +185,7 @@ func (k *keyring) renew(ctx context.Context) {
 		if err != nil {
 			k.retry = time.Now().Add(minRetry)
 		} else {
+			k.version++
 			// Counted from when they were asked for.
 			k.keys, k.refresh, k.expires, k.retry = keys, k.asked.Add(life*3/4), k.asked.Add(life), time.Time{}
 		}
@@ -277,8 +286,8 @@ func usableKey(key *jose.JSONWebKey, operations []string) bool {
 		return false
 	}
 	switch k := key.Key.(type) {
-	case *rsa.PublicKey: // smaller ones are weak, larger ones slow
-		return k.N.BitLen() >= 2048 && k.N.BitLen() <= 8192
+	case *rsa.PublicKey: // more than 4,096 bits are not read
+		return k.N.BitLen() >= 2048
 	case *ecdsa.PublicKey, ed25519.PublicKey:
 		return true
 	}
@@ -405,9 +414,12 @@ func newTransport(maxIdle int) *http.Transport {
 	}
 }
 
-// generations is a bounded map: when as many have been put in as it takes, those
-// before them are forgotten. So there is room for twice as many.
-type generations[K comparable, V any] struct{ young, old map[K]V }
+// generations is a bounded map: when most have been put in, those before them
+// are forgotten. So it holds twice as many at the most.
+type generations[K comparable, V any] struct {
+	most       int
+	young, old map[K]V
+}
 
 func (g *generations[K, V]) get(key K) (V, bool) {
 	v, ok := g.young[key]
@@ -417,8 +429,8 @@ func (g *generations[K, V]) get(key K) (V, bool) {
 	return v, ok
 }
 
-func (g *generations[K, V]) put(key K, v V, most int) {
-	if g.young == nil || len(g.young) >= most {
+func (g *generations[K, V]) put(key K, v V) {
+	if g.young == nil || len(g.young) >= g.most {
 		g.old, g.young = g.young, make(map[K]V)
 	}
 	g.young[key] = v

@@ -60,9 +60,6 @@ func NewMTLS(c MTLSConfig) (*MTLS, error) {
 
 const headerClientCert = "Client-Cert"
 
-// maxCertificate is how large a certificate may be in a header, in bytes.
-const maxCertificate = 16 << 10
-
 // Identify implements Source.
 func (m *MTLS) Identify(r *http.Request) (Principal, error) {
 	cert, err := m.certificate(r)
@@ -103,9 +100,6 @@ func (m *MTLS) certificate(r *http.Request) (*x509.Certificate, error) {
 func parseClientCert(v string) (*x509.Certificate, error) {
 	if len(v) < 2 || v[0] != ':' || v[len(v)-1] != ':' {
 		return nil, errors.New("the Client-Cert header is not one line of base64 between colons")
-	}
-	if base64.StdEncoding.DecodedLen(len(v)-2) > maxCertificate {
-		return nil, fmt.Errorf("the certificate in the Client-Cert header is larger than %d bytes", maxCertificate)
 	}
 	der, err := base64.StdEncoding.DecodeString(v[1 : len(v)-1])
 	if err != nil {

@@ -135,8 +135,21 @@ func Clean(s Source, next http.Handler) http.Handler {
 	if len(names) == 0 {
 		return next
 	}
+	return from.clean(names, next)
+}
+
+// Clean returns a handler that takes away, in any spelling, what requests say in
+// Forwarded and X-Forwarded-For, -Host and -Proto, unless they come from the
+// proxies, and goes on with next. Around a gateway with TrustForwarded it has
+// the upstream see what trusted proxies say, and of others what the gateway does.
+func (p Proxies) Clean(next http.Handler) http.Handler {
+	return p.clean([]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}, next)
+}
+
+// clean takes the named headers away from requests that do not come from p.
+func (p Proxies) clean(names []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		trusted := from.Trusts(r)
+		trusted := p.Trusts(r)
 		for name := range r.Trailer { // in which no proxy says such a thing
 			if spells(name, names) {
 				delete(r.Trailer, name)
@@ -148,16 +161,37 @@ func Clean(s Source, next http.Handler) http.Handler {
 				dirty = append(dirty, name)
 			}
 		}
-		if len(dirty) > 0 {
+		// What Connection names is taken away on the way to the upstream, and
+		// what a proxy says is not its client's to have taken away.
+		kept, listed := unlisted(r.Header["Connection"], names)
+		if len(dirty) > 0 || listed {
 			cleaned := *r
 			cleaned.Header = r.Header.Clone()
 			for _, name := range dirty {
 				delete(cleaned.Header, name)
 			}
+			if listed {
+				cleaned.Header["Connection"] = kept
+			}
 			r = &cleaned
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// unlisted returns the options of Connection lines but for the names, and whether
+// those were among them.
+func unlisted(lines, names []string) (kept []string, listed bool) {
+	for _, line := range lines {
+		for option := range strings.SplitSeq(line, ",") {
+			if option = textproto.TrimString(option); spells(option, names) {
+				listed = true
+			} else {
+				kept = append(kept, option)
+			}
+		}
+	}
+	return kept, listed
 }
 
 // spells reports whether name is one of the names in some spelling.
