@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/textproto"
 	"net/url"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -142,10 +139,8 @@ func (c Config) validate() error {
 	if c.Scope != nil && len(c.Credentials) > 0 {
 		errs = append(errs, errors.New("field Credentials is set, but so is Scope"))
 	}
-	for _, name := range c.Credentials {
-		if why := whyNoCredential(name); why != "" {
-			errs = append(errs, fmt.Errorf("field Credentials names %q, which %s", name, why))
-		}
+	if _, err := semelhttp.CredentialActor(c.Credentials...); err != nil {
+		errs = append(errs, fmt.Errorf("field Credentials names %w", err))
 	}
 	if c.DialTimeout < 0 {
 		errs = append(errs, fmt.Errorf("field DialTimeout is %v; it must not be negative", c.DialTimeout))
@@ -173,44 +168,4 @@ func checkUpstream(u *url.URL) error {
 		return errors.New("has a fragment; it can have a path at most")
 	}
 	return nil
-}
-
-// whyNoCredential says why the named header cannot tell actors apart.
-func whyNoCredential(name string) string {
-	if !isToken(name) {
-		return "is not a header name"
-	}
-	switch textproto.CanonicalMIMEHeaderKey(name) {
-	case semelhttp.HeaderKey:
-		return "is the key itself"
-	case "Host":
-		return "is no header to Go programs; use PreserveHost"
-	case "Connection", "Content-Length", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		return "belongs to the connection"
-	}
-	return ""
-}
-
-// isToken reports whether s is a token (RFC 9110 5.6.2).
-func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
-			return false
-		}
-	}
-	return s != ""
-}
-
-// credentialNames returns the canonical names in a fixed order, each once.
-func credentialNames(names []string) []string {
-	if len(names) == 0 {
-		return []string{"Authorization"}
-	}
-	var canonical []string
-	for _, n := range names {
-		canonical = append(canonical, textproto.CanonicalMIMEHeaderKey(n))
-	}
-	slices.Sort(canonical)
-	return slices.Compact(canonical)
 }

@@ -40,7 +40,8 @@ func New(c Config) (*Gateway, error) {
 	g := &Gateway{config: c}
 	scope := c.Scope
 	if scope == nil {
-		scope = (&scopes{credentials: credentialNames(c.Credentials), host: c.PreserveHost}).scope
+		actor, _ := semelhttp.CredentialActor(c.Credentials...) // validate tells what is wrong with them
+		scope = (&scopes{actor: actor, host: c.PreserveHost}).scope
 	}
 	if !c.NoResources && c.Guard != nil {
 		var err error

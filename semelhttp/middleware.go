@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/semelhq/semel"
 )
@@ -31,13 +33,26 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		c.Resources.add(c)
 	}
 	bodies := &uploads{}
-	c.Guard.OnDrain(bodies.drain)
+	drainWith(c.Guard, bodies)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
 		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
 	}, nil
+}
+
+// drainWith has the bodies that are being read cut off when the guard drains. The
+// guard does not hold on to them: it can outlive the middleware, where a server is
+// configured anew while it runs.
+func drainWith(g *semel.Guard, bodies *uploads) {
+	held := weak.Make(bodies)
+	stop := g.OnDrain(func() {
+		if u := held.Value(); u != nil {
+			u.drain()
+		}
+	})
+	runtime.AddCleanup(bodies, func(stop func() bool) { stop() }, stop)
 }
 
 // protector is a protected handler.
