@@ -12,6 +12,7 @@ require (
 require (
 	github.com/dustin/go-humanize v1.1.0
 	github.com/jackc/pgx/v5 v5.12.0
+	github.com/quic-go/quic-go v0.63.0
 	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/probe v0.0.0
@@ -104,7 +105,6 @@ require (
 	github.com/prometheus/otlptranslator v1.0.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/quic-go/qpack v0.6.0 // indirect
-	github.com/quic-go/quic-go v0.63.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	github.com/rs/xid v1.6.0 // indirect
 	github.com/russross/blackfriday/v2 v2.1.0 // indirect
