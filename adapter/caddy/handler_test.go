@@ -71,7 +71,14 @@ func TestReload(t *testing.T) {
 		release()
 		return <-got
 	}
-	for n := range 8 {
+	enough := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(answers) >= 300 || t.Failed()
+	}
+	reloads := 4
+	for n := 0; n < 20 || !enough(); n++ {
+		reloads++
 		key := fmt.Sprintf("slow-%d", n)
 		a := slow(key, func() { caddy.reload(t, site(n+1)) })
 		want(t, key, a.status, http.StatusCreated)
@@ -94,10 +101,7 @@ func TestReload(t *testing.T) {
 		wantReplay(t, key, first, post(t, caddy.url, key, key, "Authorization: a"))
 		want(t, key+": effects", s.effectsOf(key), 1)
 	}
-	if len(answers) < 50 {
-		t.Errorf("only %d requests in all", len(answers))
-	}
-	t.Logf("%d requests over 12 reloads, %d connections reset", len(answers), resets.Load())
+	t.Logf("%d requests over %d reloads, %d connections reset", len(answers), reloads, resets.Load())
 
 	// One that cannot be is refused, and changes nothing.
 	status, said := caddy.tryReload(t, s.protect("store sqlite:/no/such/directory/semel.db", "shared"))

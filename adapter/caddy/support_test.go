@@ -193,7 +193,15 @@ func startTLS(t testing.TB, site string) (*server, *tls.Config) {
 	_, port, _ := strings.Cut(freePort(t), ":")
 	s := startCaddyAt(t, "https://localhost:"+port, "auto_https disable_redirects\nskip_install_trust", "tls internal\n"+site)
 	s.await("certificate obtained successfully")
-	return s, &tls.Config{InsecureSkipVerify: true, ServerName: "localhost"} //nolint:gosec // a certificate of its own
+	return s, clientTLS()
+}
+
+func clientTLS() *tls.Config {
+	return &tls.Config{InsecureSkipVerify: true, ServerName: "localhost"} //nolint:gosec // a certificate of its own
+}
+
+func tlsClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: clientTLS(), ForceAttemptHTTP2: true}}
 }
 
 func startCaddyAt(t testing.TB, url, global, site string) *server {
