@@ -45,12 +45,9 @@ func TestReload(t *testing.T) {
 		load.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				key := fmt.Sprintf("load-%d-%d", worker, i)
-				a := post(t, caddy.url, key, key, "Authorization: a")
+				a := postOnce(t, caddy.url, key, key, "Authorization: a")
 				for ; a.err != nil && t.Context().Err() == nil; resets.Add(1) {
-					// Caddy itself, without any module, resets connections that
-					// it has not taken when it is reloaded. A client that keeps
-					// its key can ask again.
-					a = post(t, caddy.url, key, key, "Authorization: a")
+					a = postOnce(t, caddy.url, key, key, "Authorization: a")
 				}
 				if a.status != http.StatusCreated {
 					t.Errorf("%s: %v", key, a)
@@ -65,7 +62,13 @@ func TestReload(t *testing.T) {
 	slow := func(key string, during func()) answer {
 		release := s.holds(key)
 		got := make(chan answer, 1)
-		go func() { got <- post(t, caddy.url, key, key, "Authorization: a") }()
+		go func() {
+			a := answer{err: io.EOF}
+			for a.err != nil && s.effectsOf(key) == 0 { // it was not taken
+				a = postOnce(t, caddy.url, key, key, "Authorization: a")
+			}
+			got <- a
+		}()
 		<-s.arrived
 		during()
 		release()
@@ -102,6 +105,44 @@ func TestReload(t *testing.T) {
 		want(t, key+": effects", s.effectsOf(key), 1)
 	}
 	t.Logf("%d requests over %d reloads, %d connections reset", len(answers), reloads, resets.Load())
+
+	// A request whose body is still coming when its handler goes, with the store.
+	var conn net.Conn
+	var in *bufio.Reader
+	for line := ""; line != "HTTP/1.1 100 Continue\r\n"; { // which is when the handler reads
+		var err error
+		conn, err = (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(caddy.url, "http://"))
+		noError(t, err)
+		defer func() { _ = conn.Close() }()
+		noError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+		_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\nAuthorization: a\r\nIdempotency-Key: coming\r\n\r\n")
+		in = bufio.NewReader(conn)
+		line, _ = in.ReadString('\n')
+	}
+	caddy.reload(t, "respond no")
+	_, err := io.WriteString(conn, "body")
+	noError(t, err)
+	_, err = in.ReadString('\n')
+	noError(t, err)
+	res, err := http.ReadResponse(in, nil)
+	noError(t, err)
+	_ = res.Body.Close()
+	want(t, "what was coming", res.StatusCode, http.StatusCreated)
+
+	// One that is still being authenticated then, and finds the store closed.
+	auth := newService(t)
+	caddy.reload(t, "forward_auth "+strings.TrimPrefix(auth.URL, "http://")+" {\nuri /auth\n}\n"+site(0))
+	release := auth.holds("")
+	got := make(chan answer, 1)
+	go func() { got <- post(t, caddy.url, "late", "late", "Authorization: a") }()
+	<-auth.arrived
+	caddy.reload(t, "respond no")
+	release()
+	late := <-got
+	want(t, "what was late", late.status, http.StatusCreated)
+	caddy.reload(t, site(0))
+	wantReplay(t, "what was coming", answer{status: http.StatusCreated, body: "effect 1 of body"}, post(t, caddy.url, "coming", "body", "Authorization: a"))
+	wantReplay(t, "what was late", late, post(t, caddy.url, "late", "late", "Authorization: a"))
 
 	// One that cannot be is refused, and changes nothing.
 	status, said := caddy.tryReload(t, s.protect("store sqlite:/no/such/directory/semel.db", "shared"))
@@ -282,6 +323,14 @@ func TestErrors(t *testing.T) {
 	want(t, "requests", taken.Load(), 1)
 	want(t, "requests elsewhere", fallback.effectsOf("x"), 0)
 
+	// That the second upstream was not reached says nothing of the first.
+	first := newService(t)
+	after := startCaddy(t, "semel {\n"+newSQLite(t)+"\nshared\nunreached release\n}\nreverse_proxy "+strings.TrimPrefix(first.URL, "http://")+
+		" {\n@created status 201\nhandle_response @created {\nreverse_proxy "+freePort(t)+"\n}\n}")
+	want(t, "behind an answer", post(t, after.url, "k", "x").problem(), unknown)
+	want(t, "behind an answer, again", post(t, after.url, "k", "x").problem(), unknown)
+	want(t, "effects", first.effectsOf("x"), 1)
+
 	// Without a key it is Caddy's to handle.
 	want(t, "unprotected", send(t.Context(), http.MethodPost, caddy.url, "").status, http.StatusCreated)
 	want(t, "unprotected requests", taken.Load(), 2)
@@ -448,6 +497,21 @@ handle_path /api/* {
 			}
 		})
 	}
+}
+
+// TestEncode: what is recorded is not encoded for the first client.
+func TestEncode(t *testing.T) {
+	s := newService(t)
+	caddy := startCaddy(t, "encode gzip\n"+s.protect(newSQLite(t), "shared"))
+	body := strings.Repeat("x", 4096)
+	first := post(t, caddy.url, "k", body, "Accept-Encoding: gzip")
+	want(t, "the first answer's encoding", first.header.Get("Content-Encoding"), "gzip")
+	again := post(t, caddy.url, "k", body, "Accept-Encoding: identity")
+	want(t, "the second answer's encoding", again.header.Get("Content-Encoding"), "")
+	want(t, "the second answer", again.body, "effect 1 of "+body)
+	third := post(t, caddy.url, "k", body, "Accept-Encoding: gzip")
+	want(t, "the third answer", third.body, first.body)
+	want(t, "is a replay", third.header.Get("Idempotency-Replayed"), "true")
 }
 
 // TestForwarded: a client can neither strip the key nor name the fence.
