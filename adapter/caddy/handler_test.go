@@ -69,7 +69,11 @@ func TestReload(t *testing.T) {
 			}
 			got <- a
 		}()
-		<-s.arrived
+		select {
+		case <-s.arrived:
+		case a := <-got: // it never got there
+			return a
+		}
 		during()
 		release()
 		return <-got
@@ -187,6 +191,7 @@ func TestStopped(t *testing.T) {
 	caddy.await("servers shutting down")
 	releases[0]()
 	want(t, "the one in flight", (<-got).status, http.StatusCreated)
+	caddy.await("executions still running")
 	releases[1]()
 	<-caddy.done
 	caddy.run(t)
@@ -314,14 +319,17 @@ func TestErrors(t *testing.T) {
 	addr, taken := cutting(t)
 	caddy := startCaddy(t, "semel {\n"+newSQLite(t)+"\nshared\nunreached release\n}\nreverse_proxy "+addr+
 		"\nhandle_errors {\nreverse_proxy "+strings.TrimPrefix(fallback.URL, "http://")+"\n}")
-	a := post(t, caddy.url, "k", "x")
-	want(t, "status", a.status, http.StatusBadGateway)
-	want(t, "problem", a.problem(), unknown)
-	a = post(t, caddy.url, "k", "x")
-	want(t, "a duplicate's status", a.status, http.StatusConflict)
-	want(t, "a duplicate's problem", a.problem(), unknown)
-	want(t, "requests", taken.Load(), 1)
-	want(t, "requests elsewhere", fallback.effectsOf("x"), 0)
+	for n, body := range []string{"x", ""} {
+		key := "key-of-" + body
+		a := post(t, caddy.url, key, body)
+		want(t, key+": status", a.status, http.StatusBadGateway)
+		want(t, key+": problem", a.problem(), unknown)
+		a = post(t, caddy.url, key, body)
+		want(t, key+": a duplicate's status", a.status, http.StatusConflict)
+		want(t, key+": a duplicate's problem", a.problem(), unknown)
+		want(t, key+": requests", taken.Load(), int64(n+1))
+	}
+	want(t, "requests elsewhere", fallback.last().Method, "")
 
 	// That the second upstream was not reached says nothing of the first.
 	first := newService(t)
@@ -331,9 +339,13 @@ func TestErrors(t *testing.T) {
 	want(t, "behind an answer, again", post(t, after.url, "k", "x").problem(), unknown)
 	want(t, "effects", first.effectsOf("x"), 1)
 
+	// Nor does it that no connection was made by a handler that is no proxy.
+	after.reload(t, "route {\nsemel {\n"+newSQLite(t)+"\nshared\nunreached release\n}\nerror 503\n}")
+	want(t, "an error of another handler", post(t, after.url, "k", "x").problem(), unknown)
+
 	// Without a key it is Caddy's to handle.
 	want(t, "unprotected", send(t.Context(), http.MethodPost, caddy.url, "").status, http.StatusCreated)
-	want(t, "unprotected requests", taken.Load(), 2)
+	want(t, "unprotected requests", taken.Load(), 3)
 }
 
 // TestCancelled: 499 is no answer, whether reverse_proxy makes it up when the
@@ -534,7 +546,7 @@ func TestForwarded(t *testing.T) {
 func TestNested(t *testing.T) {
 	s := newService(t)
 	store := newSQLite(t)
-	caddy := startCaddy(t, "route {\nsemel {\n"+store+"\nshared\n}\n"+s.protect(store, "shared", "methods POST PUT")+"\n}")
+	caddy := startCaddy(t, "route {\nsemel {\n"+store+"\nshared\n}\n"+s.protect(store, "shared", "key required", "methods POST PUT")+"\n}")
 	first := post(t, caddy.url, "k", "x")
 	want(t, "status", first.status, http.StatusCreated)
 	wantReplay(t, "again", first, post(t, caddy.url, "k", "x"))

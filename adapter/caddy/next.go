@@ -75,8 +75,6 @@ func (h *Handler) run(w http.ResponseWriter, r *http.Request) {
 	r.Header = forwarded(r.Header, execution.Fence())
 	request := c.request
 	if c.replacer != nil {
-		_, leave := h.enter()
-		defer leave()
 		request = c.detached(w, r)
 	} else {
 		// Placeholders refer to Caddy's request, so that is the one to pass on.

@@ -218,7 +218,12 @@ type sharedStore struct {
 // not wait, as a reload would for it.
 func (s *sharedStore) Destruct() error {
 	closing.Go(func() {
-		_ = s.guard.Drain(context.Background()) // the policy's deadline bounds it
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := s.guard.Drain(ctx); err != nil {
+			s.warn("the store is closed when what executes for clients that do not wait has ended", zap.Error(err))
+			_ = s.guard.Drain(context.Background()) // their deadlines bound it
+		}
 		s.stop()
 		<-s.ended
 		if err := s.close(); err != nil {
