@@ -163,7 +163,7 @@ func TestReadme(t *testing.T) {
 	path := filepath.Join(dir, "Caddyfile")
 	noError(t, os.WriteFile(path, []byte(options+site), 0o600))
 	p := start(t, "caddy", "run", "--config", path, "--adapter", "caddyfile")
-	p.await("certificate obtained successfully")
+	p.awaitTLS(port)
 	c := tlsClient()
 	url := "https://localhost:" + port + "/orders"
 	first := sendBy(t.Context(), c, http.MethodPost, url, "book", "Idempotency-Key: secret-key", alice)

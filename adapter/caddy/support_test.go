@@ -192,8 +192,21 @@ func startTLS(t testing.TB, site string) (*server, *tls.Config) {
 	t.Helper()
 	_, port, _ := strings.Cut(freePort(t), ":")
 	s := startCaddyAt(t, "https://localhost:"+port, "auto_https disable_redirects\nskip_install_trust", "tls internal\n"+site)
-	s.await("certificate obtained successfully")
+	s.awaitTLS(port)
 	return s, clientTLS()
+}
+
+// awaitTLS waits until there is a certificate, and Caddy uses it.
+func (p *process) awaitTLS(port string) {
+	p.t.Helper()
+	p.await("certificate obtained successfully")
+	for p.t.Context().Err() == nil {
+		c, err := (&tls.Dialer{Config: clientTLS()}).DialContext(p.t.Context(), "tcp", "localhost:"+port)
+		if err == nil {
+			_ = c.Close()
+			return
+		}
+	}
 }
 
 func clientTLS() *tls.Config {
