@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/gateway/internal/credential"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -187,10 +186,8 @@ func (c Config) validate() error {
 	if c.Scope != nil && len(c.Credentials) > 0 {
 		errs = append(errs, errors.New("field Credentials is set, but so is Scope"))
 	}
-	for _, name := range c.Credentials {
-		if why := credential.WhyNot(name); why != "" {
-			errs = append(errs, fmt.Errorf("field Credentials names %q, which %s", name, why))
-		}
+	if _, err := semelhttp.CredentialActor(c.Credentials...); err != nil {
+		errs = append(errs, fmt.Errorf("field Credentials names %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -209,12 +206,4 @@ func checkUpstream(u *url.URL) error {
 		return errors.New("has a fragment; it can have a path at most")
 	}
 	return nil
-}
-
-// credentialNames returns the canonical names, or those of the default.
-func credentialNames(names []string) []string {
-	if len(names) == 0 {
-		names = []string{"Authorization"}
-	}
-	return credential.Names(names)
 }

@@ -49,7 +49,8 @@ func New(c Config) (*Gateway, error) {
 	}
 	scope := c.Scope
 	if scope == nil {
-		scope = (&scopes{credentials: credentialNames(c.Credentials), host: c.PreserveHost}).scope
+		actor, _ := semelhttp.CredentialActor(c.Credentials...) // validate tells what is wrong with them
+		scope = (&scopes{actor: actor, host: c.PreserveHost}).scope
 	}
 	resources := c.Resources
 	if resources == nil && !c.NoResources && c.Guard != nil {

@@ -33,15 +33,7 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		c.Resources.add(c)
 	}
 	bodies := &uploads{}
-	// The guard outlives the middleware where that is made anew, as by a gateway
-	// whose configuration is read again, and must not keep what is left of it.
-	alive := weak.Make(bodies)
-	forget := c.Guard.OnDrain(func() {
-		if u := alive.Value(); u != nil {
-			u.drain()
-		}
-	})
-	runtime.AddCleanup(bodies, func(forget func() bool) { forget() }, forget)
+	drainWith(c.Guard, bodies)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")
@@ -52,6 +44,19 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		}
 		return p
 	}, nil
+}
+
+// drainWith has the bodies that are being read cut off when the guard drains. The
+// guard does not hold on to them: it can outlive the middleware, where a server is
+// configured anew while it runs.
+func drainWith(g *semel.Guard, bodies *uploads) {
+	held := weak.Make(bodies)
+	stop := g.OnDrain(func() {
+		if u := held.Value(); u != nil {
+			u.drain()
+		}
+	})
+	runtime.AddCleanup(bodies, func(stop func() bool) { stop() }, stop)
 }
 
 // protector is a protected handler.

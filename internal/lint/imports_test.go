@@ -43,6 +43,7 @@ var layers = []layer{
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
 	{patterns: []string{"adapter/otel"}, tree: []string{"gateway", "outbox", "semelhttp", "."}, any: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
+	{patterns: []string{"adapter/caddy"}, tree: []string{"store/*", "semelhttp", "."}, any: true},
 	{patterns: []string{"adapter/river"}, tree: []string{"store/*", "inbox", "."}, any: true},
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelhttp", "."}, any: true},
 	{patterns: []string{"adapter/internal"}, tree: []string{"semelhttp", "."}, any: true},
