@@ -227,7 +227,7 @@ func (t *Router) route(r *http.Request) (route target, certain bool) {
 		}
 		return noRoute, true
 	}
-	if path[0] != '/' || hasControl(r.URL.Path) {
+	if path[0] != '/' || hasControl(r.URL.Path) || len(methods) > maxMethods {
 		return noRoute, false
 	}
 	for _, p := range foldPath(path) {
@@ -286,6 +286,9 @@ func isPlain(path string) bool {
 func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
+
+// maxMethods is how many methods a request may ask to be of: each is looked up.
+const maxMethods = 8
 
 // inSegment stands for an escaped slash that is read as a part of its segment.
 const inSegment = "\ufffc"

@@ -149,6 +149,8 @@ func TestRequestLines(t *testing.T) {
 		{"POST /orders/1 HTTP/1.1\r\nX-Method-Override: delete", refused, refused},
 		{"POST /orders HTTP/1.1\r\nX-HTTP-Method: PUT", refused, refused},
 		{"POST /other HTTP/1.1\r\nX-HTTP-Method-Override: DELETE", passed, none},
+		{"POST /orders HTTP/1.1" + strings.Repeat("\r\nX-HTTP-Method-Override: POST", 8), refused, refused},
+		{"POST /orders HTTP/1.1" + strings.Repeat("\r\nX-HTTP-Method-Override: POST", 7), keyed, keyed},
 		{"CONNECT h:1", "tunnel", "tunnel"},
 		// safe requests are not refused
 		{"GET /orders", passed, none},

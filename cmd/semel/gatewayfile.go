@@ -103,6 +103,7 @@ func (l *live) reload() {
 		return
 	}
 	if err := l.use(c); err != nil {
+		l.runtime.Keep(before.Config)
 		failed(err)
 		return
 	}

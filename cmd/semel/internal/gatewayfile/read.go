@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -233,6 +234,9 @@ func (c *Config) Digest() string { return c.digest }
 
 // check reports what is wrong beyond the form.
 func (c *Config) check(f *strict.Findings) {
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		f.Add("listen", "is no address to listen on; write it as 127.0.0.1:8080, or :8080 for all of this machine's")
+	}
 	names := map[string]bool{}
 	for i, u := range c.Upstreams {
 		at := strict.Index("upstreams", i)
