@@ -94,6 +94,13 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Detail: "The gateway is a reverse proxy and opens no tunnels.",
 		})
 		return
+	case r.Method == "PRI":
+		// How HTTP/2 begins (RFC 9113 3.4), and no request.
+		g.config.Contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusHTTPVersionNotSupported, Title: http.StatusText(http.StatusHTTPVersionNotSupported), Retry: semel.RetryNo,
+			Detail: "The gateway was not set up for HTTP/2 here. Nothing was executed.",
+		})
+		return
 	case r.URL.Opaque != "":
 		// It would go to the upstream as it is, past the path that Upstream has.
 		g.config.Contract.WriteProblem(w, semelhttp.Problem{
