@@ -60,5 +60,6 @@
 // passed on, so that an idempotent upstream can use it too. Semel-Fence holds
 // the fence of the claim, which rises with each new execution of a key, so that
 // an upstream that remembers the highest one it has seen can refuse an execution
-// that was taken over. Upgrade is dropped from protected requests.
+// that was taken over. Upgrade is dropped from protected requests, and from all if it
+// is to another version of HTTP, by which requests would pass the gateway unseen.
 package gateway

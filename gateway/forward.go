@@ -301,7 +301,9 @@ func hasToken(lines []string, token string) bool {
 	return false
 }
 
-// upgradeType is the protocol that a message wants to switch to, or "".
+// upgradeType is the protocol that a message wants to switch to, or "". Other
+// versions of HTTP, and TLS below them, are none: what would be sent by them would
+// be requests that pass the gateway unseen.
 func upgradeType(h http.Header) string {
 	if !hasToken(h["Connection"], "Upgrade") {
 		return ""
@@ -310,6 +312,13 @@ func upgradeType(h http.Header) string {
 	for i := range len(protocol) {
 		if protocol[i] < ' ' || protocol[i] > '~' {
 			return "" // there is none with such a name
+		}
+	}
+	for offered := range strings.SplitSeq(protocol, ",") {
+		name, _, _ := strings.Cut(textproto.TrimString(offered), "/")
+		switch strings.ToLower(name) {
+		case "h2c", "h2", "http", "tls":
+			return ""
 		}
 	}
 	return protocol

@@ -132,6 +132,12 @@ func refuseTarget(w http.ResponseWriter, r *http.Request, contract semelhttp.Con
 			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
 			Detail: "The gateway is a reverse proxy and opens no tunnels.",
 		})
+	case r.Method == "PRI":
+		// How HTTP/2 begins (RFC 9113 3.4), and no request.
+		contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusHTTPVersionNotSupported, Title: http.StatusText(http.StatusHTTPVersionNotSupported), Retry: semel.RetryNo,
+			Detail: "The gateway was not set up for HTTP/2 here. Nothing was executed.",
+		})
 	case r.URL.Opaque != "":
 		// It would go to the upstream as it is, past the path that Upstream has.
 		contract.WriteProblem(w, semelhttp.Problem{

@@ -9,6 +9,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,7 +40,7 @@ type refused struct {
 }
 
 // subjects makes one of each kind of source.
-func subjects(t *testing.T) []subject {
+func subjects(t testing.TB) []subject {
 	var list []subject
 
 	one, two, stranger := newSigner(t, "one"), newSigner(t, "two"), newSigner(t, "one")
@@ -309,4 +310,20 @@ func TestMatrix(t *testing.T) {
 		}
 	}
 	t.Logf("%d cells", cells)
+}
+
+// BenchmarkIdentify is what a source costs for a caller who comes again.
+func BenchmarkIdentify(b *testing.B) {
+	for _, s := range subjects(b) {
+		b.Run(s.name, func(b *testing.B) {
+			r := httptest.NewRequest("POST", "http://api.example/orders", nil)
+			s.alice(r)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.source.Identify(r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
