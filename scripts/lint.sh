@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.." || exit
 
 failed=()
 alone=(adapter/caddy bench/peers)
+platforms=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64)
 
 check() {
 	local name=$1
@@ -43,6 +44,8 @@ tidy() {
 # in_module DIR COMMAND... runs it on all packages of a module by itself.
 in_module() { (cd "$1" && shift && GOWORK=off "$@" ./...); }
 
+caddy_platforms() { (cd adapter/caddy && GOWORK=off ../../bin/tools/platforms -packages ./... "${platforms[@]}"); }
+
 scripts() {
 	local file status=0
 	for file in scripts/*.sh .ci/run; do
@@ -60,11 +63,12 @@ check gofumpt format
 check 'go mod tidy' tidy
 check 'go vet' go vet work
 check staticcheck bin/tools/staticcheck work
-check 'all platforms' bin/tools/platforms linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+check 'all platforms' bin/tools/platforms "${platforms[@]}"
 for dir in "${alone[@]}"; do
 	check "go vet, $dir" in_module "$dir" go vet
 	check "staticcheck, $dir" in_module "$dir" "$PWD/bin/tools/staticcheck"
 done
+check 'all platforms, adapter/caddy' caddy_platforms # bench/peers is nobody's to import
 
 if [ ${#failed[@]} -gt 0 ]; then
 	printf 'lint: failed:'

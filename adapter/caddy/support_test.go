@@ -147,12 +147,6 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// stop ends it as a service manager does, and waits.
-func (p *process) stop() {
-	_ = p.cmd.Process.Signal(os.Interrupt)
-	<-p.done
-}
-
 // server is a Caddy in a process of its own.
 type server struct {
 	*process
