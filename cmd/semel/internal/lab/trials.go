@@ -1,0 +1,291 @@
+package lab
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/semelhq/semel/store/sqlite"
+)
+
+// A trial does one thing to code that was written by hand, and to semel, and says
+// what came of it. Each run begins anew, and leaves nothing behind.
+type trial struct {
+	hand, semel func(context.Context) (string, error)
+}
+
+// trials are those of the lessons, by name.
+var trials = map[string]trial{
+	"repeat":        breaking(repeat),
+	"restart":       breaking(restart),
+	"two-processes": breaking(twoProcesses),
+	"shared-race":   breaking(sharedRace),
+	"shared-crash":  breaking(sharedCrash),
+	"clock":         breaking(clock),
+	"tenant":        breaking(tenant),
+	"slow-worker":   {slowByHand, slowWithSemel},
+	"paused-worker": {pausedByHand, pausedWithSemel},
+	"lost-update":   {updateByHand, updateWithSemel},
+}
+
+// platform is where processes of a service run that charges cards.
+type platform struct {
+	start   func() (process, error)
+	forward func(time.Duration) error // sets the clock, while no process runs
+	done    func() (int, error)       // how often a card was charged
+	share   func()                    // has processes keep their keys in one place
+	end     func() error
+
+	// afterwards is called by the service when it has charged a card, before the answer.
+	afterwards func()
+}
+
+// process is one of a service.
+type process struct {
+	http.Handler
+	stop func() error
+}
+
+// errDied stands for the end of a process in the middle of its work: nothing
+// behind the panic runs.
+var errDied = errors.New("the process has ended")
+
+// post asks for the same charge each time.
+func (p process) post(who string) (err error) {
+	r, err := http.NewRequest(http.MethodPost, "/charges", strings.NewReader(`{"amount": 500}`))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Idempotency-Key", "order-17")
+	r.Header.Set("Authorization", "Bearer "+who)
+	defer func() {
+		if v := recover(); v == errDied {
+			err = errDied
+		} else if v != nil {
+			panic(v)
+		}
+	}()
+	c := &capture{header: http.Header{}, status: http.StatusOK}
+	p.ServeHTTP(c, r)
+	if c.status >= 500 {
+		return fmt.Errorf("answered %d: %s", c.status, c.body.String())
+	}
+	return nil
+}
+
+func repeat(p *platform) error {
+	a, err := p.start()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.post("alice@acme"), a.post("alice@acme"), a.stop())
+}
+
+func restart(p *platform) error {
+	a, err := p.start()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.post("alice@acme"), a.stop(), again(p))
+}
+
+// again sends the request to a process that has just been started.
+func again(p *platform) error {
+	a, err := p.start()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.post("alice@acme"), a.stop())
+}
+
+func twoProcesses(p *platform) error {
+	a, err := p.start()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.post("alice@acme"), again(p), a.stop())
+}
+
+// sharedRace has two processes that keep their keys in one place get the request at
+// the same time. Each waits for the other when it has charged, but not for long: one
+// that is kept out does not come.
+func sharedRace(p *platform) error {
+	p.share()
+	var mu sync.Mutex
+	charged, both := 0, make(chan struct{})
+	p.afterwards = func() {
+		mu.Lock()
+		if charged++; charged == 2 {
+			close(both)
+		}
+		mu.Unlock()
+		select {
+		case <-both:
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+	failed := make(chan error, 2)
+	for range 2 {
+		go func() { failed <- again(p) }()
+	}
+	return errors.Join(<-failed, <-failed)
+}
+
+func sharedCrash(p *platform) error {
+	p.share()
+	a, err := p.start()
+	if err != nil {
+		return err
+	}
+	p.afterwards = func() { panic(errDied) }
+	if err := a.post("alice@acme"); !errors.Is(err, errDied) {
+		return fmt.Errorf("the process has not ended: %w", err)
+	}
+	p.afterwards = func() {}
+	return errors.Join(a.stop(), again(p))
+}
+
+func clock(p *platform) error {
+	p.share()
+	return errors.Join(again(p), p.forward(25*time.Hour), again(p))
+}
+
+func tenant(p *platform) error {
+	a, err := p.start()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.post("alice@acme"), a.post("carol@globex"), a.stop())
+}
+
+// breaking does something to the tutorial's version, and to semel.
+func breaking(do func(*platform) error) trial {
+	count := func(open func(context.Context) (*platform, error)) func(context.Context) (string, error) {
+		return func(ctx context.Context) (_ string, err error) {
+			p, err := open(ctx)
+			if err != nil {
+				return "", err
+			}
+			defer func() { err = errors.Join(err, p.end()) }()
+			if err := do(p); err != nil {
+				return "", err
+			}
+			n, err := p.done()
+			return strconv.Itoa(n), err
+		}
+	}
+	return trial{count(openTutorial), count(openInItsPlace)}
+}
+
+// openTutorial runs tutorial. What it charges is written down elsewhere, at the
+// card company, say, and outlives it.
+func openTutorial(context.Context) (*platform, error) {
+	var mu sync.Mutex
+	var shared *sync.Map
+	charged, ahead := 0, time.Duration(0)
+	p := &platform{afterwards: func() {}, end: func() error { return nil }}
+	charge := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		charged++
+		n := charged
+		mu.Unlock()
+		p.afterwards()
+		writeJSON(w, http.StatusCreated, map[string]any{"charge": n})
+	})
+	p.share = func() { shared = &sync.Map{} }
+	p.forward = func(d time.Duration) error { ahead = d; return nil }
+	p.done = func() (int, error) { return charged, nil }
+	p.start = func() (process, error) {
+		seen := shared
+		if seen == nil {
+			seen = &sync.Map{}
+		}
+		return process{
+			&tutorial{charge: charge, seen: seen, now: func() time.Time { return time.Now().Add(ahead) }},
+			func() error { return nil },
+		}, nil
+	}
+	return p, nil
+}
+
+// openInItsPlace runs inItsPlace. Its processes have one SQLite file, as those of a
+// service on several hosts would have one PostgreSQL server.
+func openInItsPlace(ctx context.Context) (_ *platform, err error) {
+	dir, err := os.MkdirTemp("", "semel-lesson-")
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(dir, "service.db")
+	p := &platform{afterwards: func() {}, share: func() {}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: file}) // the store's tables come first
+	if err == nil {
+		err = store.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	db, err := openFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = db.ExecContext(ctx, "CREATE TABLE charges (id INTEGER PRIMARY KEY) STRICT"); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	p.end = func() error { return errors.Join(db.Close(), os.RemoveAll(dir)) }
+	charge := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tx, ok := sqlite.Tx(r.Context())
+		if !ok {
+			problem(w, http.StatusInternalServerError, "There is no transaction.")
+			return
+		}
+		done, err := tx.ExecContext(r.Context(), "INSERT INTO charges DEFAULT VALUES")
+		if err != nil {
+			problem(w, http.StatusInternalServerError, err.Error())
+			return
+		}
+		p.afterwards()
+		n, _ := done.LastInsertId() // SQLite always knows
+		writeJSON(w, http.StatusCreated, map[string]any{"charge": n})
+	})
+	p.start = func() (process, error) {
+		store, err := sqlite.Open(ctx, sqlite.Config{Path: file})
+		if err != nil {
+			return process{}, err
+		}
+		view := store.Transactional()
+		h, err := inItsPlace(view, charge)
+		if err != nil {
+			return process{}, errors.Join(err, view.Close())
+		}
+		return process{h, view.Close}, nil
+	}
+	// To a record that ends by the clock it is the same whether the clock goes forward,
+	// or its end comes nearer.
+	p.forward = func(d time.Duration) error {
+		_, err := db.ExecContext(ctx, "UPDATE record SET expires_at = expires_at - ?", d.Microseconds())
+		return err
+	}
+	p.done = func() (n int, err error) {
+		err = db.QueryRowContext(ctx, "SELECT count(*) FROM charges").Scan(&n)
+		return n, err
+	}
+	return p, nil
+}
+
+// openFile opens an SQLite file for the app's own statements.
+func openFile(path string) (*sql.DB, error) {
+	return sql.Open("sqlite", "file:"+filepath.ToSlash(path)+"?_pragma=busy_timeout(10000)&_txlock=immediate")
+}
