@@ -19,21 +19,22 @@ import (
 // A trial does one thing to code that was written by hand, and to semel, and says
 // what came of it. Each run begins anew, and leaves nothing behind.
 type trial struct {
+	title       string
 	hand, semel func(context.Context) (string, error)
 }
 
 // trials are those of the lessons, by name.
 var trials = map[string]trial{
-	"repeat":        breaking(repeat),
-	"restart":       breaking(restart),
-	"two-processes": breaking(twoProcesses),
-	"shared-race":   breaking(sharedRace),
-	"shared-crash":  breaking(sharedCrash),
-	"clock":         breaking(clock),
-	"tenant":        breaking(tenant),
-	"slow-worker":   {slowByHand, slowWithSemel},
-	"paused-worker": {pausedByHand, pausedWithSemel},
-	"lost-update":   {updateByHand, updateWithSemel},
+	"repeat":        breaking("the same request again", repeat),
+	"restart":       breaking("a restart", restart),
+	"two-processes": breaking("two processes", twoProcesses),
+	"shared-race":   breaking("two processes with one map, at the same time", sharedRace),
+	"shared-crash":  breaking("a crash between the effect and the record", sharedCrash),
+	"clock":         breaking("the clock is set forward by a day", clock),
+	"tenant":        breaking("another tenant with the same key", tenant),
+	"slow-worker":   {"a worker that is slower than its lease", slowByHand, slowWithSemel},
+	"paused-worker": {"a worker that is paused", pausedByHand, pausedWithSemel},
+	"lost-update":   {"two that read, and then write", updateByHand, updateWithSemel},
 }
 
 // platform is where processes of a service run that charges cards.
@@ -167,7 +168,7 @@ func tenant(p *platform) error {
 }
 
 // breaking does something to the tutorial's version, and to semel.
-func breaking(do func(*platform) error) trial {
+func breaking(title string, do func(*platform) error) trial {
 	count := func(open func(context.Context) (*platform, error)) func(context.Context) (string, error) {
 		return func(ctx context.Context) (_ string, err error) {
 			p, err := open(ctx)
@@ -182,7 +183,7 @@ func breaking(do func(*platform) error) trial {
 			return strconv.Itoa(n), err
 		}
 	}
-	return trial{count(openTutorial), count(openInItsPlace)}
+	return trial{title, count(openTutorial), count(openInItsPlace)}
 }
 
 // openTutorial runs tutorial. What it charges is written down elsewhere, at the
