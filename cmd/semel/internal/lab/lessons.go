@@ -39,6 +39,7 @@ type lesson struct {
 	Name, Title string
 	Parts       []part
 	blocks      []*block
+	lang        string
 	links       []string // to other lessons, in their order
 }
 
@@ -97,7 +98,7 @@ type course struct {
 var courses = func() map[string]*course {
 	all := map[string]*course{}
 	for lang, dir := range map[string]string{"en": ".", "ja": "ja"} {
-		c, err := readCourse(lessons.Files, dir)
+		c, err := readCourse(lessons.Files, dir, lang)
 		if err != nil {
 			panic(err) // it is part of the program
 		}
@@ -106,7 +107,7 @@ var courses = func() map[string]*course {
 	return all
 }()
 
-func readCourse(files fs.FS, dir string) (*course, error) {
+func readCourse(files fs.FS, dir, lang string) (*course, error) {
 	names, err := fs.Glob(files, slash.Join(dir, "*.md"))
 	if err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func readCourse(files fs.FS, dir string) (*course, error) {
 		if err != nil {
 			return nil, err
 		}
-		l, err := readLesson(strings.TrimSuffix(slash.Base(name), ".md"), source)
+		l, err := readLesson(strings.TrimSuffix(slash.Base(name), ".md"), lang, source)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
@@ -143,8 +144,8 @@ func readCourse(files fs.FS, dir string) (*course, error) {
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.Table))
 
-func readLesson(name string, source []byte) (*lesson, error) {
-	l := &lesson{Name: name}
+func readLesson(name, lang string, source []byte) (*lesson, error) {
+	l := &lesson{Name: name, lang: lang}
 	doc := markdown.Parser().Parse(text.NewReader(source))
 	err := ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 		if link, ok := n.(*ast.Link); ok && entering {
@@ -190,7 +191,7 @@ func readLesson(name string, source []byte) (*lesson, error) {
 		case about == "client":
 			l.Parts = append(l.Parts, part{Code: said, Caption: kind, Client: true})
 		default:
-			l.Parts = append(l.Parts, part{Code: said, Caption: about})
+			l.Parts = append(l.Parts, part{Code: excerpt(strings.Split(said, "\n")), Caption: about})
 		}
 	}
 	flush()
@@ -209,20 +210,23 @@ func (l *lesson) resolve(to string) string {
 	if fragment != "" {
 		fragment = "#" + fragment
 	}
+	page := func(name, lang string) string { return "/lessons/" + name + "?lang=" + lang + fragment }
 	switch at := slash.Clean(file); {
 	case at == "README.md":
-		return "/lessons/" + fragment
-	case at == "../README.md" || at == "ja/README.md": // the other language has its own link
-		return "/lessons/" + fragment
+		return page("", l.lang)
+	case at == "ja/README.md":
+		return page("", "ja")
+	case at == "../README.md" && l.lang == "ja":
+		return page("", "en")
 	case !strings.Contains(at, "/"):
 		name := strings.TrimSuffix(at, ".md")
 		l.links = append(l.links, name)
-		return "/lessons/" + name + fragment
-	default:
+		return page(name, l.lang)
+	default: // above docs/lessons, or docs/lessons/ja
 		for strings.HasPrefix(at, "../") {
 			at = at[len("../"):]
 		}
-		return otherPages + strings.Replace("docs/"+at, "docs/README", "README", 1) + fragment
+		return otherPages + "docs/" + at + fragment
 	}
 }
 
