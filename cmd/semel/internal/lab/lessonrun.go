@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/cmd/semel/internal/lab/trials"
 )
 
 // lessonRun is what came of the steps of a block.
@@ -82,7 +84,7 @@ type pupil struct {
 func (p *pupil) do(ctx context.Context, s lessonStep) error {
 	switch s.Verb {
 	case "set":
-		p.operation = operationNamed(s.Words[0])
+		p.operation = operationOf(s.Words[0])
 		switches, err := switchesOf(s.Words)
 		if err != nil {
 			return err
@@ -104,12 +106,12 @@ func (p *pupil) do(ctx context.Context, s lessonStep) error {
 	case "probe":
 		return p.probe(ctx)
 	case "try":
-		t := trials[s.Words[0]]
-		hand, err := t.hand(ctx)
+		t := trials.All[s.Words[0]]
+		hand, err := t.Hand(ctx)
 		if err != nil {
 			return err
 		}
-		semel, err := t.semel(ctx)
+		semel, err := t.Semel(ctx)
 		p.told["hand"], p.told["semel"] = hand, semel
 		return err
 	}
@@ -138,10 +140,7 @@ func (p *pupil) press(ctx context.Context, button string) error {
 		if err := p.change(`{"lose_answer": true}`); err != nil {
 			return err
 		}
-		if err := p.ask(one); err != nil {
-			return err
-		}
-		if err := p.change(`{"lose_answer": false}`); err != nil {
+		if err := errors.Join(p.ask(one), p.change(`{"lose_answer": false}`)); err != nil {
 			return err
 		}
 		return p.ask(one)
@@ -294,11 +293,41 @@ func (p *pupil) probe(ctx context.Context) error {
 	}
 }
 
-// look finds out what is to be seen, when all mails have arrived.
+// mostLooks bounds how long is looked at what comes by itself, such as a mail.
+const mostLooks = 5 * time.Second
+
+// look looks until there is to be seen what the block says, but not for ever, and
+// returns what there is.
 func (p *pupil) look(ctx context.Context, figures []figure) (map[string]string, error) {
-	if err := p.lab.mailed(ctx); err != nil {
-		return nil, err
+	patience, stop := context.WithTimeout(ctx, mostLooks)
+	defer stop()
+	for {
+		_, changed := p.lab.trail.list("", 0)
+		seen, err := p.glance(ctx)
+		if err != nil {
+			return nil, err
+		}
+		got, right := map[string]string{}, true
+		for _, f := range figures {
+			s, ok := seen[f.Name]
+			if ok {
+				got[f.Name] = s
+			}
+			right = right && ok && f.seen(s)
+		}
+		if right {
+			return got, nil
+		}
+		select {
+		case <-changed:
+		case <-patience.Done():
+			return got, ctx.Err()
+		}
 	}
+}
+
+// glance returns all there is to be seen now.
+func (p *pupil) glance(ctx context.Context) (map[string]string, error) {
 	effects, mails := 0, 0
 	var attempts []Attempt
 	for _, reference := range []string{p.reference, p.reference + "-altered"} {
@@ -324,34 +353,5 @@ func (p *pupil) look(ctx context.Context, figures []figure) (map[string]string, 
 		"answers": strings.Join(p.answers, " "), "replayed": strconv.Itoa(p.replayed), "because": strings.Join(because, " "),
 	}
 	maps.Copy(seen, p.told)
-	got := map[string]string{}
-	for _, f := range figures {
-		if s, ok := seen[f.Name]; ok {
-			got[f.Name] = s
-		}
-	}
-	return got, nil
-}
-
-// mailed waits until no mail is on its way.
-func (l *Lab) mailed(ctx context.Context) error {
-	for {
-		_, changed := l.trail.list("", 0)
-		waiting, err := l.outbox.Status(ctx)
-		if err != nil {
-			return err
-		}
-		pending := 0
-		for _, s := range waiting {
-			pending += s.Pending
-		}
-		if pending == 0 {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	return seen, nil
 }

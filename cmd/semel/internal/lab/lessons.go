@@ -21,6 +21,7 @@ import (
 	"github.com/yuin/goldmark/extension"
 	"github.com/yuin/goldmark/text"
 
+	"github.com/semelhq/semel/cmd/semel/internal/lab/trials"
 	"github.com/semelhq/semel/docs/lessons"
 )
 
@@ -253,10 +254,10 @@ func readBlock(n int, said string) (*block, error) {
 		case "press":
 			known = buttons[rest] != ""
 		case "try":
-			_, known = trials[rest]
+			_, known = trials.All[rest]
 		case "set":
 			_, err := switchesOf(s.Words)
-			known = err == nil && operationNamed(s.Words[0]) != nil
+			known = err == nil && operationOf(s.Words[0]) != nil
 		case "see":
 			for f := range strings.SplitSeq(rest, ", ") {
 				name, want, _ := strings.Cut(f, " ")
@@ -274,7 +275,7 @@ func readBlock(n int, said string) (*block, error) {
 	return b, nil
 }
 
-func operationNamed(name string) *Operation {
+func operationOf(name string) *Operation {
 	for _, o := range Operations {
 		if o.Name == name {
 			return o
@@ -349,9 +350,9 @@ var lessonsTemplate = template.Must(template.New("lesson").Funcs(template.FuncMa
 	"got":    func(*block, int, figure) string { return "" },
 	"button": func(name string) string { return buttons[name] },
 	"preset": func(name string) string { p, _ := FindPreset(name); return p.Title },
-	"trial":  func(name string) string { return trials[name].title },
+	"trial":  func(name string) string { return trials.All[name].Title },
 	"label":  func(figure string) string { return cmp.Or(labels[figure], figure) },
-	"title":  func(operation string) string { return operationNamed(operation).Title },
+	"title":  func(operation string) string { return operationOf(operation).Title },
 	"from":   func(n int, words []string) []string { return words[n:] },
 	"seen":   figure.seen,
 	"right":  (*lessonRun).right,

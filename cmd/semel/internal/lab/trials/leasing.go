@@ -1,4 +1,4 @@
-package lab
+package trials
 
 import (
 	"context"
@@ -28,6 +28,16 @@ func (l *leases) take(key string, lease time.Duration) bool {
 	// the same. Lesson: renew it while the work goes on.
 	l.until[key] = time.Now().Add(lease)
 	return true
+}
+
+// wait waits for d, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // The work takes three leases. A second worker comes after two of them.

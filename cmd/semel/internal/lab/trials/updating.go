@@ -1,4 +1,4 @@
-package lab
+package trials
 
 import (
 	"context"
@@ -71,6 +71,7 @@ func sellTwo(ctx context.Context, sell func(context.Context, *sql.DB, func()) er
 		go func() {
 			here := sync.OnceFunc(func() { both.Done(); both.Wait() }) // who looks again need not wait
 			err := sell(ctx, db, here)
+			here() // if it failed before it looked
 			failed <- err
 		}()
 	}

@@ -1,4 +1,7 @@
-package lab
+// Package trials does things to code as it is written by hand, and to semel, and says
+// what came of each: a restart, a crash in between, a second process. The lab's
+// lessons show them.
+package trials
 
 import (
 	"context"
@@ -13,18 +16,21 @@ import (
 	"sync"
 	"time"
 
+	_ "modernc.org/sqlite" // for the app's own statements
+
 	"github.com/semelhq/semel/store/sqlite"
 )
 
-// A trial does one thing to code that was written by hand, and to semel, and says
-// what came of it. Each run begins anew, and leaves nothing behind.
-type trial struct {
-	title       string
-	hand, semel func(context.Context) (string, error)
+// Trial does one thing. Each run begins anew, and leaves nothing behind.
+type Trial struct {
+	Title string
+	// Hand and Semel return what is counted: how often something was done, or what is
+	// left.
+	Hand, Semel func(context.Context) (string, error)
 }
 
-// trials are those of the lessons, by name.
-var trials = map[string]trial{
+// All are the trials by name.
+var All = map[string]Trial{
 	"repeat":        breaking("the same request again", repeat),
 	"restart":       breaking("a restart", restart),
 	"two-processes": breaking("two processes", twoProcesses),
@@ -74,7 +80,7 @@ func (p process) post(who string) (err error) {
 			panic(v)
 		}
 	}()
-	c := &capture{header: http.Header{}, status: http.StatusOK}
+	c := &answer{header: http.Header{}, status: http.StatusOK}
 	p.ServeHTTP(c, r)
 	if c.status >= 500 {
 		return fmt.Errorf("answered %d: %s", c.status, c.body.String())
@@ -168,7 +174,7 @@ func tenant(p *platform) error {
 }
 
 // breaking does something to the tutorial's version, and to semel.
-func breaking(title string, do func(*platform) error) trial {
+func breaking(title string, do func(*platform) error) Trial {
 	count := func(open func(context.Context) (*platform, error)) func(context.Context) (string, error) {
 		return func(ctx context.Context) (_ string, err error) {
 			p, err := open(ctx)
@@ -183,7 +189,7 @@ func breaking(title string, do func(*platform) error) trial {
 			return strconv.Itoa(n), err
 		}
 	}
-	return trial{title, count(openTutorial), count(openInItsPlace)}
+	return Trial{title, count(openTutorial), count(openInItsPlace)}
 }
 
 // openTutorial runs tutorial. What it charges is written down elsewhere, at the
@@ -191,19 +197,19 @@ func breaking(title string, do func(*platform) error) trial {
 func openTutorial(context.Context) (*platform, error) {
 	var mu sync.Mutex
 	var shared *sync.Map
-	charged, ahead := 0, time.Duration(0)
+	times, ahead := 0, time.Duration(0)
 	p := &platform{afterwards: func() {}, end: func() error { return nil }}
 	charge := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		mu.Lock()
-		charged++
-		n := charged
+		times++
+		n := times
 		mu.Unlock()
 		p.afterwards()
-		writeJSON(w, http.StatusCreated, map[string]any{"charge": n})
+		charged(w, int64(n))
 	})
 	p.share = func() { shared = &sync.Map{} }
 	p.forward = func(d time.Duration) error { ahead = d; return nil }
-	p.done = func() (int, error) { return charged, nil }
+	p.done = func() (int, error) { return times, nil }
 	p.start = func() (process, error) {
 		seen := shared
 		if seen == nil {
@@ -249,17 +255,17 @@ func openInItsPlace(ctx context.Context) (_ *platform, err error) {
 	charge := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tx, ok := sqlite.Tx(r.Context())
 		if !ok {
-			problem(w, http.StatusInternalServerError, "There is no transaction.")
+			http.Error(w, "there is no transaction", http.StatusInternalServerError)
 			return
 		}
 		done, err := tx.ExecContext(r.Context(), "INSERT INTO charges DEFAULT VALUES")
 		if err != nil {
-			problem(w, http.StatusInternalServerError, err.Error())
+			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		p.afterwards()
 		n, _ := done.LastInsertId() // SQLite always knows
-		writeJSON(w, http.StatusCreated, map[string]any{"charge": n})
+		charged(w, n)
 	})
 	p.start = func() (process, error) {
 		store, err := sqlite.Open(ctx, sqlite.Config{Path: file})
@@ -284,6 +290,13 @@ func openInItsPlace(ctx context.Context) (_ *platform, err error) {
 		return n, err
 	}
 	return p, nil
+}
+
+// charged answers that a card was charged for the nth time.
+func charged(w http.ResponseWriter, n int64) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	_, _ = fmt.Fprintf(w, `{"charge": %d}`, n)
 }
 
 // openFile opens an SQLite file for the app's own statements.
