@@ -81,6 +81,17 @@ func (f figure) seen(got string) bool {
 	return got == f.Want
 }
 
+// worth says whether what a trial counts is good or bad.
+func (b *block) worth(f figure) string {
+	switch s := b.Steps[0]; {
+	case s.Verb != "try":
+		return ""
+	case f.Want == trials.All[s.Words[0]].Right:
+		return "good"
+	}
+	return "bad"
+}
+
 // buttons are those of the page that a lesson can press, by what they say.
 var buttons = map[string]string{
 	"once": "Send once", "double": "Double-click", "race": "Five at the same time", "lose": "Lose the answer, try again",
@@ -355,6 +366,7 @@ var lessonsTemplate = template.Must(template.New("lesson").Funcs(template.FuncMa
 	"title":  func(operation string) string { return operationOf(operation).Title },
 	"from":   func(n int, words []string) []string { return words[n:] },
 	"seen":   figure.seen,
+	"worth":  (*block).worth,
 	"right":  (*lessonRun).right,
 	"client": func(language string) string { return clientNames[language] },
 }).Parse(lessonsHTML))
