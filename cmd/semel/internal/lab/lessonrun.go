@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -258,7 +259,11 @@ func (p *pupil) post(ctx context.Context, path, body string, want int, said any)
 		return err
 	}
 	if resp.StatusCode != want {
-		return fmt.Errorf("%s answers %d: %s", path, resp.StatusCode, text)
+		var p struct {
+			Detail string `json:"detail"`
+		}
+		_ = json.Unmarshal(text, &p) // else the status has to do
+		return fmt.Errorf("%d: %s", resp.StatusCode, cmp.Or(p.Detail, string(text)))
 	}
 	if said == nil {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -300,7 +301,8 @@ func charged(w http.ResponseWriter, n int64) {
 	_, _ = fmt.Fprintf(w, `{"charge": %d}`, n)
 }
 
-// openFile opens an SQLite file for the app's own statements.
+// openFile opens an SQLite file, by its absolute path, for the app's own statements.
 func openFile(path string) (*sql.DB, error) {
-	return sql.Open("sqlite", "file:"+filepath.ToSlash(path)+"?_pragma=busy_timeout(10000)&_txlock=immediate")
+	file := url.URL{Scheme: "file", Path: "/" + strings.TrimPrefix(filepath.ToSlash(path), "/"), RawQuery: "_pragma=busy_timeout(10000)&_txlock=immediate"}
+	return sql.Open("sqlite", file.String())
 }
