@@ -21,13 +21,13 @@ var pageCSS string
 var pageJS string
 
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
-	"t":      func(string) string { return "" }, // that of the language, see show
-	"keys":   func() []Requirement { return []Requirement{KeyRequired, KeyOptional, KeyIgnored} },
-	"pct":    func(f float64) string { return fmt.Sprintf("%.2f%%", f) },
-	"money":  func(cents int64) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) },
-	"ms":     func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) },
-	"clock":  func(t time.Time) string { return t.Format("15:04:05.000") },
-	"lesson": func(name string) string { return lessonOf[name] },
+	"t":     func(string) string { return "" }, // that of the language, see show
+	"keys":  func() []Requirement { return []Requirement{KeyRequired, KeyOptional, KeyIgnored} },
+	"pct":   func(f float64) string { return fmt.Sprintf("%.2f%%", f) },
+	"money": func(cents int64) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) },
+	"ms":    func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) },
+	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
+	"learn": func(name string) string { return lessonOf[name] },
 }).Parse(pageHTML))
 
 // Handler answers for the page, the app's API and the lab's own.
