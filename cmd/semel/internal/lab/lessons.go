@@ -323,6 +323,7 @@ func fields(words []string, text string) []byte {
 var lessonOf = map[string]string{
 	"key": "timeout", "unique": "new-key", "in_progress": "parallel", "replay": "timeout",
 	"fingerprint": "other-body", "scope": "tenant", "outbox": "mail", "failures": "timeout",
+	"transaction": "thirty-lines", "lease": "lease", "queue": "thirty-lines",
 }
 
 //go:embed lessons.html
