@@ -113,7 +113,8 @@ func (p *pupil) do(ctx context.Context, s lessonStep) error {
 			return err
 		}
 		semel, err := t.Semel(ctx)
-		p.told["hand"], p.told["semel"] = hand, semel
+		p.told["hand"], p.told["semel"] = hand.Count, semel.Count
+		p.told["hand_receipts"], p.told["semel_receipts"] = hand.Receipts, semel.Receipts
 		return err
 	}
 	return fmt.Errorf("%s is no step", s.Verb)

@@ -84,7 +84,7 @@ func (f figure) seen(got string) bool {
 // worth says whether what a trial counts is good or bad.
 func (b *block) worth(f figure) string {
 	switch s := b.Steps[0]; {
-	case s.Verb != "try":
+	case s.Verb != "try" || f.Name != "hand" && f.Name != "semel":
 		return ""
 	case f.Want == trials.All[s.Words[0]].Right:
 		return "good"
@@ -374,7 +374,7 @@ var lessonsTemplate = template.Must(template.New("lesson").Funcs(template.FuncMa
 
 // labels are what figures are called where their name does not say it.
 var labels = map[string]string{
-	"done": "times done", "because": "missing", "hand": "by hand", "replayed": "answers repeated",
+	"done": "times done", "because": "missing", "hand": "by hand", "hand_receipts": "receipts by hand", "semel_receipts": "receipts with semel", "replayed": "answers repeated",
 }
 
 // clientNames are languages as people write them.

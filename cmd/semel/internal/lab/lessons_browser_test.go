@@ -33,9 +33,15 @@ func TestLessonPages(t *testing.T) {
 						b.shot("lesson-" + name + "-" + lang + "-" + size)
 						continue
 					}
-					b.press(`#step-1 button`)
-					b.leads(`document.querySelector('#step-1.right .figure.yes')`)
-					b.is(`location.hash === '#step-1'`)
+					steps := 1
+					if name == "thirty-lines" {
+						steps = len(courses[lang].by[name].blocks)
+					}
+					for n := 1; n <= steps; n++ {
+						b.press(fmt.Sprintf(`#step-%d button`, n))
+						b.leads(fmt.Sprintf(`document.querySelector('#step-%d.right .figure.yes')`, n))
+						b.is(fmt.Sprintf(`location.hash === '#step-%d'`, n))
+					}
 					b.quiet()
 					b.shot("lesson-" + name + "-" + lang + "-" + size)
 				}

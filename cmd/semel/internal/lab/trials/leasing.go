@@ -54,7 +54,7 @@ func twoWorkers(ctx context.Context, work func(context.Context) error) error {
 	return errors.Join(work(ctx), <-first, ctx.Err())
 }
 
-func slowByHand(ctx context.Context) (string, error) {
+func slowByHand(ctx context.Context) (Outcome, error) {
 	l := leases{until: map[string]time.Time{}}
 	var charged atomic.Int64
 	err := twoWorkers(ctx, func(ctx context.Context) error {
@@ -64,24 +64,24 @@ func slowByHand(ctx context.Context) (string, error) {
 		charged.Add(1)
 		return wait(ctx, longWork)
 	})
-	return strconv.FormatInt(charged.Load(), 10), err
+	return Outcome{Count: strconv.FormatInt(charged.Load(), 10)}, err
 }
 
-func slowWithSemel(ctx context.Context) (string, error) {
+func slowWithSemel(ctx context.Context) (Outcome, error) {
 	store, err := memory.New(memory.Config{})
 	if err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	return leased(ctx, store, semel.ErrInProgress)
 }
 
 // leased has semel see to it that one of the two works. The other is told why not.
-func leased(ctx context.Context, store semel.Store, why error) (string, error) {
+func leased(ctx context.Context, store semel.Store, why error) (Outcome, error) {
 	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{
 		Lease: shortLease, StoreTimeout: shortLease, OnCrash: semel.Hold,
 	}})
 	if err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	var charged atomic.Int64
 	err = twoWorkers(ctx, func(ctx context.Context) error {
@@ -96,16 +96,16 @@ func leased(ctx context.Context, store semel.Store, why error) (string, error) {
 		}
 		return err
 	})
-	return strconv.FormatInt(charged.Load(), 10), err
+	return Outcome{Count: strconv.FormatInt(charged.Load(), 10)}, err
 }
 
 // A worker that is paused, with its whole machine say, does not renew either.
-func pausedByHand(ctx context.Context) (string, error) { return slowByHand(ctx) }
+func pausedByHand(ctx context.Context) (Outcome, error) { return slowByHand(ctx) }
 
-func pausedWithSemel(ctx context.Context) (string, error) {
+func pausedWithSemel(ctx context.Context) (Outcome, error) {
 	store, err := memory.New(memory.Config{})
 	if err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	return leased(ctx, pausing{store}, semel.ErrUnknown)
 }

@@ -8,10 +8,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,9 +28,16 @@ import (
 type Trial struct {
 	Title string
 	Right string // what should be counted
-	// Hand and Semel return what is counted: how often something was done, or what is
-	// left.
-	Hand, Semel func(context.Context) (string, error)
+	// Hand and Semel return what came of it.
+	Hand, Semel func(context.Context) (Outcome, error)
+}
+
+// Outcome is what came of a trial.
+type Outcome struct {
+	Count string // how often something was done, or what is left
+	// Receipts are what each request was answered with, in their order: the number of a
+	// charge, or – for no answer.
+	Receipts string
 }
 
 // All are the trials by name.
@@ -53,6 +62,9 @@ type platform struct {
 	share   func()                    // has processes keep their keys in one place
 	end     func() error
 
+	mu       sync.Mutex
+	receipts []string
+
 	// afterwards is called by the service when it has charged a card, before the answer.
 	afterwards func()
 }
@@ -68,25 +80,30 @@ type process struct {
 var errDied = errors.New("the process has ended")
 
 // post asks for the same charge each time.
-func (p process) post(who string) (err error) {
+func (p *platform) post(to process, who string) (err error) {
 	r, err := http.NewRequest(http.MethodPost, "/charges", strings.NewReader(`{"amount": 500}`))
 	if err != nil {
 		return err
 	}
 	r.Header.Set("Idempotency-Key", "order-17")
 	r.Header.Set("Authorization", "Bearer "+who)
+	receipt := "–"
 	defer func() {
 		if v := recover(); v == errDied {
 			err = errDied
 		} else if v != nil {
 			panic(v)
 		}
+		p.mu.Lock()
+		p.receipts = append(p.receipts, receipt)
+		p.mu.Unlock()
 	}()
-	c := &answer{header: http.Header{}, status: http.StatusOK}
-	p.ServeHTTP(c, r)
-	if c.status >= 500 {
-		return fmt.Errorf("answered %d: %s", c.status, c.body.String())
+	a := &answer{header: http.Header{}, status: http.StatusOK}
+	to.ServeHTTP(a, r)
+	if a.status != http.StatusCreated {
+		return fmt.Errorf("answered %d: %s", a.status, a.body.String())
 	}
+	receipt = a.body.String()
 	return nil
 }
 
@@ -95,7 +112,7 @@ func repeat(p *platform) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.post("alice@acme"), a.post("alice@acme"), a.stop())
+	return errors.Join(p.post(a, "alice@acme"), p.post(a, "alice@acme"), a.stop())
 }
 
 func restart(p *platform) error {
@@ -103,7 +120,7 @@ func restart(p *platform) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.post("alice@acme"), a.stop(), again(p))
+	return errors.Join(p.post(a, "alice@acme"), a.stop(), again(p))
 }
 
 // again sends the request to a process that has just been started.
@@ -112,7 +129,7 @@ func again(p *platform) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.post("alice@acme"), a.stop())
+	return errors.Join(p.post(a, "alice@acme"), a.stop())
 }
 
 func twoProcesses(p *platform) error {
@@ -120,7 +137,7 @@ func twoProcesses(p *platform) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.post("alice@acme"), again(p), a.stop())
+	return errors.Join(p.post(a, "alice@acme"), again(p), a.stop())
 }
 
 // sharedRace has two processes that keep their keys in one place get the request at
@@ -145,7 +162,9 @@ func sharedRace(p *platform) error {
 	for range 2 {
 		go func() { failed <- again(p) }()
 	}
-	return errors.Join(<-failed, <-failed)
+	err := errors.Join(<-failed, <-failed)
+	slices.Sort(p.receipts) // either may be the first
+	return err
 }
 
 func sharedCrash(p *platform) error {
@@ -155,7 +174,7 @@ func sharedCrash(p *platform) error {
 		return err
 	}
 	p.afterwards = func() { panic(errDied) }
-	if err := a.post("alice@acme"); !errors.Is(err, errDied) {
+	if err := p.post(a, "alice@acme"); !errors.Is(err, errDied) {
 		return fmt.Errorf("the process has not ended: %w", err)
 	}
 	p.afterwards = func() {}
@@ -172,23 +191,23 @@ func tenant(p *platform) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(a.post("alice@acme"), a.post("carol@globex"), a.stop())
+	return errors.Join(p.post(a, "alice@acme"), p.post(a, "carol@globex"), a.stop())
 }
 
 // breaking does something to the tutorial's version, and to semel.
 func breaking(title, right string, do func(*platform) error) Trial {
-	count := func(open func(context.Context) (*platform, error)) func(context.Context) (string, error) {
-		return func(ctx context.Context) (_ string, err error) {
+	count := func(open func(context.Context) (*platform, error)) func(context.Context) (Outcome, error) {
+		return func(ctx context.Context) (_ Outcome, err error) {
 			p, err := open(ctx)
 			if err != nil {
-				return "", err
+				return Outcome{}, err
 			}
 			defer func() { err = errors.Join(err, p.end()) }()
 			if err := do(p); err != nil {
-				return "", err
+				return Outcome{}, err
 			}
 			n, err := p.done()
-			return strconv.Itoa(n), err
+			return Outcome{strconv.Itoa(n), strings.Join(p.receipts, " ")}, err
 		}
 	}
 	return Trial{title, right, count(openTutorial), count(openInItsPlace)}
@@ -294,11 +313,10 @@ func openInItsPlace(ctx context.Context) (_ *platform, err error) {
 	return p, nil
 }
 
-// charged answers that a card was charged for the nth time.
+// charged answers that a card was charged for the nth time: with its receipt.
 func charged(w http.ResponseWriter, n int64) {
-	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusCreated)
-	_, _ = fmt.Fprintf(w, `{"charge": %d}`, n)
+	_, _ = io.WriteString(w, strconv.FormatInt(n, 10))
 }
 
 // openFile opens an SQLite file, by its absolute path, for the app's own statements.

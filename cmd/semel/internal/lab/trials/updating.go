@@ -44,25 +44,25 @@ func sell(ctx context.Context, db *sql.DB, looked func()) error {
 	return err
 }
 
-func updateByHand(ctx context.Context) (string, error)    { return sellTwo(ctx, sellByHand) }
-func updateWithSemel(ctx context.Context) (string, error) { return sellTwo(ctx, sell) }
+func updateByHand(ctx context.Context) (Outcome, error)    { return sellTwo(ctx, sellByHand) }
+func updateWithSemel(ctx context.Context) (Outcome, error) { return sellTwo(ctx, sell) }
 
 // sellTwo has two customers buy one of ten books each, and both look before either
 // takes. It says how many are left.
-func sellTwo(ctx context.Context, sell func(context.Context, *sql.DB, func()) error) (_ string, err error) {
+func sellTwo(ctx context.Context, sell func(context.Context, *sql.DB, func()) error) (_ Outcome, err error) {
 	dir, err := os.MkdirTemp("", "semel-lesson-")
 	if err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	db, err := openFile(filepath.Join(dir, "shelf.db"))
 	if err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	if _, err := db.ExecContext(ctx, `CREATE TABLE shelf (item TEXT PRIMARY KEY, stock INTEGER NOT NULL, version INTEGER NOT NULL) STRICT;
 		INSERT INTO shelf VALUES ('book', 10, 1)`); err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	var both sync.WaitGroup
 	both.Add(2)
@@ -76,9 +76,9 @@ func sellTwo(ctx context.Context, sell func(context.Context, *sql.DB, func()) er
 		}()
 	}
 	if err := errors.Join(<-failed, <-failed); err != nil {
-		return "", err
+		return Outcome{}, err
 	}
 	var left int64
 	err = db.QueryRowContext(ctx, "SELECT stock FROM shelf").Scan(&left)
-	return strconv.FormatInt(left, 10), err
+	return Outcome{Count: strconv.FormatInt(left, 10)}, err
 }
