@@ -26,11 +26,13 @@ func (p *program) labCommand() *cobra.Command {
 execution happen, and not happen. Charges, orders, roles, approvals and confirmations
 each have defences that are switched while it runs: the key and its scope, the lock, the
 fingerprint, the replay, the unique constraint, the outbox. Beside each incident stands
-the code that let it happen. Lessons, in English and Japanese, are at /lessons/.
+the code that let it happen.
 
 Without --file everything is forgotten when it ends. It listens on this host only, and
 refuses other addresses unless --anywhere says that they are meant: whoever reaches it
 can be anybody in it.
+
+Lessons, in English and Japanese, are at /lessons/.
 
 PRESETS
 ` + presetList() + `
