@@ -36,10 +36,14 @@ func (r *runner) newOperation(op *plan.Operation) *operation {
 	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
 		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification, Signed: op.Signature != nil,
+		Assumed: o.assumed, KeyIn: keyIn(op.Key),
 		Verdict: evidence.UnknownVerdict(), Experiments: []evidence.Experiment{}, Findings: []evidence.Finding{}, Statements: []evidence.Statement{},
 	}
 	if file, line := r.p.Where(op.Name); file != "" {
 		o.ev.Source, o.ev.SourceLine = file, line
+	}
+	if op.Key == nil && o.assumed {
+		o.ev.Profile, o.ev.Assumed = "none", false // what it says is of keys
 	}
 	o.makeReaders()
 	if v, err := r.r.Draw(op.Name); err == nil {
@@ -48,6 +52,19 @@ func (r *runner) newOperation(op *plan.Operation) *operation {
 		}
 	}
 	return o
+}
+
+// keyIn says where a key is.
+func keyIn(k *plan.Key) string {
+	switch {
+	case k == nil:
+		return evidence.NoKey
+	case k.Header != "":
+		return "header " + k.Header
+	case k.Query != "":
+		return "query " + k.Query
+	}
+	return "body " + string(k.Body)
 }
 
 // run runs the operation's experiments and judges. If the run is over already,
@@ -420,6 +437,7 @@ func (x *exp) lookFor(ctx context.Context, w *watch, s *sent, want int64) (*atte
 			w.resource = s.resource
 		}
 	}
+	w.promise(s)
 	if err := w.settle(ctx, s.over(), want); err != nil {
 		return a, err
 	}

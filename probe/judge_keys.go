@@ -164,6 +164,7 @@ func (j *judgement) changed(first *sent, second *attempt) {
 func (j *judgement) grounded(f *again) bool {
 	if f != nil {
 		f.judge(j)
+		j.e.Second = nil // of the ground, not of what is asked
 	}
 	switch j.o.facts.protects() {
 	case yes:
@@ -191,7 +192,7 @@ func (f *keyless) judge(j *judgement) {
 	}
 	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
-		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
+		j.find("keyless-requests-confused", "", evidence.Established, s.sent, t.sent)
 	}
 	d, known := s.total, &j.o.facts
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
@@ -278,6 +279,7 @@ func (f *misspelt) judge(j *judgement) {
 		return
 	}
 	second, d := f.second.sent, f.second.total
+	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
 		j.broken("a malformed key was accepted with %s, and the request repeated: %s", answer(first), count(cmp.Or(d.most, d.outMost)))

@@ -155,6 +155,7 @@ func (f *meanwhile) judge(j *judgement) {
 	if !success(&first.x) && success(&second.x) && !second.replayed {
 		first, second = second, first // which of them won does not matter
 	}
+	j.e.Second = j.o.compare(first, second)
 	if !j.effects(d, 1, id, all...) {
 		if running {
 			known.inProgress, known.unsafeRetry = no, true
@@ -210,7 +211,6 @@ func (f *meanwhile) after(i int) time.Duration {
 // effect of its own.
 func (j *judgement) duringFirst(first, second *sent) {
 	f := &j.o.facts
-	j.e.Second = j.o.compare(first, second)
 	status, s := second.x.Response.Status, j.e.Second
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {

@@ -89,7 +89,7 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		}
 		line("")
 		for _, s := range o.Standings() {
-			line("- Hypothesis %s, %s %s. %s", s.Name, prose(s.Text), prose(string(s.State)), prose(visible(s.Because, 300)))
+			line("- Hypothesis %s is %s. %s %s", s.Name, prose(string(s.State)), prose(s.Text), prose(visible(s.Because, 300)))
 		}
 		line("")
 		line("%s", code(text(o.Verdict.Key())))

@@ -164,7 +164,7 @@ func (p *printer) guidelines(r *evidence.Run) {
 // operation shows one, the at-th; dir is the run's folder, if there is one.
 func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 	p.head(strings.Repeat("-", p.width))
-	p.wrap("", "", fmt.Sprintf("%s   %s %s   contract %s", name(o.Name), name(o.Method), brief(o.URL), name(o.Profile)))
+	p.wrap("", "", fmt.Sprintf("%s   %s %s   %s", name(o.Name), name(o.Method), brief(o.URL), contract(o)))
 	if o.Source != "" {
 		p.wrap("", "", "see "+source(o))
 	}
@@ -361,10 +361,10 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if e.Race != nil {
 		p.wrap("  ", "", raceLine(e.Race))
 	}
-	if e.Second != nil {
-		p.wrap("  ", "second answer: ", secondLine(e))
+	if line := secondLine(o, e); line != "" {
+		p.wrap("  ", "second answer: ", line)
 	}
-	changes := changeLines(e)
+	changes := changeLines(o, e)
 	for _, line := range changes[:min(len(changes), mostChanges)] {
 		p.wrap("  ", "state: ", line)
 	}
@@ -404,10 +404,10 @@ func (p *printer) witnesses(o *evidence.Operation) {
 
 // changeLines are the changes of an experiment; those of a race that are the
 // same are one line.
-func changeLines(e *evidence.Experiment) (lines []string) {
+func changeLines(o *evidence.Operation, e *evidence.Experiment) (lines []string) {
 	n := map[string]int{}
 	for _, c := range e.Changes {
-		line := changeLine(c)
+		line := changeLine(o, c)
 		if e.Race == nil || n[line] == 0 {
 			lines = append(lines, line)
 		}
@@ -427,10 +427,23 @@ func changeLines(e *evidence.Experiment) (lines []string) {
 	return lines
 }
 
-func changeLine(c evidence.Change) string {
+func changeLine(o *evidence.Operation, c evidence.Change) string {
 	s := strings.Join(nonEmpty(name(c.Reader), name(c.Name)), " ") + ": " + brief(c.Before) + " -> " + brief(c.After)
-	if c.Effects != 0 || c.Expected != 0 {
-		s += fmt.Sprintf(" (%s, %d expected)", plural(int(c.Effects), "effect", "effects"), c.Expected)
+	n := plural(int(c.Effects), "effect", "effects")
+	switch {
+	case blind(o, c.Reader):
+		return s + " (it saw the effect of no fresh request, so this says nothing)"
+	case !counts(c):
+		return s
+	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: "):
+		return s + fmt.Sprintf(" (%d due)", c.Expected)
+	case c.Expected < 0:
+		return s + " (" + n + ")"
 	}
-	return s
+	return s + fmt.Sprintf(" (%s, %d due)", n, c.Expected)
+}
+
+// counts reports whether a change is one of effects, and not of a value.
+func counts(c evidence.Change) bool {
+	return c.Effects != 0 || c.Expected != 0 || strings.HasPrefix(c.Name, "effects")
 }
