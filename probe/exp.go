@@ -73,8 +73,8 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	for _, name := range o.r.o.experiments(o.r.p, o.op) {
 		k := kinds[name]
 		x := &exp{o: o, kind: name, e: evidence.Experiment{Name: string(name), Step: k.step, Title: k.title, Outcome: evidence.NotRun}}
-		if name == plan.OtherTenant && o.op.Key == nil {
-			x.e.Title = "The same request by another tenant"
+		if t := keylessTitles[name]; t != "" && o.op.Key == nil {
+			x.e.Title = t
 		}
 		switch err := o.applies(name); {
 		case err != nil:
@@ -97,6 +97,15 @@ func (o *operation) run(ctx context.Context, ended error) error {
 		o.judge()
 	}
 	return ended
+}
+
+// keylessTitles are of operations without a key.
+var keylessTitles = map[plan.Experiment]string{
+	plan.OtherTenant: "The same request by another tenant",
+	plan.Altered:     "The same request, altered",
+	plan.SameMeaning: "The same JSON in other bytes",
+	plan.Corrected:   "A refused request, corrected",
+	plan.RaceAltered: "A request and its alteration at once",
 }
 
 // applies returns why an experiment means nothing for the operation.

@@ -176,8 +176,12 @@ func (j *judgement) grounded(f *again) bool {
 	case no:
 		j.bad = nil // it is a finding, and not of a bad key
 	default:
-		j.open, j.bad = append(j.open, j.bad...), nil
-		if len(j.open) == 0 {
+		what := append(j.open, j.bad...)
+		j.open, j.bad = nil, nil
+		for _, why := range what {
+			j.unclear("that a good key protects was not shown: %s", why)
+		}
+		if len(what) == 0 {
 			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
 		}
 	}
