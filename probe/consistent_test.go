@@ -25,6 +25,7 @@ var (
 	aboutState   = regexp.MustCompile(`\b([0-9]+|no) effects?\b|took effect|no other effect|had its effect`)
 	hedged       = regexp.MustCompile(`no reader|none has seen|inferred|no effect was seen|no effect seen|no effect could|neither answer|without an effect`)
 	statusInWhy  = regexp.MustCompile(`(?:with|got|answer,|was|then|and|is|again with|:) ([1-5][0-9][0-9])\b(?: with an error in its body)?(?:[,;: ).]|$)`)
+	refusedWith  = regexp.MustCompile(`refused with [123][0-9][0-9]`)
 	ofContract   = regexp.MustCompile(`; the contract.*$|which is not the contract's answer.*$|, with 401, 403 or 407`)
 	byReader     = regexp.MustCompile(`\b([0-9]+) effects? (?:outside )?by reader ([a-z]+)\b|\b([a-z]+): ([0-9]+) effects?\b`)
 	raceHeld     = regexp.MustCompile(`^1 effect in each of ([0-9]+) trials? of ([0-9]+) at once in which they overlapped; that leaves open a rate of doubles below ([0-9.]+) %$`)
@@ -165,6 +166,9 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 			say("no answer has the status %s", m[1])
 		}
 	}
+	if m := refusedWith.FindString(e.Why); m != "" && !strings.Contains(e.Why, m+" with ") {
+		say("%s is no refusal", m)
+	}
 	if m := raceHeld.FindStringSubmatch(e.Why); m != nil {
 		if e.Race == nil || number(m[1]) != int64(e.Race.Overlapped) || number(m[2]) != int64(e.Race.Width) || m[3] != fmt.Sprintf("%.1f", 100*evidence.RateBound(0, e.Race.Overlapped)) {
 			say("the race is %+v", e.Race)
@@ -191,6 +195,9 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 		if first.Role == "ground" || second.Role == "ground" {
 			say("what it rests on is compared, and not what it asks")
 		}
+	}
+	if slices.Contains([]string{"missing_key", "malformed_key"}, e.Name) && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "duplicate" }) {
+		say("what it rests on stands beside what it asks")
 	}
 	return wrong
 }
@@ -266,7 +273,7 @@ func recognised(op *evidence.Operation) bool {
 		if e.Outcome == evidence.Held || strings.Contains(e.Why, "had no effect of its own") {
 			return true
 		}
-		return slices.ContainsFunc(e.Changes, func(c evidence.Change) bool { return c.Effects == 1 && c.Expected == 1 }) && e.Second != nil
+		return e.Outcome == evidence.Broken && e.Second != nil && !slices.ContainsFunc(e.Changes, func(c evidence.Change) bool { return c.Effects != c.Expected })
 	})
 }
 
@@ -335,14 +342,18 @@ func ofStandings(op *evidence.Operation) (wrong []string) {
 	}
 	failures := []string{"lost_unread", "lost_begun", "failed_first", "corrected"}
 	classes := map[string]func(id, experiment string) bool{
-		"A": func(id, experiment string) bool { return !slices.Contains(failures, experiment) && experiment != "race" },
+		"A": func(id, experiment string) bool {
+			return !slices.Contains(failures, experiment) && experiment != "race"
+		},
 		"B": func(id, experiment string) bool {
 			return strings.Contains(id, "race") || strings.HasPrefix(id, "in-flight") || strings.HasPrefix(experiment, "race") || experiment == "in_flight"
 		},
 		"C": func(id, experiment string) bool {
 			return slices.Contains(failures, experiment) || strings.HasPrefix(id, "failure-") || id == "double-effect-lost-response" || id == "lost-effect" || id == "double-effect-sequential"
 		},
-		"D": func(id, experiment string) bool { return !slices.Contains(failures, experiment) && experiment != "race" },
+		"D": func(id, experiment string) bool {
+			return !slices.Contains(failures, experiment) && experiment != "race"
+		},
 	}
 	for _, s := range op.Standings() {
 		say := func(format string, args ...any) {
@@ -465,7 +476,7 @@ func ofHeadline(run *evidence.Run, line string) (wrong []string) {
 	for name, words := range map[string]string{"A": "when it was repeated", "B": "several times at once", "C": "after lost answers", "D": "kept apart"} {
 		never(strings.Contains(line, words) && states[name] != evidence.RuledOut, "hypothesis "+name+" is "+string(states[name]))
 	}
-	never(strings.Contains(line, "and failures and") && !op.Failed() || strings.Contains(line, "answers and failures, as") && !op.Failed(), "no attempt failed")
+	never(strings.Contains(line, "after lost answers and failures") && !op.Failed(), "no attempt failed")
 	never(strings.Contains(line, "not known") && sees(op), "an effect was seen")
 	never(op.KeyIn == evidence.NoKey && strings.Contains(line, "its keys"), "there is no key")
 	return wrong

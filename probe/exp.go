@@ -532,7 +532,10 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 
 // answered says whether a request was answered, and how.
 func answered(s *sent) string {
-	if s.x.Response == nil {
+	switch {
+	case s.x.Response == nil && s.x.Delivery == wire.Unanswered && s.x.Err != nil:
+		return "was not answered (" + s.x.Err.Error() + ")"
+	case s.x.Response == nil:
 		return "was not answered: " + answer(s)
 	}
 	return "was answered with " + answer(s)

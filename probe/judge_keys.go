@@ -178,10 +178,9 @@ func (j *judgement) grounded(f *again) bool {
 	default:
 		what := append(j.open, j.bad...)
 		j.open, j.bad = nil, nil
-		for _, why := range what {
-			j.unclear("that a good key protects was not shown: %s", why)
-		}
-		if len(what) == 0 {
+		if len(what) > 0 {
+			j.unclear("that a good key protects was not shown: %s", strings.Join(what, "; "))
+		} else {
 			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
 		}
 	}
