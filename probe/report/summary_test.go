@@ -157,7 +157,7 @@ func TestSARIFForCodeScanning(t *testing.T) {
 			t.Errorf("%s has the tags %v; scanners want security among them", rule.ID, tags)
 		}
 	}
-	if severity["double-effect-race"] != "9.0" || severity["in-flight-error-invites-new-key"] != "6.0" || severity["retention-not-published"] != "2.0" {
+	if severity["double-effect-race"] != "9.1" || severity["in-flight-error-invites-new-key"] != "6.0" || severity["retention-not-published"] != "2.0" {
 		t.Errorf("severities %v", severity)
 	}
 	r.Operations[0].SourceLine = 0
