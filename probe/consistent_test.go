@@ -28,10 +28,10 @@ var (
 	refusedWith  = regexp.MustCompile(`refused with [123][0-9][0-9]`)
 	ofContract   = regexp.MustCompile(`; the contract.*$|which is not the contract's answer.*$|, with 401, 403 or 407`)
 	byReader     = regexp.MustCompile(`\b([0-9]+) effects? (?:outside )?by reader ([a-z]+)\b|\b([a-z]+): ([0-9]+) effects?\b`)
-	raceHeld     = regexp.MustCompile(`^1 effect in each of ([0-9]+) trials? of ([0-9]+) at once in which they overlapped; that leaves open a rate of doubles below ([0-9.]+) %$`)
+	raceHeld     = regexp.MustCompile(`^1 effect in each of ([0-9]+) trials? of ([0-9]+) at once in which they overlapped; that leaves open a rate of doubles of up to ([0-9.]+ %)$`)
 	raceDoubled  = regexp.MustCompile(`more than one effect in ([0-9]+) of ([0-9]+) trials?`)
-	raceTold     = regexp.MustCompile(`^Not seen to double in ([0-9]+) overlapping trials? of ([0-9]+) requests\. That leaves open a rate of up to ([0-9.]+) %`)
-	heldList     = regexp.MustCompile(`Held: (.*?)\.(?: Not|$)`)
+	raceTold     = regexp.MustCompile(`^Not seen to double in ([0-9]+) overlapping trials? of ([0-9]+) requests\. That leaves open a rate of up to ([0-9.]+ %)`)
+	heldList     = regexp.MustCompile(`(Held|effects that were due): (.*?)\.(?: Not| Broken|$)`)
 	listed       = regexp.MustCompile(`([a-z_]+)(?: \([^)]*\))?(?:, |$)`)
 	missingList  = regexp.MustCompile(`([a-z_]+) (was not tried|does not apply|showed nothing of it \(([a-z ]+)\))`)
 	supportedBy  = regexp.MustCompile(`([a-z0-9-]+) \((established|inferred), ([a-z_]+)\)`)
@@ -169,14 +169,18 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 	if m := refusedWith.FindString(e.Why); m != "" && !strings.Contains(e.Why, m+" with ") {
 		say("%s is no refusal", m)
 	}
+	if strings.HasPrefix(e.Name, "lost_") && e.Outcome == evidence.Held && !strings.Contains(e.Why, "none was lost") &&
+		!slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "first" && s.Cut != "" }) {
+		say("no answer was lost")
+	}
 	if m := raceHeld.FindStringSubmatch(e.Why); m != nil {
-		if e.Race == nil || number(m[1]) != int64(e.Race.Overlapped) || number(m[2]) != int64(e.Race.Width) || m[3] != fmt.Sprintf("%.1f", 100*evidence.RateBound(0, e.Race.Overlapped)) {
+		if e.Race == nil || number(m[1]) != int64(e.Race.Overlapped) || number(m[2]) != int64(e.Race.Width) || m[3] != evidence.Percent(evidence.RateBound(0, e.Race.Overlapped)) {
 			say("the race is %+v", e.Race)
 		}
 	} else if e.Race != nil && e.Outcome == evidence.Held {
 		say("a race that held says something else")
 	}
-	if m := raceDoubled.FindStringSubmatch(e.Why); m != nil && (e.Race == nil || number(m[1]) != int64(e.Race.Doubled) || number(m[2]) != int64(e.Race.Trials)) {
+	if m := raceDoubled.FindStringSubmatch(e.Why); m != nil && e.Name == "race" && (e.Race == nil || number(m[1]) != int64(e.Race.Doubled) || number(m[2]) != int64(e.Race.Trials)) {
 		say("the race is %+v", e.Race)
 	}
 	// What the second answer is said to be like.
@@ -379,13 +383,15 @@ func ofStandings(op *evidence.Operation) (wrong []string) {
 				say("no reader can tell")
 			}
 		}
-		if m := heldList.FindStringSubmatch(s.Because); m != nil {
-			for _, x := range listed.FindAllStringSubmatch(m[1], -1) {
-				if o := outcomes[x[1]]; o != evidence.Held && (o != evidence.Broken || !strings.Contains(s.Because, "broken for something else")) {
-					say("%s is %s", x[1], o)
+		lists := heldList.FindAllStringSubmatch(s.Because, -1)
+		for _, m := range lists {
+			for _, x := range listed.FindAllStringSubmatch(m[2], -1) {
+				if want := map[bool]evidence.Outcome{true: evidence.Held, false: evidence.Broken}[m[1] == "Held"]; outcomes[x[1]] != want {
+					say("%s is %s", x[1], outcomes[x[1]])
 				}
 			}
-		} else if s.State == evidence.RuledOut {
+		}
+		if len(lists) == 0 && s.State == evidence.RuledOut {
 			say("by nothing")
 		}
 		for _, m := range missingList.FindAllStringSubmatch(s.Because, -1) {
@@ -415,6 +421,9 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 		if e.Second != nil {
 			classes[e.Second.Class] = true
 		}
+		if slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "ground" }) {
+			classes[evidence.SameResult], classes[evidence.RefusedWithReference] = true, true // of it no comparison is kept
+		}
 		audit = audit || len(e.Audit) > 0
 		for _, c := range e.Changes {
 			effects = effects || c.Effects > 0
@@ -440,7 +449,7 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 	never(v.KeyScopeBinding != "unknown" && !tried("other_tenant", "other_actor"), "scope that was not tried")
 	for _, s := range op.Statements {
 		if m := raceTold.FindStringSubmatch(s.Text); m != nil {
-			never(race == nil || number(m[1]) != int64(race.Overlapped) || number(m[2]) != int64(race.Width) || m[3] != fmt.Sprintf("%.1f", 100*race.Bound), s.Text)
+			never(race == nil || number(m[1]) != int64(race.Overlapped) || number(m[2]) != int64(race.Width) || m[3] != evidence.Percent(race.Bound), s.Text)
 		}
 		never(s.Basis == evidence.Established && strings.Contains(s.Text, "was seen") && !sees(op), s.Text)
 	}

@@ -21,7 +21,7 @@ type operation struct {
 	r        *runner
 	op       *plan.Operation
 	contract plan.Contract
-	assumed  bool // nobody said which contract it is: it is that of the default
+	assumed  bool // that it requires keys is the default's word, and nobody else's
 	ev       evidence.Operation
 	readers  []*reader
 	latency  time.Duration // the longest that an effect took to show
@@ -32,7 +32,7 @@ type operation struct {
 func (r *runner) dry() bool { return !r.o.Send }
 
 func (r *runner) newOperation(op *plan.Operation) *operation {
-	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.assumed && op.Contract == nil}
+	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.p.AssumesContract(op)}
 	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
 		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification, Signed: op.Signature != nil,

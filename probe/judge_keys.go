@@ -213,7 +213,7 @@ func (f *keyless) judge(j *judgement) {
 	j.single(s, func() {
 		switch {
 		case known.noKeyRan && required && j.o.assumed:
-			j.broken("a request without a key was answered with %s and took effect; the plan names no contract, and by default keys count as required", answer(s.sent))
+			j.broken("a request without a key was answered with %s and took effect; the plan names no profile of a contract, and by default keys count as required", answer(s.sent))
 			j.find("missing-key-accepted", evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
 			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))

@@ -24,7 +24,18 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		return
 	}
 	f, first, second, d := &j.o.facts, t.first, t.second.sent, t.second.total
-	if !j.effects(d, 1, doubleLost, first, second) {
+	id := doubleLost
+	if t.whole {
+		// It is a duplicate like any other, and shows nothing of lost answers.
+		id = doubleSequential
+		defer func(safe bool, n int) {
+			f.safeRetry = safe
+			for i := range j.held[n:] {
+				j.held[n+i] = "the whole answer was there before the connection could be cut, so none was lost: " + j.held[n+i]
+			}
+		}(f.safeRetry, len(j.held))
+	}
+	if !j.effects(d, 1, id, first, second) {
 		f.unsafeRetry = true
 		return
 	}

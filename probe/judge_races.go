@@ -31,7 +31,7 @@ func (f *races) judge(j *judgement) {
 	case r.Overlapped == 0:
 		j.unclear("no trial shows anything: %s", cmp.Or(why, "the answers came one after the other"))
 	case len(j.bad) == 0 && len(j.open) == 0:
-		j.holds("1 effect in each of %s of %d at once in which they overlapped; that leaves open a rate of doubles below %.1f %%", times(r.Overlapped, "trial"), f.width, r.Bound*100)
+		j.holds("1 effect in each of %s of %d at once in which they overlapped; that leaves open a rate of doubles of up to %s", times(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
 	}
 }
 

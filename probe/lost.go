@@ -22,6 +22,7 @@ type lostTry struct {
 	looked bool  // the state was stable by then
 	second *attempt
 	begun  bool     // a part of the first's answer came
+	whole  bool     // the first was answered before it could be cut off
 	beside *attempt // a fresh request, if the retry was refused without an effect
 }
 
@@ -58,7 +59,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		f.tries = append(f.tries, t)
 		// One that left no trace may never have been processed.
 		d := t.second
-		blank := d != nil && d.settled && d.total.told() && !d.total.exceeds(1) && is(d.total.number(), 1) && d.processed() && d.x.Response.Status < 500 && !t.traced()
+		blank := t.whole || d != nil && d.settled && d.total.told() && !d.total.exceeds(1) && is(d.total.number(), 1) && d.processed() && d.x.Response.Status < 500 && !t.traced()
 		if !blank || try == maxWaits {
 			return f, nil
 		}
@@ -79,6 +80,7 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry,
 	if t.first, err = x.cut(ctx, "first", req, cut, where); err != nil {
 		return nil, err
 	}
+	t.whole = t.first.x.Response != nil && !t.first.x.Cut && cut.At != wire.BeforeLastByte
 	if x.o.r.dry() {
 		x.plan("duplicate", req, "", 1, "")
 		return t, nil

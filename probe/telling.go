@@ -95,7 +95,7 @@ func (o *operation) state() {
 		if f.outsideBad {
 			what = " This is of the target's own state, and not of what doubled outside."
 		}
-		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %.1f %%, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, r.Bound*100, what)
+		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %s, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, evidence.Percent(r.Bound), what)
 	}
 	sign, basis := o.tellAtomicity()
 	say("atomicity", basis, "%s", sign)

@@ -182,11 +182,11 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "mismatch-executed", Priority: P0, Basis: Established,
-		Title:       "Another request under a used key was executed",
+		Title:       "Another request under the same key was executed",
 		Advice:      "Established when the altered request's own effect was seen. A success with a new id alone: inferred.",
-		Explanation: "A key that had been used was sent with another payload, and that took effect as well. A client's mistake with keys has a second effect instead of an error.",
+		Explanation: "A key was sent with two payloads, one after the other or at once, and both took effect. A client's mistake with keys has a second effect instead of an error.",
 		Inferred: Words{
-			"Another request under a used key seems to have been executed",
+			"Another request under the same key seems to have been executed",
 			"A key that had been used was sent with another payload, and the answer is a success that names another resource. That it was made is inferred: no reader saw it.",
 		},
 		Remedy:     "Keep a fingerprint of the request with the key, compare it before anything else, and answer a mismatch with 422 and no effect.",
@@ -234,11 +234,11 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "mismatch-replayed-as-same", Priority: P1, Basis: Established,
-		Title:       "Another request under a used key was answered with the first one's result",
+		Title:       "Another request under the same key was answered with the first one's result",
 		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent.",
-		Explanation: "A key that had been used was sent with another payload. The client was told success, and the readers saw no effect of what it asked for.",
+		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and the readers saw the effect of one alone.",
 		Inferred: Words{
-			"Another request under a used key seems to have been answered with the first one's result",
+			"Another request under the same key seems to have been answered with the first one's result",
 			"A key that had been used was sent with another payload, and the answer is a success. That it is the first one's result, and that nothing else happened, is inferred from the answers.",
 		},
 		Remedy:     "Keep a fingerprint of the request with the key and answer a mismatch with 422.",

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -239,6 +240,16 @@ func RateBound(doubled, trials int) float64 {
 		}
 	}
 	return high
+}
+
+// Percent writes a rate that is an upper bound, rounded up, so that it does not
+// look lower than it is: with one decimal, or two below 10 %.
+func Percent(rate float64) string {
+	p, unit := rate*100, 10.0
+	if p < 10 {
+		unit = 100
+	}
+	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
 }
 
 // binomialCDF is the probability of at most k successes in n tries.

@@ -213,10 +213,17 @@ func (o *Operation) weigh(h hypothesis) Standing {
 		for _, f := range fs {
 			because = append(because, fmt.Sprintf("%s (%s, %s)", f.ID, f.Basis, f.Experiment))
 		}
-		s.Because = "Found: " + strings.Join(because, ", ") + "."
+		s.Because, s.Next = "Found: "+strings.Join(because, ", ")+".", "Mend it, then "+h.next
 		return s
 	}
-	var held, missing []string
+	var held, due, missing []string
+	note := func(found string) {
+		if name, ok := strings.CutSuffix(found, brokenElse); ok {
+			due = append(due, name)
+		} else {
+			held = append(held, found)
+		}
+	}
 	for _, either := range h.decides {
 		found, not := "", ""
 		for _, name := range either {
@@ -227,7 +234,7 @@ func (o *Operation) weigh(h hypothesis) Standing {
 			not = cmp.Or(not, why)
 		}
 		if found != "" {
-			held = append(held, found)
+			note(found)
 		} else {
 			missing = append(missing, not)
 		}
@@ -235,7 +242,7 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	decided := len(missing) == 0
 	for _, name := range h.also {
 		if found, why := o.showing(name); found != "" {
-			held = append(held, found)
+			note(found)
 		} else if e := o.experiment(name); e != nil && e.Outcome != NotApplicable && e.Outcome != NotRun {
 			missing = append(missing, why)
 		}
@@ -243,6 +250,9 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	var because []string
 	if len(held) > 0 {
 		because = append(because, "Held: "+strings.Join(held, ", ")+".")
+	}
+	if len(due) > 0 {
+		because = append(because, "Broken for something else, with the effects that were due: "+strings.Join(due, ", ")+".")
 	}
 	if h.name == "C" && decided && !o.Failed() {
 		because = append(because, "Not tried: an attempt that fails by itself.")
@@ -257,6 +267,9 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	return s
 }
 
+// brokenElse marks what is broken, and not for its effects.
+const brokenElse = " (broken)"
+
 // showing says how an experiment shows that there is nothing of what it looks
 // for, or why it does not.
 func (o *Operation) showing(name string) (held, why string) {
@@ -267,14 +280,25 @@ func (o *Operation) showing(name string) (held, why string) {
 		return "", name + " does not apply: " + strings.TrimRight(e.Why, ".")
 	case !o.once(e):
 		return "", name + " showed nothing of it (" + strings.ReplaceAll(string(e.Outcome), "_", " ") + ")"
+	case strings.HasPrefix(name, "lost_") && !e.cut():
+		return "", name + " lost no answer: it was there before the connection could be cut"
 	case e.Race != nil:
-		return fmt.Sprintf("%s (%d overlapping trials; a rate of up to %.1f %% is left open)", name, e.Race.Overlapped, 100*e.Race.bound()), ""
-	case e.Outcome == Broken:
-		return name + " (the effects were those due; it is broken for something else)", ""
+		held = fmt.Sprintf("%s (%d overlapping trials; a rate of up to %s is left open)", name, e.Race.Overlapped, Percent(e.Race.bound()))
 	case name == "failed_first" && !o.Failed():
-		return name + " (the first attempt was cut off before its last byte, and did not run)", ""
+		held = name + " (the first attempt was cut off before its last byte, and did not run)"
+	default:
+		held = name
 	}
-	return name, ""
+	if o.experiment(name).Outcome == Broken {
+		held += brokenElse
+	}
+	return held, ""
+}
+
+// cut reports whether a first request was cut off, as far as its sends are there.
+func (e *Experiment) cut() bool {
+	first := func(s Send) bool { return s.Role == "first" }
+	return !slices.ContainsFunc(e.Sends, first) || slices.ContainsFunc(e.Sends, func(s Send) bool { return first(s) && s.Cut != "" })
 }
 
 // once reports whether an experiment showed, by a reader that can tell, the

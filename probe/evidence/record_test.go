@@ -168,7 +168,7 @@ func TestStandings(t *testing.T) {
 		}
 	}
 	_, all := standing(Operation{Readers: seen, Experiments: held("race")})
-	if !strings.Contains(all[1].Because, "20 overlapping trials; a rate of up to 13.9 %") {
+	if !strings.Contains(all[1].Because, "20 overlapping trials; a rate of up to 14 %") {
 		t.Errorf("a race that held is said to rule out: %s", all[1].Because)
 	}
 	// An attempt that was cut off before its last byte is none that failed.
@@ -176,6 +176,12 @@ func TestStandings(t *testing.T) {
 	if _, all := standing(off); !strings.Contains(all[2].Because, "did not run") || !strings.Contains(all[2].Because, "Not tried: an attempt that fails by itself.") {
 		t.Error(all[2].Because)
 	}
+	// Nor is an answer lost that was there before the connection could be cut.
+	off.Experiments[0].Sends = []Send{{Role: "first", Status: 201}}
+	if states, all := standing(off); states[2] != Open || !strings.Contains(all[2].Because, "lost_unread lost no answer") {
+		t.Error(all[2].Because)
+	}
+	off.Experiments[0].Sends[0].Cut = "after the last byte of the request"
 	off.Experiments[2].Sends = []Send{{Role: "first", Status: 500}}
 	if _, all := standing(off); strings.Contains(all[2].Because, "Not tried") {
 		t.Error(all[2].Because)
@@ -304,6 +310,7 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 		want          string
 	}{
 		{SameResult, true, Send{Resource: "1"}, Send{Resource: "1"}, "the same result"},
+		{SameResult, true, Send{Resource: "1", Bytes: 9}, Send{Resource: "1", Bytes: 4}, "the same resource, told otherwise"},
 		{SameResult, false, Send{Bytes: 4}, Send{Bytes: 4}, "the same answer"},
 		{SameResult, false, Send{}, Send{}, "the same status, and no body"},
 		{DifferentResult, false, Send{Resource: "1"}, Send{Resource: "2"}, "another result"},
@@ -315,7 +322,7 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 		{ErrorOrTimeout, false, Send{}, Send{}, "no answer"},
 		{ErrorOrTimeout, false, Send{}, Send{Status: 201}, "not to be compared"},
 	} {
-		s := Second{Class: c.class, Resource: c.same}
+		s := Second{Class: c.class, Resource: c.same, Body: c.first.Bytes == c.second.Bytes}
 		if got := s.says(c.first, c.second); got != c.want {
 			t.Errorf("%s: %q, want %q", c.class, got, c.want)
 		}

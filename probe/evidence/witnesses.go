@@ -165,6 +165,8 @@ func (s *Second) says(first, second Send) string {
 	switch s.Class {
 	case SameResult:
 		switch {
+		case s.Resource && !s.Body:
+			return "the same resource, told otherwise"
 		case s.Resource:
 			return "the same result"
 		case empty:

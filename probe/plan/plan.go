@@ -47,6 +47,8 @@ type Plan struct {
 	Budget Budget `yaml:"budget"`
 
 	source *source
+	// assumed: Contract is that of WithDefaults.
+	assumed bool
 }
 
 // Target is what the plan is about.

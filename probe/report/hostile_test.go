@@ -260,7 +260,7 @@ func TestNoRateOfZero(t *testing.T) {
 }
 
 func TestPercent(t *testing.T) {
-	for rate, want := range map[float64]string{0.0487: "4.87 %", 0.04871: "4.88 %", 0.95: "95 %", 0.776: "78 %", 1: "100 %", 0.00001: "0.01 %", 0.1: "10 %"} {
+	for rate, want := range map[float64]string{0.0487: "4.87 %", 0.04871: "4.88 %", 0.95: "95 %", 0.776: "77.6 %", 0.1391: "14 %", 1: "100 %", 0.00001: "0.01 %", 0.1: "10 %"} {
 		if got := percent(rate); got != want {
 			t.Errorf("%v: %s; want %s", rate, got, want)
 		}

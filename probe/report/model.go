@@ -2,9 +2,7 @@ package report
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -303,15 +301,8 @@ func bound(r *evidence.Race) float64 {
 	return evidence.RateBound(r.Doubled, r.Overlapped)
 }
 
-// percent rounds up, so that no bound looks lower than it is.
 func percent(rate float64) string {
-	p := rate * 100
-	digits := 0
-	if p < 10 {
-		digits = 2
-	}
-	unit := math.Pow(10, float64(digits))
-	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
+	return evidence.Percent(rate)
 }
 
 // secondLine says how the second answer relates to the first. Of resources it
@@ -381,7 +372,7 @@ func contract(o *evidence.Operation) string {
 		key = "key in " + name(o.KeyIn) + ", "
 	}
 	if o.Assumed {
-		by += ", which is assumed: the plan names none"
+		by += ", which is assumed: the plan names no profile"
 	}
 	return key + by
 }
@@ -412,8 +403,9 @@ func sendsWord(f evidence.Finding) string {
 	if len(f.Sends) == 0 {
 		return ""
 	}
-	if len(f.Sends) == 1 {
-		return "send " + ranges(f.Sends)
+	sends := slices.Sorted(slices.Values(f.Sends))
+	if len(sends) == 1 {
+		return "send " + ranges(sends)
 	}
-	return "sends " + ranges(f.Sends)
+	return "sends " + ranges(sends)
 }

@@ -59,7 +59,13 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 	fs := ranked(o.Findings)
 	sees := slices.ContainsFunc(o.Readers, func(r evidence.Reader) bool { return r.Seen })
 	if len(fs) > 0 && place(fs[0].Priority) <= place(evidence.P1) {
+		// Of findings that are equally bad, and known, one of repeats is the matter.
 		f := fs[0]
+		if i := slices.IndexFunc(fs, func(g evidence.Finding) bool {
+			return g.Priority == f.Priority && g.Basis == evidence.Established && slices.Contains(ofRepeats, g.ID)
+		}); i >= 0 {
+			f = fs[i]
+		}
 		what, more, safe := lower(text(f.Title)), "", "safe"
 		if len(fs) > 1 {
 			more = fmt.Sprintf(", and %s beside it", plural(len(fs)-1, "finding", "findings"))
@@ -228,7 +234,9 @@ func answered(a *evidence.Answer) string {
 	case a.Cut:
 		said = "cut off by the probe"
 	}
-	if a.WaitedUS >= 0 {
+	// An answer may be read before it is known that the last byte is out: it took
+	// less than can be told.
+	if a.WaitedUS > 0 {
 		said += " in " + span(float64(a.WaitedUS))
 	}
 	if a.Says != "" && a.Status != 0 {

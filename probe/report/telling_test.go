@@ -102,7 +102,7 @@ func TestSecondLine(t *testing.T) {
 		changes       []evidence.Change
 		want          string
 	}{
-		{"one resource", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 5, Resource: "7"}, evidence.SameResult, false, nil, "the same result, 201 both times, another body, same resource (fast-as-a-replay, a hint only)"},
+		{"one resource", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 5, Resource: "7"}, evidence.SameResult, false, nil, "the same resource, told otherwise, 201 both times, another body, same resource (fast-as-a-replay, a hint only)"},
 		{"two resources", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 4, Resource: "8"}, evidence.DifferentResult, false, nil, "another result, 201 both times, another body, another resource (fast-as-a-replay, a hint only)"},
 		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by one alone"},
 		{"none is named, nothing is there", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, one, "the same status, and no body, 200 both times"},
@@ -152,7 +152,7 @@ func TestContractLine(t *testing.T) {
 	for want, o := range map[string]evidence.Operation{
 		"contract stripe":                    {Profile: "stripe"},
 		"key in header X-Key, contract ietf": {Profile: "ietf", KeyIn: "header X-Key"},
-		"key in query k, contract ietf, which is assumed: the plan names none": {Profile: "ietf", KeyIn: "query k", Assumed: true},
+		"key in query k, contract ietf, which is assumed: the plan names no profile": {Profile: "ietf", KeyIn: "query k", Assumed: true},
 		"no key":                  {Profile: "none", KeyIn: evidence.NoKey},
 		"no key, contract custom": {Profile: "custom", KeyIn: evidence.NoKey},
 	} {

@@ -297,11 +297,17 @@ func nonEmpty(all ...string) (some []string) {
 func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	const most = 12
 	sends := shown(byExperiment(o)[e.Name], e)
-	hidden := len(e.Sends)
 	if len(sends) > most {
 		sends = sends[:most]
 	}
-	hidden -= len(sends)
+	hidden, reads := -len(sends), 0
+	for _, s := range e.Sends {
+		if s.Role == "read" {
+			reads++
+		} else {
+			hidden++
+		}
+	}
 	bs, begin, whole := bars(sends)
 	labels, answers := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
@@ -355,8 +361,15 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut")
+	var missing []string
 	if hidden > 0 {
-		p.line("  %s not shown; run.json has them", plural(hidden, "send", "sends"))
+		missing = append(missing, plural(hidden, "send", "sends"))
+	}
+	if reads > 0 {
+		missing = append(missing, plural(reads, "reading", "readings")+" of the state")
+	}
+	if len(missing) > 0 {
+		p.line("  not shown: %s; run.json has them", strings.Join(missing, ", "))
 	}
 	if e.Race != nil {
 		p.wrap("  ", "", raceLine(e.Race))
@@ -397,7 +410,11 @@ func (p *printer) witnesses(o *evidence.Operation) {
 		p.wrap("  ", who+strings.Repeat(" ", wide-utf8.RuneCountInString(who)+2),
 			fmt.Sprintf("ids %s | state %s | audit %s | outside %s", mark(r.WrongIDs, r.IDs), mark(r.WrongState, r.State), r.Audit, mark(r.WrongIt, r.Outside)))
 		if r.First != nothing || r.Second != nothing {
-			p.wrap(strings.Repeat(" ", wide+4), "", r.First+", then "+r.Second)
+			said := r.First
+			if r.Second != nothing {
+				said += ", then " + r.Second
+			}
+			p.wrap(strings.Repeat(" ", wide+4), "", said)
 		}
 	}
 }
