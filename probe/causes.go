@@ -44,7 +44,7 @@ func (o *operation) suppose() {
 		} else {
 			o.cause(to, evidence.Cause{
 				Name: "no-mark", State: evidence.Open,
-				Text:  "Nothing in the request says which one it is, and its content is not compared.",
+				Text:  "The target looks at nothing in a request that says which one it is, and does not compare its content.",
 				For:   "The request has no key, and the same bytes took effect twice.",
 				Check: "Look for a unique constraint over the business fields that make two requests the same, or give the operation a key.",
 			})

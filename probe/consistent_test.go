@@ -35,7 +35,7 @@ var (
 	listed       = regexp.MustCompile(`([a-z_]+)(?: \([^)]*\))?(?:, |$)`)
 	missingList  = regexp.MustCompile(`([a-z_]+) (was not tried|does not apply|showed nothing of it \(([a-z ]+)\))`)
 	supportedBy  = regexp.MustCompile(`([a-z0-9-]+) \((established|inferred), ([a-z_]+)\)`)
-	spoilt       = regexp.MustCompile(`%!|<nil>|map\[|\b1 (effects|trials|requests|answers|findings|lines|experiments)\b|\.\.[^.]|;;| ,| ;|,,|\(\)|: *\.|\ba unknown|\bno reader sees the state and had`)
+	spoilt       = regexp.MustCompile(`%!|<nil>|map\[|\b1 (effects|trials|overlapping trials|requests|answers|findings|lines|experiments)\b|\.\.[^.]|;;| ,| ;|,,|\(\)|: *\.|\ba unknown|\bno reader sees the state and had`)
 	keyWords     = regexp.MustCompile(`(?i)\bthe (same |used )?key\b|\ba (fresh|used|malformed|good) key\b|\bkeys of\b|Idempotency-Key`)
 	stateFinding = regexp.MustCompile(`readers saw|took effect|had no effect|no effect of`)
 )

@@ -283,7 +283,11 @@ func (o *Operation) showing(name string) (held, why string) {
 	case strings.HasPrefix(name, "lost_") && !e.cut():
 		return "", name + " lost no answer: it was there before the connection could be cut"
 	case e.Race != nil:
-		held = fmt.Sprintf("%s (%d overlapping trials; a rate of up to %s is left open)", name, e.Race.Overlapped, Percent(e.Race.bound()))
+		trials := "1 overlapping trial"
+		if n := e.Race.Overlapped; n != 1 {
+			trials = fmt.Sprintf("%d overlapping trials", n)
+		}
+		held = fmt.Sprintf("%s (%s; a rate of up to %s is left open)", name, trials, Percent(e.Race.bound()))
 	case name == "failed_first" && !o.Failed():
 		held = name + " (the first attempt was cut off before its last byte, and did not run)"
 	default:

@@ -388,7 +388,7 @@ func limits(r *evidence.Run) []string {
 		for _, e := range o.Experiments {
 			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Overlapped > 0 {
 				once = true
-				all = append(all, fmt.Sprintf("%s, %s: none of %d overlapping trials doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), e.Race.Overlapped, percent(bound(e.Race))))
+				all = append(all, fmt.Sprintf("%s, %s: none of %s doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), plural(e.Race.Overlapped, "overlapping trial", "overlapping trials"), percent(bound(e.Race))))
 			}
 		}
 	}
