@@ -352,7 +352,7 @@ type svg struct {
 	LabelX, AnswerX            float64
 	Ticks                      []svgTick
 	Rows                       []svgRow
-	Hidden                     int
+	Hidden                     string
 	Other                      bool
 	Describe                   string
 }
@@ -388,7 +388,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 	bs, begin, whole := bars(sends)
 	px := func(v float64) string { return fmt.Sprintf("%.1f", v) }
 	at := func(us float64) float64 { return left + (us-begin)/whole*(right-left) }
-	p := &svg{Width: width, Left: left, LabelX: left - 12, AnswerX: right + 12, Right: right, Top: top, Hidden: len(e.Sends) - len(sends)}
+	p := &svg{Width: width, Left: left, LabelX: left - 12, AnswerX: right + 12, Right: right, Top: top, Hidden: unshown(e, len(sends))}
 	for _, us := range ticks(begin, whole) {
 		p.Ticks = append(p.Ticks, svgTick{px(at(us)), span(us)})
 	}

@@ -300,14 +300,6 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if len(sends) > most {
 		sends = sends[:most]
 	}
-	hidden, reads := -len(sends), 0
-	for _, s := range e.Sends {
-		if s.Role == "read" {
-			reads++
-		} else {
-			hidden++
-		}
-	}
 	bs, begin, whole := bars(sends)
 	labels, answers := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
@@ -361,15 +353,8 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut")
-	var missing []string
-	if hidden > 0 {
-		missing = append(missing, plural(hidden, "send", "sends"))
-	}
-	if reads > 0 {
-		missing = append(missing, plural(reads, "reading", "readings")+" of the state")
-	}
-	if len(missing) > 0 {
-		p.line("  not shown: %s; run.json has them", strings.Join(missing, ", "))
+	if rest := unshown(e, len(sends)); rest != "" {
+		p.line("  not shown: %s; run.json has them", rest)
 	}
 	if e.Race != nil {
 		p.wrap("  ", "", raceLine(e.Race))
@@ -382,6 +367,26 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 		p.wrap("  ", "state: ", line)
 	}
 	p.more(len(changes)-mostChanges, "changes")
+}
+
+// unshown says what a picture of so many sends does not show; empty for nothing.
+func unshown(e *evidence.Experiment, drawn int) string {
+	hidden, reads := -drawn, 0
+	for _, s := range e.Sends {
+		if s.Role == "read" {
+			reads++
+		} else {
+			hidden++
+		}
+	}
+	var missing []string
+	if hidden > 0 {
+		missing = append(missing, plural(hidden, "send", "sends"))
+	}
+	if reads > 0 {
+		missing = append(missing, plural(reads, "reading", "readings")+" of the state")
+	}
+	return strings.Join(missing, ", ")
 }
 
 // witnesses shows what the four witnesses say of each experiment.
