@@ -39,6 +39,9 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		f.unsafeRetry = true
 		return
 	}
+	if t.whole && !last {
+		return // it was tried again
+	}
 	limit := j.o.r.p.Timing.SettleLimit
 	switch most := d.number(); {
 	case !t.second.settled:

@@ -289,6 +289,13 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	if w := o.Witnesses()[0]; w.Second.Timing == "" || w.State != nil {
 		t.Errorf("without a reader: %+v", w)
 	}
+	// Of an attempt that was cut off, not of one that was answered before.
+	lost := Operation{Experiments: []Experiment{{Name: "lost_unread", Outcome: Held, Sends: []Send{
+		{N: 1, Role: "first", Status: 200}, {N: 2, Role: "duplicate", Status: 200}, {N: 3, Role: "first", Cut: "x"}, {N: 4, Role: "duplicate", Status: 201},
+	}}}}
+	if w := lost.Witnesses()[0]; !w.First.Cut || w.Second.Status != 201 {
+		t.Errorf("first %+v, second %+v", w.First, w.Second)
+	}
 	for _, c := range []struct {
 		effects, due int64
 		name         string

@@ -151,6 +151,12 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Race != nil || len(same) == 0 || same[0].Role == "race" {
 		return nil, nil
 	}
+	// Of several tries to cut one off, the last that was.
+	for i := len(same) - 1; i > 0; i-- {
+		if same[i-1].Cut != "" && same[i].Role == "duplicate" {
+			return &same[i-1], &same[i]
+		}
+	}
 	first = &same[0]
 	if len(same) > 1 && (e.Second != nil || same[1].Role == "duplicate") {
 		second = &same[1]
