@@ -234,6 +234,9 @@ func TestAnswerThatWasNotLost(t *testing.T) {
 			if finding(op, "double-effect-lost-response") != nil || op.Verdict.RetryBehavior == "safe_stop" || op.Standings()[2].State == evidence.RuledOut {
 				t.Errorf("%s: no answer was lost: %s", name, describe(op))
 			}
+			if !slices.ContainsFunc(op.Untried, func(u evidence.Untried) bool { return u.What == "lost answers" }) {
+				t.Errorf("%s: it is not said that lost answers were not tried: %+v", name, op.Untried)
+			}
 			if double != (finding(op, "double-effect-sequential") != nil) || !double && !strings.Contains(e.Why, "none was lost") {
 				t.Errorf("%s: %s", name, describe(op))
 			}

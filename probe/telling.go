@@ -108,6 +108,13 @@ func (o *operation) state() {
 	o.untried()
 }
 
+// lost reports whether a connection was cut before an answer was there.
+func (o *operation) lost() bool {
+	return slices.ContainsFunc(o.ev.Experiments, func(e evidence.Experiment) bool {
+		return (e.Name == string(plan.LostUnread) || e.Name == string(plan.LostBegun)) && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Cut != "" })
+	})
+}
+
 // untried says what was not tried, and what would try it.
 func (o *operation) untried() {
 	add := func(what, how string) {
@@ -134,6 +141,9 @@ func (o *operation) untried() {
 		{"another operation under the same key", []plan.Experiment{plan.OtherOperation}},
 	} {
 		if slices.ContainsFunc(group.of, ran) {
+			if group.of[0] == plan.LostUnread && !o.lost() {
+				add(group.what, "a target that is slower to answer, or further away: here each answer was there before the connection could be cut")
+			}
 			continue
 		}
 		var can []string

@@ -58,6 +58,10 @@ func TestBottomLine(t *testing.T) {
 		"pay is probably not safe: a key of one tenant seems to keep another tenant out (probably not safe: 2 of 2 operations).": {
 			Operations: []evidence.Operation{op("pay", nil, scope), op("pay", nil, inferred)},
 		},
+		// Of what is equally bad, repeats are the matter.
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it.": {
+			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"), find("double-effect-race", "race"))},
+		},
 		"pay is not safe: a request without a key was taken for another one without a key.": {
 			Operations: []evidence.Operation{op("pay", all, find("keyless-requests-confused", "missing_key"))},
 		},
