@@ -49,6 +49,8 @@ type Plan struct {
 	Budget Budget `yaml:"budget"`
 
 	source *strict.Source
+	// assumed: Contract is that of WithDefaults.
+	assumed bool
 }
 
 // Target is what the plan is about.
