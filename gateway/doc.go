@@ -30,7 +30,10 @@
 // header from it, not from the upstream. Redirects are passed on, not followed.
 // The gateway speaks HTTP/1.1 to the upstream, where a connection carries one
 // request at a time, so that it is known for each request whether a byte of it
-// was sent.
+// was sent. With UpstreamConfig.HTTP2 that is known only of a request that was given no
+// connection: one that the upstream refuses (REFUSED_STREAM), or does not reach
+// any more when it shuts down (GOAWAY), has an unknown outcome too, and a request
+// without a body has no Content-Length.
 //
 // # What is known after a failure
 //

@@ -12,12 +12,12 @@ import (
 // scopes names the scope of a request whose caller is known by its credential
 // alone.
 type scopes struct {
-	credentials []string
-	host        bool // the host is the tenant
+	actor func(http.Header) string
+	host  bool // the host is the tenant
 }
 
 func (s *scopes) scope(r *http.Request) (semel.Scope, error) {
-	scope := semel.Scope{Actor: credential.Actor(r.Header, s.credentials)}
+	scope := semel.Scope{Actor: s.actor(r.Header)}
 	if s.host {
 		scope.Tenant = credential.Host(r)
 		if len(scope.Tenant) > semel.MaxScopePartBytes {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/semelhq/semel/gateway/internal/credential"
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // DigestConfig makes a Digest. One of Headers and Cookie is required.
@@ -26,7 +27,10 @@ type DigestConfig struct {
 // and checks nothing. A refreshed credential is another caller, whose retry
 // executes again; a revoked one still sees its recorded answers. A request
 // without one is refused.
-type Digest struct{ config DigestConfig }
+type Digest struct {
+	config DigestConfig
+	actor  func(http.Header) string // by Headers
+}
 
 // NewDigest returns a source, or one error that names everything wrong with c.
 func NewDigest(c DigestConfig) (*Digest, error) {
@@ -34,10 +38,9 @@ func NewDigest(c DigestConfig) (*Digest, error) {
 	if (len(c.Headers) == 0) == (c.Cookie == "") {
 		errs = append(errs, errors.New("exactly one of the fields Headers and Cookie is needed"))
 	}
-	for _, name := range c.Headers {
-		if why := credential.WhyNot(name); why != "" {
-			errs = append(errs, fmt.Errorf("field Headers names %q, which %s", name, why))
-		}
+	actor, err := semelhttp.CredentialActor(c.Headers...)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("field Headers names %w", err))
 	}
 	if c.Cookie != "" && !credential.IsToken(c.Cookie) {
 		errs = append(errs, fmt.Errorf("field Cookie is %q, which is not the name of a cookie", c.Cookie))
@@ -45,15 +48,14 @@ func NewDigest(c DigestConfig) (*Digest, error) {
 	if whyNoText(c.Challenge) != "" {
 		errs = append(errs, fmt.Errorf("field Challenge is %q, which is no value of a header", c.Challenge))
 	}
-	c.Headers = credential.Names(c.Headers)
-	return made("Digest", &Digest{c}, errs)
+	return made("Digest", &Digest{c, actor}, errs)
 }
 
 // Identify implements Source.
 func (d *Digest) Identify(r *http.Request) (Principal, error) {
 	var id string
 	if d.config.Cookie == "" {
-		id = credential.Actor(r.Header, d.config.Headers)
+		id = d.actor(r.Header)
 	} else {
 		switch cookies := r.CookiesNamed(d.config.Cookie); {
 		case len(cookies) > 1: // which one the upstream takes is not known

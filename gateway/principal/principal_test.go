@@ -29,7 +29,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
-	"github.com/semelhq/semel/gateway/internal/credential"
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // TestConfigs: one error names everything that is wrong.
@@ -136,7 +136,9 @@ func TestDigestIsTheGateways(t *testing.T) {
 	noError(t, err)
 	p, err := identify(d, all(bearer("a"), with("X-Api-Key", "b")))
 	noError(t, err)
-	want(t, "actor", p.Actor, credential.Actor(http.Header{"Authorization": {"Bearer a"}, "X-Api-Key": {"b"}}, []string{"Authorization", "X-Api-Key"}))
+	actor, err := semelhttp.CredentialActor("Authorization", "X-Api-Key")
+	noError(t, err)
+	want(t, "actor", p.Actor, actor(http.Header{"Authorization": {"Bearer a"}, "X-Api-Key": {"b"}}))
 	c, err := NewDigest(DigestConfig{Cookie: "session"})
 	noError(t, err)
 	for _, value := range []string{"s3cret", `"s3cret"`} {

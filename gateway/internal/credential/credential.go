@@ -14,25 +14,9 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// domain keeps these digests apart from all others of the same bytes.
+// domain keeps these digests apart from all others of the same bytes. It is that
+// of semelhttp.CredentialActor, whose digests have other parts.
 const domain = "semel gateway actor/1"
-
-// Actor is the digest of the values of the named headers, in 32 hexadecimal
-// digits; empty if there are none. The names are as from Names.
-func Actor(h http.Header, names []string) string {
-	var parts []string
-	for _, name := range names {
-		for _, v := range h[name] {
-			if v = strings.Trim(v, " \t"); v != "" {
-				parts = append(parts, name, v)
-			}
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return Digest(parts...)
-}
 
 // Digest is a digest of the parts, in 32 hexadecimal digits. Other parts have
 // another digest, also where they are the same in one piece.
