@@ -18,7 +18,8 @@
 // because a replay does not ask the upstream. Callers without a credential share
 // one scope: two of them that choose the same key meet, and with the same
 // request one is answered with the other's result. Keys that cannot be guessed
-// are their only protection.
+// are their only protection. Package principal has sources that check who a
+// caller is, for Config.Scope.
 //
 // # One decision, one send
 //

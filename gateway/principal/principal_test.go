@@ -243,6 +243,28 @@ func TestClean(t *testing.T) {
 	})).ServeHTTP(httptest.NewRecorder(), r)
 }
 
+// TestRefusedBeforeTheBody: who waits for leave to send a body is told at once
+// that there is none.
+func TestRefusedBeforeTheBody(t *testing.T) {
+	up := newUpstream(t)
+	digest, err := NewDigest(DigestConfig{Headers: []string{"Authorization"}, Challenge: "Bearer"})
+	noError(t, err)
+	f := newFront(t, up, digest)
+	server := httptest.NewServer(f.handler)
+	defer server.Close()
+	f.untouched("refused", func() answer {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		noError(t, err)
+		defer func() { _ = conn.Close() }()
+		_, err = io.WriteString(conn, "POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n")
+		noError(t, err)
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		noError(t, err)
+		want(t, "the first line", strings.TrimSpace(line), "HTTP/1.1 401 Unauthorized")
+		return answer{}
+	})
+}
+
 // TestForwardedOnTheWire: behind a gateway that keeps what proxies say of
 // forwarding, the upstream gets it of the trusted ones alone.
 func TestForwardedOnTheWire(t *testing.T) {

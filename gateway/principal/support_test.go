@@ -321,15 +321,14 @@ func newJWT(t testing.TB, i *issuer, change func(*JWTConfig)) *JWT {
 
 // judge is an auth endpoint, behind a RoundTripper.
 type judge struct {
-	mu     sync.Mutex
-	says   func(r *http.Request) (status int, header http.Header)
-	err    error
-	delay  time.Duration
-	asked  int
-	now    int // under way
-	most   int
-	seen   *http.Request
-	closed int
+	mu    sync.Mutex
+	says  func(r *http.Request) (status int, header http.Header)
+	err   error
+	delay time.Duration
+	asked int
+	now   int // under way
+	most  int
+	seen  *http.Request
 }
 
 func (j *judge) RoundTrip(r *http.Request) (*http.Response, error) {
