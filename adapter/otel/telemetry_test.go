@@ -531,3 +531,21 @@ func BenchmarkGateway(b *testing.B) {
 	b.ReportMetric(median(took[1]), "measured-ns")
 	b.ReportMetric(100*(median(took[1])/median(took[0])-1), "%overhead")
 }
+
+// TestDryRunMeasured: what a dry run would not have known is told as unknown,
+// though its record is completed, and all of it is marked.
+func TestDryRunMeasured(t *testing.T) {
+	b := start(t, setup{
+		upstream: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) },
+		config:   func(c *semelotel.Config) { c.DryRun = true },
+		gateway:  func(c *gateway.Config) { c.DryRun, c.RequireKey = true, true },
+	})
+	for range 2 {
+		_, x := b.send("POST", "/orders", "k", "{}")
+		want(t, "noted outcome", x.Outcome, "unknown")
+	}
+	b.send("POST", "/orders", "", "{}")
+	m := b.metrics()
+	b.want(m, "semel.decisions{semel.dry_run=true,semel.outcome=unknown}", 2)
+	b.want(m, "semel.decisions{semel.dry_run=true,semel.outcome=rejected}", 1)
+}
