@@ -3,9 +3,9 @@ package gateway
 import (
 	"errors"
 	"net/http"
-	"strings"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway/internal/credential"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -19,22 +19,10 @@ type scopes struct {
 func (s *scopes) scope(r *http.Request) (semel.Scope, error) {
 	scope := semel.Scope{Actor: s.actor(r.Header)}
 	if s.host {
-		scope.Tenant = tenant(r)
+		scope.Tenant = credential.Host(r)
 		if len(scope.Tenant) > semel.MaxScopePartBytes {
 			return semel.Scope{}, &semelhttp.ScopeError{Status: http.StatusBadRequest, Err: errors.New("the host is too long")}
 		}
 	}
 	return scope, nil
-}
-
-// tenant is the request's host without what does not matter: case, the default
-// port, the dot of the root.
-func tenant(r *http.Request) string {
-	host := strings.ToLower(r.Host)
-	port := ":80"
-	if r.TLS != nil {
-		port = ":443"
-	}
-	host = strings.TrimSuffix(host, port)
-	return strings.TrimSuffix(host, ".")
 }

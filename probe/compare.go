@@ -152,7 +152,7 @@ func (o *operation) replayed(x *wire.Exchange) bool {
 // compare says how a second answer relates to the first.
 func (o *operation) compare(first, second *sent) *evidence.Second {
 	a, b := &first.x, &second.x
-	s := &evidence.Second{FirstUS: waited(a), SecondUS: waited(b), Timing: "undecided"}
+	s := &evidence.Second{Of: []int{first.n, second.n}, FirstUS: waited(a), SecondUS: waited(b), Timing: "undecided"}
 	// Times near the resolution of a network say nothing.
 	switch {
 	case s.FirstUS < 2000 || s.SecondUS < 0:

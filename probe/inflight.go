@@ -128,6 +128,9 @@ func (x *exp) lookAt(ctx context.Context, w *watch, all ...*sent) (*attempt, err
 	if done != nil && done.done() || done != nil && x.o.facts.async && done.fate == fateUntold {
 		want = 1
 	}
+	for _, s := range all {
+		w.promise(s)
+	}
 	if err := w.settle(ctx, last.over(), want); err != nil {
 		return nil, err
 	}

@@ -398,11 +398,14 @@ func (j *judgement) second(first, second *sent) {
 			j.holds("1 effect; both were answered with %s, and neither answer has a body", answer(second))
 			return
 		}
-		but := ""
+		but, is := "", "is the first result"
 		if len(s.Differences) > 0 {
-			but = "; in the answer differs: " + strings.Join(s.Differences, ", ")
+			but = "; what differs in the answer: " + strings.Join(s.Differences, ", ")
 		}
-		j.holds("1 effect; the second answer is the first result%s%s", map[bool]string{true: ", marked as a replay"}[second.replayed], but)
+		if !s.Body && s.Resource {
+			is = "names the first's resource"
+		}
+		j.holds("1 effect; the second answer %s%s%s", is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find("replay-unmarked", "", "", first, second)
 		}

@@ -164,6 +164,7 @@ func (j *judgement) changed(first *sent, second *attempt) {
 func (j *judgement) grounded(f *again) bool {
 	if f != nil {
 		f.judge(j)
+		j.e.Second = nil // of the ground, not of what is asked
 	}
 	switch j.o.facts.protects() {
 	case yes:
@@ -175,8 +176,11 @@ func (j *judgement) grounded(f *again) bool {
 	case no:
 		j.bad = nil // it is a finding, and not of a bad key
 	default:
-		j.open, j.bad = append(j.open, j.bad...), nil
-		if len(j.open) == 0 {
+		what := append(j.open, j.bad...)
+		j.open, j.bad = nil, nil
+		if len(what) > 0 {
+			j.unclear("that a good key protects was not shown: %s", strings.Join(what, "; "))
+		} else {
 			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
 		}
 	}
@@ -191,7 +195,7 @@ func (f *keyless) judge(j *judgement) {
 	}
 	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
-		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
+		j.find("keyless-requests-confused", "", evidence.Established, s.sent, t.sent)
 	}
 	d, known := s.total, &j.o.facts
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
@@ -209,7 +213,7 @@ func (f *keyless) judge(j *judgement) {
 	j.single(s, func() {
 		switch {
 		case known.noKeyRan && required && j.o.assumed:
-			j.broken("a request without a key was answered with %s and took effect; the plan names no contract, and by default keys count as required", answer(s.sent))
+			j.broken("a request without a key was answered with %s and took effect; the plan names no profile of a contract, and by default keys count as required", answer(s.sent))
 			j.find("missing-key-accepted", evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
 			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
@@ -278,6 +282,7 @@ func (f *misspelt) judge(j *judgement) {
 		return
 	}
 	second, d := f.second.sent, f.second.total
+	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
 		j.broken("a malformed key was accepted with %s, and the request repeated: %s", answer(first), count(cmp.Or(d.most, d.outMost)))

@@ -26,7 +26,11 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 		return nil, err
 	}
 	f := &freshly{opening: *o}
-	defer func() { f.w.conclude(0) }()
+	due := int64(undue)
+	if x.o.contract.FreshKey == "refused" {
+		due = 1 // its content makes it one request
+	}
+	defer func() { f.w.conclude(due) }()
 	if err != nil || !o.sound(x.o) {
 		return f, err
 	}
@@ -107,8 +111,14 @@ func (x *exp) ground(ctx context.Context) (*again, error) {
 	if x.o.facts.protects() != untold || x.o.r.dry() {
 		return nil, nil
 	}
+	before := len(x.e.Sends)
 	f, err := x.twice(ctx)
-	x.e.After, x.e.Changes = nil, nil // those of the request without a key follow
+	x.e.After, x.e.Changes = nil, nil // those of the request itself follow
+	for i := range x.e.Sends[before:] {
+		if s := &x.e.Sends[before+i]; s.Role == "first" || s.Role == "duplicate" {
+			s.Role = "ground"
+		}
+	}
 	return f, err
 }
 
@@ -134,7 +144,7 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	f.only, err = x.single(ctx, w, "without-key", req)
-	w.conclude(0)
+	w.conclude(1)
 	if x.o.r.dry() {
 		x.plan("without-key", req, "", 1, "with values of its own, if the first took effect")
 	}
@@ -150,7 +160,7 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	f.other, err = x.single(ctx, w2, "without-key", req)
-	w2.conclude(0)
+	w2.conclude(1)
 	return f, err
 }
 
@@ -238,7 +248,8 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 		return nil, err
 	}
 	f := &scoped{opening: *o, who: who}
-	defer func() { f.w.conclude(1) }()
+	due := int64(1)
+	defer func() { f.w.conclude(due) }()
 	if err != nil || !o.sound(x.o) {
 		return f, err
 	}
@@ -257,6 +268,9 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 	if who == plan.TenantB {
 		role = "other-tenant"
 	}
+	// B's own is due as well if it counts as another one, and A's reader may not
+	// see it.
+	due = undue
 	s, err := x.send(ctx, role, req, who)
 	if err != nil {
 		return f, err

@@ -26,9 +26,6 @@ type runner struct {
 	o Options
 	r *plan.Renderer
 	p *plan.Plan
-	// assumed: the plan says nothing of a contract.
-	assumed bool
-
 	// Sends and reads have budgets of their own, so that waiting for a slow
 	// effect cannot use up what the experiments need.
 	send, read *sender
@@ -53,7 +50,7 @@ func newRunner(p *plan.Plan, o Options) (*runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &runner{o: o, r: renderer, p: renderer.Plan(), assumed: p.Contract == nil, dbs: map[string]*sql.DB{}, sinks: map[string]*sink{}, sessions: map[session]time.Time{}}
+	r := &runner{o: o, r: renderer, p: renderer.Plan(), dbs: map[string]*sql.DB{}, sinks: map[string]*sink{}, sessions: map[session]time.Time{}}
 	if err := o.validate(r.p); err != nil {
 		return nil, err
 	}

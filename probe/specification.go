@@ -266,20 +266,20 @@ func (o *operation) concludeSpecification() {
 		case s.general:
 			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
 		case s.absent:
-			j.broken("the document does not describe this operation, and says nothing of keys")
+			j.broken("the document does not describe this operation, and has none of the words that were searched for: idempotency, deduplication, or a key's name")
 			j.find("no-specification", "", evidence.Established, s.send)
 		case !s.keys:
-			j.broken("where it describes this operation, the specification says nothing of keys")
+			j.broken("where it describes this operation, the specification has none of the words that were searched for: idempotency, deduplication, or a key's name")
 			j.find("no-specification", "", evidence.Established, s.send)
 		case o.op.Key == nil:
-			j.holds("the specification tells how duplicates are recognised")
+			j.holds("where it describes this operation, the specification speaks of idempotency, deduplication or keys; what it says was not compared with what was seen")
 		case !s.retention && !o.facts.expires:
-			j.broken("neither the specification nor an answer says how long keys are kept")
+			j.broken("neither the specification, in the words that were searched for, nor an answer says how long keys are kept")
 			j.find("retention-not-published", "", evidence.Established, s.send)
 		case !s.retention:
-			j.holds("the specification tells of keys, and answers say until when they are kept")
+			j.holds("the specification speaks of keys, and answers say until when they are kept")
 		default:
-			j.holds("the specification tells of keys and how long they are kept")
+			j.holds("the specification speaks of keys and of how long they are kept; what it says was not compared with what was seen")
 		}
 		e.Outcome, e.Why = j.outcome()
 		o.facts.outcomes[plan.Specification] = e.Outcome

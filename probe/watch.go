@@ -29,6 +29,14 @@ type watch struct {
 	// expect is how many effects there must be since before: 1, unless the
 	// first request's was there already.
 	expect int64
+	// promised: a request was answered as done.
+	promised bool
+}
+
+// promise notes an answer. One that names no resource, where others do, may be
+// a refusal by its body.
+func (w *watch) promise(s *sent) {
+	w.promised = w.promised || s.done() && (s.resource != "" || !w.x.o.facts.names)
 }
 
 // rebase takes what is there now as the state before.
@@ -247,8 +255,13 @@ func (w *watch) between(from, to snapshot) delta {
 	return d
 }
 
-// conclude writes the last readings and the changes down.
-func (w *watch) conclude(expected int64) {
+// undue: how many effects are due is what the experiment asks.
+const undue = -1
+
+// conclude writes the last readings and the changes down. due is how many
+// effects there must be if a request was answered as done. If none was, it may
+// have had none, and no more than that.
+func (w *watch) conclude(due int64) {
 	x := w.x
 	if x.o.r.dry() {
 		return
@@ -260,10 +273,10 @@ func (w *watch) conclude(expected int64) {
 			continue
 		}
 		n := rd.effects(a, b)
-		if n.Sign() == 0 && expected == 0 {
-			continue
+		c := evidence.Change{Reader: rd.name, Name: "effects", Before: text(a.number), After: text(b.number), Expected: due}
+		if due > 0 && !w.promised && n.Sign() <= 0 {
+			c.Expected = 0
 		}
-		c := evidence.Change{Reader: rd.name, Name: "effects", Before: text(a.number), After: text(b.number), Expected: expected}
 		if n.IsInt() && n.Num().IsInt64() {
 			c.Effects = n.Num().Int64()
 		} else {

@@ -32,6 +32,8 @@ Without --file everything is forgotten when it ends. It listens on this host onl
 refuses other addresses unless --anywhere says that they are meant: whoever reaches it
 can be anybody in it.
 
+Lessons, in English and Japanese, are at /lessons/.
+
 PRESETS
 ` + presetList() + `
 The page's buttons send what curl can send too:

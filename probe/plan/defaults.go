@@ -15,7 +15,7 @@ func (p *Plan) WithDefaults() Plan {
 		c.Experiments = []Experiment{Specification, Duplicate}
 	}
 	if c.Contract == nil {
-		c.Contract = &Contract{Profile: "ietf"}
+		c.Contract, c.assumed = &Contract{Profile: "ietf"}, true
 	}
 	c.Steps = stepDefaults(c.Steps)
 	c.Operations = slices.Clone(c.Operations)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/internal/strict"
 )
 
 // Limits of a plan.
@@ -46,7 +48,9 @@ type Plan struct {
 	// Budget bounds the run, whatever happens in it.
 	Budget Budget `yaml:"budget"`
 
-	source *source
+	source *strict.Source
+	// assumed: Contract is that of WithDefaults.
+	assumed bool
 }
 
 // Target is what the plan is about.

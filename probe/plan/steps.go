@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -56,13 +57,13 @@ func (r *Renderer) stepRequest(v *Values, st *Step, who PrincipalName, refresh b
 func (r *Renderer) stepPath(st *Step) string {
 	for i := range r.plan.Steps {
 		if &r.plan.Steps[i] == st {
-			return index("steps", i)
+			return strict.Index("steps", i)
 		}
 	}
 	for i := range r.plan.Operations {
 		for j := range r.plan.Operations[i].Steps {
 			if &r.plan.Operations[i].Steps[j] == st {
-				return index(index("operations", i)+".steps", j)
+				return strict.Index(strict.Index("operations", i)+".steps", j)
 			}
 		}
 	}

@@ -434,7 +434,7 @@ func wrongInTheWorld() []Target {
 			finds("bad-key-server-error").
 			outcome(outcomes{plan.Duplicate: held, plan.MissingKey: held, plan.MalformedKey: broken}),
 		keyed("no-key-is-a-key", "keys are optional, and all requests without one count as the same", swallowing, plan.Contract{}).
-			finds("lost-effect").may("missing-key-accepted").
+			finds("keyless-requests-confused").may("missing-key-accepted").
 			outcome(outcomes{plan.Duplicate: held, plan.MissingKey: broken}),
 		keyless("no-key-doubles", "has no key, and makes an order each time", unmarked).
 			finds("double-effect-sequential").

@@ -44,6 +44,7 @@ type Lab struct {
 
 	probingMu sync.Mutex
 	probing   probing
+	classroom classroom
 
 	mu       sync.Mutex
 	switches map[string]Switches              // by operation
@@ -130,6 +131,7 @@ func (l *Lab) Reset(ctx context.Context) error {
 	clear(l.firsts)
 	clear(l.sends)
 	l.mu.Unlock()
+	l.classroom.clear()
 	l.world.clear()
 	l.trail.clear()
 	return nil
