@@ -17,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/semelhq/semel/internal/testenv"
@@ -553,6 +556,35 @@ func TestNested(t *testing.T) {
 	put := send(t.Context(), http.MethodPut, caddy.url, "y", "Idempotency-Key: p")
 	want(t, "only by the inner one", put.status, http.StatusCreated)
 	wantReplay(t, "again", put, send(t.Context(), http.MethodPut, caddy.url, "y", "Idempotency-Key: p"))
+}
+
+// again is a handler that calls those behind it twice.
+type again struct{}
+
+func (again) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.again", New: func() caddy.Module { return again{} }}
+}
+
+func (again) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	_ = next.ServeHTTP(httptest.NewRecorder(), r)
+	return next.ServeHTTP(w, r.WithContext(context.WithoutCancel(r.Context())))
+}
+
+func init() {
+	caddy.RegisterModule(again{})
+	httpcaddyfile.RegisterHandlerDirective("again", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		h.Next()
+		return again{}, nil
+	})
+}
+
+// TestAgain: a handler in front that tries twice has one effect.
+func TestAgain(t *testing.T) {
+	s := newService(t)
+	caddy := startCaddy(t, "route {\nagain\n"+s.protect(newSQLite(t), "shared")+"\n}")
+	post(t, caddy.url, "k", "")
+	want(t, "effects", s.effectsOf(""), 1)
+	wantReplay(t, "the first answer", answer{status: http.StatusCreated, body: "effect 1 of "}, post(t, caddy.url, "k", ""))
 }
 
 // TestHTTP3 speaks HTTP/3 with Caddy.

@@ -78,10 +78,13 @@ func (h *Handler) run(w http.ResponseWriter, r *http.Request) {
 		request = c.detached(w, r)
 	} else {
 		// Placeholders refer to Caddy's request, so that is the one to pass on.
-		saved := *request
-		defer func() { *request = saved }()
-		*request = *r
-		request.URL, request.RequestURI = saved.URL, saved.RequestURI
+		// It stays so: a transport may still look at it when it has returned. But
+		// for the header, by which a handler in front that came here again would
+		// be known; the rest is over, and nothing executes under it.
+		header, r := request.Header, *r
+		r.URL, r.RequestURI = request.URL, request.RequestURI
+		*request = r
+		defer func() { request.Header, c.protected = header, false }()
 	}
 	if err := c.next.ServeHTTP(w, request); err != nil {
 		h.failed(ctx, w, request, execution.RecordID(), connected.Load(), err)
