@@ -33,9 +33,10 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 func (l *Lab) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, o := range Operations {
-		mux.Handle("POST /v1/"+o.Name, l.operate(o, path{name: "rest", identify: bearer}))
-		mux.Handle("POST /page/"+o.Name, l.operate(o, path{name: "page", identify: bearer}))
-		mux.Handle("POST /hooks/"+o.Name, l.operate(o, path{name: "webhook", identify: l.provider, events: true}))
+		for _, way := range []string{"POST /v1/", "POST /page/", "POST /hooks/", "POST /jobs/"} {
+			mux.HandleFunc(way+o.Name, l.process.forward)
+		}
+		mux.HandleFunc("GET /jobs/"+o.Name+"/{id}", l.process.forward)
 		mux.HandleFunc("POST /lab/deliver/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.deliver(w, r, o) })
 		mux.HandleFunc("POST /lab/probe/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.startProbe(w, r, o) })
 		mux.HandleFunc("GET /lab/plan/"+o.Name, func(w http.ResponseWriter, r *http.Request) {
@@ -45,13 +46,29 @@ func (l *Lab) Handler() http.Handler {
 		mux.HandleFunc("GET /v1/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.listEffects(w, r, o) })
 		mux.HandleFunc("GET /v1/"+o.Name+"/{id}", func(w http.ResponseWriter, r *http.Request) { l.oneEffect(w, r, o) })
 	}
-	mux.HandleFunc("POST /graphql", l.graphql)
+	mux.HandleFunc("POST /graphql", l.process.forward)
+	mux.HandleFunc("POST /lab/crash", func(w http.ResponseWriter, _ *http.Request) {
+		if !l.process.crash() {
+			problem(w, http.StatusConflict, "The app is down already, or is no process of its own.")
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
 	mux.HandleFunc("GET /lab/mails", func(w http.ResponseWriter, r *http.Request) {
 		list := l.world.list(r.FormValue("operation"), r.FormValue("reference"), mostMails)
 		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
 	})
+	mux.HandleFunc("GET /lab/hooks", func(w http.ResponseWriter, r *http.Request) {
+		list := l.world.hooks(r.FormValue("operation"), r.FormValue("reference"), mostMails)
+		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
+	})
+	mux.HandleFunc("GET /lab/audit", l.audit)
+	mux.HandleFunc("GET /lab/trace/{id}", l.trace)
 	mux.HandleFunc("GET /lab/trail", func(w http.ResponseWriter, r *http.Request) {
-		list, _ := l.trail.list(r.FormValue("reference"), mostAttempts)
+		reference, trace := r.FormValue("reference"), r.FormValue("trace")
+		list, _ := l.trail.find(func(a *Attempt) bool {
+			return (reference == "" || a.Reference == reference) && (trace == "" || a.Trace == trace)
+		}, mostAttempts)
 		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
 	})
 	mux.HandleFunc("GET /lab/switches", func(w http.ResponseWriter, _ *http.Request) {
@@ -241,7 +258,6 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 	v.Probing = l.probing
 	l.probingMu.Unlock()
 	v.Latest, _ = l.trail.list("", 12)
-	v.Balance = startBalance
 	var err error
 	if v.Reference != "" {
 		attempts, _ := l.trail.list(v.Reference, 50)
@@ -252,7 +268,7 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 		}
 	}
 	if err == nil {
-		err = l.db.QueryRowContext(r.Context(), "SELECT coalesce(min(balance), ?) FROM accounts WHERE tenant = 'acme' AND owner = 'alice'", startBalance).Scan(&v.Balance)
+		v.Balance, err = l.balance(r.Context(), caller{"acme", "alice"})
 	}
 	if err != nil {
 		problem(w, http.StatusInternalServerError, err.Error())

@@ -22,11 +22,11 @@ var whole = flag.Bool("matrix", false, "probe every operation under every settin
 // settings are those that the probe is run over.
 func settings() (all []Switches) {
 	for _, unique := range []bool{false, true} {
-		all = append(all, Switches{Key: KeyIgnored, Unique: unique, Outbox: true, Before: 100})
+		all = append(all, Switches{Key: KeyIgnored, Unique: unique, Outbox: true, Transaction: true, Lease: true, Queue: true, Before: 100})
 		for _, key := range []Requirement{KeyRequired, KeyOptional} {
 			for bits := range 16 {
 				all = append(all, Switches{
-					Key: key, Unique: unique, Outbox: true, Failures: true, Before: 100,
+					Key: key, Unique: unique, Outbox: true, Failures: true, Transaction: true, Lease: true, Queue: true, Before: 100,
 					Scope: bits&1 > 0, InProgress: bits&2 > 0, Replay: bits&4 > 0, Fingerprint: bits&8 > 0,
 				})
 			}

@@ -1,0 +1,220 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/internal/testenv"
+)
+
+// asApp has this test binary be the app, for labs that start it as a process.
+const asApp = "lab-app"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == asApp {
+		if err := RunApp(context.Background(), os.Stdin, os.Stdout); err != nil {
+			os.Stderr.WriteString(err.Error() + "\n")
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// startProcess returns a lab whose app is a process of its own.
+func startProcess(t *testing.T, c Config) (*Lab, string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Command, c.Stderr = []string{self, asApp}, os.Stderr
+	if c.Path == "" {
+		c.Path = filepath.Join(t.TempDir(), "lab.db")
+	}
+	return serve(t, c)
+}
+
+func serve(t *testing.T, c Config) (*Lab, string) {
+	t.Helper()
+	l, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ran := make(chan error, 1)
+	go func() { ran <- l.Run(ctx) }()
+	server := httptest.NewServer(l.Handler())
+	t.Cleanup(func() {
+		server.CloseClientConnections() // pages listen for events
+		server.Close()
+		stop()
+		if err := <-ran; err != nil {
+			t.Error(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l, server.URL
+}
+
+// until waits for something to become true, which the trail tells of.
+func (l *Lab) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond) // rows of the database change untold
+	defer tick.Stop()
+	limit := time.After(time.Minute)
+	for !ok() {
+		_, changed := l.trail.list("", 0)
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-limit:
+			list, _ := l.trail.list("", 10)
+			t.Fatalf("never: %s; the trail: %+v", what, list)
+		}
+	}
+}
+
+// again sends until the answer is one that is not to be tried again.
+func (q request) again(t *testing.T, l *Lab, url string) answer {
+	t.Helper()
+	var a answer
+	l.until(t, "an answer that stands", func() bool {
+		a = q.send(t, url)
+		return a.status != 0 && a.status != 503 && !(a.status == 409 && strings.Contains(a.text, "in progress"))
+	})
+	return a
+}
+
+// TestCrashMidway kills the app behind the effect and in front of the answer, and tries
+// again with the same key. What was in memory is forgotten; semel's is not.
+func TestCrashMidway(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		preset          string
+		off             func(*Switches)
+		effects, drafts int
+		second          int
+	}{
+		{"look first, act later", "tutorial", func(*Switches) {}, 2, 0, 201},
+		// The key is taken for ever: nobody is told what became of it.
+		{"lock without a lease", "homemade", func(*Switches) {}, 1, 0, 409},
+		{"lock that lapses", "homemade", func(s *Switches) { s.Lease = false }, 2, 0, 201},
+		{"semel", "semel", func(s *Switches) { s.Unique = false }, 1, 0, 201},
+		// Half of it is left. Where references are accepted once, the retry is told that it was done.
+		{"two halves", "unprotected", func(*Switches) {}, 1, 1, 201},
+		{"two halves, unique", "unique", func(s *Switches) { s.Transaction = false }, 0, 1, 409},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			l, url := startProcess(t, Config{Preset: c.preset})
+			s := l.Switches("orders")
+			c.off(&s)
+			s.Crash = true
+			if err := l.Set("orders", s); err != nil {
+				t.Fatal(err)
+			}
+			q := request{operation: "orders", key: "k"}
+			if a := q.send(t, url); a.status != 0 {
+				t.Errorf("the request that was cut off was answered: %+v", a)
+			}
+			if list, _ := l.trail.list("r", 1); len(list) != 1 || !list[0].Died {
+				t.Errorf("the trail: %+v", list)
+			}
+			a := q.again(t, l, url)
+			if c.second == 409 && !s.Unique {
+				l.until(t, "the lock's end, or not", func() bool { a = q.send(t, url); return true })
+			}
+			if a.status != c.second {
+				t.Errorf("the second: %+v", a)
+			}
+			drafts, err := l.Drafts(t.Context(), operationNamed("orders"), "acme", "r", 10)
+			if n := done(t, l, "orders", "acme", "r"); err != nil || n != c.effects || len(drafts) != c.drafts {
+				t.Errorf("done %d times and begun %d times, want %d and %d: %v", n, len(drafts), c.effects, c.drafts, err)
+			}
+			if up, starts := l.process.up(); !up || starts != 2 {
+				t.Errorf("up %v, after %d starts", up, starts)
+			}
+		})
+	}
+}
+
+// TestCrashedJob kills the worker midway in a job that was accepted. In memory the job is
+// gone with it; in the database it is done, once.
+func TestCrashedJob(t *testing.T) {
+	for _, queue := range []bool{false, true} {
+		t.Run(map[bool]string{false: "memory", true: "semel"}[queue], func(t *testing.T) {
+			t.Parallel()
+			l, url := startProcess(t, Config{Preset: "semel"})
+			s := l.Switches("charges")
+			s.Queue, s.Crash = queue, true
+			if err := l.Set("charges", s); err != nil {
+				t.Fatal(err)
+			}
+			// The first to be midway is who accepts: that is another test's. So it is done
+			// by the time that the worker is.
+			l.First("crash", Attempt{Operation: "charges", Tenant: "acme", Reference: "r"})
+			q := request{key: "k", body: `{"reference": "r", "amount": 500}`}
+			if err := l.Set("charges", withBefore(s)); err != nil {
+				t.Fatal(err)
+			}
+			if a := q.post(t, url+"/jobs/charges"); a.status != 202 {
+				t.Fatalf("answered %+v", a)
+			}
+		})
+	}
+}
+
+func withBefore(s Switches) Switches { return s }
+
+// TestPostgres has both halves of the lab work on a PostgreSQL database: what is
+// homemade, and semel's, each operation by each way.
+func TestPostgres(t *testing.T) {
+	url := testenv.Postgres(t)
+	for _, c := range []struct {
+		preset  string
+		effects int
+	}{{"unprotected", 2}, {"tutorial", 1}, {"homemade", 1}, {"semel", 1}} {
+		t.Run(c.preset, func(t *testing.T) {
+			l, at := startProcess(t, Config{Postgres: url, Preset: c.preset})
+			if err := l.Reset(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range Operations {
+				q := request{operation: o.Name, key: c.preset + "-" + o.Name, reference: "ref-" + o.Name}
+				for range 2 {
+					if a := q.send(t, at); a.status != 201 {
+						t.Errorf("%s: answered %+v", o.Name, a)
+					}
+				}
+				q.body = strings.ReplaceAll(o.Example, "REF", "job-"+o.Name)
+				for range 2 {
+					a := q.post(t, at+"/jobs/"+o.Name)
+					var said struct{ Job string }
+					if err := json.Unmarshal([]byte(a.text), &said); err != nil || a.status != 202 || said.Job == "" {
+						t.Fatalf("%s: answered %+v", o.Name, a)
+					}
+				}
+				for _, reference := range []string{"ref-", "job-"} {
+					l.until(t, "all done", func() bool { return done(t, l, o.Name, "acme", reference+o.Name) >= c.effects })
+				}
+				l.until(t, "all sent", func() bool {
+					return len(l.world.list(o.Name, "job-"+o.Name, 10)) >= c.effects && len(l.world.hooks(o.Name, "ref-"+o.Name, 10)) >= c.effects
+				})
+				for _, reference := range []string{"ref-", "job-"} {
+					if n := done(t, l, o.Name, "acme", reference+o.Name); n != c.effects {
+						t.Errorf("%s: done %d times, want %d", reference+o.Name, n, c.effects)
+					}
+				}
+			}
+		})
+	}
+}
