@@ -329,4 +329,3 @@ func (p *app) refer(ctx context.Context, w http.ResponseWriter, o *Operation, c 
 	w.Header().Set("Location", "/v1/"+o.Name+"/"+done[0].ID)
 	problem(w, http.StatusConflict, "It was done before, as "+done[0].ID+".")
 }
-

@@ -39,9 +39,12 @@ func (p *app) homemade(s Switches, next http.Handler) http.Handler {
 		// What has begun is brought to its end, also if the client goes away: else a key
 		// can be taken for work that is never done.
 		r = r.WithContext(context.WithoutCancel(r.Context()))
-		name := key
+		name, asked := key, "now"
+		if a.Path == "job" {
+			asked = "later"
+		}
 		if s.Scope {
-			name = strings.Join([]string{a.Tenant, a.Actor, a.Operation, key}, "\x1f")
+			name = strings.Join([]string{a.Tenant, a.Actor, a.Operation, asked, key}, "\x1f")
 		}
 		// DEFECT(scope), otherwise: the key alone is the name. Somebody else with the same
 		// key, or the same client in another operation, is answered with this

@@ -59,7 +59,7 @@ func (p *app) accept(o *Operation, s Switches) http.Handler {
 			return
 		}
 		a.Job = job.ID
-		a.midway("accepted")
+		a.note("accepted")
 		_ = wait(ctx, s.After.duration())
 		if s.FailAfter && p.outside.First("failure", *a) {
 			problem(w, http.StatusInternalServerError, "Something went wrong.")
@@ -148,6 +148,7 @@ func (p *app) attemptJob(ctx context.Context, o *Operation, j jobs.Job, do func(
 		err = errors.New("something went wrong")
 	}
 	if err != nil {
+		a.note("it failed, and is tried again: " + err.Error())
 		a.end(http.StatusInternalServerError)
 		return err
 	}
@@ -165,7 +166,7 @@ func (p *app) attemptJob(ctx context.Context, o *Operation, j jobs.Job, do func(
 type memoryQueue struct {
 	waiting chan jobs.Job
 
-	mu  *sync.Mutex
+	mu   *sync.Mutex
 	fate map[string]string // of the latest jobs
 }
 
@@ -215,7 +216,10 @@ func (p *app) doFromMemory(ctx context.Context, j jobs.Job) {
 			return
 		}
 		err := p.attemptJob(ctx, operationNamed(j.Kind), j, func(ctx context.Context, c call, a *Attempt) (Effect, error) {
-			return p.perform(ctx, c, a.midway)
+			a.midway("taken out of memory")
+			e, err := p.perform(ctx, c, a.note)
+			a.Effect = e.ID // whatever becomes of the job
+			return e, err
 		})
 		if err == nil {
 			p.memory.set(j.ID, "done")

@@ -75,6 +75,16 @@ func Open(ctx context.Context, c Config) (l *Lab, err error) {
 			return nil, err
 		}
 		l.process.is(l.app.handler())
+	} else {
+		// What the process will open is opened once before, so that what is wrong with
+		// it is told at once; and semel makes its tables before there are others.
+		s, err := openStorage(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.Close(); err != nil {
+			return nil, err
+		}
 	}
 	if l.ledger.db, err = openDatabase(ctx, c); err != nil {
 		return nil, errors.Join(err, l.Close())

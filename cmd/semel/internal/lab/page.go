@@ -187,9 +187,16 @@ func (l *Lab) choosePreset(w http.ResponseWriter, r *http.Request) {
 // times a second, until the client goes.
 func (l *Lab) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
-	answer := http.NewResponseController(w)
+	answer, was, known := http.NewResponseController(w), false, -1
 	for {
 		_, changed := l.trail.list("", 0)
+		if up, starts := l.process.up(); up != was || starts != known {
+			// That the app died and came back is told by name.
+			was, known = up, starts
+			if _, err := fmt.Fprintf(w, "event: app\ndata: {\"up\": %v, \"starts\": %d}\n\n", up, starts); err != nil {
+				return
+			}
+		}
 		if _, err := io.WriteString(w, "data: changed\n\n"); err != nil || answer.Flush() != nil {
 			return
 		}
@@ -218,11 +225,15 @@ type view struct {
 	Reference string
 	Attempts  []lane // with Reference, the first one first
 	Effects   []Effect
+	Drafts    []Effect
 	Mails     []Mail
+	Hooks     []Mail
 	Incidents []Incident
 	Balance   int64
 	Latest    []Attempt // of all references
 	Probing   probing
+	Up        bool // the app answers
+	Starts    int  // of the app
 }
 
 // lane is an attempt in the drawing of the time: where it lies, in percent.
@@ -257,14 +268,17 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 	l.probingMu.Lock()
 	v.Probing = l.probing
 	l.probingMu.Unlock()
+	v.Up, v.Starts = l.process.up()
 	v.Latest, _ = l.trail.list("", 12)
 	var err error
 	if v.Reference != "" {
 		attempts, _ := l.trail.list(v.Reference, 50)
 		v.Attempts = lanes(attempts)
-		v.Mails = l.world.list(v.Operation.Name, v.Reference, 50)
+		v.Mails, v.Hooks = l.world.list(v.Operation.Name, v.Reference, 50), l.world.hooks(v.Operation.Name, v.Reference, 50)
 		if v.Effects, err = l.Effects(r.Context(), v.Operation, "acme", v.Reference, 50); err == nil {
 			v.Incidents = explain(v.Operation, v.Switches, attempts, len(v.Effects), len(v.Mails))
+			v.Drafts, err = l.Drafts(r.Context(), v.Operation, "acme", v.Reference, 50)
+			v.Incidents = append(v.Incidents, leftBehind(v.Operation, v.Switches, attempts, len(v.Effects), len(v.Drafts))...)
 		}
 	}
 	if err == nil {
@@ -292,7 +306,7 @@ func lanes(attempts []Attempt) (list []lane) {
 	begin, end := attempts[len(attempts)-1].Begun, attempts[0].Begun
 	for _, a := range attempts {
 		done := a.Begun.Add(a.Took)
-		if a.Status == 0 {
+		if a.Status == 0 && !a.Died {
 			done = time.Now()
 		}
 		if done.After(end) {
@@ -304,7 +318,7 @@ func lanes(attempts []Attempt) (list []lane) {
 	for i := len(attempts) - 1; i >= 0; i-- {
 		a := attempts[i]
 		n := lane{Attempt: a, Left: at(a.Begun), Width: 100 - at(a.Begun)}
-		if a.Status != 0 {
+		if a.Status != 0 || a.Died {
 			n.Width = at(a.Begun.Add(a.Took)) - n.Left
 		}
 		for _, s := range a.Steps {

@@ -134,9 +134,14 @@ type storage struct {
 
 func openStorage(ctx context.Context, c Config) (s *storage, err error) {
 	if c.Postgres != "" {
-		pool, err := pgxpool.New(ctx, c.Postgres)
+		config, err := pgxpool.ParseConfig(c.Postgres)
 		if err != nil {
 			return nil, errors.New("the URL of the database is not understood")
+		}
+		config.ConnConfig.RuntimeParams["search_path"] = inPostgres // for jobs, in transactions of semel's
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			return nil, err
 		}
 		store, err := postgres.New(ctx, pool, postgres.Config{Schema: inPostgres})
 		if err != nil {
