@@ -28,7 +28,7 @@ func (p *app) guards() (operations, accepts *semel.Guard, err error) {
 			Reconcile: func(ctx context.Context, r semel.Record) (semel.Finding, error) { return p.lookUp(ctx, r.Identity) },
 		},
 		Observer: &semel.Observer{Answered: func(ctx context.Context, e semel.Answered) {
-			if a := attemptOf(ctx); a != nil {
+			if a := attemptOf(ctx); a != nil && a.Decision == "" {
 				a.Decision = e.Answer.String()
 			}
 		}},

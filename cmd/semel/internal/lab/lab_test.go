@@ -301,6 +301,9 @@ func TestEachSwitch(t *testing.T) {
 				}
 				got := result{last: c.do(t, url)}
 				got.effects, got.mails = done(t, l, "charges", "acme", ""), mails(t, l, "")
+				if n := len(l.world.hooks("", "", 100)); n != got.mails {
+					t.Errorf("%d webhooks beside %d mails", n, got.mails)
+				}
 				text := got.last.text
 				if got.last.text = ""; got != want {
 					t.Errorf("got %+v, want %+v: %s", got, want, text)
