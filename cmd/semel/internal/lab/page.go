@@ -1,12 +1,14 @@
 package lab
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -40,8 +42,13 @@ func (l *Lab) Handler() http.Handler {
 		mux.HandleFunc("POST /lab/deliver/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.deliver(w, r, o) })
 		mux.HandleFunc("POST /lab/probe/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.startProbe(w, r, o) })
 		mux.HandleFunc("GET /lab/plan/"+o.Name, func(w http.ResponseWriter, r *http.Request) {
+			way := cmp.Or(r.FormValue("way"), Ways[0])
+			if !slices.Contains(Ways, way) {
+				problem(w, http.StatusBadRequest, "There is no such way: ?way= is one of "+strings.Join(Ways, ", ")+".")
+				return
+			}
 			w.Header().Set("Content-Type", "application/yaml")
-			_, _ = w.Write(Plan(r.Host, o, l.Switches(o.Name)))
+			_, _ = w.Write(Plan(r.Host, way, o, l.Switches(o.Name)))
 		})
 		mux.HandleFunc("GET /v1/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.listEffects(w, r, o) })
 		mux.HandleFunc("GET /v1/"+o.Name+"/{id}", func(w http.ResponseWriter, r *http.Request) { l.oneEffect(w, r, o) })

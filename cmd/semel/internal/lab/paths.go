@@ -107,6 +107,9 @@ func (p *app) graphql(w http.ResponseWriter, r *http.Request) {
 				Detail string `json:"detail"`
 			}
 			_ = json.Unmarshal(c.body.Bytes(), &said)
+			if again := c.header.Get("Retry-After"); again != "" {
+				w.Header().Set("Retry-After", again)
+			}
 			refuse(strings.ToUpper(strings.ReplaceAll(http.StatusText(c.status), " ", "_")), said.Detail)
 			return
 		}
