@@ -1,9 +1,11 @@
 package lab
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -185,6 +187,64 @@ func mailsOf(t *testing.T, l *Lab, reference string) (n int) {
 	t.Helper()
 	l.until(t, "a mail", func() bool { n = len(l.world.list("", reference, 10)); return n > 0 })
 	return n
+}
+
+// TestCrashIsTold has who listens hear that the app died and came back, and pages that
+// stay up meanwhile.
+func TestCrashIsTold(t *testing.T) {
+	l, url := startProcess(t, Config{})
+	r, err := http.NewRequestWithContext(t.Context(), "GET", url+"/lab/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := once.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	hears := func(what string) {
+		t.Helper()
+		for lines.Scan() {
+			if strings.HasSuffix(lines.Text(), what) {
+				return
+			}
+		}
+		t.Fatalf("the stream has ended before %s: %v", what, lines.Err())
+	}
+	hears(`{"up": true, "starts": 1}`)
+	resp2, err := once.Post(url+"/lab/crash", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp2.Body.Close()
+	if resp2.StatusCode != http.StatusNoContent {
+		t.Errorf("the crash: %d", resp2.StatusCode)
+	}
+	page, err := once.Get(url + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page.Body.Close()
+	if page.StatusCode != http.StatusOK {
+		t.Errorf("the page: %d", page.StatusCode)
+	}
+	hears(`"starts": 2}`)
+	if a := (request{key: "k"}).send(t, url); a.status != 201 {
+		t.Errorf("afterwards: %+v", a)
+	}
+	// An app that does not come up the first time is said, and not tried for ever.
+	l.config.Command = []string{l.config.Command[0], "-test.run=^$"}
+	fails, err := Open(t.Context(), Config{Path: filepath.Join(t.TempDir(), "other.db"), Command: l.config.Command})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fails.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "does not start") {
+		t.Errorf("it says %v", err)
+	}
+	if err := fails.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestPostgres has both halves of the lab work on a PostgreSQL database: what is

@@ -173,6 +173,9 @@ func (l *Lab) First(what string, a Attempt) bool {
 func (l *Lab) Tell(a Attempt) {
 	l.trail.put(a)
 	if a.Midway && l.Switches(a.Operation).Crash && l.First("crash", a) {
+		if a.Path == "worker" {
+			l.process.answered() // who asked for the job is told that it was accepted
+		}
 		l.process.crash()
 	}
 }

@@ -239,6 +239,7 @@ type view struct {
 	Balance   int64
 	Latest    []Attempt // of all references
 	Probing   probing
+	Audit     Audit
 	Up        bool // the app answers
 	Starts    int  // of the app
 }
@@ -277,6 +278,8 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 	l.probingMu.Unlock()
 	v.Up, v.Starts = l.process.up()
 	v.Latest, _ = l.trail.list("", 12)
+	all, _ := l.trail.list("", mostAttempts)
+	v.Audit = auditOf(v.Operation.Name, all)
 	var err error
 	if v.Reference != "" {
 		attempts, _ := l.trail.list(v.Reference, 50)

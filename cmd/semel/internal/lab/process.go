@@ -23,6 +23,7 @@ type process struct {
 	handler http.Handler
 	changed chan struct{} // closed when the handler comes or goes
 	starts  int
+	busy    int // requests that are being forwarded
 	alive   *os.Process
 	gone    chan struct{} // closed when that has ended
 }
@@ -61,6 +62,25 @@ func (p *process) crash() bool {
 	return true
 }
 
+func (p *process) count(n int) {
+	p.mu.Lock()
+	p.busy += n
+	p.mu.Unlock()
+}
+
+// answered waits until no request is being forwarded, but not for long.
+func (p *process) answered() {
+	for range 200 {
+		p.mu.Lock()
+		busy := p.busy
+		p.mu.Unlock()
+		if busy == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // mostPatience is how long a request waits for an app that is being started.
 const mostPatience = 20 * time.Second
 
@@ -73,6 +93,8 @@ func (p *process) forward(w http.ResponseWriter, r *http.Request) {
 		handler, changed := p.handler, p.changed
 		p.mu.Unlock()
 		if handler != nil {
+			p.count(1)
+			defer p.count(-1)
 			handler.ServeHTTP(w, r)
 			return
 		}
@@ -287,7 +309,8 @@ func RunApp(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
 	if err != nil {
 		return errors.Join(err, p.Close())
 	}
-	server := &http.Server{Handler: p.handler(), ReadHeaderTimeout: 10 * time.Second}
+	safe := http.NewCrossOriginProtection().Handler(p.handler()) // a page could find the port
+	server := &http.Server{Handler: safe, ReadHeaderTimeout: 10 * time.Second}
 	failed := make(chan error, 2)
 	go func() { failed <- server.Serve(listener) }()
 	go func() { failed <- p.run(ctx) }()
