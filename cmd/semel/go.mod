@@ -13,6 +13,7 @@ require (
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
+	github.com/yuin/goldmark v1.8.7
 	golang.org/x/mod v0.42.0
 )
 

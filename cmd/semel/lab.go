@@ -38,6 +38,8 @@ host only, and
 refuses other addresses unless --anywhere says that they are meant: whoever reaches it
 can be anybody in it.
 
+Lessons, in English and Japanese, are at /lessons/.
+
 PRESETS
 ` + presetList() + `
 The page's buttons send what curl can send too:

@@ -65,6 +65,7 @@ var layers = []layer{
 	{patterns: []string{"internal/recordid"}, tree: []string{"."}},
 	{patterns: []string{"internal/recorder"}, testing: true, testOnly: true},
 	{patterns: []string{"."}},
+	{patterns: []string{"docs/lessons"}},
 	{patterns: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
 	{patterns: []string{"internal/tools"}, any: true, testOnly: true},
 	{patterns: []string{"internal/lint"}, testOnly: true},

@@ -46,6 +46,7 @@ type Lab struct {
 
 	probingMu sync.Mutex
 	probing   probing
+	classroom classroom
 
 	mu       sync.Mutex
 	switches map[string]Switches // by operation
@@ -121,6 +122,7 @@ func (l *Lab) Reset(ctx context.Context) error {
 	l.mu.Lock()
 	clear(l.firsts)
 	l.mu.Unlock()
+	l.classroom.clear()
 	l.world.clear()
 	l.trail.clear()
 	return nil

@@ -29,6 +29,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"money": func(cents int64) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) },
 	"ms":    func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) },
 	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
+	"learn": func(name string) string { return lessonOf[name] },
 }).Parse(pageHTML))
 
 // Handler answers for the page, the app's API and the lab's own.
@@ -95,6 +96,7 @@ func (l *Lab) Handler() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /lab/report", l.showReport)
+	l.addLessons(mux)
 	mux.HandleFunc("GET /lab/events", l.events)
 	mux.HandleFunc("GET /lab/now", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "now") })
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "page") })

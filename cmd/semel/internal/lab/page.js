@@ -61,7 +61,9 @@ document.addEventListener("click", async e => {
   if (!b) return;
   b.disabled = true;
   try {
-    if (b.dataset.send) {
+    if (b.dataset.send === "again") {
+      await send(b.dataset.key);
+    } else if (b.dataset.send) {
       reference = `${operation}-${crypto.randomUUID().slice(0, 8)}`;
       history.replaceState(null, "", `/?lang=${lang}&operation=${operation}&reference=${reference}`);
       await ways[b.dataset.send](crypto.randomUUID());

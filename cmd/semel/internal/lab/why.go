@@ -42,7 +42,7 @@ var defects = func() map[string][]Place {
 func excerpt(lines []string) string {
 	indent := -1
 	for _, line := range lines {
-		if rest := strings.TrimLeft(line, "\t"); rest != "" {
+		if rest := strings.TrimLeft(line, "\t "); rest != "" {
 			if n := len(line) - len(rest); indent < 0 || n < indent {
 				indent = n
 			}
