@@ -182,6 +182,50 @@ func TestCrashedJob(t *testing.T) {
 	}
 }
 
+// TestCrashWhileAccepting kills the app when a job is enqueued and nobody has been told.
+// Whoever asks again has the same job accepted.
+func TestCrashWhileAccepting(t *testing.T) {
+	l, url := startProcess(t, Config{Preset: "semel"})
+	s := l.Switches("charges")
+	s.Unique, s.After = false, 5000
+	if err := l.Set("charges", s); err != nil {
+		t.Fatal(err)
+	}
+	q := request{key: "k", body: `{"reference": "r", "amount": 500}`}
+	first := make(chan answer, 1)
+	go func() { first <- q.post(t, url+"/jobs/charges") }()
+	accepted := func(a Attempt) bool { return a.Path == "job" && len(a.Steps) > 0 }
+	l.until(t, "it is enqueued", func() bool {
+		list, _ := l.trail.list("r", 10)
+		return slices.ContainsFunc(list, accepted)
+	})
+	if !l.process.crash() {
+		t.Fatal("it did not crash")
+	}
+	if a := <-first; a.status != 0 {
+		t.Errorf("answered %+v", a)
+	}
+	s.After = 0
+	if err := l.Set("charges", s); err != nil {
+		t.Fatal(err)
+	}
+	l.until(t, "it is accepted", func() bool { return q.post(t, url+"/jobs/charges").status == 202 })
+	l.until(t, "it is done", func() bool { return done(t, l, "charges", "acme", "r") > 0 })
+	if n := done(t, l, "charges", "acme", "r"); n != 1 {
+		t.Errorf("done %d times", n)
+	}
+	attempts, _ := l.trail.list("r", 100)
+	jobs := map[string]bool{}
+	for _, a := range attempts {
+		if a.Job != "" {
+			jobs[a.Job] = true
+		}
+	}
+	if len(jobs) != 1 {
+		t.Errorf("jobs %v", jobs)
+	}
+}
+
 // mailsOf waits for the mail of what was done.
 func mailsOf(t *testing.T, l *Lab, reference string) (n int) {
 	t.Helper()
