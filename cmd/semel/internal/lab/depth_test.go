@@ -2,6 +2,7 @@ package lab
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -231,5 +232,27 @@ func TestAudit(t *testing.T) {
 	n := auditOf("charges", attempts)
 	if n.Attempts != 4 || n.Duplicates != 2 || n.Collisions != 1 || n.Decisions[decidedMismatch] != 1 || n.Decisions[decidedReplayed] != 1 {
 		t.Errorf("%+v", n)
+	}
+}
+
+// TestLateOwner has an execution that was taken for dead go on, when another has done its
+// work: their effects have one key.
+func TestLateOwner(t *testing.T) {
+	l, _ := start(t, "semel")
+	c := call{
+		Reference: "r", Amount: 500, who: caller{"acme", "alice"}, operation: operationNamed("charges"),
+		switches: Switches{Transaction: true, Outbox: true}, trace: "t", madeBy: "ck_1",
+	}
+	if _, err := l.app.perform(t.Context(), c, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.app.perform(t.Context(), c, func(string) {}); !errors.Is(err, errAgain) {
+		t.Errorf("the late one: %v", err)
+	}
+	if n := done(t, l, "charges", "acme", "r"); n != 1 {
+		t.Errorf("done %d times", n)
+	}
+	if cents, err := l.balance(t.Context(), c.who); err != nil || cents != startBalance-500 {
+		t.Errorf("the balance is %d: %v", cents, err)
 	}
 }
