@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/rpc"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -334,4 +336,52 @@ func TestPostgres(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAppEndsWithItsLab has the lab die: its app does not outlive it.
+func TestAppEndsWithItsLab(t *testing.T) {
+	l, _ := start(t, "semel")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, asApp)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	server := rpc.NewServer()
+	gone := make(chan struct{})
+	if err := server.RegisterName("Lab", &office{l, gone}); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		server.ServeConn(pipe{out, in})
+	}()
+	l.until(t, "the app is up", func() bool { _, starts := l.process.up(); return starts == 2 })
+	if err := in.Close(); err != nil { // as the system does for who dies
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the app goes on")
+		_ = cmd.Process.Kill()
+	}
+	close(gone)
+	<-served
 }
