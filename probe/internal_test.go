@@ -429,3 +429,21 @@ func TestFate(t *testing.T) {
 		}
 	}
 }
+
+// A retry that got the first's result while that was under way, as seen from outside, is
+// no handling of requests in progress where a race under one key has doubled.
+func TestDoubledRaceHandlesNothingInProgress(t *testing.T) {
+	for doubled, want := range map[int]string{0: "yes", 3: "no"} {
+		o := &operation{op: &plan.Operation{}}
+		o.facts.outcomes = map[plan.Experiment]evidence.Outcome{plan.RaceSame: evidence.Held}
+		o.facts.inProgress = yes
+		o.facts.race = &evidence.Race{Overlapped: 3, Doubled: doubled}
+		if doubled > 0 {
+			o.ev.Findings = []evidence.Finding{{ID: doubleRace, Basis: evidence.Established}}
+		}
+		o.verdict()
+		if got := o.ev.Verdict.InProgressHandling; got != want {
+			t.Errorf("%d doubled: %s, want %s", doubled, got, want)
+		}
+	}
+}
