@@ -313,3 +313,39 @@ func TestPollIsAllowed(t *testing.T) {
 		})
 	}
 }
+
+// A preview that has an effect by a reader is not sent again; one that has none
+// is, with keys that cannot be used. Where the plan has one and names no
+// experiments, it comes before anything that has effects.
+func TestPreviewIsTriedFirst(t *testing.T) {
+	for name, want := range map[string]string{
+		"preview":      "preview preview preview-without-key preview-malformed-key",
+		"preview-lies": "preview",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			all := targets.Finer()
+			target := all[slices.IndexFunc(all, func(x targets.Target) bool { return x.Name == name })]
+			target.Experiments = nil
+			run := finer(t, target, probe.Options{Send: true}).Run
+			op := run.Operations[0]
+			if got := strings.Join(roles(outcome(t, op, plan.PreviewFirst)), " "); got != want {
+				t.Errorf("%s: sent %s", name, got)
+			}
+			if i := slices.IndexFunc(op.Experiments, func(e evidence.Experiment) bool { return e.Name == string(plan.PreviewFirst) }); i != 1 || len(op.Experiments) != 3 {
+				t.Errorf("%s: the experiments are %+v", name, op.Experiments)
+			}
+		})
+	}
+}
+
+// Without a reader nothing tells whether a preview has effects: it is sent once.
+func TestPreviewWithoutReaders(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	p := simple(s.URL, plan.PreviewFirst)
+	p.Operations[0].Readers, p.Operations[0].Preview = nil, &p.Operations[0].Request
+	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	if e := outcome(t, op, plan.PreviewFirst); e.Outcome != evidence.Inconclusive || c.hits.Load() != 1 {
+		t.Errorf("%s: %s; %d requests", e.Outcome, e.Why, c.hits.Load())
+	}
+}

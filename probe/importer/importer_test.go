@@ -444,6 +444,71 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
+// What a document calls a dry run of the operation is in the draft, and tried
+// before anything that has effects.
+func TestOpenAPIPreview(t *testing.T) {
+	const head = `openapi: 3.1.0
+servers: [{url: "https://shop.example/v1"}]
+paths:
+  /orders:
+    post:
+      operationId: create
+`
+	json := func(schema string) string {
+		return "      requestBody: {content: {application/json: {schema: " + schema + "}}}\n"
+	}
+	const order = "{type: object, required: [item], properties: {item: {type: string}, validateOnly: {type: boolean}}}"
+	for name, c := range map[string]struct{ doc, want string }{
+		"a parameter":         {"      parameters: [{name: dry_run, in: query, schema: {type: boolean}}]\n", "POST https://shop.example/v1/orders?dry_run=true\n"},
+		"beside another":      {"      parameters: [{name: dryRun, in: query, schema: {type: string, enum: [None, All]}}, {name: n, in: query, required: true, schema: {type: integer, example: 1}}]\n", "POST https://shop.example/v1/orders?n=1&dryRun=All\n"},
+		"a header":            {"      parameters: [{name: X-Validate-Only, in: header, schema: {type: string}}]\n", "POST https://shop.example/v1/orders\nX-Validate-Only: true\n"},
+		"a member":            {json(order), `{"validateOnly":true,"item":"probe"}`},
+		"a member of a form":  {"      requestBody: {content: {application/x-www-form-urlencoded: {schema: " + order + "}}}\n", "item=probe&validateOnly=true"},
+		"a member that is no": {"      requestBody: {content: {application/json: {schema: " + order + ", example: {item: x, validateOnly: false}}}}\n", `{"validateOnly":true,"item":"x"}`},
+		"a required member":   {json("{type: object, required: [item, dryRun], properties: {item: {type: string}, dryRun: {type: boolean}}}"), `{"item":"probe","dryRun":true}`},
+		"a path below":        {json("{type: object}") + "  /orders/validate: {post: {operationId: check}}\n", "POST https://shop.example/v1/orders/validate\n"},
+		"a verb":              {json("{type: object}") + "  /orders:simulate: {post: {}}\n", "POST https://shop.example/v1/orders:simulate\n"},
+		"another method":      {json("{type: object}") + "  /orders/validate: {get: {}}\n", ""},
+		"of something else":   {json("{type: object}") + "  /refunds/validate: {post: {}}\n", ""},
+		"a text":              {"      parameters: [{name: preview, in: query, schema: {type: object}}]\n" + json("{type: object, properties: {simulate: {type: string}}}"), ""},
+		"nothing":             {json("{type: object}"), ""},
+	} {
+		d, err := OpenAPI([]byte(head+c.doc), APIChoice{Operation: "create"})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		text := string(d.YAML)
+		if has := strings.Contains(text, "\nexperiments: [preview, duplicate]\n"); has != (c.want != "") || has != strings.Contains(text, "    preview:\n") {
+			t.Errorf("%s: the preview is tried: %v\n%s", name, has, text)
+		}
+		if c.want == "" {
+			continue
+		}
+		p, err := plan.Parse("x", d.YAML)
+		if !plan.OnlyToFill(err) {
+			t.Fatal(name, err)
+		}
+		p.Operations[0].Readers = nil
+		r, err := plan.NewRenderer(p, plan.Source{})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		v, err := r.Draw("create")
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		for preview, want := range map[bool]bool{true: true, false: false} {
+			q, err := r.Request(v, plan.Change{Preview: preview, NoKey: true})
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			if got := render(q); strings.Contains(got, c.want) != want {
+				t.Errorf("%s, preview %v: %s", name, preview, got)
+			}
+		}
+	}
+}
+
 // What a document refers to elsewhere never reaches the library, which would follow
 // it in goroutines where a panic cannot be caught. These documents ended the
 // program once.

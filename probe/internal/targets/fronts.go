@@ -114,6 +114,17 @@ func Finer() []Target {
 			}
 		}
 	}
+	lies := func(next http.Handler) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.FormValue("dry_run") != "true" {
+				next.ServeHTTP(w, r)
+				return
+			}
+			as(r, "-dry")
+			next.ServeHTTP(httptest.NewRecorder(), r)
+			writeJSON(w, http.StatusOK, map[string]bool{"valid": true})
+		}
+	}
 	forgets := func(next http.Handler) http.HandlerFunc {
 		var mu sync.Mutex
 		since := map[string]time.Time{}
@@ -198,6 +209,7 @@ func Finer() []Target {
 		target("races-altered", "lets one of two requests under a key win", plain, plan.RaceAltered, held),
 		target("races-altered-both", "takes other bytes for another request", byBytes, plan.RaceAltered, broken).finds("mismatch-executed"),
 		target("preview", "has a dry run", checks, plan.PreviewFirst, held),
+		target("preview-lies", "says that it only checks, and makes the order", lies, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("preview-executes", "does not look at dry_run", plain, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("remembers", "keeps keys", plain, plan.RetentionSearch, held),
 		target("forgets-soon", "forgets keys after twelve seconds", forgets, plan.RetentionSearch, broken).finds("key-forgotten"),
