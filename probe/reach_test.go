@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -29,13 +30,15 @@ func TestReach(t *testing.T) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				n := targets.NewNetwork()
-				run := judged(t, target, 1, n.Listen, n.Dial, func(*plan.Plan) {})
-				for _, why := range misjudged(target.Expect, run) {
-					t.Error(why)
-				}
-				if t.Failed() || *only != "" {
-					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				for seed := range *seeds {
+					n := targets.NewNetwork()
+					run := judged(t, target, seed, n.Listen, n.Dial, func(*plan.Plan) {})
+					for _, why := range misjudged(target.Expect, run) {
+						t.Errorf("seed %d: %s", seed, why)
+					}
+					if t.Failed() || *only != "" {
+						t.Log(target.About + "\n" + describe(run.Operations[0]))
+					}
 				}
 			})
 		})
@@ -65,12 +68,14 @@ func TestFiner(t *testing.T) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				run := finer(t, target, probe.Options{Send: true}).Run
-				for _, why := range misjudged(target.Expect, run) {
-					t.Error(why)
-				}
-				if t.Failed() || *only != "" {
-					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				for seed := range *seeds {
+					run := finer(t, target, probe.Options{Send: true, Source: plan.Source{Random: rand.NewChaCha8([32]byte{byte(seed)})}}).Run
+					for _, why := range misjudged(target.Expect, run) {
+						t.Errorf("seed %d: %s", seed, why)
+					}
+					if t.Failed() || *only != "" {
+						t.Log(target.About + "\n" + describe(run.Operations[0]))
+					}
 				}
 			})
 		})
