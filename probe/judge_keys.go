@@ -191,6 +191,7 @@ func (f *keyless) judge(j *judgement) {
 	}
 	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
+		j.o.facts.keylessAsOne = t.sent
 		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
 	}
 	d, known := s.total, &j.o.facts

@@ -354,3 +354,17 @@ func TestPreviewWithoutReaders(t *testing.T) {
 		t.Errorf("%s: %s; %d requests", e.Outcome, e.Why, c.hits.Load())
 	}
 }
+
+// A request and its alteration that both take effect at once are no finding of
+// their own where the same request does as well; they are where it does not.
+func TestRaceAlteredIsASymptom(t *testing.T) {
+	for name, alone := range map[string]bool{"races-unclaimed": false, "races-altered-both": true} {
+		synctest.Test(t, func(t *testing.T) {
+			all := targets.Finer()
+			op := finer(t, all[slices.IndexFunc(all, func(x targets.Target) bool { return x.Name == name })], probe.Options{Send: true}).Run.Operations[0]
+			if own := slices.ContainsFunc(op.Findings, func(f evidence.Finding) bool { return f.ID == "mismatch-executed" }); own != alone || finding(op, "mismatch-executed") == nil {
+				t.Errorf("%s: %s", name, describe(op))
+			}
+		})
+	}
+}

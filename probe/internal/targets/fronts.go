@@ -196,7 +196,18 @@ func Finer() []Target {
 	changed.Experiments = []plan.Experiment{plan.Duplicate, plan.Altered}
 	changed = changed.outcome(outcomes{plan.Altered: broken, plan.Duplicate: held})
 
+	// One cause, a look before the work, doubles both kinds of requests.
+	unclaimed := target("races-unclaimed", "looks for the key, acts, records, and compares requests that it finds", plain, plan.RaceAltered, broken).
+		finds("double-effect-race", "mismatch-executed").may("replay-differs").
+		outcome(outcomes{plan.Duplicate: held, plan.Altered: held, plan.RaceSame: broken, plan.RaceAltered: broken})
+	unclaimed.make = func() *Service {
+		a := newAPI(rules{keyHeader: "Idempotency-Key", marker: Marker, flow: checkThenAct, takes: time.Millisecond})
+		return newService(&a.shop, a.handler())
+	}
+	unclaimed.Experiments = []plan.Experiment{plan.Duplicate, plan.Altered, plan.RaceSame, plan.RaceAltered}
+
 	list := []Target{
+		unclaimed,
 		target("instances", "two instances, one memory", plain, plan.OtherInstance, held),
 		target("instances-own-memory", "each instance knows its own duplicates", ownMemory, plan.OtherInstance, broken).finds("instance-doubles"),
 		apart, share, answers,
