@@ -444,6 +444,17 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
+// A GET beside the operation that tells of no success is no reason to fail.
+func TestOpenAPIWithoutSuccess(t *testing.T) {
+	for _, responses := range []string{"{}", "{default: {description: x}}", "{'200': {description: x}}", "{'204': {description: x, content: {}}}", "{'404': {description: x}}"} {
+		d, err := OpenAPI([]byte("openapi: 3.0.0\nservers: [{url: 'https://a.example'}]\npaths:\n  /orders:\n    get: {responses: "+responses+"}\n    post: {responses: {}}\n"), APIChoice{Operation: "post /orders"})
+		checkDraft(t, d, err)
+		if err != nil {
+			t.Errorf("%s: %v", responses, err)
+		}
+	}
+}
+
 // What a document calls a dry run of the operation is in the draft, and tried
 // before anything that has effects.
 func TestOpenAPIPreview(t *testing.T) {
@@ -581,6 +592,7 @@ func TestOpenAPINames(t *testing.T) {
 func FuzzOpenAPI(f *testing.F) {
 	f.Add([]byte(openapiFile), "createOrder")
 	f.Add([]byte(`{"openapi":"3.0.0","info":{},"servers":[{"url":"http://h"}],"paths":{"/a{{b}":{"post":{"operationId":"123","requestBody":{"content":{"application/json":{"schema":{"$ref":"#/components/schemas/A"}}}}}}},"components":{"schemas":{"A":{"allOf":[{"$ref":"#/components/schemas/A"}],"properties":{"x":{"$ref":"x.yaml"}}}}}}`), "123")
+	f.Add([]byte(`{"openapi":"3.0.0","paths":{"/a":{"post":{"operationId":"o","parameters":[{"name":"dry_run","in":"query","schema":{"type":"string","enum":["no","{{x}}"]}}],"requestBody":{"content":{"application/json":{"schema":{"required":["b"],"properties":{"b":{"type":"integer"},"validateOnly":{"type":"boolean"}}}}}}}},"/a:preview":{"post":{}}}}`), "o")
 	f.Fuzz(func(t *testing.T, data []byte, operation string) {
 		d, err := OpenAPI(data, APIChoice{Operation: operation, Server: "http://h"})
 		checkDraft(t, d, err)
@@ -712,6 +724,58 @@ func FuzzBurp(f *testing.F) {
 	f.Add([]byte(burpFile("POST /orders?a=b HTTP/1.1\r\nHost: h\r\n\r\n{}")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := Burp(data, Choice{Index: 0})
+		checkDraft(t, d, err)
+	})
+}
+
+// A recording of a create, a list and a get, as browsers export it, is a plan that
+// lacks nothing but the allow-list.
+func TestHARFiles(t *testing.T) {
+	for name, want := range map[string][]string{
+		"chromium.har": {`authorization: 'Bearer {{env "PROBE_AUTHORIZATION"}}'`, "key: {header: idempotency-key, syntax: bare}", `url: "https://shop.example/api/orders?limit=50"`, "count: /orders\n", "theme: dark"},
+		"firefox.har":  {`url: "https://shop.example/api/orders"`, `count: ""`, "key: {header: Idempotency-Key}"},
+	} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := HAR(data, Choice{Index: -1, URL: "/api/orders", Method: "POST"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(d.YAML)
+		for _, part := range append(want, `"reference": "{{.reference}}"`, `where: {/reference: "{{.reference}}"}`, "id: /id\n", "resource: {pointer: /id}", `sid: '{{env "PROBE_COOKIE_SID"}}'`) {
+			if !strings.Contains(text, part) {
+				t.Errorf("%s: no %s in\n%s", name, part, text)
+			}
+		}
+		for _, noise := range []string{"sec-", "Sec-", "ser-", "eferer", ":authority", "_ga", "riority", "onnection", "ength"} {
+			if strings.Contains(text[strings.Index(text, "\nprincipals:"):], noise) {
+				t.Errorf("%s: %s is in\n%s", name, noise, text)
+			}
+		}
+		withoutSecrets(t, d, "eyJhbGci", "9f2c1d7a77b04ce0", "7d0d8a3e-6d1f")
+		p, err := plan.Parse(name, d.YAML)
+		if err != nil {
+			t.Fatalf("%s: it does not run as it is: %v", name, err)
+		}
+		if _, err := plan.NewRenderer(p, plan.Source{Env: func(string) (string, bool) { return "a-long-secret", true }}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func FuzzHAR(f *testing.F) {
+	for _, name := range []string{"chromium.har", "firefox.har"} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, 1)
+	}
+	f.Add([]byte(`{"log":{"entries":[{"request":{"method":"POST","url":"http://h/{{x}}?token=abcdefgh","headers":[{"name":"A","value":"{{env \"X\"}}"}],"postData":{"mimeType":"a/b","text":"{\"reference\":\"r\"}"}},"response":{"status":201,"content":{"text":"{\"id\":1}"}}},{"request":{"method":"GET","url":"http://h/{{x}}"},"response":{"status":200,"content":{"text":"[{\"id\":1,\"reference\":\"r\"}]"}}}]}}`), 0)
+	f.Fuzz(func(t *testing.T, data []byte, index int) {
+		d, err := HAR(data, Choice{Index: index})
 		checkDraft(t, d, err)
 	})
 }

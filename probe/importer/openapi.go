@@ -189,11 +189,11 @@ func (a *api) findList(item *v3.PathItem, op *v3.Operation) {
 			return // it cannot be asked like this
 		}
 	}
-	ok := get.Responses.Codes.GetOrZero("200")
+	ok := lookup(get.Responses.Codes, "200")
 	if ok == nil {
 		return
 	}
-	media := ok.Content.GetOrZero("application/json")
+	media := lookup(ok.Content, "application/json")
 	if media == nil || media.Schema == nil {
 		return
 	}
@@ -203,10 +203,18 @@ func (a *api) findList(item *v3.PathItem, op *v3.Operation) {
 	}
 	a.reader = &listReader{url: strings.SplitN(a.url, "?", 2)[0], count: pointer, from: "the document's GET of the same path"}
 	if list.Items != nil && list.Items.N == 0 && list.Items.A != nil {
-		if e := list.Items.A.Schema(); e != nil && e.Properties.GetOrZero("id") != nil {
+		if e := list.Items.A.Schema(); e != nil && lookup(e.Properties, "id") != nil {
 			a.reader.id = "/id"
 		}
 	}
+}
+
+// lookup is a member of a map of the library, which may be nil.
+func lookup[V any](m *orderedmap.Map[string, V], name string) (v V) {
+	if m != nil {
+		v = m.GetOrZero(name)
+	}
+	return v
 }
 
 // list returns the array that a schema is or has as its only one.
@@ -521,7 +529,7 @@ func formOf(text []byte, encoding *orderedmap.Map[string, *v3.Encoding]) string 
 	}
 	for i, v := range top.values {
 		name := top.names[i]
-		e := encoding.GetOrZero(name)
+		e := lookup(encoding, name)
 		if e == nil {
 			e = &v3.Encoding{}
 		}
@@ -818,7 +826,7 @@ func (a *api) security(op *v3.Operation) {
 		a.note("There are %d ways to authenticate; the first was taken.", len(list))
 	}
 	for name := range list[0].Requirements.FromOldest() {
-		s := a.doc.Components.SecuritySchemes.GetOrZero(name)
+		s := lookup(a.doc.Components.SecuritySchemes, name)
 		if s == nil {
 			continue
 		}
