@@ -57,8 +57,8 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	for _, name := range o.r.o.experiments(o.r.p, o.op) {
 		k := kinds[name]
 		x := &exp{o: o, kind: name, e: evidence.Experiment{Name: string(name), Step: k.step, Title: k.title, Outcome: evidence.NotRun}}
-		if name == plan.OtherTenant && o.op.Key == nil {
-			x.e.Title = "The same request by another tenant"
+		if title := keylessTitles[name]; title != "" && o.op.Key == nil {
+			x.e.Title = title
 		}
 		switch err := o.applies(name); {
 		case err != nil:
