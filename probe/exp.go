@@ -24,7 +24,8 @@ type operation struct {
 	assumed  bool // that it requires keys is the default's word, and nobody else's
 	ev       evidence.Operation
 	readers  []*reader
-	latency  time.Duration // the longest that an effect took to show
+	latency  time.Duration // the longest that an effect took to show, after the answer
+	lag      time.Duration // the same after the end was told, for what is accepted
 	takes    time.Duration // that the operation took, by its fastest control
 	facts    facts
 }
@@ -363,7 +364,7 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 		status = first.x.Response.Status
 	}
 	switch {
-	case success(&first.x), turnedAway(&first.x) && !first.total.exceeds(0):
+	case first.succeeded(), turnedAway(&first.x) && !first.total.exceeds(0):
 		return o, nil
 	case status >= 400 && status < 500 && !first.total.exceeds(0):
 		if x.o.facts.refused {
@@ -433,7 +434,7 @@ func (x *exp) lookFor(ctx context.Context, w *watch, s *sent, want int64) (*atte
 	}
 	a.from = w.after
 	if accepted(&s.x) {
-		if err := x.follow(ctx, s); err != nil {
+		if err := x.follow(ctx, w, s); err != nil {
 			return a, err
 		}
 		switch s.fate {
@@ -479,8 +480,8 @@ func (o *operation) learn(w *watch, a *attempt) {
 			o.takes = max(d, time.Microsecond)
 		}
 	}
-	if rose && w.settled && w.latency > o.latency {
-		o.latency = w.latency
+	if rose && w.settled {
+		o.latency, o.lag = max(o.latency, w.latency), max(o.lag, w.lag)
 	}
 	a.refresh(w)
 }
@@ -546,6 +547,8 @@ func answer(s *sent) string {
 	switch {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)
+	case s.fate == fateFailed:
+		return fmt.Sprintf("%d, and failed by its status", s.x.Response.Status)
 	case s.x.Response != nil && saysError(s.x.Response):
 		return fmt.Sprintf("%d with an error in its body", s.x.Response.Status)
 	case s.x.Response != nil:

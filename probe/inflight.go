@@ -114,9 +114,9 @@ func (x *exp) lookAt(ctx context.Context, w *watch, all ...*sent) (*attempt, err
 		if last == nil || s.over().After(last.over()) {
 			last = s
 		}
-		if accepted(&s.x) && (done == nil || done.fate == fateUntold) && x.o.facts.async {
-			// One that tells is enough: they are one request.
-			if err := x.follow(ctx, s); err != nil {
+		if accepted(&s.x) && (done == nil || !done.done()) && x.o.facts.async {
+			// One that is done is enough: they are one request.
+			if err := x.follow(ctx, w, s); err != nil {
 				return nil, err
 			}
 		}

@@ -122,7 +122,7 @@ func (f *failed) judge(j *judgement) {
 	j.e.Second = j.o.compare(first, second)
 	known := &j.o.facts
 	records := j.o.contract.RecordsErrors != nil && *j.o.contract.RecordsErrors
-	changed := success(&second.x) || first.status() != second.status() || otherResource(first, second)
+	changed := second.succeeded() || first.status() != second.status() || otherResource(first, second)
 	switch {
 	case d.exceeds(1):
 		known.unsafeRetry, known.failed = true, true

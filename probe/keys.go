@@ -61,7 +61,7 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 		want = 1
 	}
 	if accepted(&s.x) {
-		if err := x.follow(ctx, s); err != nil {
+		if err := x.follow(ctx, w2, s); err != nil {
 			return f, err
 		}
 		if s.fate == fateRunning || s.fate == fateFailed {

@@ -186,7 +186,9 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		if err := hook(ctx, true); err != nil {
 			return f, err
 		}
-		s, err = x.send(ctx, "first", req, "")
+		if s, err = x.send(ctx, "first", req, ""); err == nil && accepted(&s.x) {
+			err = x.follow(ctx, w, s) // what it is made of comes later
+		}
 		if off := hook(context.WithoutCancel(ctx), false); off != nil {
 			f.why = "the target could not be made to work again: " + off.Error()
 			return f, err
@@ -202,10 +204,10 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		x.plan("duplicate", req, "", 1, "")
 		return f, nil
 	}
-	if success(&s.x) || turnedAway(&s.x) || s.x.Response == nil {
+	if s.done() || turnedAway(&s.x) || s.x.Response == nil {
 		return f, nil
 	}
-	if f.first, err = x.lookFor(ctx, w, s, 0); err != nil {
+	if f.first, err = x.lookFor(ctx, w, s, 0); err != nil || success(&s.x) && s.fate != fateFailed {
 		return f, err
 	}
 	x.o.learn(w, f.first)

@@ -290,3 +290,26 @@ func TestPages(t *testing.T) {
 		})
 	}
 }
+
+// What is asked what became of a request has to be allowed as well, before
+// anything is sent; what an answer alone tells is left out where it is not.
+func TestPollIsAllowed(t *testing.T) {
+	for name, address := range map[string]string{"by the plan": "http://elsewhere.example/{{.ticket}}", "by the answer": "{{.ticket}}"} {
+		synctest.Test(t, func(t *testing.T) {
+			res, err := reachRun(t, "tickets", probe.Options{Send: true}, func(p *plan.Plan) {
+				p.Operations[0].Poll.URL = address
+			})
+			switch {
+			case name == "by the plan" && (!errors.Is(err, probe.ErrNotAllowed) || !strings.Contains(err.Error(), "where poll asks about operation orders.create, is sent to elsewhere.example")):
+				t.Errorf("%s: %v", name, err)
+			case name == "by the answer" && err != nil:
+				t.Errorf("%s: %v", name, err)
+			case name == "by the answer":
+				// w1 is no address: the reader alone tells.
+				if e := outcome(t, res.Run.Operations[0], plan.Duplicate); e.Outcome != evidence.Held {
+					t.Errorf("%s: %s", e.Outcome, e.Why)
+				}
+			}
+		})
+	}
+}

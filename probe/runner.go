@@ -186,6 +186,14 @@ func (r *runner) preflight() error {
 				}
 			}
 		}
+		if op.Poll.URL != "" {
+			// One that is all the answer's is checked when there is one.
+			if at, err := r.r.StatusURL(v, standIns(op.Poll.Take), "taken-id"); err == nil {
+				if err := check("where poll asks about operation "+op.Name+",", wire.Request{Method: "GET", URL: at}); err != nil {
+					return err
+				}
+			}
+		}
 		for i := range op.Readers {
 			reading, err := r.r.Reading(v, &op.Readers[i], "")
 			if errors.Is(err, plan.ErrNoResource) {
@@ -207,6 +215,14 @@ func (r *runner) preflight() error {
 		return check("reset", reset.Request)
 	}
 	return nil
+}
+
+// standIns are values to be taken from answers, for a look at the request.
+func standIns(take []plan.Taking) (list []string) {
+	for _, t := range take {
+		list = append(list, "taken-"+t.Name)
+	}
+	return list
 }
 
 func host(rawURL string) string {

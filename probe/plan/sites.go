@@ -106,6 +106,13 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 			listSites(m.SQL.Args, seen.in(at+".sql.args"), f)
 		}
 	}
+	if op.Poll != nil {
+		asks := seen
+		for _, t := range op.Poll.Take {
+			asks.taken = append(asks.taken[:len(asks.taken):len(asks.taken)], t.Name)
+		}
+		f(asks.at(path+".poll.url", op.Poll.URL))
+	}
 	for i := range op.Audit {
 		a, at := &op.Audit[i], index(path+".audit", i)
 		if a.HTTP != nil {

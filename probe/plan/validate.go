@@ -335,6 +335,12 @@ func (p *Plan) checkSecrets(ps *problems) {
 				ps.add(at+".sql.dsn", write)
 			}
 		}
+		if op.Poll != nil {
+			for _, t := range op.Poll.Take {
+				secrets[t.Name] = true
+			}
+			query(op.Poll.URL, at+".poll.url")
+		}
 		for i, a := range op.Audit {
 			if a.HTTP != nil {
 				header(a.HTTP.Headers, index(at+".audit", i)+".http.headers")
@@ -347,6 +353,11 @@ func (p *Plan) checkSecrets(ps *problems) {
 			}
 			for _, name := range append(taken(op.Steps, "principal"), taken(op.Steps, "request")...) {
 				delete(secrets, name)
+			}
+			if op.Poll != nil {
+				for _, t := range op.Poll.Take {
+					delete(secrets, t.Name)
+				}
 			}
 		}
 	}
@@ -433,6 +444,9 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 		}
 		checkGroup(ps, r.Pattern, at+".resource.pattern")
 	}
+	if op.Poll != nil {
+		p.checkPoll(ps, op, at+".poll")
+	}
 	clear(names)
 	for i, a := range op.Audit {
 		at := index(at+".audit", i)
@@ -488,28 +502,71 @@ func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, pa
 		if st.Valid > 7*24*time.Hour {
 			ps.add(at+".valid", "is longer than %v", 7*24*time.Hour)
 		}
-		for i, t := range st.Take {
-			at := index(at+".take", i)
-			_, variable := variables.Get(t.Name)
-			switch {
-			case slices.Contains(reserved, t.Name):
-				ps.add(at+".name", "is a name that the probe itself uses")
-			case variable || t.Name != "" && values[t.Name]:
-				ps.add(at+".name", "another variable, or what another step takes, has this name")
+		checkTaking(ps, st.Take, variables, values, at+".take")
+	}
+}
+
+// checkTaking checks what is taken from an answer; values are the names that
+// others take, to which it adds.
+func checkTaking(ps *problems, take []Taking, variables Pairs, values map[string]bool, path string) {
+	for i, t := range take {
+		at := index(path, i)
+		_, variable := variables.Get(t.Name)
+		switch {
+		case slices.Contains(reserved, t.Name):
+			ps.add(at+".name", "is a name that the probe itself uses")
+		case variable || t.Name != "" && values[t.Name]:
+			ps.add(at+".name", "another variable, or what another step takes, has this name")
+		}
+		values[t.Name] = true
+		places := 0
+		for _, given := range []bool{t.Header != "", t.Pointer != nil, t.Cookie != ""} {
+			if given {
+				places++
 			}
-			values[t.Name] = true
-			places := 0
-			for _, given := range []bool{t.Header != "", t.Pointer != nil, t.Cookie != ""} {
-				if given {
-					places++
-				}
+		}
+		if places > 1 {
+			ps.add(at, "has more than one of header, pointer and cookie; only one of them is allowed")
+		}
+		checkGroup(ps, t.Pattern, at+".pattern")
+	}
+}
+
+// checkPoll checks how it is asked what became of a request.
+func (p *Plan) checkPoll(ps *problems, op *Operation, at string) {
+	values := map[string]bool{}
+	for _, name := range p.takenFor(op) {
+		values[name] = true
+	}
+	checkTaking(ps, op.Poll.Take, append(p.Variables[:len(p.Variables):len(p.Variables)], op.Variables...), values, at+".take")
+	checkURL(ps, op.Poll.URL, at+".url")
+	d := op.Poll.withDefaults(p.WithDefaults().Timing)
+	if d.Limit > 24*time.Hour {
+		ps.add(at+".limit", "is longer than %v", 24*time.Hour)
+	}
+	if d.Interval > d.Limit {
+		ps.add(at+".interval", "is longer than limit, %v", d.Limit)
+	}
+	if len(op.Poll.Take) > 0 && op.Poll.URL == "" {
+		ps.add(at+".take", "is for url, which is not there")
+	}
+	meant := map[string]string{}
+	for _, kind := range []struct {
+		name  string
+		words []string
+	}{{"pending", d.Pending}, {"done", d.Done}, {"failed", d.Failed}} {
+		for i, w := range kind.words {
+			if other := meant[Word(w)]; other != "" {
+				ps.add(index(at+"."+kind.name, i), "%q is among %s too", w, other)
 			}
-			if places > 1 {
-				ps.add(at, "has more than one of header, pointer and cookie; only one of them is allowed")
-			}
-			checkGroup(ps, t.Pattern, at+".pattern")
+			meant[Word(w)] = kind.name
 		}
 	}
+}
+
+// Word is a word for the state of a request, as it is compared with others.
+func Word(s string) string {
+	return strings.NewReplacer(" ", "_", "-", "_").Replace(strings.ToLower(strings.TrimSpace(s)))
 }
 
 // checkGroup checks a regular expression that is to find a part of a text.

@@ -26,6 +26,9 @@ func (p *Plan) ReadsFor(maxSends int) int {
 				n++
 			}
 		}
+		if op.Poll != nil && op.Poll.URL != "" {
+			n++
+		}
 		readers = max(readers, n)
 	}
 	return min(readsForSend*readers*maxSends, 1_000_000)
