@@ -19,7 +19,10 @@ func (f *lost) judge(j *judgement) {
 // lost judges the retry of a request that was cut off. Of tries that left no
 // trace, the last one says so.
 func (j *judgement) lost(t *lostTry, last bool) {
-	if t.second == nil {
+	switch {
+	case t.second == nil && t.whole:
+		return // it was tried again
+	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", answer(t.first))
 		return
 	}
@@ -38,9 +41,6 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	if !j.effects(d, 1, id, first, second) {
 		f.unsafeRetry = true
 		return
-	}
-	if t.whole && !last {
-		return // it was tried again
 	}
 	limit := j.o.r.p.Timing.SettleLimit
 	switch most := d.number(); {

@@ -52,7 +52,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		if try > 1 {
 			by = wire.ByClose
 		}
-		t, err := x.cutOff(ctx, wire.Cut{At: at, By: by}, where)
+		t, err := x.cutOff(ctx, wire.Cut{At: at, By: by}, where, try == maxWaits)
 		if t == nil || err != nil || x.o.r.dry() {
 			return f, err
 		}
@@ -66,8 +66,9 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 	}
 }
 
-// cutOff sends a request that is cut off, and sends it again.
-func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry, error) {
+// cutOff sends a request that is cut off, and sends it again. One that was
+// answered before it could be cut off is sent again only if it is the last try.
+func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool) (*lostTry, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
 		return nil, err
@@ -88,6 +89,12 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry,
 	t.begun = cut.At == wire.AfterFirstByte && len(t.first.x.Received) > 0
 	if turnedAway(&t.first.x) && cut.At != wire.BeforeLastByte {
 		return t, nil
+	}
+	if t.whole && !last {
+		// Its effect must not come into the next one's readings.
+		_, err = x.look(ctx, w, t.first)
+		w.conclude(1)
+		return t, err
 	}
 	// What the first did is read before the retry, to tell whose it was.
 	if err := w.settle(ctx, t.first.over(), 0); err != nil {
@@ -170,7 +177,7 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		}
 	}
 	if hook == nil && !fails {
-		f.off, err = x.cutOff(ctx, wire.Cut{At: wire.BeforeLastByte, By: wire.ByReset}, "before the last byte of the request")
+		f.off, err = x.cutOff(ctx, wire.Cut{At: wire.BeforeLastByte, By: wire.ByReset}, "before the last byte of the request", true)
 		return f, err
 	}
 	w, err := x.fresh(ctx)
