@@ -52,7 +52,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		if try > 1 {
 			by = wire.ByClose
 		}
-		t, err := x.cutOff(ctx, wire.Cut{At: at, By: by}, where, try == maxWaits)
+		t, err := x.cutOff(ctx, wire.Cut{At: at, By: by}, where, try > 1)
 		if t == nil || err != nil || x.o.r.dry() {
 			return f, err
 		}
@@ -60,14 +60,14 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		// One that left no trace may never have been processed.
 		d := t.second
 		blank := t.whole || d != nil && d.settled && d.total.told() && !d.total.exceeds(1) && is(d.total.number(), 1) && d.processed() && d.x.Response.Status < 500 && !t.traced()
-		if !blank || try == maxWaits {
+		if !blank || try == maxWaits || t.whole && t.second != nil {
 			return f, nil
 		}
 	}
 }
 
 // cutOff sends a request that is cut off, and sends it again. One that was
-// answered before it could be cut off is sent again only if it is the last try.
+// answered before it could be cut off is sent again only if it is the last try of this.
 func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool) (*lostTry, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
