@@ -502,6 +502,20 @@ func TestReportsAreConsistent(t *testing.T) {
 		"default":     func(p *plan.Plan) { p.Experiments, p.Operations[0].Experiments = nil, nil },
 		"no contract": func(p *plan.Plan) { p.Contract = nil },
 		"no readers":  func(p *plan.Plan) { p.Operations[0].Readers = nil },
+		"two of many": func(p *plan.Plan) { p.Race.Width, p.Race.Trials = 2, 3 },
+		"outside alone": func(p *plan.Plan) {
+			for i := range p.Operations[0].Readers {
+				p.Operations[0].Readers[i].Outside = new(true)
+			}
+		},
+		"one reader beside it": func(p *plan.Plan) {
+			if r := p.Operations[0].Readers; len(r) > 0 {
+				other := r[0]
+				other.Name, other.Outside = "besides", new(true)
+				p.Operations[0].Readers = append(r[:len(r):len(r)], other)
+			}
+		},
+		"little budget": func(p *plan.Plan) { p.Budget.MaxSends = 17 },
 		"blind": func(p *plan.Plan) {
 			if r := p.Operations[0].Readers; len(r) > 0 && r[0].HTTP != nil {
 				h := *r[0].HTTP
@@ -511,7 +525,10 @@ func TestReportsAreConsistent(t *testing.T) {
 		},
 	}
 	for name, change := range changes {
-		for _, target := range targets.All() {
+		if testing.Short() && name != "default" && name != "no readers" {
+			continue
+		}
+		for _, target := range append(targets.All(), targets.Reach()...) {
 			if *only != "" && target.Name != *only {
 				continue
 			}

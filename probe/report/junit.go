@@ -30,6 +30,7 @@ type (
 		Time     string      `xml:"time,attr"`
 		Stamp    string      `xml:"timestamp,attr,omitempty"`
 		Cases    []junitCase `xml:"testcase"`
+		Out      string      `xml:"system-out,omitempty"`
 	}
 	junitCase struct {
 		Class   string        `xml:"classname,attr"`
@@ -156,6 +157,9 @@ func junitOperation(o *evidence.Operation) (junitSuite, time.Duration) {
 		s.Cases = append(s.Cases, junitCase{Class: class, Name: "findings of " + name(of), Time: "0.000", Failure: junitFailure(fs, "")})
 	}
 	s.Time = seconds(total)
+	if sum := guidelineSum([]evidence.Operation{*o}); len(sum) > 0 {
+		s.Out = "What guidelines call it:\n" + strings.Join(sum, "\n")
+	}
 	return junitCount(s), total
 }
 
@@ -187,7 +191,7 @@ func findingTexts(fs []evidence.Finding) string {
 	for _, f := range fs {
 		all = append(all, strings.Join(nonEmpty(
 			fmt.Sprintf("%s %s (%s, %s)", name(string(f.Priority)), text(f.Title), name(f.ID), name(string(f.Basis))),
-			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f)), "\n"))
+			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f), guidelineLine(f)), "\n"))
 	}
 	return strings.Join(all, "\n\n")
 }

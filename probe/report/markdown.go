@@ -94,6 +94,14 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		line("")
 		line("%s", code(text(o.Verdict.Key())))
 	}
+	if sum := guidelineSum(r.Operations); len(sum) > 0 {
+		line("")
+		line("What guidelines call it, in sum:")
+		line("")
+		for _, l := range sum {
+			line("- %s", prose(l))
+		}
+	}
 	line("")
 	line("Run %s, semel %s, %d of at most %d requests sent. No finding is no proof: a probe sees what its plan's readers show.", code(visible(r.ID, 80)), prose(visible(r.Version, 40)), r.Sent, r.Budget)
 	_, err := io.WriteString(w, b.String())

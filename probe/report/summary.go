@@ -315,6 +315,26 @@ func guidelineLine(f evidence.Finding) string {
 	return strings.Join(parts, " · ")
 }
 
+// guidelineSum is a line for each standard with the entries that findings have.
+func guidelineSum(ops []evidence.Operation) (lines []string) {
+	sum := evidence.SumGuidelines(ops)
+	for _, standard := range evidence.Standards() {
+		var ids []string
+		for _, s := range sum {
+			if s.Standard == standard {
+				ids = append(ids, guidelineName(s.ID))
+			}
+		}
+		if rest := len(ids) - 40; rest > 0 {
+			ids = append(ids[:40], fmt.Sprintf("and %d more", rest))
+		}
+		if len(ids) > 0 {
+			lines = append(lines, standard+": "+strings.Join(ids, ", "))
+		}
+	}
+	return lines
+}
+
 // guidelineName is an id, with the name of a tactic, which its id does not tell.
 func guidelineName(id string) string {
 	if e, ok := evidence.Guideline(id); ok && strings.HasPrefix(id, "TA") {

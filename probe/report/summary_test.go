@@ -99,12 +99,13 @@ func TestBottomLine(t *testing.T) {
 func TestReportsCollate(t *testing.T) {
 	r := raceRun()
 	for format, wants := range map[string][]string{
-		"txt":    {"state orders: 2 of 1 due !", "B  supported:", "v5.0.0-15.4.2", "TA0040 Impact", "sh runs/20260921/reproduce/1-1-double-effect-race.sh"},
-		"html":   {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that shows it again", "201 in 12.1 ms", "the same result"},
-		"md":     {"orders: 2 of 1 due", "Hypothesis B", "v5.0.0-15.4.2", "TA0040 Impact"},
-		"record": {`"schema": "semel-probe-record/1"`, `"state": "supported"`, `"v5.0.0-15.4.2"`, `"class": "same_result"`},
-		"json":   {`"v5.0.0-15.4.2"`},
-		"sarif":  {`"v5.0.0-15.4.2"`, "external/cwe/cwe-362"},
+		"txt":       {"state orders: 2 of 1 due !", "B  supported:", "v5.0.0-15.4.2", "TA0040 Impact", "sh runs/20260921/reproduce/1-1-double-effect-race.sh"},
+		"html":      {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that shows it again", "201 in 12.1 ms", "the same result"},
+		"md":        {"orders: 2 of 1 due", "Hypothesis B", "v5.0.0-15.4.2", "TA0040 Impact", "- OWASP ASVS 5.0.0: v5.0.0-"},
+		"junit.xml": {"WSTG-BUSL-11 · PTES", "OWASP ASVS 5.0.0: v5.0.0-", "TA0040 Impact"},
+		"record":    {`"guidelines": [`, `"standard": "OWASP ASVS 5.0.0"`, `"schema": "semel-probe-record/1"`, `"state": "supported"`, `"v5.0.0-15.4.2"`, `"class": "same_result"`},
+		"json":      {`"v5.0.0-15.4.2"`},
+		"sarif":     {`"v5.0.0-15.4.2"`, "external/cwe/cwe-362"},
 	} {
 		out := string(write(t, format, r))
 		for _, want := range wants {

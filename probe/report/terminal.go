@@ -141,23 +141,13 @@ func (p *printer) more(n int, what string) {
 
 // guidelines sums up what guidelines call the findings.
 func (p *printer) guidelines(r *evidence.Run) {
-	sum := evidence.SumGuidelines(r.Operations)
-	if len(sum) == 0 {
-		return
+	lines := guidelineSum(r.Operations)
+	if len(lines) > 0 {
+		p.head("guidelines")
 	}
-	p.head("guidelines")
-	for _, standard := range evidence.Standards() {
-		var ids []string
-		for _, s := range sum {
-			if s.Standard == standard {
-				ids = append(ids, guidelineName(s.ID))
-			}
-		}
-		if len(ids) > 0 {
-			rest := max(len(ids)-40, 0)
-			p.wrap("  ", standard+": ", strings.Join(ids[:len(ids)-rest], ", "))
-			p.more(rest, "of "+standard)
-		}
+	for _, l := range lines {
+		standard, ids, _ := strings.Cut(l, ": ")
+		p.wrap("  ", standard+": ", ids)
 	}
 }
 
