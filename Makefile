@@ -76,6 +76,9 @@ growth: ## measure a STORE as it grows to so many RECORDS
 lab-matrix: ## probe every operation of the lab under every setting, and compare with the truth
 	go test -count=1 -timeout 0 -v -run '^TestProbeTellsTheTruth$$' $(ARGS) ./cmd/semel/internal/lab -args -matrix
 
+probe-truth: ## run the probe against all of its targets, each with three sets of values
+	go test -count=1 -timeout 0 -run '^(TestTargets|TestReach|TestFiner)$$' $(ARGS) ./probe -seeds 3
+
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)
 

@@ -46,6 +46,12 @@ func init() {
 	}
 }
 
+// keylessTitles are those of operations without a key, where they differ.
+var keylessTitles = map[plan.Experiment]string{
+	plan.OtherTenant: "The same request by another tenant",
+	plan.Altered:     "Another request for the same thing",
+}
+
 // again is what a request shows that was sent, answered and sent again.
 type again struct {
 	opening

@@ -28,15 +28,7 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 	if s.statusAt = at; at == "" {
 		return nil
 	}
-	req := wire.Request{Method: http.MethodGet, URL: at}
-	for _, f := range s.x.Request.Header {
-		// Who asks is the same; what is asked is not.
-		switch name := strings.ToLower(f.Name); {
-		case strings.HasPrefix(name, "content-"), name == "host", name == "transfer-encoding", x.o.op.Key != nil && strings.EqualFold(name, x.o.op.Key.Header):
-		default:
-			req.Header = append(req.Header, f)
-		}
-	}
+	req := asked(&s.x, at, x.o.op.Key)
 	p, t := x.o.op.Poll, x.o.r.p.Timing
 	pause, most := t.Poll, 10*t.Poll
 	if p.Interval > 0 {
@@ -72,6 +64,19 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 		}
 		pause = min(2*pause, most)
 	}
+}
+
+// asked is a GET of an address by whoever sent a request.
+func asked(x *wire.Exchange, at string, key *plan.Key) wire.Request {
+	req := wire.Request{Method: http.MethodGet, URL: at}
+	for _, f := range x.Request.Header {
+		switch name := strings.ToLower(f.Name); {
+		case strings.HasPrefix(name, "content-"), strings.HasPrefix(name, "if-"), name == "host", name == "transfer-encoding", key != nil && strings.EqualFold(name, key.Header):
+		default:
+			req.Header = append(req.Header, f)
+		}
+	}
+	return req
 }
 
 // statusOf is where to ask what became of a request that was accepted; empty if

@@ -120,6 +120,14 @@ func (o *operation) suppose() {
 			o.cause(to, lease)
 		}
 	}
+	if f.keylessAsOne != nil {
+		o.cause(o.named1("keyless-requests-confused"), evidence.Cause{
+			Name: "keyless-as-one", State: evidence.Supported,
+			Text:  "The lack of a key counts as a key: all requests without one are the same request.",
+			For:   "Of two requests without a key, each with values of its own, the second was answered with a success and had no effect.",
+			Check: "Look at what is looked up for a request without a key: it must be nothing, and not an empty key.",
+		})
+	}
 	if lost || stuck {
 		to := o.named1(doubleLost, "failure-blocks-key", "lost-effect")
 		c := evidence.Cause{

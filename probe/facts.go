@@ -51,7 +51,8 @@ type facts struct {
 	freshCreates known // under a fresh key the same body has an effect of its own
 	noKeyRan     bool
 	noKey        *sent
-	limited      bool // a duplicate got 429
+	keylessAsOne *sent // a request without a key that had no effect, after another one
+	limited      bool  // a duplicate got 429
 	actorApart   known
 	tenantApart  known
 	// operationApart: keys of one operation say nothing to another.

@@ -3,6 +3,8 @@ package probe
 import (
 	"context"
 	"errors"
+	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/semelhq/semel/probe/plan"
@@ -81,6 +83,8 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 type mismatched struct {
 	opening
 	second *attempt
+	// changed: the resource is as the altered request has it; no: it is as it was.
+	changed known
 }
 
 func (x *exp) altered(ctx context.Context) (shown, error) {
@@ -101,8 +105,48 @@ func (x *exp) altered(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	f.second, err = x.lookFor(ctx, f.w, s, 1)
+	if f.second, err = x.lookFor(ctx, f.w, s, 1); err == nil && x.o.op.Key == nil && f.second.succeeded() && !x.o.r.dry() {
+		f.changed, err = x.changed(ctx, f.good().sent, s)
+	}
 	return f, err
+}
+
+// changed reads the resource that a PUT or a PATCH was to change, at its own
+// address, and says whether it is as the altered request has it.
+func (x *exp) changed(ctx context.Context, first, altered *sent) (known, error) {
+	if m := x.o.op.Request.Method; m != http.MethodPut && m != http.MethodPatch {
+		return untold, nil
+	}
+	before, errA := decodeJSON(first.x.Request.Body)
+	after, errB := decodeJSON(altered.x.Request.Body)
+	if errA != nil || errB != nil {
+		return untold, nil
+	}
+	got, err := x.o.r.read.Send(as(ctx, ""), asked(&altered.x, altered.x.Request.URL, x.o.op.Key))
+	if err != nil {
+		return untold, err
+	}
+	x.book(got, "read", "")
+	if err := ctxErr(ctx); err != nil || got.Response == nil || got.Response.Status != http.StatusOK || got.Response.Truncated {
+		return untold, err
+	}
+	is, err := decodeJSON(got.Response.Body)
+	if err != nil {
+		return untold, nil
+	}
+	told := untold
+	for _, e := range x.o.op.Altered.Edits {
+		old, _ := lookup(before, *e.Pointer)
+		want, _ := lookup(after, *e.Pointer)
+		have, ok := lookup(is, *e.Pointer)
+		switch {
+		case ok && reflect.DeepEqual(have, want):
+			return yes, nil
+		case ok && reflect.DeepEqual(have, old):
+			told = no
+		}
+	}
+	return told, nil
 }
 
 // ground shows that a good key protects, where nothing has shown yet whether it

@@ -243,3 +243,33 @@ func TestAnswerThatWasNotLost(t *testing.T) {
 		})
 	}
 }
+
+// What is kept of answers has a limit. Beyond it the run ends, and what was found
+// before is there, whole.
+func TestKeptAnswersAreBounded(t *testing.T) {
+	const large = 32 << 10
+	c := &counter{before: func(w http.ResponseWriter, _ *http.Request) bool {
+		w.Header().Set("X-Large", strings.Repeat("x", large))
+		return false
+	}}
+	s := c.serve(t)
+	const limit = 4 * large
+	res := mustRun(t, simple(s.URL, plan.Duplicate, plan.LateRetry, plan.FreshKey, plan.MissingKey), probe.Options{Send: true, MaxKept: limit})
+	op := res.Run.Operations[0]
+	if !strings.Contains(res.Run.Interrupted, "no more answers are kept as evidence") || !strings.Contains(res.Run.Interrupted, "Have readers ask for less") {
+		t.Errorf("the run ended with %q", res.Run.Interrupted)
+	}
+	if e := outcome(t, op, plan.Duplicate); e.Outcome != evidence.Broken || finding(op, "double-effect-sequential") == nil {
+		t.Errorf("%s: %s", e.Outcome, e.Why)
+	}
+	if e := outcome(t, op, plan.MissingKey); e.Outcome != evidence.NotRun {
+		t.Errorf("%s: %s", e.Outcome, e.Why)
+	}
+	kept := 0
+	for _, e := range res.HAR.Log.Entries {
+		kept += len(e.Semel.Received)
+	}
+	if kept < limit || kept > limit+2*large {
+		t.Errorf("%d bytes are kept", kept)
+	}
+}

@@ -133,11 +133,6 @@ func read(doc []byte, op *plan.Operation, at string) said {
 	return said{general: whole.keys, retention: whole.retention}
 }
 
-var (
-	previewParameter = regexp.MustCompile(`(?i)^(x[-_])?(dry[-_]?run|validate[-_]?only|preview([-_]?only)?|simulate)$`)
-	previewPath      = regexp.MustCompile(`(?i)[/:](validate|validation|dry[-_]?run|preview|simulate|simulation)$`)
-)
-
 // previewOf finds what a description calls a dry run of an operation: one of its
 // parameters, or a path below its own. It is only told of: nothing is sent that
 // the plan does not name.
@@ -154,7 +149,7 @@ func previewOf(root map[string]any, own any, at string) string {
 				p, _ = lookup(root, plan.Pointer(s[1:]))
 			}
 		}
-		if v, ok := lookup(p, "/name"); ok && previewParameter.MatchString(scalar(v)) {
+		if v, ok := lookup(p, "/name"); ok && plan.NamesPreview(scalar(v)) {
 			in, _ := lookup(p, "/in")
 			return "the parameter " + scalar(v) + " (" + scalar(in) + ")"
 		}
@@ -165,8 +160,7 @@ func previewOf(root map[string]any, own any, at string) string {
 	}
 	paths, _ := root["paths"].(map[string]any)
 	for _, name := range slices.Sorted(maps.Keys(paths)) {
-		base := previewPath.ReplaceAllString(name, "")
-		if base != name && len(base) > 1 && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), base) {
+		if base, ok := plan.PreviewOf(name); ok && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), base) {
 			return "the path " + name
 		}
 	}

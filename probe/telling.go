@@ -56,6 +56,12 @@ func (o *operation) gather() {
 	if !f.lapsed {
 		under(doubleRace, doubleInFlight)
 	}
+	// Where the same request takes effect more than once at once, another one under
+	// its key does for the same reason, unless it does one after the other too.
+	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == "mismatch-executed" }); i >= 0 &&
+		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && f.outcomes[plan.Altered] != evidence.Broken {
+		under(doubleRace, "mismatch-executed")
+	}
 	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int { return cmp.Compare(a.Priority, b.Priority) })
 }
 

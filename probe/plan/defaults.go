@@ -7,13 +7,11 @@ import (
 	"time"
 )
 
-// WithDefaults returns a copy of the plan with every default filled in. The
-// plan itself is not changed.
+// WithDefaults returns a copy of the plan with every default filled in, but for
+// the experiments, which [Plan.ExperimentsFor] tells. The plan itself is not
+// changed.
 func (p *Plan) WithDefaults() Plan {
 	c := *p
-	if len(c.Experiments) == 0 {
-		c.Experiments = []Experiment{Specification, Duplicate}
-	}
 	if c.Contract == nil {
 		c.Contract, c.assumed = &Contract{Profile: "ietf"}, true
 	}

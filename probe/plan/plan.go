@@ -33,7 +33,7 @@ type Plan struct {
 	Steps []Step `yaml:"steps" rule:"items=20"`
 	// Operations are what is tried, one after the other.
 	Operations []Operation `yaml:"operations" rule:"required,items=50"`
-	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends.
+	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends; and before them preview, for operations that have one.
 	Experiments []Experiment `yaml:"experiments" rule:"items=30"`
 	// Contract is what the target promises, for operations that name none.
 	Contract *Contract `yaml:"contract"`
@@ -650,7 +650,7 @@ func (p *Plan) ExperimentsFor(op *Operation) []Experiment {
 		chosen = p.Experiments
 	}
 	if len(chosen) == 0 {
-		chosen = []Experiment{Specification, Duplicate}
+		chosen = op.usual()
 	}
 	var list []Experiment
 	for _, e := range Experiments() {
@@ -662,6 +662,15 @@ func (p *Plan) ExperimentsFor(op *Operation) []Experiment {
 		}
 	}
 	return list
+}
+
+// usual are the experiments on an operation for which none are named. A preview
+// goes before anything that has effects.
+func (op *Operation) usual() []Experiment {
+	if op.Preview != nil {
+		return []Experiment{Specification, PreviewFirst, Duplicate}
+	}
+	return []Experiment{Specification, Duplicate}
 }
 
 // Set replaces the value of one of the plan's variables, for a base URL on

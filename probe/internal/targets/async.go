@@ -129,7 +129,7 @@ func accepting() []Target {
 			says("the first request was answered with 202, and failed by its status (orders: 1 effect)").
 			verdict("retry_behavior", "unsafe_retry"),
 		target("tickets-anew", "accepts each duplicate as work of its own", working{takes: lateBy, anew: true}).
-			finds("double-effect-sequential").may(unprotected...).may("double-effect-race", "double-effect-lost-response", "in-flight-executed").
+			finds("double-effect-sequential").may(unprotected...).
 			outcome(outcomes{plan.Duplicate: broken, plan.RaceSame: broken, plan.LostUnread: broken}).
 			verdict("idempotency_support", "none", "race_behavior", "double_apply", "retry_behavior", "unsafe_retry"),
 	}

@@ -20,7 +20,7 @@ import (
 // cart, GraphQL, a status elsewhere, readers of other forms. Behind that they are as those of All.
 func Reach() []Target {
 	list := append(reached("", rules{}), reached("-ignores-key", rules{keyless: true, optional: true})...)
-	list = append(list, accepting()...)
+	list = append(append(list, accepting()...), putters()...)
 	for i := range list {
 		if list[i].Experiments == nil {
 			list[i].Experiments = all
