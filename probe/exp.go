@@ -100,15 +100,6 @@ func (o *operation) run(ctx context.Context, ended error) error {
 	return ended
 }
 
-// keylessTitles are of operations without a key.
-var keylessTitles = map[plan.Experiment]string{
-	plan.OtherTenant: "The same request by another tenant",
-	plan.Altered:     "The same request, altered",
-	plan.SameMeaning: "The same JSON in other bytes",
-	plan.Corrected:   "A refused request, corrected",
-	plan.RaceAltered: "A request and its alteration at once",
-}
-
 // applies returns why an experiment means nothing for the operation.
 func (o *operation) applies(name plan.Experiment) error {
 	if name == plan.OtherActor && o.op.Key == nil {

@@ -101,6 +101,7 @@ func (x *exp) altered(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
+	f.w.change = x.o.op.Key == nil
 	s, err := x.send(ctx, "altered", req, "")
 	if err != nil {
 		return f, err

@@ -34,6 +34,9 @@ type watch struct {
 	expect int64
 	// promised: a request was answered as done.
 	promised bool
+	// change: what was sent may be a change of what is there, which the outside may
+	// be told of again.
+	change bool
 }
 
 // promise notes an answer. One that names no resource, where others do, may be
@@ -288,6 +291,9 @@ func (w *watch) conclude(due int64) {
 		}
 		n := rd.effects(a, b)
 		c := evidence.Change{Reader: rd.name, Name: "effects", Before: text(a.number), After: text(b.number), Expected: due}
+		if rd.outside && w.change {
+			c.Expected = undue
+		}
 		if due > 0 && !w.promised && n.Sign() <= 0 {
 			c.Expected = 0
 		}
