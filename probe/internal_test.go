@@ -424,8 +424,33 @@ func TestFate(t *testing.T) {
 		"not allowed":       {403, ``, fateUntold},
 		"broken":            {500, ``, fateUntold},
 	} {
-		if got := fateOf(&given(c.status, c.body).x); got != c.want {
-			t.Errorf("%s: %v", name, got)
+		got, why := fateOf(&given(c.status, c.body).x, (&plan.Plan{Operations: make([]plan.Operation, 1)}).WithDefaults().Operations[0].Poll)
+		if got != c.want || (why != "") != (got == fateUntold) {
+			t.Errorf("%s: %v, %s", name, got, why)
+		}
+	}
+	own := &plan.Poll{State: new(plan.Pointer("/done")), Pending: []string{"false"}, Done: []string{"true"}}
+	for body, want := range map[string]fate{`{"done":false}`: fateRunning, `{"done":true}`: fateDone, `{"done":null}`: fateUntold, `{}`: fateUntold, `no`: fateUntold} {
+		if got, _ := fateOf(&given(200, body).x, own); got != want {
+			t.Errorf("%s: %v", body, got)
+		}
+	}
+}
+
+// A retry that got the first's result while that was under way, as seen from outside, is
+// no handling of requests in progress where a race under one key has doubled.
+func TestDoubledRaceHandlesNothingInProgress(t *testing.T) {
+	for doubled, want := range map[int]string{0: "yes", 3: "no"} {
+		o := &operation{op: &plan.Operation{}}
+		o.facts.outcomes = map[plan.Experiment]evidence.Outcome{plan.RaceSame: evidence.Held}
+		o.facts.inProgress = yes
+		o.facts.race = &evidence.Race{Overlapped: 3, Doubled: doubled}
+		if doubled > 0 {
+			o.ev.Findings = []evidence.Finding{{ID: doubleRace, Basis: evidence.Established}}
+		}
+		o.verdict()
+		if got := o.ev.Verdict.InProgressHandling; got != want {
+			t.Errorf("%d doubled: %s, want %s", doubled, got, want)
 		}
 	}
 }

@@ -84,6 +84,10 @@ func (o *operation) verdict() {
 	case r == nil:
 	case r.Doubled > 0 && (o.established(doubleRace) || o.established("effects-disagree")):
 		v.RaceBehavior, v.Atomicity = "double_apply", "none"
+		if v.InProgressHandling == "yes" {
+			// The retry that got a result came after the first had been recorded.
+			v.InProgressHandling = "no"
+		}
 	case (raced == evidence.Held || raced == evidence.Broken) && r.Overlapped > 0 && r.Doubled == 0 && r.Lost == 0:
 		// Once each time, whatever the losers were told.
 		v.RaceBehavior = "safe_converge"

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/semelhq/semel"
 )
@@ -31,7 +33,7 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		c.Resources.add(c)
 	}
 	bodies := &uploads{}
-	c.Guard.OnDrain(bodies.drain)
+	drainWith(c.Guard, bodies)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")
@@ -42,6 +44,19 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		}
 		return p
 	}, nil
+}
+
+// drainWith has the bodies that are being read cut off when the guard drains. The
+// guard does not hold on to them: it can outlive the middleware, where a server is
+// configured anew while it runs.
+func drainWith(g *semel.Guard, bodies *uploads) {
+	held := weak.Make(bodies)
+	stop := g.OnDrain(func() {
+		if u := held.Value(); u != nil {
+			u.drain()
+		}
+	})
+	runtime.AddCleanup(bodies, func(stop func() bool) { stop() }, stop)
 }
 
 // protector is a protected handler.
@@ -92,12 +107,15 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.refuse(w, r, scopeProblem(w, err, refusedBeforeLookUp))
 		return
 	}
+	named := scope.Operation != "" || p.OperationOf == nil
 	if scope.Operation == "" {
 		scope.Operation = defaultOperation(r)
 	}
-	expired, ok := p.verifyIssued(w, r, key, scope)
-	if !ok {
-		return
+	expired, ok := false, true
+	if named {
+		if expired, ok = p.verifyIssued(w, r, key, scope); !ok {
+			return
+		}
 	}
 	e := p.newExchange(w, r)
 	e.expired = expired
@@ -109,8 +127,11 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// kept for.
 		problem = p.firstSent(r.Header[p.Contract.FirstSentHeader])
 	}
-	if problem.Status == 0 && p.KeyOf != nil {
-		problem = e.takeKey()
+	if problem.Status == 0 && p.KeyRules.MaxUUIDAge > 0 && p.KeyOf == nil && errors.Is(p.KeyRules.Check(key), semel.ErrKeyAge) {
+		problem = keyAge()
+	}
+	if problem.Status == 0 && (p.KeyOf != nil || !named) {
+		problem = e.ask(!named)
 	}
 	if problem.Status != 0 {
 		e.release()
@@ -118,7 +139,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !e.expired { // likewise
-		if e.expired, ok = p.verifyIssued(w, r, key, scope); !ok {
+		if e.expired, ok = p.verifyIssued(w, r, key, e.submit.Identity.Scope); !ok {
 			e.release()
 			return
 		}
@@ -133,6 +154,18 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // overrides are the header fields by which a request asks to be taken for one of
 // another method, where the server behind heeds them.
 var overrides = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
+// MethodsAsked returns the methods, in capitals, that a server may take the request
+// to be of: its own, and those that X-HTTP-Method-Override and its like ask for.
+func MethodsAsked(r *http.Request) []string {
+	methods := []string{strings.ToUpper(r.Method)}
+	for _, name := range overrides {
+		for _, method := range r.Header[name] {
+			methods = append(methods, strings.ToUpper(strings.Trim(method, " \t")))
+		}
+	}
+	return methods
+}
 
 // passes reports whether the request is of a safe method (RFC 9110 9.2.1) and
 // does not ask to be taken for one of another. Case does not matter: servers that mind
@@ -159,17 +192,7 @@ func ProtectMethods(methods ...string) func(*http.Request) bool {
 		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })
 	}
 	return func(r *http.Request) bool {
-		if protects(r.Method) {
-			return true
-		}
-		for _, name := range overrides {
-			for _, method := range r.Header[name] {
-				if protects(strings.Trim(method, " \t")) {
-					return true
-				}
-			}
-		}
-		return false
+		return protects(r.Method) || slices.ContainsFunc(MethodsAsked(r), protects)
 	}
 }
 
@@ -228,6 +251,9 @@ func (p *protector) key(r *http.Request) (string, Problem) {
 	case err == nil:
 		err = p.KeyRules.Check(key)
 	}
+	if errors.Is(err, semel.ErrKeyAge) {
+		return "", keyAge()
+	}
 	if err != nil {
 		problem := ProblemKeyMalformed.Problem()
 		reasons := strings.ReplaceAll(err.Error(), "\n", "; ") // it never holds the key
@@ -250,6 +276,13 @@ func (p *protector) key(r *http.Request) (string, Problem) {
 		}
 	}
 	return key, Problem{}
+}
+
+// keyAge is the answer to semel.ErrKeyAge. It must not invite another key.
+func keyAge() Problem {
+	p := ProblemKeyExpired.Problem()
+	p.Detail = "By the time in it, this key was made too long ago, or in the future, so there may have been a record of its use that is gone. Nothing was executed now. If it may have been used before, find out what came of that before you make another key."
+	return p
 }
 
 // inContract names the key header as the contract does.

@@ -73,13 +73,15 @@ func start(t testing.TB, s setup) *bench {
 	t.Cleanup(upstream.Close)
 	u, err := url.Parse(upstream.URL)
 	noError(t, err)
-	gc := gateway.Config{Upstream: u, Guard: b.guard, Observer: b.telemetry.Gateway(nil)}
+	spools, err := semelhttp.NewSpools(semelhttp.SpoolsConfig{})
+	noError(t, err)
+	noError(t, b.telemetry.WatchSpools(spools))
+	gc := gateway.Config{Upstream: u, Guard: b.guard, Spools: spools, Observer: b.telemetry.Gateway(nil)}
 	if s.gateway != nil {
 		s.gateway(&gc)
 	}
 	gw, err := gateway.New(gc)
 	noError(t, err)
-	noError(t, b.telemetry.WatchSpools(gw.Spools()))
 	b.server = httptest.NewServer(b.telemetry.Handler(gw))
 	t.Cleanup(b.server.Close)
 	return b

@@ -43,9 +43,11 @@ type adminSettings struct {
 	drainDelay      time.Duration
 	accessLog       choice
 	dryRun          bool
+	name            func(flag string) string // how messages name a setting
 }
 
 func (s *adminSettings) flags(cmd *cobra.Command) {
+	s.name = func(flag string) string { return named(cmd, flag) }
 	s.accessLog = choice{value: "off", of: []string{"off", "json"}}
 	f := cmd.Flags()
 	f.StringVar(&s.addr, "admin", "", "address of the admin listener: /livez, /readyz, /metrics; without a host it is this host's loopback, as in :9090 (default none)")
@@ -83,7 +85,7 @@ type operations struct {
 
 // operate makes what the settings and the environment ask for. It serves nothing
 // yet, but the address is taken. It must be closed.
-func (p *program) operate(ctx context.Context, cmd *cobra.Command, s adminSettings, log *logger, store *lateStore) (*operations, error) {
+func (p *program) operate(ctx context.Context, s adminSettings, log *logger, store *lateStore) (*operations, error) {
 	o := &operations{settings: s, log: log, store: store, stop: func() {}}
 	o.ready.store = store
 	traces, err := p.exports("TRACES")
@@ -92,13 +94,13 @@ func (p *program) operate(ctx context.Context, cmd *cobra.Command, s adminSettin
 		return nil, usagef("%w", err)
 	}
 	if s.drainDelay < 0 {
-		return nil, usagef("%s is %v; it must not be negative", named(cmd, "drain-delay"), s.drainDelay)
+		return nil, usagef("%s is %v; it must not be negative", s.name("drain-delay"), s.drainDelay)
 	}
 	if s.addr == "" && s.accessLog.value == "off" && !traces && !metrics {
 		return o, nil
 	}
 	if s.addr != "" {
-		if err := o.listen(ctx, cmd, p.env[adminTokenEnv]); err != nil {
+		if err := o.listen(ctx, p.env[adminTokenEnv]); err != nil {
 			return nil, err
 		}
 	}
@@ -133,20 +135,20 @@ func (p *program) exports(signal string) (bool, error) {
 }
 
 // listen takes the address.
-func (o *operations) listen(ctx context.Context, cmd *cobra.Command, envToken string) error {
+func (o *operations) listen(ctx context.Context, envToken string) error {
 	host, port, err := net.SplitHostPort(o.settings.addr)
 	if err != nil {
-		return usagef("%s is %q; write it as :9090, or with a host as in 10.0.0.5:9090", named(cmd, "admin"), o.settings.addr)
+		return usagef("%s is %q; write it as :9090, or with a host as in 10.0.0.5:9090", o.settings.name("admin"), o.settings.addr)
 	}
 	o.token = strings.TrimSpace(envToken)
 	if o.settings.tokenFile != "" {
 		text, err := os.ReadFile(o.settings.tokenFile)
 		if err != nil {
-			return usagef("%s cannot be used: %w", named(cmd, "admin-token-file"), err)
+			return usagef("%s cannot be used: %w", o.settings.name("admin-token-file"), err)
 		}
 		o.token = strings.TrimSpace(string(text))
 		if o.token == "" {
-			return usagef("%s: there is no token in the file; put one in, as from openssl rand -hex 32", named(cmd, "admin-token-file"))
+			return usagef("%s: there is no token in the file; put one in, as from openssl rand -hex 32", o.settings.name("admin-token-file"))
 		}
 	}
 	if o.token != "" && len(o.token) < minAdminToken {
@@ -157,13 +159,13 @@ func (o *operations) listen(ctx context.Context, cmd *cobra.Command, envToken st
 	}
 	ip, err := netip.ParseAddr(host)
 	if loopback := host == "localhost" || err == nil && ip.IsLoopback(); !loopback && o.token == "" {
-		return usagef("%s is %q, which others can reach; give a token with %s or %s, or leave out the host", named(cmd, "admin"), o.settings.addr, named(cmd, "admin-token-file"), adminTokenEnv)
+		return usagef("%s is %q, which others can reach; give a token with %s or %s, or leave out the host", o.settings.name("admin"), o.settings.addr, o.settings.name("admin-token-file"), adminTokenEnv)
 	}
 	o.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, port))
 	if err != nil {
 		return &fault{
 			code: exitFailed, err: fmt.Errorf("the admin listener cannot listen on %s: %w", o.settings.addr, err),
-			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", named(cmd, "admin")),
+			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", o.settings.name("admin")),
 		}
 	}
 	return nil

@@ -97,6 +97,12 @@ func TestLabStaysAtHome(t *testing.T) {
 			t.Errorf("%s: ended with %d: %s", listen, code, said.String())
 		}
 	}
+	for _, args := range [][]string{{"--store", "memory:"}, {"--store", "mysql://localhost/x"}, {"--store", "sqlite:a.db", "--file", "b.db"}} {
+		var said bytes.Buffer
+		if code := run(t.Context(), append([]string{"lab"}, args...), nil, strings.NewReader(""), io.Discard, &said); code != exitUsage {
+			t.Errorf("%s: ended with %d: %s", args, code, said.String())
+		}
+	}
 	var said bytes.Buffer
 	if code := run(t.Context(), []string{"lab", "--preset", "none"}, nil, strings.NewReader(""), io.Discard, &said); code != exitUsage || !strings.Contains(said.String(), "unprotected") {
 		t.Errorf("a wrong preset: %d, %s", code, said.String())

@@ -97,3 +97,13 @@ func (l *logger) gateway() *gateway.Observer {
 		},
 	}
 }
+
+// principal is told when it could not be learned who callers are.
+func (l *logger) principal(ctx context.Context, err error) {
+	l.WarnContext(ctx, "callers cannot be identified: requests with a key are answered with 503", "err", err)
+}
+
+// delivery is told of deliveries of webhooks that are not accepted.
+func (l *logger) delivery(r *http.Request, err error) {
+	l.WarnContext(r.Context(), "a delivery of a webhook was not accepted: nothing was processed", "err", err)
+}

@@ -7,14 +7,20 @@ import (
 	"testing"
 )
 
-// TestProbeQuickStart does what the quick start of docs/probe.md says, with its
-// plan of ten lines, and gets what it shows.
+// TestProbeQuickStart does what the quick starts of docs/probe.md and docs/ja/probe.md
+// say, with their plan of ten lines, and gets what they show.
 func TestProbeQuickStart(t *testing.T) {
-	text, err := os.ReadFile("../../docs/probe.md")
+	for name, heading := range map[string]string{"probe.md": "Quick start", "ja/probe.md": "クイックスタート"} {
+		t.Run(name, func(t *testing.T) { probeQuickStart(t, name, heading) })
+	}
+}
+
+func probeQuickStart(t *testing.T, name, heading string) {
+	text, err := os.ReadFile("../../docs/" + name)
 	noError(t, err)
-	_, page, ok := strings.Cut(strings.ReplaceAll(string(text), "\r\n", "\n"), "\n## Quick start\n")
+	_, page, ok := strings.Cut(strings.ReplaceAll(string(text), "\r\n", "\n"), "\n## "+heading+"\n")
 	if !ok {
-		t.Fatal("docs/probe.md has no quick start")
+		t.Fatalf("docs/%s has no quick start", name)
 	}
 	page, _, _ = strings.Cut(page, "\n## ")
 	_, plan, _ := strings.Cut(page, "```yaml\n")

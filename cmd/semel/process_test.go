@@ -28,6 +28,9 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == labAppName { // a lab of a test has started it
+		os.Exit(run(context.Background(), os.Args[1:], nil, os.Stdin, os.Stdout, os.Stderr))
+	}
 	dir, err := os.MkdirTemp("", "semel-test-")
 	if err != nil {
 		log.Fatal(err)
@@ -68,8 +71,19 @@ func startGateway(t *testing.T, args ...string) *process {
 // reads standard output.
 func startGatewayIn(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
 	t.Helper()
+	return start(t, env, stdout, append([]string{"--listen", "127.0.0.1:0"}, args...)...)
+}
+
+// startGatewayBy starts a gateway that a file describes.
+func startGatewayBy(t *testing.T, file string, env ...string) *process {
+	t.Helper()
+	return start(t, env, nil, "--config", file)
+}
+
+func start(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
+	t.Helper()
 	p := &process{
-		t: t, cmd: exec.Command(binary, append([]string{"gateway", "--listen", "127.0.0.1:0"}, args...)...),
+		t: t, cmd: exec.Command(binary, append([]string{"gateway"}, args...)...),
 		done: make(chan struct{}), more: make(chan struct{}),
 	}
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}, env...)

@@ -78,7 +78,7 @@ a variable that is set to nothing counts as not set.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -54,13 +54,19 @@ func shellLines(t *testing.T, document string) (all []lines) {
 	return all
 }
 
-// TestShellLines runs the shell lines of docs/clients.md, in one shell, against
-// the service behind a gateway, and compares what they print, but for the
+// TestShellLines runs the shell lines of documents, those of each in one shell,
+// against the service behind a gateway, and compares what they print, but for the
 // white space in a line.
 func TestShellLines(t *testing.T) {
+	for _, name := range []string{"clients.md", "ja/getting-started.md"} {
+		t.Run(name, func(t *testing.T) { shellLinesOf(t, name) })
+	}
+}
+
+func shellLinesOf(t *testing.T, name string) {
 	bash := testenv.Program(t, "bash")
 	testenv.Program(t, "curl")
-	document, err := os.ReadFile("../../docs/clients.md")
+	document, err := os.ReadFile("../../docs/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}

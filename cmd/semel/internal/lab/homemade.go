@@ -17,7 +17,7 @@ import (
 // leaves away what one team or another has left away.
 
 // homemade protects next with the defences of s, as far as they are on.
-func (l *Lab) homemade(s Switches, next http.Handler) http.Handler {
+func (p *app) homemade(s Switches, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a := attemptOf(r.Context())
 		key := a.Key
@@ -39,9 +39,12 @@ func (l *Lab) homemade(s Switches, next http.Handler) http.Handler {
 		// What has begun is brought to its end, also if the client goes away: else a key
 		// can be taken for work that is never done.
 		r = r.WithContext(context.WithoutCancel(r.Context()))
-		name := key
+		name, asked := key, "now"
+		if a.Path == "job" {
+			asked = "later"
+		}
 		if s.Scope {
-			name = strings.Join([]string{a.Tenant, a.Actor, a.Operation, key}, "\x1f")
+			name = strings.Join([]string{a.Tenant, a.Actor, a.Operation, asked, key}, "\x1f")
 		}
 		// DEFECT(scope), otherwise: the key alone is the name. Somebody else with the same
 		// key, or the same client in another operation, is answered with this
@@ -50,23 +53,25 @@ func (l *Lab) homemade(s Switches, next http.Handler) http.Handler {
 		sum := sha256.Sum256(body)
 		fingerprint := hex.EncodeToString(sum[:])
 
+		t := p.times(s, a)
 		used := false
 		if s.InProgress {
 			// One statement takes the key or finds that it is taken.
-			used, err = l.takeKey(r.Context(), name, fingerprint)
+			used, err = p.takeKey(r.Context(), name, fingerprint, t)
 		} else {
 			// DEFECT(in_progress): look first, act later. Between the two everybody else looks as
 			// well. Lesson: ask and take in one step.
-			used, err = l.hasKey(r.Context(), name)
+			used, err = p.hasKey(r.Context(), name, t)
 		}
 		if err != nil {
 			problem(w, http.StatusServiceUnavailable, "The keys cannot be read; nothing was done. Try again with the same key.")
 			return
 		}
 		if used {
-			l.answerAgain(w, r, s, name, fingerprint)
+			p.answerAgain(w, r, s, name, fingerprint)
 			return
 		}
+		a.Decision = decidedExecuted
 		a.note("the key is new")
 
 		c := &capture{header: http.Header{}, status: http.StatusOK}
@@ -76,9 +81,9 @@ func (l *Lab) homemade(s Switches, next http.Handler) http.Handler {
 			// DEFECT(failures): the key of what failed is free again, as if nothing had happened.
 			// The effect may have been committed before the failure. Lesson: an error is
 			// an answer too.
-			err = l.dropKey(r.Context(), name)
+			err = p.dropKey(r.Context(), name)
 		} else {
-			err = l.keepAnswer(r.Context(), name, fingerprint, c)
+			err = p.keepAnswer(r.Context(), name, fingerprint, c, t)
 		}
 		if err != nil {
 			problem(w, http.StatusInternalServerError, "The answer cannot be kept. It may have been done.")
@@ -89,24 +94,28 @@ func (l *Lab) homemade(s Switches, next http.Handler) http.Handler {
 }
 
 // answerAgain answers a request whose key was used before.
-func (l *Lab) answerAgain(w http.ResponseWriter, r *http.Request, s Switches, name, fingerprint string) {
+func (p *app) answerAgain(w http.ResponseWriter, r *http.Request, s Switches, name, fingerprint string) {
 	a := attemptOf(r.Context())
-	first, status, answer, err := l.findKey(r.Context(), name)
+	first, status, answer, err := p.findKey(r.Context(), name)
 	switch {
 	case err != nil:
 		problem(w, http.StatusServiceUnavailable, "The keys cannot be read; nothing was done. Try again with the same key.")
 	case s.Fingerprint && first != "" && first != fingerprint:
+		a.Decision = decidedMismatch
 		a.note("the key was used for another body")
 		problem(w, http.StatusUnprocessableEntity, "This key was used for another request.")
 	case !status.Valid:
+		a.Decision = decidedInProgress
 		a.note("the first request is being worked on")
 		w.Header().Set("Retry-After", "1")
 		problem(w, http.StatusConflict, "A request with this key is being worked on.")
 	case !s.Replay:
 		// DEFECT(replay): whoever lost the answer never gets it. Lesson: keep what you said.
+		a.Decision = decidedUsedUp
 		a.note("the key is used up")
 		problem(w, http.StatusConflict, "This key was used before.")
 	default:
+		a.Decision = decidedReplayed
 		a.note("the answer is repeated")
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Idempotency-Replayed", "true")
@@ -115,8 +124,33 @@ func (l *Lab) answerAgain(w http.ResponseWriter, r *http.Request, s Switches, na
 	}
 }
 
-func (l *Lab) takeKey(ctx context.Context, name, fingerprint string) (used bool, err error) {
-	done, err := l.db.ExecContext(ctx, "INSERT INTO used_keys (name, fingerprint) VALUES (?, ?) ON CONFLICT DO NOTHING", name, fingerprint)
+// times are when what is written now ends, in Unix milliseconds; 0 for never.
+type times struct{ now, lock, key int64 }
+
+// lockFor is how long the lock on a key holds, where the switch "lease" is off.
+const lockFor = 200 * time.Millisecond
+
+func (p *app) times(s Switches, a *Attempt) times {
+	now := time.Now()
+	if s.ClockSkew && !p.outside.First("instance", *a) {
+		now = now.Add(25 * time.Hour)
+		a.note("the instance with the wrong clock has it")
+	}
+	if s.Lease {
+		// Nothing ends by a clock: so the lock of a process that has died stays for ever.
+		return times{now: now.UnixMilli()}
+	}
+	// DEFECT(lease): the lock ends by this instance's clock, whether the work has ended or not;
+	// nobody renews it, and who was late writes its answer all the same. The key
+	// ends a day from now, and another instance asks its own clock when that is.
+	// Lesson: renew the lock while you work, fence what you write, and ask one clock.
+	return times{now.UnixMilli(), now.Add(lockFor).UnixMilli(), now.Add(24 * time.Hour).UnixMilli()}
+}
+
+func (p *app) takeKey(ctx context.Context, name, fingerprint string, t times) (used bool, err error) {
+	done, err := p.db.ExecContext(ctx, `INSERT INTO used_keys (name, fingerprint, until) VALUES ($1, $2, $3)
+		ON CONFLICT (name) DO UPDATE SET fingerprint = excluded.fingerprint, status = NULL, answer = NULL, until = excluded.until
+		WHERE used_keys.until BETWEEN 1 AND $4`, name, fingerprint, t.lock, t.now)
 	if err != nil {
 		return false, err
 	}
@@ -124,28 +158,29 @@ func (l *Lab) takeKey(ctx context.Context, name, fingerprint string) (used bool,
 	return n == 0, err
 }
 
-func (l *Lab) hasKey(ctx context.Context, name string) (used bool, err error) {
-	err = l.db.QueryRowContext(ctx, "SELECT count(*) > 0 FROM used_keys WHERE name = ?", name).Scan(&used)
+func (p *app) hasKey(ctx context.Context, name string, t times) (used bool, err error) {
+	err = p.db.QueryRowContext(ctx, "SELECT count(*) > 0 FROM used_keys WHERE name = $1 AND until NOT BETWEEN 1 AND $2", name, t.now).Scan(&used)
 	return used, err
 }
 
-func (l *Lab) findKey(ctx context.Context, name string) (fingerprint string, status sql.NullInt64, answer []byte, err error) {
-	err = l.db.QueryRowContext(ctx, "SELECT fingerprint, status, answer FROM used_keys WHERE name = ?", name).Scan(&fingerprint, &status, &answer)
+func (p *app) findKey(ctx context.Context, name string) (fingerprint string, status sql.NullInt64, answer []byte, err error) {
+	err = p.db.QueryRowContext(ctx, "SELECT fingerprint, status, answer FROM used_keys WHERE name = $1", name).Scan(&fingerprint, &status, &answer)
 	if errors.Is(err, sql.ErrNoRows) { // it has failed meanwhile: as if it were still being worked on
 		return fingerprint, status, nil, nil
 	}
 	return fingerprint, status, answer, err
 }
 
-func (l *Lab) dropKey(ctx context.Context, name string) error {
-	_, err := l.db.ExecContext(ctx, "DELETE FROM used_keys WHERE name = ?", name)
+func (p *app) dropKey(ctx context.Context, name string) error {
+	_, err := p.db.ExecContext(ctx, "DELETE FROM used_keys WHERE name = $1", name)
 	return err
 }
 
-func (l *Lab) keepAnswer(ctx context.Context, name, fingerprint string, c *capture) error {
+func (p *app) keepAnswer(ctx context.Context, name, fingerprint string, c *capture, t times) error {
 	// The last one wins, where more than one got this far.
-	_, err := l.db.ExecContext(ctx, "INSERT OR REPLACE INTO used_keys (name, fingerprint, status, answer) VALUES (?, ?, ?, ?)",
-		name, fingerprint, c.status, c.body.Bytes())
+	_, err := p.db.ExecContext(ctx, `INSERT INTO used_keys (name, fingerprint, status, answer, until) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (name) DO UPDATE SET fingerprint = excluded.fingerprint, status = excluded.status, answer = excluded.answer, until = excluded.until`,
+		name, fingerprint, c.status, c.body.Bytes(), t.key)
 	return err
 }
 

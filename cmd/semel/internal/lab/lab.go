@@ -1,135 +1,128 @@
 package lab
 
 import (
-	"bytes"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/semelhttp"
-	"github.com/semelhq/semel/store/sqlite"
 	"github.com/semelhq/semel/webhook"
 )
 
 // Config is what a lab is made of.
 type Config struct {
-	// Path is the SQLite file. Required. It is made if there is none.
+	// Path is the SQLite file. It is made if there is none. Required, unless Postgres
+	// is set.
 	Path string
+	// Postgres is the URL of a PostgreSQL database to use instead. Everything is in
+	// the schema semel_lab of it, which is made if there is none.
+	Postgres string
 	// Preset names the setting that all operations begin with. Default: the first
 	// of Presets.
 	Preset string
+	// Command is a program, with its arguments, that calls RunApp. The app runs in a
+	// process of its own then, which can be crashed and is started again. Default:
+	// it runs in this one.
+	Command []string
+	// Stderr is where that process writes what it has to say, before it can say it
+	// otherwise. Default: nowhere.
+	Stderr io.Writer
 }
 
-// Lab is the app with its switches.
+// Lab is the app with its switches, and what is around it: it keeps the trail, takes
+// mails and webhooks, and shows the page.
 type Lab struct {
-	store  *sqlite.Store
-	db     *sql.DB
-	guard  *semel.Guard
-	outbox *sqlite.Outbox
-	relay  *outbox.Relay
-	scheme *webhook.Standard // of the provider's webhooks
-	world  *world
-	trail  trail
+	config Config
+	ledger
+	app     *app // if it runs in this process
+	process process
+	scheme  *webhook.Standard // of the provider's webhooks
+	world   *world
+	trail   trail
 
 	probingMu sync.Mutex
 	probing   probing
+	classroom classroom
 
 	mu       sync.Mutex
-	switches map[string]Switches              // by operation
-	handlers map[string]map[bool]http.Handler // protected by the switches as they are; for events, and otherwise
-	firsts   map[string]bool                  // for which the first answer is gone
-	sends    map[caller][]time.Time           // of the last second
+	switches map[string]Switches // by operation
+	firsts   map[string]bool     // what happens once for each reference, and has happened
 }
 
-// Open opens the lab's file. Whoever calls it calls Run, then Close.
+// Open opens the lab's database. Whoever calls it calls Run, then Close.
 func Open(ctx context.Context, c Config) (l *Lab, err error) {
-	l = &Lab{switches: map[string]Switches{}}
+	l = &Lab{config: c, switches: map[string]Switches{}, firsts: map[string]bool{}}
 	l.trail.init()
-	l.world = &world{change: func() { l.trail.change(func() {}) }}
+	l.process.init()
+	l.world = &world{change: l.Settled}
 	preset := Presets[0]
 	if c.Preset != "" {
 		if preset, err = FindPreset(c.Preset); err != nil {
 			return nil, err
 		}
 	}
-	if l.store, err = sqlite.Open(ctx, sqlite.Config{Path: c.Path}); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, l.Close())
-		}
-	}()
-	abs, err := filepath.Abs(c.Path)
-	if err != nil {
-		return nil, err
-	}
-	file := url.URL{Scheme: "file", Path: "/" + strings.TrimPrefix(filepath.ToSlash(abs), "/"), RawQuery: "_pragma=busy_timeout(10000)&_txlock=immediate"}
-	if l.db, err = sql.Open("sqlite", file.String()); err != nil {
-		return nil, err
-	}
-	if _, err := l.db.ExecContext(ctx, tables); err != nil {
-		return nil, fmt.Errorf("%s is not a lab's: %w", c.Path, err)
-	}
-	if l.guard, err = semel.New(semel.Config{Store: l.store}); err != nil {
-		return nil, err
-	}
-	if l.scheme, err = webhook.NewStandard(webhook.StandardConfig{Secrets: []string{WebhookSecret}}); err != nil {
-		return nil, err
-	}
-	l.outbox = l.store.Outbox()
-	l.relay, err = outbox.New(outbox.Config{
-		Store: l.outbox, Routes: []outbox.Route{{Topic: mailTopic, Sink: l.world}},
-		Observer: &outbox.Observer{Delivered: func(context.Context, outbox.Attempted) { l.trail.change(func() {}) }},
-	})
-	if err != nil {
-		return nil, err
-	}
 	for _, o := range Operations {
 		l.switches[o.Name] = preset.Switches
 	}
-	return l, l.rewire()
+	if l.scheme, err = newScheme(); err != nil {
+		return nil, err
+	}
+	if len(c.Command) == 0 {
+		if l.app, err = openApp(ctx, c, l); err != nil {
+			return nil, err
+		}
+		l.process.is(l.app.handler())
+	} else {
+		// What the process will open is opened once before, so that what is wrong with
+		// it is told at once; and semel makes its tables before there are others.
+		s, err := openStorage(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.Close(); err != nil {
+			return nil, err
+		}
+	}
+	if l.ledger.db, err = openDatabase(ctx, c); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
 }
 
-// Run delivers mails and removes what has expired, until ctx ends.
+// Run runs the app, or the process that it is, until ctx ends.
 func (l *Lab) Run(ctx context.Context) error {
-	swept := make(chan error, 1)
-	go func() { swept <- l.store.Run(ctx) }()
-	return errors.Join(l.relay.Run(ctx), <-swept)
+	if l.app != nil {
+		return l.app.run(ctx)
+	}
+	return l.supervise(ctx)
 }
 
-// Close closes the file. Run has returned by then.
+// Close closes the database. Run has returned by then.
 func (l *Lab) Close() error {
 	l.endProbe()
-	var err error
-	if l.db != nil {
-		err = l.db.Close()
+	var errs []error
+	if l.ledger.db != nil {
+		errs = append(errs, l.ledger.db.Close())
 	}
-	return errors.Join(err, l.store.Close())
+	if l.app != nil {
+		errs = append(errs, l.app.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Reset forgets everything but the switches.
 func (l *Lab) Reset(ctx context.Context) error {
-	for _, table := range []string{"effects", "accounts", "documents", "used_keys"} {
-		if _, err := l.db.ExecContext(ctx, "DELETE FROM "+table); err != nil {
-			return err
-		}
+	if err := l.ledger.clear(ctx); err != nil {
+		return err
 	}
 	l.mu.Lock()
 	clear(l.firsts)
-	clear(l.sends)
 	l.mu.Unlock()
+	l.classroom.clear()
 	l.world.clear()
 	l.trail.clear()
 	return nil
@@ -142,10 +135,14 @@ func (l *Lab) Switches(operation string) Switches {
 	return l.switches[operation]
 }
 
-// Set changes those of an operation, or of all if it is empty.
+// Set changes those of an operation, or of all if it is empty. Requests that are
+// under way go on as they have begun.
 func (l *Lab) Set(operation string, s Switches) error {
 	if err := s.validate(); err != nil {
 		return err
+	}
+	if s.Crash && l.app != nil {
+		return errors.New("crash: the app is no process of its own here, and cannot be crashed")
 	}
 	l.mu.Lock()
 	for _, o := range Operations {
@@ -154,213 +151,42 @@ func (l *Lab) Set(operation string, s Switches) error {
 		}
 	}
 	l.mu.Unlock()
-	err := l.rewire()
-	l.trail.change(func() {})
-	return err
-}
-
-// rewire puts the handlers together as the switches say. Requests that are under
-// way go on as they have begun.
-func (l *Lab) rewire() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	handlers := make(map[string]map[bool]http.Handler, len(Operations))
-	for _, o := range Operations {
-		s := l.switches[o.Name]
-		work := l.work(o, s)
-		handlers[o.Name] = map[bool]http.Handler{}
-		for _, events := range []bool{false, true} {
-			h := work
-			switch {
-			case s.semels():
-				wire := l.guarded
-				if events {
-					wire = l.guardedEvents
-				}
-				var err error
-				if h, err = wire(o.Name, s, h); err != nil {
-					return err
-				}
-			case s.Key != KeyIgnored:
-				h = l.homemade(s, h)
-			}
-			handlers[o.Name][events] = h
-		}
-	}
-	l.handlers = handlers
-	if l.firsts == nil || len(l.firsts) > 10*mostAttempts {
-		l.firsts = map[string]bool{}
-	}
-	if l.sends == nil || len(l.sends) > mostAttempts {
-		l.sends = map[caller][]time.Time{}
-	}
+	l.Settled()
 	return nil
 }
 
-// first reports whether this is asked for the first time.
-func (l *Lab) first(what string, a *Attempt) bool {
+// What follows is what the app is connected with.
+
+// First reports whether something is asked for the first time for the reference of an
+// attempt.
+func (l *Lab) First(what string, a Attempt) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.firsts) > 10*mostAttempts {
+		clear(l.firsts)
+	}
 	name := strings.Join([]string{what, a.Operation, a.Tenant, a.Reference}, "\x1f")
-	if l.firsts[name] || len(l.firsts) > 10*mostAttempts {
-		return false
-	}
+	first := !l.firsts[name]
 	l.firsts[name] = true
-	return true
+	return first
 }
 
-// Rate limit: so many requests in a second.
-const most = 5
-
-// tooFast reports whether who has sent too much of late.
-func (l *Lab) tooFast(who caller) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := time.Now()
-	recent := l.sends[who]
-	for len(recent) > 0 && now.Sub(recent[0]) > time.Second {
-		recent = recent[1:]
-	}
-	if len(recent) >= most {
-		l.sends[who] = recent
-		return true
-	}
-	l.sends[who] = append(recent, now)
-	return false
-}
-
-// maxBody bounds the body of a request, in bytes.
-const maxBody = 64 << 10
-
-// readBody reads the body, and has it read again.
-func readBody(r *http.Request) ([]byte, error) {
-	body, err := io.ReadAll(r.Body)
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	return body, err
-}
-
-// path is a way to reach an operation.
-type path struct {
-	name string
-	// identify says who sends a request, and under which key.
-	identify func(r *http.Request, body []byte) (a Attempt, status int, wrong string)
-	// events says that keys are ids of events.
-	events bool
-}
-
-// bearer identifies by what callers send themselves.
-func bearer(r *http.Request, _ []byte) (a Attempt, status int, wrong string) {
-	who, ok := callerOf(r)
-	if !ok {
-		return a, http.StatusUnauthorized, "Send Authorization: Bearer alice@acme, or another name and tenant."
-	}
-	key, err := semelhttp.ParseKey(r.Header[semelhttp.HeaderKey], false)
-	if err != nil {
-		key = strings.Join(r.Header[semelhttp.HeaderKey], ",") // whoever is strict says so
-	}
-	return Attempt{Key: key, Tenant: who.Tenant, Actor: who.Actor}, 0, ""
-}
-
-// operate is the way of each request: who sends it, how fast, what protects the
-// operation; and whether its answer gets through.
-func (l *Lab) operate(o *Operation, p path) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		body, err := readBody(r)
-		if err != nil {
-			problem(w, http.StatusRequestEntityTooLarge, "The body is too large or was cut off; nothing was done.")
-			return
+// Tell writes an attempt down.
+func (l *Lab) Tell(a Attempt) {
+	l.trail.put(a)
+	if a.Midway && l.Switches(a.Operation).Crash && l.First("crash", a) {
+		if a.Path == "worker" {
+			l.process.answered() // who asked for the job is told that it was accepted
 		}
-		a, status, wrong := p.identify(r, body)
-		if wrong != "" {
-			problem(w, status, wrong)
-			return
-		}
-		var named struct {
-			Reference string `json:"reference"`
-		}
-		_ = json.Unmarshal(body, &named) // work says what is wrong with it
-		a.Path, a.Operation, a.Reference, a.Trace = p.name, o.Name, named.Reference, traceOf(r.Header.Get("Traceparent"))
-		l.attempt(w, r, o, p, &a)
-	})
-}
-
-func (l *Lab) attempt(w http.ResponseWriter, r *http.Request, o *Operation, p path, a *Attempt) {
-	r = r.WithContext(l.trail.begin(r.Context(), a))
-	l.mu.Lock()
-	s, protected := l.switches[o.Name], l.handlers[o.Name][p.events]
-	l.mu.Unlock()
-
-	c := &capture{header: http.Header{}, status: http.StatusOK}
-	if s.RateLimit && l.tooFast(caller{a.Tenant, a.Actor}) {
-		c.header.Set("Retry-After", "1")
-		problem(c, http.StatusTooManyRequests, "Too many requests; nothing was done.")
-	} else {
-		protected.ServeHTTP(c, r)
+		l.process.crash()
 	}
-	lost := s.LoseAnswer && l.first("answer", a)
-	l.trail.change(func() {
-		a.Took, a.Status, a.Lost = time.Since(a.Begun), c.status, lost
-		a.Replayed = c.header.Get("Idempotency-Replayed") != ""
-	})
-	if lost {
-		panic(http.ErrAbortHandler) // the connection ends here
-	}
-	c.header.Set("X-Request-Id", a.Request)
-	c.send(w)
 }
 
-// work does what is asked for. It is what the defences stand in front of.
-func (l *Lab) work(o *Operation, s Switches) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a := attemptOf(r.Context())
-		c := call{who: caller{a.Tenant, a.Actor}, operation: o, switches: s}
-		d := json.NewDecoder(r.Body)
-		d.DisallowUnknownFields()
-		if err := d.Decode(&c); err != nil || c.Reference == "" || len(c.Reference) > 200 {
-			problem(w, http.StatusBadRequest, "Send JSON such as "+strings.ReplaceAll(o.Example, "REF", "ref-1")+".")
-			return
-		}
-		// A client that goes away does not stop the work.
-		ctx := context.WithoutCancel(r.Context())
-		_ = wait(ctx, s.Before.duration())
-		e, err := l.perform(ctx, c)
-		switch {
-		case errors.Is(err, errInvalid):
-			problem(w, http.StatusUnprocessableEntity, err.Error()+".")
-			return
-		case errors.Is(err, errAgain):
-			a.note("the database refuses it: it was done before")
-			l.refer(ctx, w, o, c)
-			return
-		case err != nil:
-			problem(w, http.StatusInternalServerError, "It was not done. Try again with the same key.")
-			return
-		}
-		l.trail.change(func() {
-			a.Effect = e.ID
-			a.Steps = append(a.Steps, Step{time.Since(a.Begun), "done: " + e.ID})
-		})
-		_ = wait(ctx, s.After.duration())
-		if s.FailAfter && l.first("failure", a) {
-			problem(w, http.StatusInternalServerError, "Something went wrong.")
-			return
-		}
-		w.Header().Set("Location", "/v1/"+o.Name+"/"+e.ID)
-		writeJSON(w, http.StatusCreated, e)
-	})
-}
+// Arrive takes a mail or a webhook that the app has sent.
+func (l *Lab) Arrive(m Mail) { l.world.arrive(m) }
 
-// refer answers that it was done before, and as what.
-func (l *Lab) refer(ctx context.Context, w http.ResponseWriter, o *Operation, c call) {
-	done, err := l.Effects(ctx, o, c.who.Tenant, c.Reference, 1)
-	if err != nil || len(done) == 0 {
-		problem(w, http.StatusConflict, "It was done before.")
-		return
-	}
-	w.Header().Set("Location", "/v1/"+o.Name+"/"+done[0].ID)
-	problem(w, http.StatusConflict, "It was done before, as "+done[0].ID+".")
-}
+// Settled has those look again who wait for something to change.
+func (l *Lab) Settled() { l.trail.change(func() {}) }
 
 // callerOf returns who sends a request: the lab believes everybody, so that one
 // can be somebody else at any time.

@@ -2,11 +2,10 @@ package lab
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -17,26 +16,7 @@ import (
 // start returns a lab with its address. Its switches are those of the preset.
 func start(t *testing.T, preset string) (*Lab, string) {
 	t.Helper()
-	l, err := Open(t.Context(), Config{Path: filepath.Join(t.TempDir(), "lab.db"), Preset: preset})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ran := make(chan error, 1)
-	go func() { ran <- l.Run(ctx) }()
-	server := httptest.NewServer(l.Handler())
-	t.Cleanup(func() {
-		server.CloseClientConnections() // pages listen for events
-		server.Close()
-		stop()
-		if err := <-ran; err != nil {
-			t.Error(err)
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l, server.URL
+	return serve(t, Config{Path: filepath.Join(t.TempDir(), "lab.db"), Preset: preset})
 }
 
 // request is one that is sent; the zero value of a field stands for what is usual.
@@ -121,7 +101,7 @@ func mails(t *testing.T, l *Lab, reference string) int {
 	t.Helper()
 	for {
 		_, changed := l.trail.list("", 0)
-		waiting, err := l.outbox.Status(t.Context())
+		waiting, err := l.app.outbox.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,17 +155,11 @@ func TestSequentialDuplicate(t *testing.T) {
 func (l *Lab) gate(operation string, n int) {
 	var mu sync.Mutex
 	open := make(chan struct{})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var o *Operation
-	for _, o = range Operations {
-		if o.Name == operation {
-			break
-		}
-	}
-	s := l.switches[operation]
-	work := l.work(o, s)
-	l.handlers[operation][false] = l.homemade(s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p, o, s := l.app, operationNamed(operation), l.Switches(operation)
+	work := p.work(o, s)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.handlers = map[wiring]http.Handler{{operation: operation, switches: s}: p.homemade(s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		if n--; n == 0 {
 			close(open)
@@ -193,7 +167,7 @@ func (l *Lab) gate(operation string, n int) {
 		mu.Unlock()
 		<-open
 		work.ServeHTTP(w, r)
-	}))
+	}))}
 }
 
 // TestCheckThenActDoubles has two requests cross between look and effect. Without
@@ -327,6 +301,9 @@ func TestEachSwitch(t *testing.T) {
 				}
 				got := result{last: c.do(t, url)}
 				got.effects, got.mails = done(t, l, "charges", "acme", ""), mails(t, l, "")
+				if n := len(l.world.hooks("", "", 100)); n != got.mails {
+					t.Errorf("%d webhooks beside %d mails", n, got.mails)
+				}
 				text := got.last.text
 				if got.last.text = ""; got != want {
 					t.Errorf("got %+v, want %+v: %s", got, want, text)
@@ -510,14 +487,17 @@ func TestJapanese(t *testing.T) {
 	for _, k := range []Requirement{KeyRequired, KeyOptional, KeyIgnored} {
 		said[string(k)] = true
 	}
-	for _, file := range []string{"homemade.go", "operations.go", "guarded.go"} {
-		text, err := sources.ReadFile(file)
+	for _, file := range []string{"homemade.go", "operations.go", "guarded.go", "jobs.go", "app.go"} {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range regexp.MustCompile(`\.note\("([^"]+)"\)`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`\.(?:note|midway)\("([^"]+)"\)`).FindAllStringSubmatch(string(text), -1) {
 			said[m[1]] = true
 		}
+	}
+	for _, text := range []string{leftDraft, lostJob, stuckKey} {
+		said[text] = true
 	}
 	for text := range said {
 		if japanese[text] == "" {

@@ -1,12 +1,14 @@
 package lab
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -27,31 +29,54 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"money": func(cents int64) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) },
 	"ms":    func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) },
 	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
+	"learn": func(name string) string { return lessonOf[name] },
 }).Parse(pageHTML))
 
 // Handler answers for the page, the app's API and the lab's own.
 func (l *Lab) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, o := range Operations {
-		mux.Handle("POST /v1/"+o.Name, l.operate(o, path{name: "rest", identify: bearer}))
-		mux.Handle("POST /page/"+o.Name, l.operate(o, path{name: "page", identify: bearer}))
-		mux.Handle("POST /hooks/"+o.Name, l.operate(o, path{name: "webhook", identify: l.provider, events: true}))
+		for _, way := range []string{"POST /v1/", "POST /page/", "POST /hooks/", "POST /jobs/"} {
+			mux.HandleFunc(way+o.Name, l.process.forward)
+		}
+		mux.HandleFunc("GET /jobs/"+o.Name+"/{id}", l.process.forward)
 		mux.HandleFunc("POST /lab/deliver/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.deliver(w, r, o) })
 		mux.HandleFunc("POST /lab/probe/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.startProbe(w, r, o) })
 		mux.HandleFunc("GET /lab/plan/"+o.Name, func(w http.ResponseWriter, r *http.Request) {
+			way := cmp.Or(r.FormValue("way"), Ways[0])
+			if !slices.Contains(Ways, way) {
+				problem(w, http.StatusBadRequest, "There is no such way: ?way= is one of "+strings.Join(Ways, ", ")+".")
+				return
+			}
 			w.Header().Set("Content-Type", "application/yaml")
-			_, _ = w.Write(Plan(r.Host, o, l.Switches(o.Name)))
+			_, _ = w.Write(Plan(r.Host, way, o, l.Switches(o.Name)))
 		})
 		mux.HandleFunc("GET /v1/"+o.Name, func(w http.ResponseWriter, r *http.Request) { l.listEffects(w, r, o) })
 		mux.HandleFunc("GET /v1/"+o.Name+"/{id}", func(w http.ResponseWriter, r *http.Request) { l.oneEffect(w, r, o) })
 	}
-	mux.HandleFunc("POST /graphql", l.graphql)
+	mux.HandleFunc("POST /graphql", l.process.forward)
+	mux.HandleFunc("POST /lab/crash", func(w http.ResponseWriter, _ *http.Request) {
+		if !l.process.crash() {
+			problem(w, http.StatusConflict, "The app is down already, or is no process of its own.")
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
 	mux.HandleFunc("GET /lab/mails", func(w http.ResponseWriter, r *http.Request) {
 		list := l.world.list(r.FormValue("operation"), r.FormValue("reference"), mostMails)
 		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
 	})
+	mux.HandleFunc("GET /lab/hooks", func(w http.ResponseWriter, r *http.Request) {
+		list := l.world.hooks(r.FormValue("operation"), r.FormValue("reference"), mostMails)
+		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
+	})
+	mux.HandleFunc("GET /lab/audit", l.audit)
+	mux.HandleFunc("GET /lab/trace/{id}", l.trace)
 	mux.HandleFunc("GET /lab/trail", func(w http.ResponseWriter, r *http.Request) {
-		list, _ := l.trail.list(r.FormValue("reference"), mostAttempts)
+		reference, trace := r.FormValue("reference"), r.FormValue("trace")
+		list, _ := l.trail.find(func(a *Attempt) bool {
+			return (reference == "" || a.Reference == reference) && (trace == "" || a.Trace == trace)
+		}, mostAttempts)
 		writeJSON(w, http.StatusOK, map[string]any{"count": len(list), "items": list})
 	})
 	mux.HandleFunc("GET /lab/switches", func(w http.ResponseWriter, _ *http.Request) {
@@ -71,6 +96,7 @@ func (l *Lab) Handler() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /lab/report", l.showReport)
+	l.addLessons(mux)
 	mux.HandleFunc("GET /lab/events", l.events)
 	mux.HandleFunc("GET /lab/now", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "now") })
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { l.show(w, r, "page") })
@@ -170,9 +196,16 @@ func (l *Lab) choosePreset(w http.ResponseWriter, r *http.Request) {
 // times a second, until the client goes.
 func (l *Lab) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
-	answer := http.NewResponseController(w)
+	answer, was, known := http.NewResponseController(w), false, -1
 	for {
 		_, changed := l.trail.list("", 0)
+		if up, starts := l.process.up(); up != was || starts != known {
+			// That the app died and came back is told by name.
+			was, known = up, starts
+			if _, err := fmt.Fprintf(w, "event: app\ndata: {\"up\": %v, \"starts\": %d}\n\n", up, starts); err != nil {
+				return
+			}
+		}
 		if _, err := io.WriteString(w, "data: changed\n\n"); err != nil || answer.Flush() != nil {
 			return
 		}
@@ -201,11 +234,16 @@ type view struct {
 	Reference string
 	Attempts  []lane // with Reference, the first one first
 	Effects   []Effect
+	Drafts    []Effect
 	Mails     []Mail
+	Hooks     []Mail
 	Incidents []Incident
 	Balance   int64
 	Latest    []Attempt // of all references
 	Probing   probing
+	Audit     Audit
+	Up        bool // the app answers
+	Starts    int  // of the app
 }
 
 // lane is an attempt in the drawing of the time: where it lies, in percent.
@@ -240,19 +278,23 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 	l.probingMu.Lock()
 	v.Probing = l.probing
 	l.probingMu.Unlock()
+	v.Up, v.Starts = l.process.up()
 	v.Latest, _ = l.trail.list("", 12)
-	v.Balance = startBalance
+	all, _ := l.trail.list("", mostAttempts)
+	v.Audit = auditOf(v.Operation.Name, all)
 	var err error
 	if v.Reference != "" {
 		attempts, _ := l.trail.list(v.Reference, 50)
 		v.Attempts = lanes(attempts)
-		v.Mails = l.world.list(v.Operation.Name, v.Reference, 50)
+		v.Mails, v.Hooks = l.world.list(v.Operation.Name, v.Reference, 50), l.world.hooks(v.Operation.Name, v.Reference, 50)
 		if v.Effects, err = l.Effects(r.Context(), v.Operation, "acme", v.Reference, 50); err == nil {
 			v.Incidents = explain(v.Operation, v.Switches, attempts, len(v.Effects), len(v.Mails))
+			v.Drafts, err = l.Drafts(r.Context(), v.Operation, "acme", v.Reference, 50)
+			v.Incidents = append(v.Incidents, leftBehind(v.Operation, v.Switches, attempts, len(v.Effects), len(v.Drafts))...)
 		}
 	}
 	if err == nil {
-		err = l.db.QueryRowContext(r.Context(), "SELECT coalesce(min(balance), ?) FROM accounts WHERE tenant = 'acme' AND owner = 'alice'", startBalance).Scan(&v.Balance)
+		v.Balance, err = l.balance(r.Context(), caller{"acme", "alice"})
 	}
 	if err != nil {
 		problem(w, http.StatusInternalServerError, err.Error())
@@ -276,7 +318,7 @@ func lanes(attempts []Attempt) (list []lane) {
 	begin, end := attempts[len(attempts)-1].Begun, attempts[0].Begun
 	for _, a := range attempts {
 		done := a.Begun.Add(a.Took)
-		if a.Status == 0 {
+		if a.Status == 0 && !a.Died {
 			done = time.Now()
 		}
 		if done.After(end) {
@@ -288,7 +330,7 @@ func lanes(attempts []Attempt) (list []lane) {
 	for i := len(attempts) - 1; i >= 0; i-- {
 		a := attempts[i]
 		n := lane{Attempt: a, Left: at(a.Begun), Width: 100 - at(a.Begun)}
-		if a.Status != 0 {
+		if a.Status != 0 || a.Died {
 			n.Width = at(a.Begun.Add(a.Took)) - n.Left
 		}
 		for _, s := range a.Steps {

@@ -26,11 +26,33 @@ const ways = {
   async newkey(key) { await send(key); await send(crypto.randomUUID()); },
   async stranger(key) { await send(key); await send(key, {who: "mallory@acme"}); },
   webhook: () => fetch(`/lab/deliver/${operation}?times=2`, {method: "POST", body: example.replace("REF", reference)}),
+  job: async key => { await job(key); await job(key); },
+  async late(key) {
+    const first = send(key);
+    await new Promise(done => setTimeout(done, 300));
+    await Promise.all([first, send(key)]);
+  },
+  crash: key => crashing(() => send(key)),
+  crashjob: key => crashing(() => job(key)),
   async altered(key) {
     await send(key);
     await send(key, {body: example.replace("REF", reference + "-altered")});
   },
 };
+
+const job = key => fetch(`/jobs/${operation}`, {
+  method: "POST", body: example.replace("REF", reference),
+  headers: {"Content-Type": "application/json", Authorization: "Bearer alice@acme", "Idempotency-Key": `"${key}"`},
+}).then(r => r.status, () => 0);
+
+// crashing sends, has the app killed midway, and sends again.
+async function crashing(send) {
+  await change(operation, {crash: true});
+  await send();
+  await new Promise(done => setTimeout(done, 500)); // a job is begun after its answer
+  await change(operation, {crash: false});
+  await send();
+}
 
 const change = (name, what) => fetch(`/lab/switches/${name}`, {method: "PATCH", body: JSON.stringify(what)});
 
@@ -39,7 +61,9 @@ document.addEventListener("click", async e => {
   if (!b) return;
   b.disabled = true;
   try {
-    if (b.dataset.send) {
+    if (b.dataset.send === "again") {
+      await send(b.dataset.key);
+    } else if (b.dataset.send) {
       reference = `${operation}-${crypto.randomUUID().slice(0, 8)}`;
       history.replaceState(null, "", `/?lang=${lang}&operation=${operation}&reference=${reference}`);
       await ways[b.dataset.send](crypto.randomUUID());

@@ -9,18 +9,24 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/webhook"
 )
 
 // WebhookSecret is what the provider signs its webhooks with. The lab's page and the
 // probe are providers too.
 const WebhookSecret = "whsec_c2VtZWwtbGFiLXdlYmhvb2stc2VjcmV0LTAx"
 
+func newScheme() (*webhook.Standard, error) {
+	return webhook.NewStandard(webhook.StandardConfig{Secrets: []string{WebhookSecret}})
+}
+
 // provider is who sends webhooks.
 var provider = caller{Tenant: "acme", Actor: "provider"}
 
 // provider identifies a webhook by its signature, and its key is the id of the event.
-func (l *Lab) provider(r *http.Request, body []byte) (a Attempt, status int, wrong string) {
-	e, err := l.scheme.Verify(r.Header, body)
+func (p *app) provider(r *http.Request, body []byte) (a Attempt, status int, wrong string) {
+	e, err := p.scheme.Verify(r.Header, body)
 	if err != nil {
 		return a, http.StatusUnauthorized, "The webhook is not signed as Standard Webhooks says, with the lab's secret."
 	}
@@ -38,6 +44,9 @@ func (l *Lab) deliver(w http.ResponseWriter, r *http.Request, o *Operation) {
 	if err != nil || unread != nil || times < 1 || times > mostDeliveries {
 		problem(w, http.StatusBadRequest, fmt.Sprintf("Send the body of the webhook, and ?times= from 1 to %d.", mostDeliveries))
 		return
+	}
+	if l.Switches(o.Name).Redeliver {
+		times++
 	}
 	to, ok := r.Context().Value(http.LocalAddrContextKey).(interface{ String() string })
 	if !ok {
@@ -72,7 +81,7 @@ func (l *Lab) deliver(w http.ResponseWriter, r *http.Request, o *Operation) {
 // graphql has mutations that are named like the operations, with the body of REST in
 // the variables. Whatever happens is answered with 200, as GraphQL over HTTP does,
 // and what went wrong is in errors.
-func (l *Lab) graphql(w http.ResponseWriter, r *http.Request) {
+func (p *app) graphql(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code, message string) {
 		writeJSON(w, http.StatusOK, map[string]any{"errors": []any{map[string]any{"message": message, "extensions": map[string]any{"code": code}}}})
 	}
@@ -92,13 +101,16 @@ func (l *Lab) graphql(w http.ResponseWriter, r *http.Request) {
 		r.Body = io.NopCloser(bytes.NewReader(asked.Variables))
 		r.Header.Set("Content-Type", "application/json")
 		c := &capture{header: http.Header{}, status: http.StatusOK}
-		l.operate(o, path{name: "graphql", identify: bearer}).ServeHTTP(c, r)
+		p.operate(o, path{name: "graphql", identify: bearer}).ServeHTTP(c, r)
 		if c.status >= 300 {
-			var p struct {
+			var said struct {
 				Detail string `json:"detail"`
 			}
-			_ = json.Unmarshal(c.body.Bytes(), &p)
-			refuse(strings.ToUpper(strings.ReplaceAll(http.StatusText(c.status), " ", "_")), p.Detail)
+			_ = json.Unmarshal(c.body.Bytes(), &said)
+			if again := c.header.Get("Retry-After"); again != "" {
+				w.Header().Set("Retry-After", again)
+			}
+			refuse(strings.ToUpper(strings.ReplaceAll(http.StatusText(c.status), " ", "_")), said.Detail)
 			return
 		}
 		if replayed := c.header.Get("Idempotency-Replayed"); replayed != "" {

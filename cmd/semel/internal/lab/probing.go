@@ -41,7 +41,7 @@ func (l *Lab) startProbe(w http.ResponseWriter, r *http.Request, o *Operation) {
 		problem(w, http.StatusInternalServerError, "The lab does not know where it listens.")
 		return
 	}
-	text := Plan(to.String(), o, l.Switches(o.Name))
+	text := Plan(to.String(), "rest", o, l.Switches(o.Name))
 	p, err := plan.Parse("lab.yaml", text)
 	if err != nil {
 		problem(w, http.StatusInternalServerError, err.Error())

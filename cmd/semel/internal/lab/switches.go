@@ -29,13 +29,19 @@ type Switches struct {
 	Fingerprint bool `json:"fingerprint"` // another body under the same key is refused
 	Failures    bool `json:"failures"`    // a failed request is remembered too
 	Unique      bool `json:"unique"`      // the database accepts each reference once
-	Outbox      bool `json:"outbox"`      // mails are enqueued in the transaction of the effect
+	Outbox      bool `json:"outbox"`      // mails and webhooks are enqueued in the transaction of the effect
+	Transaction bool `json:"transaction"` // what belongs to the effect is committed together
+	Lease       bool `json:"lease"`       // the key's lock lasts as long as the work, by one clock
+	Queue       bool `json:"queue"`       // jobs are rows in the database
 	RateLimit   bool `json:"rate_limit"`  // a caller is slowed down after a few requests
 
 	Before     Milliseconds `json:"before_ms"`   // between the look for the key and the effect
 	After      Milliseconds `json:"after_ms"`    // between the effect and the answer
 	LoseAnswer bool         `json:"lose_answer"` // the first answer for each reference gets lost
 	FailAfter  bool         `json:"fail_after"`  // the first answer for each reference is 500, after the effect
+	Crash      bool         `json:"crash"`       // the app's process is killed midway in the first request for each reference
+	Redeliver  bool         `json:"redeliver"`   // the lab's provider delivers each event once more
+	ClockSkew  bool         `json:"clock_skew"`  // repeated requests meet an instance whose clock is a day ahead
 }
 
 // Milliseconds is a duration as the page and the API show it.
@@ -66,7 +72,7 @@ func (s Switches) validate() error {
 // the defences, a user of it can only get the key, its scope and the fingerprint
 // wrong; without the others it is the code of homemade.go that runs.
 func (s Switches) semels() bool {
-	return s.Key != KeyIgnored && s.InProgress && s.Replay && s.Failures
+	return s.Key != KeyIgnored && s.InProgress && s.Replay && s.Failures && s.Lease
 }
 
 // Toggle is a switch that is on or off, as pages and programs list them.
@@ -112,8 +118,20 @@ var Toggles = []Toggle{
 		"Nothing below the service notices a second time.", func(s *Switches) *bool { return &s.Unique },
 	},
 	{
-		"outbox", false, "The mail is a row in the transaction of the effect, and sent when that is committed.",
-		"The mail is sent by the handler: also if the transaction is refused afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox },
+		"outbox", false, "Mail and webhook are rows in the transaction of the effect, and sent when that is committed.",
+		"Mail and webhook are sent by the handler: also if the transaction is refused afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox },
+	},
+	{
+		"transaction", false, "What belongs to the effect is committed together, or not at all.",
+		"It is done in two halves. A crash between them leaves a draft behind.", func(s *Switches) *bool { return &s.Transaction },
+	},
+	{
+		"lease", false, "The lock on the key is renewed while the work goes on, and time is the store's.",
+		"The lock ends after 200 ms by the clock of whoever took it, even if the work takes longer, and keys end after a day by the clock of whoever looks.", func(s *Switches) *bool { return &s.Lease },
+	},
+	{
+		"queue", false, "A job is a row in the database, and done in the transaction that says so.",
+		"Jobs wait in the memory of the process. They end with it, and one that fails after its effect is done again.", func(s *Switches) *bool { return &s.Queue },
 	},
 	{
 		"lose_answer", true, "The first answer for each reference gets lost on its way.",
@@ -122,6 +140,18 @@ var Toggles = []Toggle{
 	{
 		"fail_after", true, "The first request for each reference fails with 500 after its effect is committed.",
 		"An error does not say that nothing happened.", func(s *Switches) *bool { return &s.FailAfter },
+	},
+	{
+		"crash", true, "The process of the app is killed midway in the first request for each reference, and started again.",
+		"What was in its memory is gone, and what it had done is not.", func(s *Switches) *bool { return &s.Crash },
+	},
+	{
+		"redeliver", true, "The provider delivers each webhook once more, as if it had not heard the answer.",
+		"Who counts on each event coming once does it twice.", func(s *Switches) *bool { return &s.Redeliver },
+	},
+	{
+		"clock_skew", true, "Of the requests for each reference all but the first meet an instance whose clock is 25 hours ahead.",
+		"What ends by an instance's own clock has ended there.", func(s *Switches) *bool { return &s.ClockSkew },
 	},
 }
 
@@ -136,19 +166,19 @@ var Presets = []Preset{
 	{"unprotected", "No defence", "Each request that arrives is carried out.", Switches{Key: KeyIgnored}},
 	{
 		"unique", "Unique constraint only", "The database refuses the second, whoever sends it. The client is left with an error.",
-		Switches{Key: KeyIgnored, Unique: true},
+		Switches{Key: KeyIgnored, Unique: true, Transaction: true},
 	},
 	{
 		"tutorial", "As in most tutorials", "Look for the key, do the work, keep the answer. It holds until two requests cross, or two customers use one key.",
-		Switches{Key: KeyOptional, Replay: true},
+		Switches{Key: KeyOptional, Replay: true, Transaction: true},
 	},
 	{
 		"homemade", "Made with care", "The key is taken first, and bound to its caller. What fails is forgotten, and there is the hole.",
-		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true},
+		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Transaction: true, Lease: true},
 	},
 	{
 		"semel", "semel", "One effect for each key, one answer, and no mail without the effect.",
-		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true},
+		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true, Transaction: true, Lease: true, Queue: true},
 	},
 }
 

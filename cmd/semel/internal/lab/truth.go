@@ -1,17 +1,18 @@
 package lab
 
-// Truth is what must be said of an operation that is reached by REST with an
-// Idempotency-Key, while Before is long enough for requests to cross in it. It is
-// worked out from the switches alone. A field has one value, or several where
-// nobody could tell them apart from outside.
+// Truth is what must be said of an operation that is reached in one of Ways, while
+// Before is long enough for requests to cross in it. It is worked out from the switches
+// alone. A field has one value, or several that are all true.
 type Truth struct {
 	Support, Scope, Replay, InProgress, Race, Retry []string
 }
 
-// TruthOf is the truth of switches without faults, and with an outbox.
-func TruthOf(s Switches) Truth {
+// TruthOf is the truth of switches with Failures, and without faults that the probe
+// cannot tell from a service that is down. Before is shorter than lockFor.
+func TruthOf(way string, s Switches) Truth {
 	one := func(v string) []string { return []string{v} }
-	keyed := s.Key != KeyIgnored
+	// By a clock that is ahead, a key has ended as soon as it is asked for again.
+	keyed := s.Key != KeyIgnored && (s.Lease || !s.ClockSkew)
 	locked := keyed && s.InProgress
 	var t Truth
 
@@ -66,9 +67,41 @@ func TruthOf(s Switches) Truth {
 		t.InProgress = one("no")
 	}
 
+	if way == "webhook" {
+		// A sender makes one id for each event, so the same event has no other id; and
+		// there is one sender.
+		if keyed || s.Unique {
+			t.Support = one("event_id")
+		}
+		t.Scope = one("unknown")
+	}
+
 	t.Race, t.Retry = one("double_apply"), one("unsafe_retry")
 	if locked || s.Unique {
 		t.Race, t.Retry = one("safe_converge"), one("safe_stop")
 	}
 	return t
+}
+
+// Unknowable is a field of which nobody can know the truth from outside.
+type Unknowable struct {
+	Field, Way string
+	When       func(Switches) bool
+	Why        string
+}
+
+// Unknowables are all there are: there "unknown" is a right answer too.
+var Unknowables = []Unknowable{
+	{
+		"in_progress_handling", "webhook", Switches.semels,
+		"Senders are told 503 and when to come again, as for any other reason: some never come again after a 409.",
+	},
+	{
+		"race_behavior", "webhook", Switches.semels,
+		"All but one of those that come at the same time are answered 503, which does not say that they were worked on.",
+	},
+	{
+		"idempotency_support", "job", func(s Switches) bool { return s.Unique },
+		"A second job for the same reference is accepted with 202, and refused by the database when nobody is listening any more.",
+	},
 }

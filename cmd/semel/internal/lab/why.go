@@ -1,12 +1,14 @@
 package lab
 
 import (
+	"cmp"
 	"embed"
+	"net/http"
 	"slices"
 	"strings"
 )
 
-//go:embed homemade.go guarded.go operations.go
+//go:embed homemade.go guarded.go operations.go jobs.go
 var sources embed.FS
 
 // Place is where code is wrong on purpose.
@@ -19,7 +21,7 @@ type Place struct {
 // defects are the places by switch, found by their comments.
 var defects = func() map[string][]Place {
 	found := map[string][]Place{}
-	for _, file := range []string{"homemade.go", "guarded.go", "operations.go"} {
+	for _, file := range []string{"homemade.go", "guarded.go", "operations.go", "jobs.go"} {
 		text, err := sources.ReadFile(file)
 		if err != nil {
 			panic(err) // it is part of the program
@@ -40,7 +42,7 @@ var defects = func() map[string][]Place {
 func excerpt(lines []string) string {
 	indent := -1
 	for _, line := range lines {
-		if rest := strings.TrimLeft(line, "\t"); rest != "" {
+		if rest := strings.TrimLeft(line, "\t "); rest != "" {
 			if n := len(line) - len(rest); indent < 0 || n < indent {
 				indent = n
 			}
@@ -69,31 +71,14 @@ type Cause struct {
 // explain says what went wrong with one reference of one caller, and what would
 // have prevented it. attempts are the latest first.
 func explain(o *Operation, s Switches, attempts []Attempt, effects, mails int) []Incident {
-	because := func(names ...string) (causes []Cause) {
-		if s.Key == KeyIgnored && slices.Contains(names, "unique") {
-			causes = append(causes, Cause{Toggle: Toggle{
-				Name: "key", Defence: "An Idempotency-Key ties a retry to the request that it repeats.",
-				Without: "Nothing tells a retry from another request that asks for the same.",
-			}})
-		}
-		for _, t := range Toggles {
-			if !t.Fault && !t.On(s) && slices.Contains(names, t.Name) {
-				places := defects[t.Name]
-				if t.Name == "unique" && o.transition {
-					places = defects["transition"]
-				}
-				causes = append(causes, Cause{t, places})
-			}
-		}
-		return causes
-	}
 	var list []Incident
-	keys, crossed, failed := map[string]int{}, false, false
+	keys, crossed, failed, died := map[string]int{}, false, false, false
 	for i, a := range attempts {
+		died = died || a.Died
 		if a.Effect == "" {
 			continue
 		}
-		keys[a.Key]++
+		keys[cmp.Or(a.Key, a.Job)]++
 		failed = failed || a.Status >= 500
 		for _, b := range attempts[i+1:] {
 			if b.Effect != "" && b.Key == a.Key && a.Begun.Before(b.Begun.Add(b.Took)) {
@@ -106,25 +91,76 @@ func explain(o *Operation, s Switches, attempts []Attempt, effects, mails int) [
 		switch {
 		case s.Key == KeyIgnored || keys[""] > 1 || len(keys) == effects:
 			// No key tied them together.
-		case crossed:
+		case !s.InProgress && (crossed || died):
 			names = append(names, "in_progress")
+		case crossed || died || s.ClockSkew:
+			names = append(names, "lease")
 		case failed:
 			names = append(names, "failures")
 		}
-		list = append(list, Incident{"It was done more than once:", effects, because(names...)})
+		if slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Path == "worker" && a.Effect != "" && a.Status >= 500 }) {
+			names = append(names, "queue")
+		}
+		list = append(list, Incident{"It was done more than once:", effects, because(o, s, names...)})
 	}
 	if mails > max(effects, 1) || mails > 0 && effects == 0 {
-		list = append(list, Incident{"A mail tells of something that did not happen.", 0, because("outbox")})
+		list = append(list, Incident{"A mail tells of something that did not happen.", 0, because(o, s, "outbox")})
 	} else if mails > 1 {
-		list = append(list, Incident{"More than one mail was sent:", mails, because("unique", "outbox")})
+		list = append(list, Incident{"More than one mail was sent:", mails, because(o, s, "unique", "outbox")})
 	}
 	for _, a := range attempts {
 		if a.Status == 409 && a.Effect == "" && effects > 0 && !a.Replayed && slices.ContainsFunc(attempts, func(b Attempt) bool { return b.Lost && b.Key == a.Key }) {
-			if causes := because("replay"); len(causes) > 0 {
+			if causes := because(o, s, "replay"); len(causes) > 0 {
 				list = append(list, Incident{"The client lost the answer, and is not told it again.", 0, causes})
 				break
 			}
 		}
+	}
+	return list
+}
+
+// because lists those of the named switches that are off.
+func because(o *Operation, s Switches, names ...string) (causes []Cause) {
+	if s.Key == KeyIgnored && slices.Contains(names, "unique") {
+		causes = append(causes, Cause{Toggle: Toggle{
+			Name: "key", Defence: "An Idempotency-Key ties a retry to the request that it repeats.",
+			Without: "Nothing tells a retry from another request that asks for the same.",
+		}})
+	}
+	for _, t := range Toggles {
+		if !t.Fault && !t.On(s) && slices.Contains(names, t.Name) {
+			places := defects[t.Name]
+			if t.Name == "unique" && o.transition {
+				places = defects["transition"]
+			}
+			causes = append(causes, Cause{t, places})
+		}
+	}
+	return causes
+}
+
+// What a crash leaves behind.
+const (
+	leftDraft = "Half of it was done, and nobody goes on with it."
+	lostJob   = "It was accepted, and is not done."
+	stuckKey  = "The key is taken by a request that has died."
+)
+
+// leftBehind says what is left of a reference's attempts that were not brought to their
+// end. attempts are the latest first.
+func leftBehind(o *Operation, s Switches, attempts []Attempt, effects, drafts int) (list []Incident) {
+	if drafts > 0 {
+		list = append(list, Incident{leftDraft, drafts, because(o, s, "transaction")})
+	}
+	died := slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Died })
+	if !died || len(attempts) == 0 {
+		return list
+	}
+	if effects == 0 && !s.Queue && slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Path == "job" && a.Status == http.StatusAccepted }) {
+		list = append(list, Incident{lostJob, 0, because(o, s, "queue")})
+	}
+	if last := attempts[0]; !s.semels() && last.Decision == decidedInProgress {
+		list = append(list, Incident{stuckKey, 0, because(o, s, "lease", "failures", "replay")})
 	}
 	return list
 }
