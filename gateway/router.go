@@ -191,6 +191,7 @@ func (t *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Detail: "The gateway is not configured for this method and path. Nothing was sent.",
 		})
 	default:
+		r.Pattern = t.config.Routes[route].Patterns[0] // for whoever measures
 		t.config.Routes[route].Gateway.ServeHTTP(w, r)
 	}
 }

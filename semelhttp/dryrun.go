@@ -46,10 +46,10 @@ func newDryRunner(p *protector) http.Handler {
 	p.InFlight, p.MaxWait, p.FailOpen = InFlightReject, -1, false
 	refused := p.Refused
 	p.Refused = func(ctx context.Context, problem Problem) {
-		rehearsalOf(ctx).refused(problem)
 		if refused != nil {
-			refused(ctx, problem)
+			refused(ctx, problem) // it is told before the request goes on
 		}
+		rehearsalOf(ctx).refused(problem)
 	}
 	return d
 }
