@@ -103,11 +103,11 @@ func putters() []Target {
 		right(puts("put-unread", "makes or changes the order of an address, at which it cannot be read", rules{}, putting(false, false), false),
 			"whether what it asks for was taken over, no reader tells"),
 		puts("put-mails-again", "makes or changes the order of an address, and mails each time", rules{mails: true}, putting(true, false), true).
-			finds("outside-effect-doubled").may("no-specification").
+			finds("outside-effect-doubled").
 			outcome(outcomes{plan.Duplicate: broken, plan.RaceSame: broken}).
 			verdict("idempotency_support", "natural_key|unknown", "outbox_pattern", "no", "retry_behavior", "unsafe_retry"),
 		puts("put-drops-change", "makes the order of an address, and answers a change with success and the order as it was", rules{}, putting(false, true), true).
-			finds("lost-effect").may("no-specification").
+			finds("lost-effect").
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken, plan.RaceSame: held}).
 			says("what it asks for is not there").
 			verdict("idempotency_support", "natural_key", "race_behavior", "safe_converge"),
