@@ -42,7 +42,7 @@ build: ## build bin/semel and bin/orders
 	go build $(STAMP) -o bin/orders ./examples/orders
 
 test: tools ## run the tests of every module, with the race detector where it works
-	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -- $(ARGS)
+	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone=adapter/caddy -- $(ARGS)
 
 # The tests have a PostgreSQL server of their own, and the example.
 torture: build ## kill, pause and cut off gateways, or another SUBJECT, for DURATION, and check what is left
@@ -75,6 +75,9 @@ growth: ## measure a STORE as it grows to so many RECORDS
 
 lab-matrix: ## probe every operation of the lab under every setting, and compare with the truth
 	go test -count=1 -timeout 0 -v -run '^TestProbeTellsTheTruth$$' $(ARGS) ./cmd/semel/internal/lab -args -matrix
+
+probe-truth: ## run the probe against all of its targets, each with three sets of values
+	go test -count=1 -timeout 0 -run '^(TestTargets|TestReach|TestFiner)$$' $(ARGS) ./probe -seeds 3
 
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)

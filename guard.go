@@ -131,6 +131,29 @@ func (g *Guard) With(p Policy) (*Guard, error) {
 // Policy returns the guard's policy with its defaults filled in.
 func (g *Guard) Policy() Policy { return g.policy }
 
+// Load is how much of its bounds a guard is using, together with those that are
+// made from it and that it was made from by With.
+type Load struct {
+	Executions, MaxExecutions int // submits that claim or execute
+	Detached, MaxDetached     int // of those, the detached
+	Waiters, MaxWaiters       int
+}
+
+// Load returns the guard's load now.
+func (g *Guard) Load() Load {
+	w, c := g.work, &g.work.config
+	w.mu.Lock()
+	l := Load{
+		Executions: w.running, MaxExecutions: c.MaxExecutions,
+		Detached: w.detached, MaxDetached: c.MaxDetached, MaxWaiters: c.MaxWaiters,
+	}
+	w.mu.Unlock()
+	g.waiters.mu.Lock()
+	defer g.waiters.mu.Unlock()
+	l.Waiters = g.waiters.total
+	return l
+}
+
 // Submit is one request to have an operation take effect once.
 type Submit struct {
 	Identity Identity
@@ -219,7 +242,7 @@ func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 func answered(s Submit, out Outcome, err error, took time.Duration) Answered {
 	a := Answered{
 		Scope: s.Identity.Scope, Answer: out.Answer, Claimed: out.Claimed, RecordID: out.Record.ID,
-		Label: out.Result.Label, Err: err, Took: took,
+		KeyDigest: Digest(s.Identity.Key), Label: out.Result.Label, Err: err, Took: took,
 	}
 	if e, ok := errors.AsType[*Error](err); ok {
 		a.Err = e.Err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -120,13 +121,28 @@ type KeyRules struct {
 	RefuseSerials bool
 	// RequireUUID accepts only UUIDs of version 4 or 7.
 	RequireUUID bool
+	// MaxUUIDAge refuses UUIDs of version 7 that say of themselves that they were
+	// made longer ago, or more than MaxUUIDAhead from now, with ErrKeyAge. It is
+	// for keys that are sent again when their record is gone: shorter than the
+	// retention, less MaxUUIDAhead and what the clocks of this process and the
+	// store are apart, it leaves no time in which such a key would execute again.
+	// Keys that hold no time are not concerned: RequireUUID does not exclude those
+	// of version 4. Zero means no limit. The clock is this process's.
+	MaxUUIDAge time.Duration
 }
+
+// MaxUUIDAhead is how far in the future KeyRules.MaxUUIDAge lets a key be made.
+const MaxUUIDAhead = 5 * time.Minute
+
+// ErrKeyAge is what KeyRules.MaxUUIDAge refuses keys with. Whether such a key was
+// used before cannot be told any more.
+var ErrKeyAge = errors.New("the key says of itself that it was made too long ago, or in the future")
 
 // Validate reports rules that contradict each other or the limits of Identity.
 func (r KeyRules) Validate() error {
 	if r.MinLength < 0 || r.MaxLength < 0 || r.MaxLength > MaxKeyBytes ||
-		(r.MaxLength > 0 && r.MinLength > r.MaxLength) || !(r.MinEntropyBits >= 0) {
-		return fmt.Errorf("semel: key rules: need 0 <= MinLength <= MaxLength <= %d and MinEntropyBits >= 0", MaxKeyBytes)
+		(r.MaxLength > 0 && r.MinLength > r.MaxLength) || !(r.MinEntropyBits >= 0) || r.MaxUUIDAge < 0 {
+		return fmt.Errorf("semel: key rules: need 0 <= MinLength <= MaxLength <= %d, MinEntropyBits >= 0 and MaxUUIDAge >= 0", MaxKeyBytes)
 	}
 	return nil
 }
@@ -145,8 +161,13 @@ func (r KeyRules) Check(key string) error {
 		return errors.Join(append(errs, fmt.Errorf("the key is %d bytes long; at most %d are allowed", len(key), limit))...)
 	}
 	version := 0
-	if r.RequireUUID || r.MinEntropyBits > 0 {
+	if r.RequireUUID || r.MinEntropyBits > 0 || r.MaxUUIDAge > 0 {
 		version = uuidVersion(key)
+	}
+	if r.MaxUUIDAge > 0 && version == 7 {
+		if age := time.Since(uuidTime(key)); age > r.MaxUUIDAge || age < -MaxUUIDAhead {
+			errs = append(errs, ErrKeyAge)
+		}
 	}
 	if r.RequireUUID && version != 4 && version != 7 {
 		errs = append(errs, errors.New("the key must be a UUID of version 4 or 7"))
@@ -175,6 +196,12 @@ func uuidVersion(s string) int {
 		return 0
 	}
 	return int(b[6] >> 4)
+}
+
+// uuidTime is when a UUID of version 7 says that it was made.
+func uuidTime(s string) time.Time {
+	ms, _ := strconv.ParseInt(s[0:8]+s[9:13], 16, 64) // they are hexadecimal digits
+	return time.UnixMilli(ms)
 }
 
 func entropyBits(s string, uuidVersion int) float64 {

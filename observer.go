@@ -2,6 +2,8 @@ package semel
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
 )
 
@@ -30,12 +32,26 @@ type Answered struct {
 	Answer   Answer
 	Claimed  bool   // as in Outcome
 	RecordID string // "" if none was seen
-	Label    string // of the result
+	// KeyDigest tells the key from others without telling it; see Digest.
+	KeyDigest string
+	Label     string // of the result
 	// Err is why the answer is neither Executed nor Replayed: the cause in the
 	// *Error, as the store, the context or the handler put it. Of a recorded
 	// failure it is ErrRecorded.
 	Err  error
 	Took time.Duration
+}
+
+// Digest is what logs say instead of a key or an actor: the first 16 hexadecimal
+// digits of the SHA-256 of s, "" if s is empty. Who has the key can find it in a
+// log, and who can guess it from the digest has guessed it before: keys that are
+// easy to guess are not hidden by it.
+func Digest(s string) string {
+	if s == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:8])
 }
 
 // StoreFailed is a call of the store that failed.

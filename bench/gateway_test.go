@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -31,13 +32,17 @@ const connections = 64
 // Client, proxy and upstream share the machine.
 func BenchmarkGateway(b *testing.B) {
 	answer := `{"id":1,"item":"` + strings.Repeat("x", 150) + `","quantity":1}`
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	upstream := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Location", "/orders/1")
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, answer)
 	}))
+	upstream.Config.Protocols = new(http.Protocols)
+	upstream.Config.Protocols.SetHTTP1(true)
+	upstream.Config.Protocols.SetUnencryptedHTTP2(true)
+	upstream.Start()
 	defer upstream.Close()
 	target, _ := url.Parse(upstream.URL)
 
@@ -47,23 +52,28 @@ func BenchmarkGateway(b *testing.B) {
 	}
 	unkeyed := func(int64) string { return "" }
 	b.Run("bare", func(b *testing.B) { load(b, bare, unkeyed) })
-	open := func(b *testing.B, store string) http.Handler {
+	open := func(b *testing.B, store string, http2 bool) http.Handler {
 		guard, err := semel.New(semel.Config{Store: openStore(b, store)})
 		if err != nil {
 			b.Fatal(err)
 		}
-		gw, err := gateway.New(gateway.Config{Upstream: target, Guard: guard})
+		via, err := gateway.NewUpstream(gateway.UpstreamConfig{URL: target, HTTP2: http2})
+		if err != nil {
+			b.Fatal(err)
+		}
+		gw, err := gateway.New(gateway.Config{Via: via, Guard: guard})
 		if err != nil {
 			b.Fatal(err)
 		}
 		return gw
 	}
-	b.Run("unprotected", func(b *testing.B) { load(b, open(b, "memory"), unkeyed) })
+	b.Run("unprotected", func(b *testing.B) { load(b, open(b, "memory", false), unkeyed) })
+	b.Run("unprotected/http2", func(b *testing.B) { load(b, open(b, "memory", true), unkeyed) })
 	for _, name := range []string{"sqlite", "memory"} {
 		for _, replayed := range []bool{false, true} {
 			kind := map[bool]string{false: "first", true: "replay"}[replayed]
 			b.Run(name+"/"+kind, func(b *testing.B) {
-				load(b, open(b, name), func(i int64) string {
+				load(b, open(b, name, false), func(i int64) string {
 					if replayed {
 						i = -(max(i, -i) % 1000)
 					}
@@ -172,3 +182,96 @@ func (c *client) send(key string) error {
 		}
 	}
 }
+
+// BenchmarkGatewayRoutes is a gateway by itself, and the same among the routes of a
+// router, with another that has the rest: what finding the route costs. They take
+// turns within one run.
+func BenchmarkGatewayRoutes(b *testing.B) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.WriteHeader(http.StatusCreated)
+	}))
+	defer upstream.Close()
+	target, _ := url.Parse(upstream.URL)
+	config := func(b *testing.B) gateway.Config {
+		guard, err := semel.New(semel.Config{Store: openStore(b, "memory")})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return gateway.Config{Upstream: target, Guard: guard}
+	}
+	gatewayOf := func(b *testing.B, c gateway.Config) *gateway.Gateway {
+		g, err := gateway.New(c)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return g
+	}
+	fresh := func(i int64) string { return fmt.Sprintf(`"8e03978e-40d5-43e8-bc93-%012d"`, i) }
+	b.Run("alone", func(b *testing.B) { load(b, gatewayOf(b, config(b)), fresh) })
+	b.Run("routed", func(b *testing.B) {
+		c := config(b)
+		var routes []gateway.Route
+		for i := range 100 {
+			routes = append(routes, gateway.Route{Patterns: []string{fmt.Sprintf("POST /api%d/{id}/x", i)}, Gateway: gatewayOf(b, c)})
+		}
+		named := c
+		named.Operation = "POST /orders"
+		routes = append(routes, gateway.Route{Patterns: []string{"POST /orders"}, Gateway: gatewayOf(b, named)},
+			gateway.Route{Patterns: []string{"/"}, Gateway: gatewayOf(b, c)})
+		router, err := gateway.NewRouter(gateway.RouterConfig{Routes: routes})
+		if err != nil {
+			b.Fatal(err)
+		}
+		load(b, router, fresh)
+	})
+}
+
+// BenchmarkRoute is what finding a route costs by itself, for paths that are spelled
+// plainly and for those that are not.
+func BenchmarkRoute(b *testing.B) {
+	store := openStore(b, "memory")
+	guard, err := semel.New(semel.Config{Store: store})
+	if err != nil {
+		b.Fatal(err)
+	}
+	target, _ := url.Parse("http://127.0.0.1:1")
+	refuse := func(*http.Request) (semel.Scope, error) { return semel.Scope{}, errRefused }
+	g, err := gateway.New(gateway.Config{Upstream: target, Guard: guard, Scope: refuse})
+	if err != nil {
+		b.Fatal(err)
+	}
+	routes := []gateway.Route{{Patterns: []string{"POST /users/{id}/orders"}, Gateway: g}, {Patterns: []string{"/"}, Gateway: g}}
+	router, err := gateway.NewRouter(gateway.RouterConfig{Routes: routes})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, bb := range []struct {
+		name    string
+		handler http.Handler
+		path    string
+	}{
+		{"gateway", g, "/users/17/orders"},
+		{"plain", router, "/users/17/orders"},
+		{"upper", router, "/users/cus_Nff/orders"},
+		{"escaped", router, "/users/a%20B/orders"},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			r := httptest.NewRequest("POST", bb.path, nil)
+			r.Header["Idempotency-Key"] = []string{"k"}
+			b.ReportAllocs()
+			for b.Loop() {
+				bb.handler.ServeHTTP(nowhere{}, r)
+			}
+		})
+	}
+}
+
+var errRefused = errors.New("refused")
+
+// nowhere takes an answer.
+type nowhere struct{}
+
+func (nowhere) Header() http.Header         { return http.Header{} }
+func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
+func (nowhere) WriteHeader(int)             {}

@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/textproto"
 	"net/url"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -18,6 +15,9 @@ import (
 // DefaultIdleTimeout is how long an unused connection to the upstream is kept.
 const DefaultIdleTimeout = 4 * time.Second
 
+// DefaultDialTimeout bounds each attempt to connect to the upstream.
+const DefaultDialTimeout = 5 * time.Second
+
 // Config makes a Gateway.
 type Config struct {
 	// Upstream is where requests go: http or https, a host, and optionally a
@@ -26,6 +26,27 @@ type Config struct {
 	// Guard executes and records. Its policy bounds each execution, the answer
 	// of the upstream included. Required.
 	Guard *semel.Guard
+
+	// Via is the upstream instead, with connections that are shared with other
+	// gateways; Upstream, DialTimeout, IdleTimeout, MaxConns and TLS are not set
+	// then.
+	Via *Upstream
+
+	// Operation names the operation of all requests, and OperationOf that of each
+	// as in semelhttp.Config. By default it is method and path as they were sent.
+	Operation   string
+	OperationOf func(r *http.Request, body []byte) (operation string, err error)
+	// KeyOf takes the key from what a request says, as in semelhttp.Config.
+	// Default: from the contract's key header.
+	KeyOf func(r *http.Request, body []byte) (key string, f semel.Fingerprint, err error)
+	// Webhook takes requests for deliveries of a sender's events, each of which
+	// is processed once by its id, when its signature is verified. Nil for none.
+	Webhook *Webhook
+	// Pass protects nothing: requests go to the upstream as they are.
+	Pass bool
+	// Specification describes the operation in the specification of the resources.
+	// Its name is Operation.
+	Specification semelhttp.OperationSpec
 
 	// Protects says which requests are protected, as in semelhttp.Config.
 	// Default: POST and PATCH.
@@ -56,6 +77,10 @@ type Config struct {
 	// Keys issues keys; nil for none. IssuedOnly accepts no others.
 	Keys       *semelhttp.KeyIssuer
 	IssuedOnly bool
+
+	// Resources are shared with other gateways, and it is not the gateway that
+	// serves them; Prefix, NoResources and Keys are not set then. Default: its own.
+	Resources *semelhttp.Resources
 
 	// Scope says whose key a request's key is, for embedding programs that
 	// authenticate before the gateway does anything. An empty Operation means
@@ -88,6 +113,16 @@ type Config struct {
 	// MaxSpool how much in all, as in semelhttp.SpoolsConfig.
 	SpoolDir string
 	MaxSpool int64
+	// Spools are shared with other gateways, instead of SpoolDir and MaxSpool.
+	Spools *semelhttp.Spools
+
+	// NoEffectStatus and IndeterminateStatus say what the upstream's answers mean,
+	// as in semelhttp.Config. Defaults: semelhttp.DefaultNoEffectStatus and
+	// semelhttp.ForwardedIndeterminate.
+	NoEffectStatus, IndeterminateStatus func(status int, h http.Header) bool
+
+	// DryRun decides, tells and protects nothing, as in semelhttp.Config.
+	DryRun bool
 	// FailOpen lets requests through unprotected while the store is
 	// unavailable. By default they are answered with 503.
 	FailOpen bool
@@ -109,16 +144,9 @@ type Config struct {
 	Observer *Observer
 }
 
-func (c Config) dialTimeout() time.Duration {
-	if c.DialTimeout == 0 {
-		return dialTimeout
-	}
-	return c.DialTimeout
-}
-
 func (c Config) withDefaults() Config {
-	if c.IdleTimeout == 0 {
-		c.IdleTimeout = DefaultIdleTimeout
+	if c.IndeterminateStatus == nil {
+		c.IndeterminateStatus = semelhttp.ForwardedIndeterminate
 	}
 	if c.Observer == nil {
 		c.Observer = &Observer{}
@@ -128,33 +156,38 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	var errs []error
-	if c.Upstream == nil {
-		errs = append(errs, errors.New("field Upstream is nil"))
-	} else if err := checkUpstream(c.Upstream); err != nil {
-		errs = append(errs, fmt.Errorf("field Upstream %w", err))
-	}
 	if c.Guard == nil {
 		errs = append(errs, errors.New("field Guard is nil"))
+	}
+	if c.Via != nil && (c.Upstream != nil || c.DialTimeout != 0 || c.IdleTimeout != 0 || c.MaxConns != 0 || c.TLS != nil) {
+		errs = append(errs, errors.New("field Via is set, but so is Upstream, DialTimeout, IdleTimeout, MaxConns or TLS"))
 	}
 	if c.NoResources && (c.Keys != nil || c.Prefix != "") {
 		errs = append(errs, errors.New("field NoResources is set, but so is Keys or Prefix"))
 	}
+	if c.Resources != nil && (c.NoResources || c.Keys != nil || c.Prefix != "") {
+		errs = append(errs, errors.New("field Resources is set, but so is NoResources, Keys or Prefix"))
+	}
+	if c.Spools != nil && (c.SpoolDir != "" || c.MaxSpool != 0) {
+		errs = append(errs, errors.New("field Spools is set, but so is SpoolDir or MaxSpool"))
+	}
+	if c.Operation != "" && c.OperationOf != nil {
+		errs = append(errs, errors.New("field Operation is set, but so is OperationOf"))
+	}
+	if err := (semel.Identity{Scope: semel.Scope{Operation: c.Operation}, Key: "k"}).Validate(); err != nil && c.Operation != "" {
+		errs = append(errs, fmt.Errorf("field Operation: %w", err))
+	}
+	if c.Webhook != nil && (c.Operation == "" || c.Pass || c.KeyOf != nil || c.Protects != nil || c.IssuedOnly || c.FailOpen) {
+		errs = append(errs, errors.New("field Webhook is set; it needs Operation, and has no use for Pass, KeyOf, Protects, IssuedOnly and FailOpen"))
+	}
+	if c.Webhook != nil && c.DryRun {
+		errs = append(errs, errors.New("field Webhook is set, but so is DryRun: deliveries cannot be rehearsed"))
+	}
 	if c.Scope != nil && len(c.Credentials) > 0 {
 		errs = append(errs, errors.New("field Credentials is set, but so is Scope"))
 	}
-	for _, name := range c.Credentials {
-		if why := whyNoCredential(name); why != "" {
-			errs = append(errs, fmt.Errorf("field Credentials names %q, which %s", name, why))
-		}
-	}
-	if c.DialTimeout < 0 {
-		errs = append(errs, fmt.Errorf("field DialTimeout is %v; it must not be negative", c.DialTimeout))
-	}
-	if c.IdleTimeout < 0 {
-		errs = append(errs, fmt.Errorf("field IdleTimeout is %v; it must not be negative", c.IdleTimeout))
-	}
-	if c.MaxConns < 0 {
-		errs = append(errs, fmt.Errorf("field MaxConns is %d; it must not be negative", c.MaxConns))
+	if _, err := semelhttp.CredentialActor(c.Credentials...); err != nil {
+		errs = append(errs, fmt.Errorf("field Credentials names %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -173,44 +206,4 @@ func checkUpstream(u *url.URL) error {
 		return errors.New("has a fragment; it can have a path at most")
 	}
 	return nil
-}
-
-// whyNoCredential says why the named header cannot tell actors apart.
-func whyNoCredential(name string) string {
-	if !isToken(name) {
-		return "is not a header name"
-	}
-	switch textproto.CanonicalMIMEHeaderKey(name) {
-	case semelhttp.HeaderKey:
-		return "is the key itself"
-	case "Host":
-		return "is no header to Go programs; use PreserveHost"
-	case "Connection", "Content-Length", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		return "belongs to the connection"
-	}
-	return ""
-}
-
-// isToken reports whether s is a token (RFC 9110 5.6.2).
-func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
-			return false
-		}
-	}
-	return s != ""
-}
-
-// credentialNames returns the canonical names in a fixed order, each once.
-func credentialNames(names []string) []string {
-	if len(names) == 0 {
-		return []string{"Authorization"}
-	}
-	var canonical []string
-	for _, n := range names {
-		canonical = append(canonical, textproto.CanonicalMIMEHeaderKey(n))
-	}
-	slices.Sort(canonical)
-	return slices.Compact(canonical)
 }

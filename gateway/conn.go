@@ -14,54 +14,29 @@ import (
 )
 
 const (
-	dialTimeout      = 5 * time.Second
 	handshakeTimeout = 10 * time.Second
+	pingAfter        = 15 * time.Second
 	// A connection that sits idle costs the upstream a little; one that has to
 	// be made anew costs each request a lot.
 	maxIdleConns = 1024
 )
 
-// newTransport returns the transport to the upstream. Its connections are all
-// of type *conn.
-func newTransport(c Config) *http.Transport {
-	dialer := &net.Dialer{Timeout: c.dialTimeout(), KeepAlive: 30 * time.Second}
-	http1 := new(http.Protocols)
-	http1.SetHTTP1(true)
+// newTransport returns the transport to the upstream. With HTTP/1.1 its
+// connections are all of type *conn.
+func newTransport(c UpstreamConfig) *http.Transport {
+	dialer := &net.Dialer{Timeout: c.DialTimeout, KeepAlive: 30 * time.Second}
+	dial := dialer.DialContext
+	if c.Socket != "" {
+		dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", c.Socket)
+		}
+	}
 	config := c.TLS.Clone()
 	if config == nil {
 		config = &tls.Config{}
 	}
-	config.NextProtos = []string{"http/1.1"}
-	return &http.Transport{
-		Protocols: http1,
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			raw, err := dialer.DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return &conn{Conn: raw}, nil
-		},
-		// The transport's own handshake would put the counting under the
-		// encryption, where a handshake looks like a request.
-		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			raw, err := dialer.DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			end := &endWatcher{Conn: raw}
-			config := config.Clone()
-			if config.ServerName == "" {
-				config.ServerName, _, _ = net.SplitHostPort(addr)
-			}
-			encrypted := tls.Client(end, config)
-			ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
-			defer cancel()
-			if err := encrypted.HandshakeContext(ctx); err != nil {
-				_ = raw.Close()
-				return nil, err
-			}
-			return &conn{Conn: encrypted, end: end}, nil
-		},
+	t := &http.Transport{
+		Protocols:              new(http.Protocols),
 		MaxConnsPerHost:        c.MaxConns,
 		MaxIdleConns:           maxIdleConns,
 		MaxIdleConnsPerHost:    maxIdleConns,
@@ -74,6 +49,46 @@ func newTransport(c Config) *http.Transport {
 		// be what the upstream sent.
 		DisableCompression: true,
 	}
+	if c.HTTP2 {
+		t.Protocols.SetHTTP2(true)
+		t.Protocols.SetUnencryptedHTTP2(true)
+		t.DialContext, t.TLSClientConfig, t.TLSHandshakeTimeout = dial, config, handshakeTimeout
+		// All requests share a connection, so one that is dead must be found out
+		// though no request of its own waits for it.
+		t.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingAfter, WriteByteTimeout: pingAfter}
+		return t
+	}
+	t.Protocols.SetHTTP1(true)
+	config.NextProtos = []string{"http/1.1"}
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		raw, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &conn{Conn: raw}, nil
+	}
+	// The transport's own handshake would put the counting under the
+	// encryption, where a handshake looks like a request.
+	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		raw, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		end := &endWatcher{Conn: raw}
+		config := config.Clone()
+		if config.ServerName == "" {
+			config.ServerName, _, _ = net.SplitHostPort(addr)
+		}
+		encrypted := tls.Client(end, config)
+		ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+		defer cancel()
+		if err := encrypted.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return &conn{Conn: encrypted, end: end}, nil
+	}
+	return t
 }
 
 var errSealed = errors.New("gateway: the request was given up before it was sent")

@@ -18,7 +18,8 @@
 // because a replay does not ask the upstream. Callers without a credential share
 // one scope: two of them that choose the same key meet, and with the same
 // request one is answered with the other's result. Keys that cannot be guessed
-// are their only protection.
+// are their only protection. Package principal has sources that check who a
+// caller is, for Config.Scope.
 //
 // # One decision, one send
 //
@@ -29,7 +30,10 @@
 // header from it, not from the upstream. Redirects are passed on, not followed.
 // The gateway speaks HTTP/1.1 to the upstream, where a connection carries one
 // request at a time, so that it is known for each request whether a byte of it
-// was sent.
+// was sent. With UpstreamConfig.HTTP2 that is known only of a request that was given no
+// connection: one that the upstream refuses (REFUSED_STREAM), or does not reach
+// any more when it shuts down (GOAWAY), has an unknown outcome too, and a request
+// without a body has no Content-Length.
 //
 // # What is known after a failure
 //
@@ -57,5 +61,6 @@
 // passed on, so that an idempotent upstream can use it too. Semel-Fence holds
 // the fence of the claim, which rises with each new execution of a key, so that
 // an upstream that remembers the highest one it has seen can refuse an execution
-// that was taken over. Upgrade is dropped from protected requests.
+// that was taken over. Upgrade is dropped from protected requests, and from all if it
+// is to another version of HTTP, by which requests would pass the gateway unseen.
 package gateway

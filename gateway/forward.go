@@ -51,7 +51,9 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	} else {
 		// There is no result in what comes after a switch of protocols, and
 		// none in what comes before the answer.
-		e.upgrade = upgradeType(r.Header)
+		if !g.upstream.http2 { // which has no such switch (RFC 9113 8.6)
+			e.upgrade = upgradeType(r.Header)
+		}
 		e.trace.Got1xxResponse = e.inform
 	}
 	if h := w.Header(); h["Content-Type"] == nil {
@@ -61,7 +63,18 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	if body != nil {
 		defer body.end()
 	}
-	res, err := g.transport.RoundTrip(out)
+	var answered func(int, error)
+	if f := g.config.Observer.Forwarding; f != nil {
+		answered = f(ctx, Forwarding{Method: r.Method, Upstream: g.upstream.url, Header: out.Header, RecordID: e.record})
+	}
+	res, err := g.upstream.transport.RoundTrip(out)
+	if answered != nil {
+		status := 0
+		if err == nil {
+			status = res.StatusCode
+		}
+		answered(status, err)
+	}
 	e.mu.Lock()
 	e.answered = true
 	e.mu.Unlock()
@@ -95,7 +108,7 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	out := in.WithContext(httptrace.WithClientTrace(in.Context(), &e.trace))
 	e.url = url.URL{Path: in.URL.Path, RawPath: in.URL.RawPath, RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
 	out.URL = &e.url
-	(&httputil.ProxyRequest{Out: out}).SetURL(g.config.Upstream)
+	(&httputil.ProxyRequest{Out: out}).SetURL(g.upstream.url)
 	if g.config.PreserveHost {
 		out.Host = in.Host
 	}
@@ -114,6 +127,11 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	switch {
 	case in.ContentLength == 0 || in.Body == nil:
 		out.Body = nil // or the transport looks whether that is so
+		if g.upstream.http2 && !isSafe(in.Method) {
+			// There the transport repeats what has no body whatever the method,
+			// also after errors that leave open whether it was processed.
+			out.Body = emptyBody{}
+		}
 	case e.record != "" && 0 < in.ContentLength && in.ContentLength <= smallBody:
 		// The transport knows this type for one that does not block, and
 		// writes it along with the header.
@@ -128,6 +146,15 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	}
 	return out, nil
 }
+
+// emptyBody is a body that is not known to be empty before it is read.
+type emptyBody struct{}
+
+// Read implements io.Reader.
+func (emptyBody) Read([]byte) (int, error) { return 0, io.EOF }
+
+// Close implements io.Closer.
+func (emptyBody) Close() error { return nil }
 
 // smallBody is how large a body may be that is sent in one write with the header.
 const smallBody = 4 << 10
@@ -274,7 +301,9 @@ func hasToken(lines []string, token string) bool {
 	return false
 }
 
-// upgradeType is the protocol that a message wants to switch to, or "".
+// upgradeType is the protocol that a message wants to switch to, or "". Other
+// versions of HTTP, and TLS below them, are none: what would be sent by them would
+// be requests that pass the gateway unseen.
 func upgradeType(h http.Header) string {
 	if !hasToken(h["Connection"], "Upgrade") {
 		return ""
@@ -283,6 +312,13 @@ func upgradeType(h http.Header) string {
 	for i := range len(protocol) {
 		if protocol[i] < ' ' || protocol[i] > '~' {
 			return "" // there is none with such a name
+		}
+	}
+	for offered := range strings.SplitSeq(protocol, ",") {
+		name, _, _ := strings.Cut(textproto.TrimString(offered), "/")
+		switch strings.ToLower(name) {
+		case "h2c", "h2", "http", "tls":
+			return ""
 		}
 	}
 	return protocol

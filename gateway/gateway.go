@@ -10,6 +10,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/webhook"
 )
 
 // HeaderFence is the request header that tells the upstream the claim's fence.
@@ -29,56 +30,81 @@ const (
 type Gateway struct {
 	config    Config
 	protected http.Handler
-	resources *semelhttp.Resources // nil for none
-	transport *http.Transport
+	resources *semelhttp.Resources // that it serves itself; nil for none
+	upstream  *Upstream
 	inFlight  atomic.Int64
 }
 
 // New returns a gateway, or one error that names everything wrong with c.
 func New(c Config) (*Gateway, error) {
 	c = c.withDefaults()
-	g := &Gateway{config: c}
+	g := &Gateway{config: c, upstream: c.Via}
+	errs := []error{c.validate()}
+	if g.upstream == nil {
+		var err error
+		g.upstream, err = NewUpstream(UpstreamConfig{URL: c.Upstream, DialTimeout: c.DialTimeout, IdleTimeout: c.IdleTimeout, MaxConns: c.MaxConns, TLS: c.TLS})
+		if err != nil {
+			errs = append(errs, errors.Unwrap(err))
+		}
+	}
 	scope := c.Scope
 	if scope == nil {
-		scope = (&scopes{credentials: credentialNames(c.Credentials), host: c.PreserveHost}).scope
+		actor, _ := semelhttp.CredentialActor(c.Credentials...) // validate tells what is wrong with them
+		scope = (&scopes{actor: actor, host: c.PreserveHost}).scope
 	}
-	if !c.NoResources && c.Guard != nil {
+	resources := c.Resources
+	if resources == nil && !c.NoResources && c.Guard != nil {
 		var err error
-		g.resources, err = semelhttp.NewResources(semelhttp.ResourcesConfig{
+		resources, err = semelhttp.NewResources(semelhttp.ResourcesConfig{
 			Guard: c.Guard, Scope: scope, Prefix: c.Prefix, Keys: c.Keys, Contract: c.Contract, MaxWait: max(c.MaxWait, 0), Pace: c.Pace,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("gateway: config: %w", errors.Join(c.validate(), err))
+			return nil, fmt.Errorf("gateway: config: %w", errors.Join(append(errs, err)...))
 		}
+		g.resources = resources
 	}
-	spools, spoolErr := semelhttp.NewSpools(semelhttp.SpoolsConfig{Dir: c.SpoolDir, MaxBytes: c.MaxSpool, Failed: c.Observer.SpoolFailed})
-	middleware, err := semelhttp.New(semelhttp.Config{
-		Contract: c.Contract, InFlight: c.InFlight, Wait: c.Wait, MaxWait: c.MaxWait,
-		Resources: g.resources, IssuedOnly: c.IssuedOnly,
-		Guard: c.Guard, Scope: scope, Protects: c.Protects,
-		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
-		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
-		Spools: spools, Pace: c.Pace,
-		IndeterminateStatus: indeterminateStatus, Forwards: true,
-	})
-	if err := errors.Join(c.validate(), spoolErr, err); err != nil {
+	if c.Spools == nil {
+		var err error
+		c.Spools, err = semelhttp.NewSpools(semelhttp.SpoolsConfig{Dir: c.SpoolDir, MaxBytes: c.MaxSpool, Failed: c.Observer.SpoolFailed})
+		errs = append(errs, err)
+	}
+	protect, err := c.protection(scope, resources)
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("gateway: config: %w", err)
 	}
-	g.transport = newTransport(c)
-	g.protected = middleware(http.HandlerFunc(g.forward))
+	g.protected = protect(http.HandlerFunc(g.forward))
 	return g, nil
 }
 
-// indeterminateStatus says of an upstream's answer that the request may or may
-// not have had an effect: the upstream is itself a proxy and does not know.
-func indeterminateStatus(status int, h http.Header) bool {
-	switch status {
-	case http.StatusBadGateway, http.StatusGatewayTimeout:
-		return true
-	case http.StatusServiceUnavailable:
-		return h.Get("Retry-After") == ""
+// protection returns what stands between the client and the forwarding.
+func (c Config) protection(scope func(*http.Request) (semel.Scope, error), resources *semelhttp.Resources) (func(http.Handler) http.Handler, error) {
+	if c.Pass {
+		return func(next http.Handler) http.Handler { return next }, nil
 	}
-	return false
+	if w := c.Webhook; w != nil {
+		return webhook.New(webhook.Config{
+			Guard: c.Guard, Scheme: w.Scheme, Name: c.Operation, Sender: w.Sender, RetrySpan: w.RetrySpan,
+			MaxBody: c.MaxRequestBody, Spools: c.Spools, Pace: c.Pace, Forwards: true, Refused: w.Refused,
+		})
+	}
+	named := scope
+	if c.Operation != "" {
+		named = func(r *http.Request) (semel.Scope, error) {
+			s, err := scope(r)
+			s.Operation = c.Operation
+			return s, err
+		}
+	}
+	c.Specification.Name = c.Operation
+	return semelhttp.New(semelhttp.Config{
+		Contract: c.Contract, InFlight: c.InFlight, Wait: c.Wait, MaxWait: c.MaxWait,
+		Resources: resources, IssuedOnly: c.IssuedOnly,
+		Guard: c.Guard, Scope: named, OperationOf: c.OperationOf, KeyOf: c.KeyOf, Protects: c.Protects, Operation: c.Specification,
+		RequireKey: c.RequireKey, StrictKey: c.StrictKey, KeyRules: c.KeyRules, Fingerprint: c.Fingerprint,
+		MaxRequestBody: c.MaxRequestBody, MaxInline: c.MaxInline, MaxResult: c.MaxResult, FailOpen: c.FailOpen,
+		Spools: c.Spools, Pace: c.Pace, Refused: c.Observer.Refused, DryRun: c.DryRun,
+		NoEffectStatus: c.NoEffectStatus, IndeterminateStatus: c.IndeterminateStatus, Forwards: true,
+	})
 }
 
 // ServeHTTP implements http.Handler. Like httputil.ReverseProxy it panics with
@@ -87,19 +113,7 @@ func indeterminateStatus(status int, h http.Header) bool {
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.inFlight.Add(1)
 	defer g.inFlight.Add(-1)
-	switch {
-	case r.Method == http.MethodConnect:
-		g.config.Contract.WriteProblem(w, semelhttp.Problem{
-			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
-			Detail: "The gateway is a reverse proxy and opens no tunnels.",
-		})
-		return
-	case r.URL.Opaque != "":
-		// It would go to the upstream as it is, past the path that Upstream has.
-		g.config.Contract.WriteProblem(w, semelhttp.Problem{
-			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
-			Detail: "The request's target has no path.",
-		})
+	if refuseTarget(w, r, g.config.Contract) {
 		return
 	}
 	if g.resources != nil && g.resources.Serves(r) {
@@ -107,6 +121,33 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	g.protected.ServeHTTP(w, r)
+}
+
+// refuseTarget answers requests whose target is none for a reverse proxy, and
+// reports whether it did.
+func refuseTarget(w http.ResponseWriter, r *http.Request, contract semelhttp.Contract) bool {
+	switch {
+	case r.Method == http.MethodConnect:
+		contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
+			Detail: "The gateway is a reverse proxy and opens no tunnels.",
+		})
+	case r.Method == "PRI":
+		// How HTTP/2 begins (RFC 9113 3.4), and no request.
+		contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusHTTPVersionNotSupported, Title: http.StatusText(http.StatusHTTPVersionNotSupported), Retry: semel.RetryNo,
+			Detail: "The gateway was not set up for HTTP/2 here. Nothing was executed.",
+		})
+	case r.URL.Opaque != "":
+		// It would go to the upstream as it is, past the path that Upstream has.
+		contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
+			Detail: "The request's target has no path.",
+		})
+	default:
+		return false
+	}
+	return true
 }
 
 // InFlight is the number of requests that are being answered, also those whose
@@ -119,7 +160,7 @@ func (g *Gateway) InFlight() int { return int(g.inFlight.Load()) }
 // Shut the server down before, so that it takes no new connections.
 func (g *Gateway) Drain(ctx context.Context) error {
 	err := g.config.Guard.Drain(ctx)
-	g.transport.CloseIdleConnections()
+	g.upstream.transport.CloseIdleConnections()
 	return err
 }
 

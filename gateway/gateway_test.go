@@ -493,12 +493,6 @@ func TestActors(t *testing.T) {
 	})
 }
 
-// TestActorDigest pins the digest: a change would free every key in use.
-func TestActorDigest(t *testing.T) {
-	h := http.Header{"Authorization": {"Bearer a"}}
-	want(t, "digest", actor(h, []string{"Authorization"}), "e39f7e9ccbc9b87880911150b52c65d5")
-}
-
 func TestUnprotected(t *testing.T) {
 	var asked atomic.Int64
 	upstream := handler(t, func(w http.ResponseWriter, r *http.Request) {

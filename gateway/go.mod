@@ -2,7 +2,10 @@ module github.com/semelhq/semel/gateway
 
 go 1.26.0
 
-require github.com/semelhq/semel v0.0.0
+require (
+	github.com/go-jose/go-jose/v4 v4.1.8
+	github.com/semelhq/semel v0.0.0
+)
 
 require (
 	github.com/dunglas/httpsfv v1.1.2 // indirect

@@ -621,9 +621,9 @@ func TestOneWrite(t *testing.T) {
 		return true
 	})
 	b := newBundle(t, upstream.url, semel.Policy{}, nil)
-	dial := b.gateway.transport.DialContext
+	dial := b.gateway.upstream.transport.DialContext
 	var writes atomic.Int64
-	b.gateway.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+	b.gateway.upstream.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err == nil {
 			ours := c.(*conn)

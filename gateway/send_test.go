@@ -292,9 +292,9 @@ func TestDeadConnection(t *testing.T) {
 				return err == nil
 			})
 			b := newBundle(t, upstream.url, semel.Policy{}, nil)
-			dial := b.gateway.transport.DialContext
+			dial := b.gateway.upstream.transport.DialContext
 			dials := 0
-			b.gateway.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			b.gateway.upstream.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				c, err := dial(ctx, network, addr)
 				if dials++; err == nil && dials == 1 {
 					allowed := new(atomic.Int64)

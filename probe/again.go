@@ -46,6 +46,15 @@ func init() {
 	}
 }
 
+// keylessTitles are those of operations without a key, where they differ.
+var keylessTitles = map[plan.Experiment]string{
+	plan.OtherTenant: "The same request by another tenant",
+	plan.Altered:     "Another request for the same thing",
+	plan.SameMeaning: "The same JSON in other bytes",
+	plan.Corrected:   "A refused request, corrected",
+	plan.RaceAltered: "A request and its alteration at once",
+}
+
 // again is what a request shows that was sent, answered and sent again.
 type again struct {
 	opening

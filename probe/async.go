@@ -1,10 +1,13 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,28 +17,27 @@ import (
 )
 
 // follow asks for the status of a request that was accepted with 202, until it
-// is over or the plan's limit of settling is reached. It sets the request's
-// fate, and the resource that the status names. Where the answer names no
-// address, or one that is not allowed, the fate stays untold.
-func (x *exp) follow(ctx context.Context, s *sent) error {
-	at := statusAddress(&s.x)
-	if at == "" {
+// is over or the plan's limit is reached. It sets the request's fate, and the
+// resource that the status names. Where there is no address, or one that is not
+// allowed, the fate stays untold.
+func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
+	at, err := x.statusOf(w, &s.x)
+	if err != nil {
+		s.untold = err.Error()
+	}
+	if s.statusAt = at; at == "" {
 		return nil
 	}
-	req := wire.Request{Method: http.MethodGet, URL: at}
-	for _, f := range s.x.Request.Header {
-		// Who asks is the same; what is asked is not.
-		switch name := strings.ToLower(f.Name); {
-		case strings.HasPrefix(name, "content-"), name == "host", name == "transfer-encoding", x.o.op.Key != nil && strings.EqualFold(name, x.o.op.Key.Header):
-		default:
-			req.Header = append(req.Header, f)
-		}
+	req := asked(&s.x, at, x.o.op.Key)
+	p, t := x.o.op.Poll, x.o.r.p.Timing
+	pause, most := t.Poll, 10*t.Poll
+	if p.Interval > 0 {
+		pause, most = p.Interval, p.Interval
 	}
-	t := x.o.r.p.Timing
-	pause, start := t.Poll, s.over()
-	for {
+	for start := s.over(); ; {
 		got, err := x.o.r.read.Send(as(ctx, ""), req)
 		if errors.Is(err, wire.ErrNotAllowed) {
+			s.untold = "where its status is, is in no allow-list"
 			return nil
 		}
 		if err != nil {
@@ -45,18 +47,52 @@ func (x *exp) follow(ctx context.Context, s *sent) error {
 		if err := ctxErr(ctx); err != nil {
 			return err
 		}
-		s.fate = fateOf(&got)
-		if id := x.o.resource(&got); id != "" && s.resource == "" && s.fate != fateRunning {
+		w.told = time.Now()
+		s.fate, s.untold = fateOf(&got, p)
+		// What the status itself is called is not what was created.
+		if id := x.o.resource(&got); id != "" && s.resource == "" && s.fate != fateRunning && (x.o.op.Resource != nil || got.Response.Header.Get("Location") != "") {
 			s.resource = id
 		}
-		if s.fate != fateRunning && got.Response != nil || time.Since(start) >= t.SettleLimit {
+		// A state that the plan names no word for may be one on the way.
+		again := s.fate == fateRunning || got.Response == nil || s.fate == fateUntold && p.State != nil && got.Response.Status/100 == 2
+		left := p.Limit - time.Since(start)
+		if !again || left <= 0 {
 			return nil
 		}
-		if err := sleep(ctx, max(pause, min(retryAfter(&got), t.SettleLimit-time.Since(start)))); err != nil {
+		if err := sleep(ctx, max(pause, min(retryAfter(&got), left))); err != nil {
 			return err
 		}
-		pause = min(2*pause, 10*t.Poll)
+		pause = min(2*pause, most)
 	}
+}
+
+// asked is a GET of an address by whoever sent a request.
+func asked(x *wire.Exchange, at string, key *plan.Key) wire.Request {
+	req := wire.Request{Method: http.MethodGet, URL: at}
+	for _, f := range x.Request.Header {
+		switch name := strings.ToLower(f.Name); {
+		case strings.HasPrefix(name, "content-"), strings.HasPrefix(name, "if-"), name == "host", name == "transfer-encoding", key != nil && strings.EqualFold(name, key.Header):
+		default:
+			req.Header = append(req.Header, f)
+		}
+	}
+	return req
+}
+
+// statusOf is where to ask what became of a request that was accepted; empty if
+// neither the plan nor the answer says.
+func (x *exp) statusOf(w *watch, got *wire.Exchange) (string, error) {
+	p := x.o.op.Poll
+	if p.URL == "" {
+		return statusAddress(got), nil
+	}
+	values := make([]string, len(p.Take))
+	for i, t := range p.Take {
+		if values[i] = extract(got.Response, t.Header, t.Cookie, t.Pointer, t.Pattern); values[i] == "" {
+			return "", fmt.Errorf("the answer lacks %s, which poll.url needs", t.Name)
+		}
+	}
+	return x.o.r.r.StatusURL(w.v, values, cmp.Or(w.resource, x.o.resource(got)))
 }
 
 // statusAddress is where the answer of a request that was accepted says that
@@ -89,45 +125,55 @@ func statusAddress(x *wire.Exchange) string {
 	return ref.String()
 }
 
-var (
-	runningWords = []string{"accepted", "pending", "queued", "scheduled", "started", "processing", "in_progress", "running", "submitted", "working"}
-	doneWords    = []string{"done", "completed", "complete", "succeeded", "success", "successful", "finished", "executed", "confirmed", "paid", "ok"}
-	failedWords  = []string{"failed", "failure", "error", "errored", "canceled", "cancelled", "rejected", "aborted", "expired", "timed_out"}
-)
-
-// fateOf is what a status says of a request.
-func fateOf(x *wire.Exchange) fate {
+// fateOf is what a status says of a request, and, where that is nothing, why.
+func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	r := x.Response
 	switch {
-	case r == nil || r.Truncated:
-		return fateUntold
+	case r == nil:
+		return fateUntold, "its status cannot be read: there is no answer"
+	case r.Truncated:
+		return fateUntold, "its status is cut off"
 	case r.Status == http.StatusAccepted, r.Status == http.StatusNotFound, r.Status == http.StatusTooManyRequests, r.Status == http.StatusServiceUnavailable:
-		return fateRunning // or it is not there yet
+		return fateRunning, "" // or it is not there yet
 	case r.Status == http.StatusSeeOther, r.Status == http.StatusFound:
-		return fateDone
+		return fateDone, ""
 	case r.Status/100 != 2:
-		return fateUntold
+		return fateUntold, fmt.Sprintf("its status cannot be read: the answer is %d", r.Status)
 	}
 	doc, err := decodeJSON(r.Body)
-	if err != nil {
-		return fateDone // the resource is there
+	if err != nil && p.State == nil {
+		return fateDone, "" // the resource is there
 	}
-	for _, p := range []plan.Pointer{"/status", "/state", "/phase", "/data/status", "/data/state"} {
-		v, _ := lookup(doc, p)
-		word, ok := v.(string)
-		if !ok {
+	places := []plan.Pointer{"/status", "/state", "/phase", "/data/status", "/data/state"}
+	if p.State != nil {
+		places = []plan.Pointer{*p.State}
+	}
+	for _, at := range places {
+		v, _ := lookup(doc, at)
+		if _, text := v.(string); p.State == nil && !text {
 			continue
 		}
-		word = strings.ReplaceAll(strings.ReplaceAll(strings.ToLower(strings.TrimSpace(word)), " ", "_"), "-", "_")
-		switch {
-		case slices.Contains(runningWords, word):
-			return fateRunning
-		case slices.Contains(doneWords, word):
-			return fateDone
-		case slices.Contains(failedWords, word):
-			return fateFailed
+		said := scalar(v)
+		if v == nil || said == "" {
+			return fateUntold, fmt.Sprintf("its status has no %s", at)
 		}
-		return fateUntold // a word that is not known here
+		is := func(words []string) bool {
+			return slices.ContainsFunc(words, func(w string) bool { return plan.Word(w) == plan.Word(said) })
+		}
+		switch {
+		case is(p.Pending):
+			return fateRunning, ""
+		case is(p.Done):
+			return fateDone, ""
+		case is(p.Failed):
+			return fateFailed, ""
+		case plainWord.MatchString(said):
+			return fateUntold, fmt.Sprintf("its status is %q, which is no word for pending, done or failed that poll has", said)
+		}
+		return fateUntold, "its status is no word that poll has"
 	}
-	return fateDone
+	return fateDone, ""
 }
+
+// plainWord is a state that may be quoted.
+var plainWord = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_. -]{0,39}$`)

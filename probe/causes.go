@@ -33,8 +33,10 @@ func (o *operation) suppose() {
 				Check: "The experiment missing_key: a request without a key that is executed just the same speaks for it. Then log the key where the request is handled.",
 			}
 			switch {
-			case f.once || f.sometimes || f.marked:
+			case f.once || f.sometimes:
 				c.State, c.For = evidence.Refuted, "Some duplicates had no effect of their own: something is remembered."
+			case f.marked:
+				c.State, c.For = evidence.Refuted, "A second answer is marked as a replay, although its request took effect: something is remembered."
 			case f.noKeyRan:
 				c.State, c.For = evidence.Supported, "A request without a key took effect just the same as one with a used key."
 			}
@@ -42,7 +44,7 @@ func (o *operation) suppose() {
 		} else {
 			o.cause(to, evidence.Cause{
 				Name: "no-mark", State: evidence.Open,
-				Text:  "Nothing in the request says which one it is, and its content is not compared.",
+				Text:  "The target looks at nothing in a request that says which one it is, and does not compare its content.",
 				For:   "The request has no key, and the same bytes took effect twice.",
 				Check: "Look for a unique constraint over the business fields that make two requests the same, or give the operation a key.",
 			})
@@ -118,15 +120,25 @@ func (o *operation) suppose() {
 			o.cause(to, lease)
 		}
 	}
+	if f.keylessAsOne != nil {
+		o.cause(o.named1("keyless-requests-confused"), evidence.Cause{
+			Name: "keyless-as-one", State: evidence.Supported,
+			Text:  "The lack of a key counts as a key: all requests without one are the same request.",
+			For:   "Of two requests without a key, each with values of its own, the second was answered with a success and had no effect.",
+			Check: "Look at what is looked up for a request without a key: it must be nothing, and not an empty key.",
+		})
+	}
 	if lost || stuck {
 		to := o.named1(doubleLost, "failure-blocks-key", "lost-effect")
 		c := evidence.Cause{
 			Name: "tied-to-client", State: evidence.Open,
 			Text:  "The record depends on the client: it is written after the answer, undone when the client goes, or written before the work.",
-			For:   "An effect was lost, or a request stayed blocked.",
+			For:   "After a lost connection the same request was refused, or still in progress, for as long as was waited.",
 			Check: "The experiments duplicate and lost_unread: a duplicate of an answered request that is known, and one of a lost answer that is not, speak for it. Then look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.",
 		}
 		switch {
+		case !lost && to.ID == "lost-effect":
+			c.For = "A retry after a lost connection got a success, and no effect of it was seen."
 		case lost && f.once:
 			c.State, c.For = evidence.Supported, "Duplicates of answered requests and of requests whose connection was lost are treated differently."
 		case lost:

@@ -82,4 +82,7 @@ func (x *exp) planReads(times int) {
 			x.o.r.plannedReads += times
 		}
 	}
+	if x.o.op.Poll.URL != "" {
+		x.o.r.plannedReads += times
+	}
 }

@@ -128,7 +128,7 @@ func (o *operation) resource(x *wire.Exchange) string {
 	if x.Response.Proto == graphQL {
 		return graphQLResource(x.Response.Body)
 	}
-	if doc, err := decodeJSON(x.Response.Body); err == nil && success(x) {
+	if doc, err := decodeJSON(x.Response.Body); err == nil && success(x) && !accepted(x) {
 		if id, ok := lookup(doc, "/id"); ok && id != nil {
 			return scalar(id)
 		}
@@ -152,7 +152,7 @@ func (o *operation) replayed(x *wire.Exchange) bool {
 // compare says how a second answer relates to the first.
 func (o *operation) compare(first, second *sent) *evidence.Second {
 	a, b := &first.x, &second.x
-	s := &evidence.Second{FirstUS: waited(a), SecondUS: waited(b), Timing: "undecided"}
+	s := &evidence.Second{Of: []int{first.n, second.n}, FirstUS: waited(a), SecondUS: waited(b), Timing: "undecided"}
 	// Times near the resolution of a network say nothing.
 	switch {
 	case s.FirstUS < 2000 || s.SecondUS < 0:
@@ -184,7 +184,7 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 		s.Class = evidence.ErrorOrTimeout
 	case s.Status && s.Body && !otherResource(first, second),
 		success(a) && success(b) && s.Resource,
-		accepted(a) && accepted(b) && statusAddress(a) != "" && statusAddress(a) == statusAddress(b):
+		accepted(a) && accepted(b) && o.statusAt(first) != "" && o.statusAt(first) == o.statusAt(second):
 		s.Class = evidence.SameResult
 	case (b.Response.Status >= 400 || saysError(b.Response)) && first.resource != "" && names(b.Response, first.resource):
 		s.Class = evidence.RefusedWithReference
@@ -194,6 +194,15 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 		s.Class = evidence.DifferentResult
 	}
 	return s
+}
+
+// statusAt is where it is told what became of a request that was accepted; empty
+// if that is not known.
+func (o *operation) statusAt(s *sent) string {
+	if s.statusAt == "" && o.op.Poll.URL == "" {
+		return statusAddress(&s.x)
+	}
+	return s.statusAt
 }
 
 // names says whether an answer holds an id, as a word of its own.

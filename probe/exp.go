@@ -21,10 +21,11 @@ type operation struct {
 	r        *runner
 	op       *plan.Operation
 	contract plan.Contract
-	assumed  bool // nobody said which contract it is: it is that of the default
+	assumed  bool // that it requires keys is the default's word, and nobody else's
 	ev       evidence.Operation
 	readers  []*reader
-	latency  time.Duration // the longest that an effect took to show
+	latency  time.Duration // the longest that an effect took to show, after the answer
+	lag      time.Duration // the same after the end was told, for what is accepted
 	takes    time.Duration // that the operation took, by its fastest control
 	facts    facts
 }
@@ -32,14 +33,18 @@ type operation struct {
 func (r *runner) dry() bool { return !r.o.Send }
 
 func (r *runner) newOperation(op *plan.Operation) *operation {
-	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.assumed && op.Contract == nil}
+	o := &operation{r: r, op: op, contract: r.p.ContractFor(op), assumed: r.p.AssumesContract(op)}
 	o.facts.outcomes = map[plan.Experiment]evidence.Outcome{}
 	o.ev = evidence.Operation{
 		Name: op.Name, Method: op.Request.Method, URL: op.Request.URL, Profile: o.contract.Profile, Source: r.p.Target.Specification, Signed: op.Signature != nil,
+		Assumed: o.assumed, KeyIn: keyIn(op.Key),
 		Verdict: evidence.UnknownVerdict(), Experiments: []evidence.Experiment{}, Findings: []evidence.Finding{}, Statements: []evidence.Statement{},
 	}
 	if file, line := r.p.Where(op.Name); file != "" {
 		o.ev.Source, o.ev.SourceLine = file, line
+	}
+	if op.Key == nil && o.assumed {
+		o.ev.Profile, o.ev.Assumed = "none", false // what it says is of keys
 	}
 	o.makeReaders()
 	if v, err := r.r.Draw(op.Name); err == nil {
@@ -50,14 +55,27 @@ func (r *runner) newOperation(op *plan.Operation) *operation {
 	return o
 }
 
+// keyIn says where a key is.
+func keyIn(k *plan.Key) string {
+	switch {
+	case k == nil:
+		return evidence.NoKey
+	case k.Header != "":
+		return "header " + k.Header
+	case k.Query != "":
+		return "query " + k.Query
+	}
+	return "body " + string(k.Body)
+}
+
 // run runs the operation's experiments and judges. If the run is over already,
 // they are only listed. It returns what ends the run.
 func (o *operation) run(ctx context.Context, ended error) error {
 	for _, name := range o.r.o.experiments(o.r.p, o.op) {
 		k := kinds[name]
 		x := &exp{o: o, kind: name, e: evidence.Experiment{Name: string(name), Step: k.step, Title: k.title, Outcome: evidence.NotRun}}
-		if name == plan.OtherTenant && o.op.Key == nil {
-			x.e.Title = "The same request by another tenant"
+		if t := keylessTitles[name]; t != "" && o.op.Key == nil {
+			x.e.Title = t
 		}
 		switch err := o.applies(name); {
 		case err != nil:
@@ -337,7 +355,7 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 		status = first.x.Response.Status
 	}
 	switch {
-	case success(&first.x), turnedAway(&first.x) && !first.total.exceeds(0):
+	case first.succeeded(), turnedAway(&first.x) && !first.total.exceeds(0):
 		return o, nil
 	case status >= 400 && status < 500 && !first.total.exceeds(0):
 		if x.o.facts.refused {
@@ -407,7 +425,7 @@ func (x *exp) lookFor(ctx context.Context, w *watch, s *sent, want int64) (*atte
 	}
 	a.from = w.after
 	if accepted(&s.x) {
-		if err := x.follow(ctx, s); err != nil {
+		if err := x.follow(ctx, w, s); err != nil {
 			return a, err
 		}
 		switch s.fate {
@@ -420,6 +438,7 @@ func (x *exp) lookFor(ctx context.Context, w *watch, s *sent, want int64) (*atte
 			w.resource = s.resource
 		}
 	}
+	w.promise(s)
 	if err := w.settle(ctx, s.over(), want); err != nil {
 		return a, err
 	}
@@ -452,8 +471,8 @@ func (o *operation) learn(w *watch, a *attempt) {
 			o.takes = max(d, time.Microsecond)
 		}
 	}
-	if rose && w.settled && w.latency > o.latency {
-		o.latency = w.latency
+	if rose && w.settled {
+		o.latency, o.lag = max(o.latency, w.latency), max(o.lag, w.lag)
 	}
 	a.refresh(w)
 }
@@ -505,7 +524,10 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 
 // answered says whether a request was answered, and how.
 func answered(s *sent) string {
-	if s.x.Response == nil {
+	switch {
+	case s.x.Response == nil && s.x.Delivery == wire.Unanswered && s.x.Err != nil:
+		return "was not answered (" + s.x.Err.Error() + ")"
+	case s.x.Response == nil:
 		return "was not answered: " + answer(s)
 	}
 	return "was answered with " + answer(s)
@@ -516,6 +538,8 @@ func answer(s *sent) string {
 	switch {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)
+	case s.fate == fateFailed:
+		return fmt.Sprintf("%d, and failed by its status", s.x.Response.Status)
 	case s.x.Response != nil && saysError(s.x.Response):
 		return fmt.Sprintf("%d with an error in its body", s.x.Response.Status)
 	case s.x.Response != nil:

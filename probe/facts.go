@@ -51,7 +51,8 @@ type facts struct {
 	freshCreates known // under a fresh key the same body has an effect of its own
 	noKeyRan     bool
 	noKey        *sent
-	limited      bool // a duplicate got 429
+	keylessAsOne *sent // a request without a key that had no effect, after another one
+	limited      bool  // a duplicate got 429
 	actorApart   known
 	tenantApart  known
 	// operationApart: keys of one operation say nothing to another.
@@ -89,7 +90,9 @@ type sent struct {
 	n        int
 	resource string
 	replayed bool
-	fate     fate // of a request that was accepted with 202
+	fate     fate   // of a request that was accepted with 202
+	untold   string // why the fate is not told
+	statusAt string // where it was asked
 }
 
 // over is when it was over.
@@ -104,6 +107,10 @@ func (s *sent) processed() bool { return s.x.Response != nil && !turnedAway(&s.x
 func (s *sent) done() bool {
 	return success(&s.x) && (!accepted(&s.x) || s.fate == fateDone)
 }
+
+// succeeded reports whether the answer is a success, which nothing has taken back
+// since.
+func (s *sent) succeeded() bool { return success(&s.x) && s.fate != fateFailed }
 
 // status is that of the answer, 0 without one.
 func (s *sent) status() int {
@@ -162,9 +169,9 @@ type opening struct {
 // good is the attempt that succeeded; nil if none did.
 func (o *opening) good() *attempt {
 	switch {
-	case o.retry != nil && success(&o.retry.x):
+	case o.retry != nil && o.retry.succeeded():
 		return o.retry
-	case o.planned, o.retry == nil && success(&o.first.x):
+	case o.planned, o.retry == nil && o.first.succeeded():
 		return o.first
 	}
 	return nil

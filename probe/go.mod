@@ -28,6 +28,7 @@ require (
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
+	github.com/semelhq/semel/internal/strict v0.0.0
 	github.com/semelhq/semel/internal/testenv v0.0.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/text v0.42.0 // indirect
@@ -38,3 +39,5 @@ replace github.com/semelhq/semel => ../
 replace github.com/semelhq/semel/gateway => ../gateway
 
 replace github.com/semelhq/semel/internal/testenv => ../internal/testenv
+
+replace github.com/semelhq/semel/internal/strict => ../internal/strict

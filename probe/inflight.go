@@ -114,9 +114,9 @@ func (x *exp) lookAt(ctx context.Context, w *watch, all ...*sent) (*attempt, err
 		if last == nil || s.over().After(last.over()) {
 			last = s
 		}
-		if accepted(&s.x) && (done == nil || done.fate == fateUntold) && x.o.facts.async {
-			// One that tells is enough: they are one request.
-			if err := x.follow(ctx, s); err != nil {
+		if accepted(&s.x) && (done == nil || !done.done()) && x.o.facts.async {
+			// One that is done is enough: they are one request.
+			if err := x.follow(ctx, w, s); err != nil {
 				return nil, err
 			}
 		}
@@ -127,6 +127,9 @@ func (x *exp) lookAt(ctx context.Context, w *watch, all ...*sent) (*attempt, err
 	want := int64(0)
 	if done != nil && done.done() || done != nil && x.o.facts.async && done.fate == fateUntold {
 		want = 1
+	}
+	for _, s := range all {
+		w.promise(s)
 	}
 	if err := w.settle(ctx, last.over(), want); err != nil {
 		return nil, err

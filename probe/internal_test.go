@@ -424,8 +424,15 @@ func TestFate(t *testing.T) {
 		"not allowed":       {403, ``, fateUntold},
 		"broken":            {500, ``, fateUntold},
 	} {
-		if got := fateOf(&given(c.status, c.body).x); got != c.want {
-			t.Errorf("%s: %v", name, got)
+		got, why := fateOf(&given(c.status, c.body).x, (&plan.Plan{Operations: make([]plan.Operation, 1)}).WithDefaults().Operations[0].Poll)
+		if got != c.want || (why != "") != (got == fateUntold) {
+			t.Errorf("%s: %v, %s", name, got, why)
+		}
+	}
+	own := &plan.Poll{State: new(plan.Pointer("/done")), Pending: []string{"false"}, Done: []string{"true"}}
+	for body, want := range map[string]fate{`{"done":false}`: fateRunning, `{"done":true}`: fateDone, `{"done":null}`: fateUntold, `{}`: fateUntold, `no`: fateUntold} {
+		if got, _ := fateOf(&given(200, body).x, own); got != want {
+			t.Errorf("%s: %v", body, got)
 		}
 	}
 }

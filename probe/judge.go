@@ -145,7 +145,7 @@ func (j *judgement) opened(o *opening) bool {
 	switch {
 	case turnedAway(&a.x) && !d.exceeds(0):
 		j.unclear("the first request was not processed: %s; %s", answer(a.sent), j.state(d))
-	case !success(&a.x):
+	case !a.succeeded():
 		j.unclear("the first request did not succeed: %s; %s", answer(a.sent), j.state(d))
 	case len(j.o.readers) == 0:
 		return true
@@ -186,14 +186,22 @@ func (j *judgement) begun(o *opening) bool {
 // accepted says what is known of a request that was accepted and of which no
 // effect was seen.
 func (j *judgement) accepted(a *attempt) {
-	limit := j.o.r.p.Timing.SettleLimit
+	limit := j.o.op.Poll.Limit
+	longer := "timing.settle_limit"
+	if limit != j.o.r.p.Timing.SettleLimit {
+		longer = "poll.limit"
+	}
 	switch a.fate {
 	case fateRunning:
-		j.unclear("the first request was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer timing.settle_limit would tell", answer(a.sent), limit)
+		j.unclear("the first request was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", answer(a.sent), limit, longer)
 	case fateFailed:
-		j.unclear("the first request was accepted with %s, and its status says that it failed; %s", answer(a.sent), j.state(a.total))
+		j.unclear("the request was accepted with %s; %s", answer(a.sent), j.state(a.total))
 	default:
-		j.unclear("the first request was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. No status that can be read tells which; a longer timing.settle_limit may", answer(a.sent), limit)
+		why := "No status that can be read tells which"
+		if a.untold != "" {
+			why = "No status tells which, for " + a.untold
+		}
+		j.unclear("the first request was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", answer(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
 	}
 }
 
@@ -234,7 +242,7 @@ func (j *judgement) reopened(o *opening) bool {
 		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
-	case success(&second.x):
+	case second.succeeded():
 		if first.total.exceeds(0) {
 			j.holds("the first request %s although it took effect, and the same request again %s: 1 effect", answered(first.sent), answered(second.sent))
 		} else {
@@ -398,11 +406,14 @@ func (j *judgement) second(first, second *sent) {
 			j.holds("1 effect; both were answered with %s, and neither answer has a body", answer(second))
 			return
 		}
-		but := ""
+		but, is := "", "is the first result"
 		if len(s.Differences) > 0 {
-			but = "; in the answer differs: " + strings.Join(s.Differences, ", ")
+			but = "; what differs in the answer: " + strings.Join(s.Differences, ", ")
 		}
-		j.holds("1 effect; the second answer is the first result%s%s", map[bool]string{true: ", marked as a replay"}[second.replayed], but)
+		if !s.Body && s.Resource {
+			is = "names the first's resource"
+		}
+		j.holds("1 effect; the second answer %s%s%s", is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find("replay-unmarked", "", "", first, second)
 		}

@@ -77,7 +77,7 @@ func (f *mismatched) judge(j *judgement) {
 	first, second, d := f.good().sent, f.second.sent, f.second.total
 	j.e.Second = j.o.compare(first, second)
 	if j.o.op.Key == nil {
-		j.changed(first, f.second)
+		j.changed(first, f.second, f.changed)
 		return
 	}
 	ok := success(&second.x)
@@ -132,10 +132,10 @@ func (f *mismatched) judge(j *judgement) {
 
 // changed judges another request for what an operation without keys knows by its
 // content: what the plan alters is not what makes it the same.
-func (j *judgement) changed(first *sent, second *attempt) {
-	d, put := second.total, j.o.op.Request.Method == "PUT" || j.o.op.Request.Method == "PATCH"
+func (j *judgement) changed(first *sent, second *attempt, taken known) {
+	d := second.total
 	switch {
-	case d.exceeds(1):
+	case more(d.most, 1):
 		j.broken("the altered request took effect as another one: %s", d)
 		j.find("change-doubles", "", evidence.Established, first, second.sent)
 	case !second.settled:
@@ -147,7 +147,12 @@ func (j *judgement) changed(first *sent, second *attempt) {
 	case success(&second.x) && otherResource(first, second.sent):
 		j.broken("the altered request was answered with %s and another resource, and had no effect that a reader sees", answer(second.sent))
 		j.find("change-doubles", "", evidence.Inferred, first, second.sent)
-	case success(&second.x) && put:
+	case !d.state:
+		j.unclear("the altered request was answered with %s; outside were %s, of a change or of another one, and no reader sees the target's own state", answer(second.sent), count(d.outMost))
+	case taken == no:
+		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second.sent))
+		j.find("lost-effect", "", evidence.Established, first, second.sent)
+	case taken == yes:
 		j.holds("1 effect; the altered request was taken for a change of the same resource: %s", answer(second.sent))
 	case success(&second.x):
 		j.holds("1 effect; the altered request was answered with %s: whether what it asks for was taken over, no reader tells", answer(second.sent))
@@ -164,6 +169,7 @@ func (j *judgement) changed(first *sent, second *attempt) {
 func (j *judgement) grounded(f *again) bool {
 	if f != nil {
 		f.judge(j)
+		j.e.Second = nil // of the ground, not of what is asked
 	}
 	switch j.o.facts.protects() {
 	case yes:
@@ -175,8 +181,11 @@ func (j *judgement) grounded(f *again) bool {
 	case no:
 		j.bad = nil // it is a finding, and not of a bad key
 	default:
-		j.open, j.bad = append(j.open, j.bad...), nil
-		if len(j.open) == 0 {
+		what := append(j.open, j.bad...)
+		j.open, j.bad = nil, nil
+		if len(what) > 0 {
+			j.unclear("that a good key protects was not shown: %s", strings.Join(what, "; "))
+		} else {
 			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
 		}
 	}
@@ -191,7 +200,8 @@ func (f *keyless) judge(j *judgement) {
 	}
 	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
-		j.find("lost-effect", "", evidence.Established, s.sent, t.sent)
+		j.o.facts.keylessAsOne = t.sent
+		j.find("keyless-requests-confused", "", evidence.Established, s.sent, t.sent)
 	}
 	d, known := s.total, &j.o.facts
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
@@ -209,7 +219,7 @@ func (f *keyless) judge(j *judgement) {
 	j.single(s, func() {
 		switch {
 		case known.noKeyRan && required && j.o.assumed:
-			j.broken("a request without a key was answered with %s and took effect; the plan names no contract, and by default keys count as required", answer(s.sent))
+			j.broken("a request without a key was answered with %s and took effect; the plan names no profile of a contract, and by default keys count as required", answer(s.sent))
 			j.find("missing-key-accepted", evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
 			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
@@ -278,6 +288,7 @@ func (f *misspelt) judge(j *judgement) {
 		return
 	}
 	second, d := f.second.sent, f.second.total
+	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
 		j.broken("a malformed key was accepted with %s, and the request repeated: %s", answer(first), count(cmp.Or(d.most, d.outMost)))

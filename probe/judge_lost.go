@@ -19,12 +19,26 @@ func (f *lost) judge(j *judgement) {
 // lost judges the retry of a request that was cut off. Of tries that left no
 // trace, the last one says so.
 func (j *judgement) lost(t *lostTry, last bool) {
-	if t.second == nil {
+	switch {
+	case t.second == nil && t.whole:
+		return // it was tried again
+	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", answer(t.first))
 		return
 	}
 	f, first, second, d := &j.o.facts, t.first, t.second.sent, t.second.total
-	if !j.effects(d, 1, doubleLost, first, second) {
+	id := doubleLost
+	if t.whole {
+		// It is a duplicate like any other, and shows nothing of lost answers.
+		id = doubleSequential
+		defer func(safe bool, n int) {
+			f.safeRetry = safe
+			for i := range j.held[n:] {
+				j.held[n+i] = "the whole answer was there before the connection could be cut, so none was lost: " + j.held[n+i]
+			}
+		}(f.safeRetry, len(j.held))
+	}
+	if !j.effects(d, 1, id, first, second) {
 		f.unsafeRetry = true
 		return
 	}
@@ -108,7 +122,7 @@ func (f *failed) judge(j *judgement) {
 	j.e.Second = j.o.compare(first, second)
 	known := &j.o.facts
 	records := j.o.contract.RecordsErrors != nil && *j.o.contract.RecordsErrors
-	changed := success(&second.x) || first.status() != second.status() || otherResource(first, second)
+	changed := second.succeeded() || first.status() != second.status() || otherResource(first, second)
 	switch {
 	case d.exceeds(1):
 		known.unsafeRetry, known.failed = true, true

@@ -31,7 +31,7 @@ func (f *races) judge(j *judgement) {
 	case r.Overlapped == 0:
 		j.unclear("no trial shows anything: %s", cmp.Or(why, "the answers came one after the other"))
 	case len(j.bad) == 0 && len(j.open) == 0:
-		j.holds("1 effect in each of %s of %d at once in which they overlapped; that leaves open a rate of doubles below %.1f %%", times(r.Overlapped, "trial"), f.width, r.Bound*100)
+		j.holds("1 effect in each of %s of %d at once in which they overlapped; that leaves open a rate of doubles of up to %s", times(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
 	}
 }
 
@@ -155,6 +155,7 @@ func (f *meanwhile) judge(j *judgement) {
 	if !success(&first.x) && success(&second.x) && !second.replayed {
 		first, second = second, first // which of them won does not matter
 	}
+	j.e.Second = j.o.compare(first, second)
 	if !j.effects(d, 1, id, all...) {
 		if running {
 			known.inProgress, known.unsafeRetry = no, true
@@ -210,7 +211,6 @@ func (f *meanwhile) after(i int) time.Duration {
 // effect of its own.
 func (j *judgement) duringFirst(first, second *sent) {
 	f := &j.o.facts
-	j.e.Second = j.o.compare(first, second)
 	status, s := second.x.Response.Status, j.e.Second
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {

@@ -3,6 +3,8 @@ package probe
 import (
 	"context"
 	"errors"
+	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/semelhq/semel/probe/plan"
@@ -26,7 +28,11 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 		return nil, err
 	}
 	f := &freshly{opening: *o}
-	defer func() { f.w.conclude(0) }()
+	due := int64(undue)
+	if x.o.contract.FreshKey == "refused" {
+		due = 1 // its content makes it one request
+	}
+	defer func() { f.w.conclude(due) }()
 	if err != nil || !o.sound(x.o) {
 		return f, err
 	}
@@ -57,7 +63,7 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 		want = 1
 	}
 	if accepted(&s.x) {
-		if err := x.follow(ctx, s); err != nil {
+		if err := x.follow(ctx, w2, s); err != nil {
 			return f, err
 		}
 		if s.fate == fateRunning || s.fate == fateFailed {
@@ -77,6 +83,8 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 type mismatched struct {
 	opening
 	second *attempt
+	// changed: the resource is as the altered request has it; no: it is as it was.
+	changed known
 }
 
 func (x *exp) altered(ctx context.Context) (shown, error) {
@@ -93,12 +101,53 @@ func (x *exp) altered(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
+	f.w.change = x.o.op.Key == nil
 	s, err := x.send(ctx, "altered", req, "")
 	if err != nil {
 		return f, err
 	}
-	f.second, err = x.lookFor(ctx, f.w, s, 1)
+	if f.second, err = x.lookFor(ctx, f.w, s, 1); err == nil && x.o.op.Key == nil && f.second.succeeded() && !x.o.r.dry() {
+		f.changed, err = x.changed(ctx, f.good().sent, s)
+	}
 	return f, err
+}
+
+// changed reads the resource that a PUT or a PATCH was to change, at its own
+// address, and says whether it is as the altered request has it.
+func (x *exp) changed(ctx context.Context, first, altered *sent) (known, error) {
+	if m := x.o.op.Request.Method; m != http.MethodPut && m != http.MethodPatch {
+		return untold, nil
+	}
+	before, errA := decodeJSON(first.x.Request.Body)
+	after, errB := decodeJSON(altered.x.Request.Body)
+	if errA != nil || errB != nil {
+		return untold, nil
+	}
+	got, err := x.o.r.read.Send(as(ctx, ""), asked(&altered.x, altered.x.Request.URL, x.o.op.Key))
+	if err != nil {
+		return untold, err
+	}
+	x.book(got, "read", "")
+	if err := ctxErr(ctx); err != nil || got.Response == nil || got.Response.Status != http.StatusOK || got.Response.Truncated {
+		return untold, err
+	}
+	is, err := decodeJSON(got.Response.Body)
+	if err != nil {
+		return untold, nil
+	}
+	told := untold
+	for _, e := range x.o.op.Altered.Edits {
+		old, _ := lookup(before, *e.Pointer)
+		want, _ := lookup(after, *e.Pointer)
+		have, ok := lookup(is, *e.Pointer)
+		switch {
+		case ok && reflect.DeepEqual(have, want):
+			return yes, nil
+		case ok && reflect.DeepEqual(have, old):
+			told = no
+		}
+	}
+	return told, nil
 }
 
 // ground shows that a good key protects, where nothing has shown yet whether it
@@ -107,8 +156,14 @@ func (x *exp) ground(ctx context.Context) (*again, error) {
 	if x.o.facts.protects() != untold || x.o.r.dry() {
 		return nil, nil
 	}
+	before := len(x.e.Sends)
 	f, err := x.twice(ctx)
-	x.e.After, x.e.Changes = nil, nil // those of the request without a key follow
+	x.e.After, x.e.Changes = nil, nil // those of the request itself follow
+	for i := range x.e.Sends[before:] {
+		if s := &x.e.Sends[before+i]; s.Role == "first" || s.Role == "duplicate" {
+			s.Role = "ground"
+		}
+	}
 	return f, err
 }
 
@@ -134,7 +189,7 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	f.only, err = x.single(ctx, w, "without-key", req)
-	w.conclude(0)
+	w.conclude(1)
 	if x.o.r.dry() {
 		x.plan("without-key", req, "", 1, "with values of its own, if the first took effect")
 	}
@@ -150,7 +205,7 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	f.other, err = x.single(ctx, w2, "without-key", req)
-	w2.conclude(0)
+	w2.conclude(1)
 	return f, err
 }
 
@@ -238,7 +293,8 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 		return nil, err
 	}
 	f := &scoped{opening: *o, who: who}
-	defer func() { f.w.conclude(1) }()
+	due := int64(1)
+	defer func() { f.w.conclude(due) }()
 	if err != nil || !o.sound(x.o) {
 		return f, err
 	}
@@ -257,6 +313,9 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 	if who == plan.TenantB {
 		role = "other-tenant"
 	}
+	// B's own is due as well if it counts as another one, and A's reader may not
+	// see it.
+	due = undue
 	s, err := x.send(ctx, role, req, who)
 	if err != nil {
 		return f, err

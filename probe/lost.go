@@ -22,6 +22,7 @@ type lostTry struct {
 	looked bool  // the state was stable by then
 	second *attempt
 	begun  bool     // a part of the first's answer came
+	whole  bool     // the first was answered before it could be cut off
 	beside *attempt // a fresh request, if the retry was refused without an effect
 }
 
@@ -51,22 +52,23 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		if try > 1 {
 			by = wire.ByClose
 		}
-		t, err := x.cutOff(ctx, wire.Cut{At: at, By: by}, where)
+		t, err := x.cutOff(ctx, wire.Cut{At: at, By: by}, where, try > 1)
 		if t == nil || err != nil || x.o.r.dry() {
 			return f, err
 		}
 		f.tries = append(f.tries, t)
 		// One that left no trace may never have been processed.
 		d := t.second
-		blank := d != nil && d.settled && d.total.told() && !d.total.exceeds(1) && is(d.total.number(), 1) && d.processed() && d.x.Response.Status < 500 && !t.traced()
-		if !blank || try == maxWaits {
+		blank := t.whole || d != nil && d.settled && d.total.told() && !d.total.exceeds(1) && is(d.total.number(), 1) && d.processed() && d.x.Response.Status < 500 && !t.traced()
+		if !blank || try == maxWaits || t.whole && t.second != nil {
 			return f, nil
 		}
 	}
 }
 
-// cutOff sends a request that is cut off, and sends it again.
-func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry, error) {
+// cutOff sends a request that is cut off, and sends it again. One that was
+// answered before it could be cut off is sent again only if it is the last try of this.
+func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool) (*lostTry, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
 		return nil, err
@@ -79,6 +81,7 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry,
 	if t.first, err = x.cut(ctx, "first", req, cut, where); err != nil {
 		return nil, err
 	}
+	t.whole = t.first.x.Response != nil && !t.first.x.Cut && cut.At != wire.BeforeLastByte
 	if x.o.r.dry() {
 		x.plan("duplicate", req, "", 1, "")
 		return t, nil
@@ -86,6 +89,12 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string) (*lostTry,
 	t.begun = cut.At == wire.AfterFirstByte && len(t.first.x.Received) > 0
 	if turnedAway(&t.first.x) && cut.At != wire.BeforeLastByte {
 		return t, nil
+	}
+	if t.whole && !last {
+		// Its effect must not come into the next one's readings.
+		_, err = x.look(ctx, w, t.first)
+		w.conclude(1)
+		return t, err
 	}
 	// What the first did is read before the retry, to tell whose it was.
 	if err := w.settle(ctx, t.first.over(), 0); err != nil {
@@ -168,7 +177,7 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		}
 	}
 	if hook == nil && !fails {
-		f.off, err = x.cutOff(ctx, wire.Cut{At: wire.BeforeLastByte, By: wire.ByReset}, "before the last byte of the request")
+		f.off, err = x.cutOff(ctx, wire.Cut{At: wire.BeforeLastByte, By: wire.ByReset}, "before the last byte of the request", true)
 		return f, err
 	}
 	w, err := x.fresh(ctx)
@@ -184,7 +193,9 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		if err := hook(ctx, true); err != nil {
 			return f, err
 		}
-		s, err = x.send(ctx, "first", req, "")
+		if s, err = x.send(ctx, "first", req, ""); err == nil && accepted(&s.x) {
+			err = x.follow(ctx, w, s) // what it is made of comes later
+		}
 		if off := hook(context.WithoutCancel(ctx), false); off != nil {
 			f.why = "the target could not be made to work again: " + off.Error()
 			return f, err
@@ -200,10 +211,10 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		x.plan("duplicate", req, "", 1, "")
 		return f, nil
 	}
-	if success(&s.x) || turnedAway(&s.x) || s.x.Response == nil {
+	if s.done() || turnedAway(&s.x) || s.x.Response == nil {
 		return f, nil
 	}
-	if f.first, err = x.lookFor(ctx, w, s, 0); err != nil {
+	if f.first, err = x.lookFor(ctx, w, s, 0); err != nil || success(&s.x) && s.fate != fateFailed {
 		return f, err
 	}
 	x.o.learn(w, f.first)

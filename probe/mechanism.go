@@ -111,7 +111,7 @@ func (o *operation) tellAtomicity() (text string, basis evidence.Basis) {
 	case mechanismNames[v.Atomicity] != "":
 		return "What the plan names as the sign of " + mechanismNames[v.Atomicity] + " was found: " + strings.Join(signs[v.Atomicity], ", ") + ". That it decides between requests at the same time is inferred.", evidence.Inferred
 	case v.Atomicity != "unknown":
-		return "Requests that ran at the same time doubled the effect: nothing decided between them.", evidence.Inferred
+		return "Requests that ran at the same time took effect more than once: what decides between them, if anything does, did not hold.", evidence.Inferred
 	case len(signs) > 1:
 		return "The plan's signs of several mechanisms were found: which of them decides cannot be told.", evidence.Unknowable
 	case len(signs) == 1:

@@ -68,6 +68,11 @@ type Options struct {
 	// first.
 	FailFirst func(ctx context.Context, fail bool) error
 
+	// MaxKept is how many bytes of requests and answers are kept as evidence.
+	// With more the run ends, as it does when its time is over. Default:
+	// 128 MiB, of which a report can be made.
+	MaxKept int64
+
 	// Progress is told what happens, in the goroutine of Run; nil for nobody.
 	Progress func(Event)
 	// Version of the program, for the evidence.

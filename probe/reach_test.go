@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -29,13 +30,15 @@ func TestReach(t *testing.T) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				n := targets.NewNetwork()
-				run := judged(t, target, 1, n.Listen, n.Dial, func(*plan.Plan) {})
-				for _, why := range misjudged(target.Expect, run) {
-					t.Error(why)
-				}
-				if t.Failed() || *only != "" {
-					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				for seed := range *seeds {
+					n := targets.NewNetwork()
+					run := judged(t, target, seed, n.Listen, n.Dial, func(*plan.Plan) {})
+					for _, why := range misjudged(target.Expect, run) {
+						t.Errorf("seed %d: %s", seed, why)
+					}
+					if t.Failed() || *only != "" {
+						t.Log(target.About + "\n" + describe(run.Operations[0]))
+					}
 				}
 			})
 		})
@@ -65,12 +68,14 @@ func TestFiner(t *testing.T) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				run := finer(t, target, probe.Options{Send: true}).Run
-				for _, why := range misjudged(target.Expect, run) {
-					t.Error(why)
-				}
-				if t.Failed() || *only != "" {
-					t.Log(target.About + "\n" + describe(run.Operations[0]))
+				for seed := range *seeds {
+					run := finer(t, target, probe.Options{Send: true, Source: plan.Source{Random: rand.NewChaCha8([32]byte{byte(seed)})}}).Run
+					for _, why := range misjudged(target.Expect, run) {
+						t.Errorf("seed %d: %s", seed, why)
+					}
+					if t.Failed() || *only != "" {
+						t.Log(target.About + "\n" + describe(run.Operations[0]))
+					}
 				}
 			})
 		})
@@ -287,6 +292,79 @@ func TestPages(t *testing.T) {
 					t.Errorf("%s: %s", e.Outcome, e.Why)
 				}
 			})
+		})
+	}
+}
+
+// What is asked what became of a request has to be allowed as well, before
+// anything is sent; what an answer alone tells is left out where it is not.
+func TestPollIsAllowed(t *testing.T) {
+	for name, address := range map[string]string{"by the plan": "http://elsewhere.example/{{.ticket}}", "by the answer": "{{.ticket}}"} {
+		synctest.Test(t, func(t *testing.T) {
+			res, err := reachRun(t, "tickets", probe.Options{Send: true}, func(p *plan.Plan) {
+				p.Operations[0].Poll.URL = address
+			})
+			switch {
+			case name == "by the plan" && (!errors.Is(err, probe.ErrNotAllowed) || !strings.Contains(err.Error(), "where poll asks about operation orders.create, is sent to elsewhere.example")):
+				t.Errorf("%s: %v", name, err)
+			case name == "by the answer" && err != nil:
+				t.Errorf("%s: %v", name, err)
+			case name == "by the answer":
+				// w1 is no address: the reader alone tells.
+				if e := outcome(t, res.Run.Operations[0], plan.Duplicate); e.Outcome != evidence.Held {
+					t.Errorf("%s: %s", e.Outcome, e.Why)
+				}
+			}
+		})
+	}
+}
+
+// A preview that has an effect by a reader is not sent again; one that has none
+// is, with keys that cannot be used. Where the plan has one and names no
+// experiments, it comes before anything that has effects.
+func TestPreviewIsTriedFirst(t *testing.T) {
+	for name, want := range map[string]string{
+		"preview":      "preview preview preview-without-key preview-malformed-key",
+		"preview-lies": "preview",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			all := targets.Finer()
+			target := all[slices.IndexFunc(all, func(x targets.Target) bool { return x.Name == name })]
+			target.Experiments = nil
+			run := finer(t, target, probe.Options{Send: true}).Run
+			op := run.Operations[0]
+			if got := strings.Join(roles(outcome(t, op, plan.PreviewFirst)), " "); got != want {
+				t.Errorf("%s: sent %s", name, got)
+			}
+			if i := slices.IndexFunc(op.Experiments, func(e evidence.Experiment) bool { return e.Name == string(plan.PreviewFirst) }); i != 1 || len(op.Experiments) != 3 {
+				t.Errorf("%s: the experiments are %+v", name, op.Experiments)
+			}
+		})
+	}
+}
+
+// Without a reader nothing tells whether a preview has effects: it is sent once.
+func TestPreviewWithoutReaders(t *testing.T) {
+	c := &counter{}
+	s := c.serve(t)
+	p := simple(s.URL, plan.PreviewFirst)
+	p.Operations[0].Readers, p.Operations[0].Preview = nil, &p.Operations[0].Request
+	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+	if e := outcome(t, op, plan.PreviewFirst); e.Outcome != evidence.Inconclusive || c.hits.Load() != 1 {
+		t.Errorf("%s: %s; %d requests", e.Outcome, e.Why, c.hits.Load())
+	}
+}
+
+// A request and its alteration that both take effect at once are no finding of
+// their own where the same request does as well; they are where it does not.
+func TestRaceAlteredIsASymptom(t *testing.T) {
+	for name, alone := range map[string]bool{"races-unclaimed": false, "races-altered-both": true} {
+		synctest.Test(t, func(t *testing.T) {
+			all := targets.Finer()
+			op := finer(t, all[slices.IndexFunc(all, func(x targets.Target) bool { return x.Name == name })], probe.Options{Send: true}).Run.Operations[0]
+			if own := slices.ContainsFunc(op.Findings, func(f evidence.Finding) bool { return f.ID == "mismatch-executed" }); own != alone || finding(op, "mismatch-executed") == nil {
+				t.Errorf("%s: %s", name, describe(op))
+			}
 		})
 	}
 }

@@ -94,6 +94,7 @@ func (f *forgetting) judge(j *judgement) {
 			return
 		}
 		first, second, d := t.good().sent, t.second.sent, t.second.total
+		j.e.Second = j.o.compare(first, second)
 		after := t.after.Round(time.Millisecond)
 		switch {
 		case d.exceeds(0):

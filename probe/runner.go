@@ -1,6 +1,8 @@
 package probe
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -26,9 +28,6 @@ type runner struct {
 	o Options
 	r *plan.Renderer
 	p *plan.Plan
-	// assumed: the plan says nothing of a contract.
-	assumed bool
-
 	// Sends and reads have budgets of their own, so that waiting for a slow
 	// effect cannot use up what the experiments need.
 	send, read *sender
@@ -37,6 +36,7 @@ type runner struct {
 	exchanges []wire.Exchange // as the evidence numbers them
 	red       *har.Redactor   // see redactor
 	learnt    int             // of exchanges
+	kept      int64           // bytes of them
 	planned   []Planned
 	// plannedReads are the requests of readers that a dry run counts.
 	plannedReads int
@@ -53,7 +53,7 @@ func newRunner(p *plan.Plan, o Options) (*runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &runner{o: o, r: renderer, p: renderer.Plan(), assumed: p.Contract == nil, dbs: map[string]*sql.DB{}, sinks: map[string]*sink{}, sessions: map[session]time.Time{}}
+	r := &runner{o: o, r: renderer, p: renderer.Plan(), dbs: map[string]*sql.DB{}, sinks: map[string]*sink{}, sessions: map[session]time.Time{}}
 	if err := o.validate(r.p); err != nil {
 		return nil, err
 	}
@@ -189,6 +189,14 @@ func (r *runner) preflight() error {
 				}
 			}
 		}
+		if op.Poll.URL != "" {
+			// One that is all the answer's is checked when there is one.
+			if at, err := r.r.StatusURL(v, standIns(op.Poll.Take), "taken-id"); err == nil {
+				if err := check("where poll asks about operation "+op.Name+",", wire.Request{Method: "GET", URL: at}); err != nil {
+					return err
+				}
+			}
+		}
 		for i := range op.Readers {
 			reading, err := r.r.Reading(v, &op.Readers[i], "")
 			if errors.Is(err, plan.ErrNoResource) {
@@ -210,6 +218,14 @@ func (r *runner) preflight() error {
 		return check("reset", reset.Request)
 	}
 	return nil
+}
+
+// standIns are values to be taken from answers, for a look at the request.
+func standIns(take []plan.Taking) (list []string) {
+	for _, t := range take {
+		list = append(list, "taken-"+t.Name)
+	}
+	return list
 }
 
 func host(rawURL string) string {
@@ -261,8 +277,35 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
+// maxKept is the default of what is kept of exchanges: in a HAR file it takes
+// some three times as much, and a report reads no larger one than 512 MiB.
+const maxKept = 128 << 20
+
+// errKept ends a run whose evidence is too large.
+var errKept = errors.New("no more answers are kept as evidence")
+
+// room returns why nothing more is sent or read.
+func (r *runner) room() error {
+	limit := cmp.Or(r.o.MaxKept, maxKept)
+	if r.kept < limit {
+		return nil
+	}
+	return fmt.Errorf("%w: %d exchanges have %d KiB, and %d KiB is the limit. Have readers ask for less, by a filter or a count, or run fewer experiments at once", errKept, len(r.exchanges), r.kept>>10, limit>>10)
+}
+
 // book writes an exchange down and returns its number. x has to be over.
 func (r *runner) book(x wire.Exchange) int {
+	r.kept += int64(len(x.Sent) + len(x.Received))
+	if a := x.Response; a != nil {
+		// As a rule the body is the end of what was received: it is kept once.
+		if at := len(x.Received) - len(a.Body); at >= 0 && bytes.Equal(x.Received[at:], a.Body) {
+			one := *a
+			one.Body = x.Received[at:]
+			x.Response = &one
+		} else {
+			r.kept += int64(len(a.Body))
+		}
+	}
 	r.exchanges = append(r.exchanges, x)
 	if x.Delivery == wire.Answered {
 		r.answered = true
@@ -353,5 +396,5 @@ func (r *runner) close() {
 // over reports whether an error ends the whole run: there is nothing left to
 // send, or no time, or nobody who waits for it.
 func over(ctx context.Context, err error) bool {
-	return err != nil && (errors.Is(err, wire.ErrBudget) || ctx.Err() != nil)
+	return err != nil && (errors.Is(err, wire.ErrBudget) || errors.Is(err, errKept) || ctx.Err() != nil)
 }

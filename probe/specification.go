@@ -133,11 +133,6 @@ func read(doc []byte, op *plan.Operation, at string) said {
 	return said{general: whole.keys, retention: whole.retention}
 }
 
-var (
-	previewParameter = regexp.MustCompile(`(?i)^(x[-_])?(dry[-_]?run|validate[-_]?only|preview([-_]?only)?|simulate)$`)
-	previewPath      = regexp.MustCompile(`(?i)[/:](validate|validation|dry[-_]?run|preview|simulate|simulation)$`)
-)
-
 // previewOf finds what a description calls a dry run of an operation: one of its
 // parameters, or a path below its own. It is only told of: nothing is sent that
 // the plan does not name.
@@ -154,7 +149,7 @@ func previewOf(root map[string]any, own any, at string) string {
 				p, _ = lookup(root, plan.Pointer(s[1:]))
 			}
 		}
-		if v, ok := lookup(p, "/name"); ok && previewParameter.MatchString(scalar(v)) {
+		if v, ok := lookup(p, "/name"); ok && plan.NamesPreview(scalar(v)) {
 			in, _ := lookup(p, "/in")
 			return "the parameter " + scalar(v) + " (" + scalar(in) + ")"
 		}
@@ -165,8 +160,7 @@ func previewOf(root map[string]any, own any, at string) string {
 	}
 	paths, _ := root["paths"].(map[string]any)
 	for _, name := range slices.Sorted(maps.Keys(paths)) {
-		base := previewPath.ReplaceAllString(name, "")
-		if base != name && len(base) > 1 && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), base) {
+		if base, ok := plan.PreviewOf(name); ok && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), base) {
 			return "the path " + name
 		}
 	}
@@ -266,20 +260,20 @@ func (o *operation) concludeSpecification() {
 		case s.general:
 			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
 		case s.absent:
-			j.broken("the document does not describe this operation, and says nothing of keys")
+			j.broken("the document does not describe this operation, and has none of the words that were searched for: idempotency, deduplication, or a key's name")
 			j.find("no-specification", "", evidence.Established, s.send)
 		case !s.keys:
-			j.broken("where it describes this operation, the specification says nothing of keys")
+			j.broken("where it describes this operation, the specification has none of the words that were searched for: idempotency, deduplication, or a key's name")
 			j.find("no-specification", "", evidence.Established, s.send)
 		case o.op.Key == nil:
-			j.holds("the specification tells how duplicates are recognised")
+			j.holds("where it describes this operation, the specification speaks of idempotency, deduplication or keys; what it says was not compared with what was seen")
 		case !s.retention && !o.facts.expires:
-			j.broken("neither the specification nor an answer says how long keys are kept")
+			j.broken("neither the specification, in the words that were searched for, nor an answer says how long keys are kept")
 			j.find("retention-not-published", "", evidence.Established, s.send)
 		case !s.retention:
-			j.holds("the specification tells of keys, and answers say until when they are kept")
+			j.holds("the specification speaks of keys, and answers say until when they are kept")
 		default:
-			j.holds("the specification tells of keys and how long they are kept")
+			j.holds("the specification speaks of keys and of how long they are kept; what it says was not compared with what was seen")
 		}
 		e.Outcome, e.Why = j.outcome()
 		o.facts.outcomes[plan.Specification] = e.Outcome

@@ -78,6 +78,9 @@ func (s *sender) ready(ctx context.Context) (plan.PrincipalName, error) {
 	if s.r.now == nil || ctx.Err() != nil {
 		return who, nil // it is only asked whether the target is allowed
 	}
+	if err := s.r.room(); err != nil {
+		return who, err
+	}
 	return who, s.r.now.signIn(ctx, cmp.Or(who, plan.ActorA))
 }
 

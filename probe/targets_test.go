@@ -136,6 +136,7 @@ func misjudged(want targets.Expectation, run *evidence.Run) (wrong []string) {
 		}
 	}
 	wrong = append(wrong, contradictions(op)...)
+	wrong = append(wrong, inconsistent(run)...)
 	if err := op.Verdict.Validate(); err != nil {
 		wrong = append(wrong, err.Error())
 	}

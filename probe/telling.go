@@ -56,6 +56,12 @@ func (o *operation) gather() {
 	if !f.lapsed {
 		under(doubleRace, doubleInFlight)
 	}
+	// Where the same request takes effect more than once at once, another one under
+	// its key does for the same reason, unless it does one after the other too.
+	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == "mismatch-executed" }); i >= 0 &&
+		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && f.outcomes[plan.Altered] != evidence.Broken {
+		under(doubleRace, "mismatch-executed")
+	}
 	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int { return cmp.Compare(a.Priority, b.Priority) })
 }
 
@@ -95,7 +101,7 @@ func (o *operation) state() {
 		if f.outsideBad {
 			what = " This is of the target's own state, and not of what doubled outside."
 		}
-		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %.1f %%, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, r.Bound*100, what)
+		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %s, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, evidence.Percent(r.Bound), what)
 	}
 	sign, basis := o.tellAtomicity()
 	say("atomicity", basis, "%s", sign)
@@ -106,6 +112,13 @@ func (o *operation) state() {
 		say("", evidence.Established, "Some requests were refused with 429. That limits their rate, and says nothing about duplicates.")
 	}
 	o.untried()
+}
+
+// lost reports whether a connection was cut before an answer was there.
+func (o *operation) lost() bool {
+	return slices.ContainsFunc(o.ev.Experiments, func(e evidence.Experiment) bool {
+		return (e.Name == string(plan.LostUnread) || e.Name == string(plan.LostBegun)) && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Cut != "" })
+	})
 }
 
 // untried says what was not tried, and what would try it.
@@ -134,6 +147,9 @@ func (o *operation) untried() {
 		{"another operation under the same key", []plan.Experiment{plan.OtherOperation}},
 	} {
 		if slices.ContainsFunc(group.of, ran) {
+			if group.of[0] == plan.LostUnread && !o.lost() {
+				add(group.what, "a target that is slower to answer, or further away: here each answer was there before the connection could be cut")
+			}
 			continue
 		}
 		var can []string

@@ -25,10 +25,24 @@ type watch struct {
 	// settled: after is stable. Else why says what it was not.
 	settled bool
 	why     string
-	latency time.Duration // of the last change
+	latency time.Duration // of the last change, after the last request was over
+	lag     time.Duration // the same, after its end was told
+	// told is when the status of a request that was accepted was last read.
+	told time.Time
 	// expect is how many effects there must be since before: 1, unless the
 	// first request's was there already.
 	expect int64
+	// promised: a request was answered as done.
+	promised bool
+	// change: what was sent may be a change of what is there, which the outside may
+	// be told of again.
+	change bool
+}
+
+// promise notes an answer. One that names no resource, where others do, may be
+// a refusal by its body.
+func (w *watch) promise(s *sent) {
+	w.promised = w.promised || s.done() && (s.resource != "" || !w.x.o.facts.names)
 }
 
 // rebase takes what is there now as the state before.
@@ -100,6 +114,8 @@ func (x *exp) note(list *[]evidence.Reading, rd *reader, a reading) {
 //
 // Stable is what has stayed the same for the plan's settle time and for a
 // multiple of the longest time that an effect of this operation took to show.
+// Where requests are accepted and their status is read, that time begins when the
+// status has told their end; and it is waited for as long as all of it took.
 func (w *watch) settle(ctx context.Context, since time.Time, atLeast int64) error {
 	return w.x.settle(ctx, since, wanted{w, atLeast})
 }
@@ -119,11 +135,19 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 		}
 		return nil
 	}
-	changed := since
-	latency := x.o.latency
+	changed, start := since, since
+	lag, whole := x.o.lag, time.Duration(0)
+	for _, want := range all {
+		if want.w.told.After(start) {
+			start = want.w.told
+		}
+	}
+	if x.o.latency > x.o.lag {
+		whole = x.o.latency + t.Settle
+	}
 	pause := t.Poll
 	for _, want := range all {
-		want.w.settled, want.w.why, want.w.latency = false, "", 0
+		want.w.settled, want.w.why, want.w.latency, want.w.lag = false, "", 0, 0
 	}
 	for n := 1; ; n++ {
 		same, reached, failed := true, true, error(nil)
@@ -139,8 +163,8 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 				}
 				if !now[i].same(w.after[i]) {
 					same = false
-					w.latency = max(time.Since(since), 0)
-					latency = max(latency, w.latency)
+					w.latency, w.lag = max(time.Since(since), 0), max(time.Since(start), 0)
+					lag = max(lag, w.lag)
 				}
 				if now[i].err != nil {
 					failed = fmt.Errorf("reader %s: %w", x.o.readers[i].name, now[i].err)
@@ -153,9 +177,10 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 		if !same {
 			changed = at
 		}
-		need := max(t.Settle, time.Duration(t.StableFor)*latency)
-		stable := failed == nil && at.Sub(changed) >= need
-		out := at.Sub(since) >= t.SettleLimit
+		need := max(t.Settle, time.Duration(t.StableFor)*lag)
+		left := max(need-at.Sub(changed), whole-at.Sub(since))
+		stable := failed == nil && left <= 0
+		out := at.Sub(start) >= t.SettleLimit+whole
 		if stable && reached || out {
 			x.e.Settling = fmt.Sprintf("%d readings; the same for the last %v, where %v were needed", n, at.Sub(changed).Round(time.Millisecond), need.Round(time.Millisecond))
 			for _, want := range all {
@@ -178,7 +203,7 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 			pause = t.Poll
 		}
 		wait := min(pause, max(10*t.Poll, t.SettleLimit/20))
-		if left := need - at.Sub(changed); failed == nil && left > 0 {
+		if failed == nil && left > 0 {
 			wait = min(pause, left)
 		}
 		if err := sleep(ctx, max(wait, time.Millisecond)); err != nil {
@@ -247,8 +272,13 @@ func (w *watch) between(from, to snapshot) delta {
 	return d
 }
 
-// conclude writes the last readings and the changes down.
-func (w *watch) conclude(expected int64) {
+// undue: how many effects are due is what the experiment asks.
+const undue = -1
+
+// conclude writes the last readings and the changes down. due is how many
+// effects there must be if a request was answered as done. If none was, it may
+// have had none, and no more than that.
+func (w *watch) conclude(due int64) {
 	x := w.x
 	if x.o.r.dry() {
 		return
@@ -260,10 +290,13 @@ func (w *watch) conclude(expected int64) {
 			continue
 		}
 		n := rd.effects(a, b)
-		if n.Sign() == 0 && expected == 0 {
-			continue
+		c := evidence.Change{Reader: rd.name, Name: "effects", Before: text(a.number), After: text(b.number), Expected: due}
+		if rd.outside && w.change {
+			c.Expected = undue
 		}
-		c := evidence.Change{Reader: rd.name, Name: "effects", Before: text(a.number), After: text(b.number), Expected: expected}
+		if due > 0 && !w.promised && n.Sign() <= 0 {
+			c.Expected = 0
+		}
 		if n.IsInt() && n.Num().IsInt64() {
 			c.Effects = n.Num().Int64()
 		} else {

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs every check to the end, says which failed, and fails if one did.
-# Needs bin/tools (make tools). Modules are those of go.work, and bench/peers,
-# whose dependencies stay out of it.
+# Needs bin/tools (make tools). Modules are those of go.work, and those whose
+# dependencies stay out of it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 failed=()
+alone=(adapter/caddy bench/peers)
+platforms=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64)
 
 check() {
 	local name=$1
@@ -34,12 +36,15 @@ tidy() {
 		}
 	done < <(
 		go list -m -f '{{.Dir}}'
-		echo bench/peers
+		printf '%s\n' "${alone[@]}"
 	)
 	return $status
 }
 
-alone() { (cd bench/peers && GOWORK=off "$@" ./...); }
+# in_module DIR COMMAND... runs it on all packages of a module by itself.
+in_module() { (cd "$1" && shift && GOWORK=off "$@" ./...); }
+
+caddy_platforms() { (cd adapter/caddy && GOWORK=off ../../bin/tools/platforms -packages ./... "${platforms[@]}"); }
 
 scripts() {
 	local file status=0
@@ -57,10 +62,13 @@ check scripts scripts
 check gofumpt format
 check 'go mod tidy' tidy
 check 'go vet' go vet work
-check 'go vet, bench/peers' alone go vet
 check staticcheck bin/tools/staticcheck work
-check 'staticcheck, bench/peers' alone ../../bin/tools/staticcheck
-check 'all platforms' bin/tools/platforms linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+check 'all platforms' bin/tools/platforms "${platforms[@]}"
+for dir in "${alone[@]}"; do
+	check "go vet, $dir" in_module "$dir" go vet
+	check "staticcheck, $dir" in_module "$dir" "$PWD/bin/tools/staticcheck"
+done
+check 'all platforms, adapter/caddy' caddy_platforms # bench/peers is nobody's to import
 
 if [ ${#failed[@]} -gt 0 ]; then
 	printf 'lint: failed:'

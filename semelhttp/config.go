@@ -1,6 +1,7 @@
 package semelhttp
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -86,6 +87,11 @@ type Config struct {
 	// FirstSentHeader or a ClientIDHeader; KeyRules and StrictKey do not apply.
 	KeyOf func(r *http.Request, body []byte) (key string, f semel.Fingerprint, err error)
 
+	// OperationOf, if not nil, names the operation by what a request says, where
+	// Scope leaves it empty: one endpoint for many operations, as of GraphQL. It is
+	// called like KeyOf, and before it. An error is answered like one of Scope.
+	OperationOf func(r *http.Request, body []byte) (operation string, err error)
+
 	// RequireKey refuses requests without a key with 400. By default they pass
 	// unprotected.
 	RequireKey bool
@@ -161,7 +167,7 @@ type Config struct {
 	NoEffectStatus func(status int, h http.Header) bool
 	// IndeterminateStatus says of an answer that the effect may or may not have
 	// happened. It wins over NoEffectStatus. h must not be changed. Default:
-	// none. A proxy should name 502, 504 and a 503 without Retry-After.
+	// none. For a proxy: ForwardedIndeterminate.
 	IndeterminateStatus func(status int, h http.Header) bool
 
 	// CommitStatus says of a recorded answer whether what the handler changed in
@@ -181,6 +187,21 @@ type Config struct {
 
 	// Origin names the request for the audit trail. Default: DefaultOrigin.
 	Origin func(*http.Request) semel.Origin
+
+	// Refused is told of each request that is answered with a problem before the
+	// guard is asked: its key is missing, its body too large, and so on. What comes
+	// of the others Guard's Observer is told. Nil for nobody.
+	Refused func(context.Context, Problem)
+
+	// DryRun protects nothing. Every request goes to the handler as it came, and is
+	// answered by it; what would have been decided is told by HeaderDryRun and to
+	// the observers. Duplicates are told apart by records of their own, which a
+	// middleware without DryRun on the same store does not find, and which hold no
+	// answer: a request that was repeated before and after DryRun is lifted executes
+	// once more. The handler is called once the body has been read and the store has
+	// answered, or failed to. It is meant for stores whose claims live in no
+	// transaction, and the handler's context carries no execution.
+	DryRun bool
 
 	// FailOpen lets requests through, unprotected, while the store is
 	// unavailable. Each is noted by Guard.NoteFailedOpen. By default they are
@@ -280,6 +301,11 @@ func (c Config) validate() error {
 	if c.KeyOf != nil && (c.IssuedOnly || c.Contract.FirstSentHeader != "" || c.Contract.ClientIDHeader != "") {
 		errs = append(errs, errors.New("field KeyOf is set, and so is IssuedOnly, or a header of the Contract that goes with a key header"))
 	}
+	if c.Guard != nil && c.KeyRules.MaxUUIDAge > 0 {
+		if keep, need := c.Guard.Policy().Retention, c.KeyRules.MaxUUIDAge+semel.MaxUUIDAhead+c.Contract.Skew; keep <= need {
+			errs = append(errs, fmt.Errorf("field Guard keeps records for %v; with KeyRules.MaxUUIDAge it must be longer than the %v of that and of clocks that are apart", keep, need))
+		}
+	}
 	if c.Guard != nil && c.Resources != nil && c.Resources.Keys != nil && c.Resources.Keys.config.Retention > c.Guard.Policy().Retention {
 		errs = append(errs, fmt.Errorf("field Guard keeps records for %v, shorter than the %v that Resources issue keys for", c.Guard.Policy().Retention, c.Resources.Keys.config.Retention))
 	}
@@ -294,6 +320,19 @@ func DefaultNoEffectStatus(status int, h http.Header) bool {
 		return true
 	case http.StatusServiceUnavailable:
 		return h.Get("Retry-After") != ""
+	}
+	return false
+}
+
+// ForwardedIndeterminate is a Config.IndeterminateStatus for handlers that forward
+// requests: 502, 504, and 503 without Retry-After come from something between,
+// which does not know what became of the request.
+func ForwardedIndeterminate(status int, h http.Header) bool {
+	switch status {
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+		return true
+	case http.StatusServiceUnavailable:
+		return h.Get("Retry-After") == ""
 	}
 	return false
 }
@@ -359,7 +398,11 @@ func defaultOperation(r *http.Request) string {
 	if !isText(path) {
 		path = u.EscapedPath()
 	}
-	op := strings.ToUpper(r.Method) + " " + path
+	return fittingOperation(strings.ToUpper(r.Method) + " " + path)
+}
+
+// fittingOperation is op, if it is not too long to be one.
+func fittingOperation(op string) string {
 	if len(op) <= semel.MaxScopePartBytes {
 		return op
 	}

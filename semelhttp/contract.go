@@ -36,7 +36,8 @@ type Contract struct {
 	// MaxAhead. The clock is this process's.
 	FirstSentHeader string
 	// Skew is the largest difference between this process's clock and that of
-	// the store. It counts where there is a FirstSentHeader. Default 5 min.
+	// the store. It counts where there is a FirstSentHeader, or KeyRules with a
+	// MaxUUIDAge. Default 5 min.
 	Skew time.Duration
 	// ClientIDHeader, unless empty, is a request header whose value, where
 	// there is one, takes part in the identity.
@@ -130,7 +131,7 @@ func ContractNamed(name string) (Contract, error) {
 
 func (c Contract) withDefaults() Contract {
 	if c.Name == "" {
-		return IETF()
+		c = IETF()
 	}
 	for _, name := range []*string{&c.KeyHeader, &c.FirstSentHeader, &c.ClientIDHeader, &c.ReplayedHeader, &c.ExpiresHeader, &c.ResultHeader} {
 		*name = textproto.CanonicalMIMEHeaderKey(*name)

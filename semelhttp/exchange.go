@@ -183,6 +183,9 @@ var errRespondAsync = errors.New("semelhttp: the client prefers not to wait")
 func (e *exchange) serve() {
 	e.users.Store(1)
 	defer e.leave()
+	if e.DryRun {
+		e.submit.Identity.Operation = fittingOperation(dryRunOperation + e.submit.Identity.Operation)
+	}
 	whole := false
 	defer func() {
 		if !whole && e.rec.begun {
@@ -267,6 +270,9 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 		// There is no record of an earlier use.
 		return semel.Result{}, semel.NoEffect(ErrKeyExpired)
 	}
+	if e.DryRun {
+		return rehearsalOf(ctx).execute(ctx, e.protector)
+	}
 	if e.async {
 		timer := time.AfterFunc(e.patient, func() { e.respond(errRespondAsync) })
 		defer timer.Stop()
@@ -291,6 +297,10 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 }
 
 func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
+	if e.DryRun {
+		rehearsalOf(ctx).answered(out, e.expired)
+		return
+	}
 	failure, _ := errors.AsType[*semel.Error](err) // there is one wherever it is used
 	if e.rec.passing() {
 		if out.Answer != semel.Executed && out.Answer != semel.Released {
@@ -414,6 +424,11 @@ func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *
 	}
 	p.RetryAfter = max(failure.RetryAfter, time.Second)
 	e.refuse(e.w, p)
+}
+
+// refuse answers with a problem, as the contract tells it.
+func (e *exchange) refuse(w http.ResponseWriter, problem Problem) {
+	e.Contract.WriteProblem(w, problem)
 }
 
 // own answers with what the handler wrote.

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/semelhq/semel"
 )
@@ -31,13 +33,30 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 		c.Resources.add(c)
 	}
 	bodies := &uploads{}
-	c.Guard.OnDrain(bodies.drain)
+	drainWith(c.Guard, bodies)
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			panic("semelhttp: nil handler")
 		}
-		return &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
+		p := &protector{Config: c, fingerprinter: fingerprinter, next: next, uploads: bodies, spare: &spare{}, large: make(chan struct{}, 1)}
+		if c.DryRun {
+			return newDryRunner(p)
+		}
+		return p
 	}, nil
+}
+
+// drainWith has the bodies that are being read cut off when the guard drains. The
+// guard does not hold on to them: it can outlive the middleware, where a server is
+// configured anew while it runs.
+func drainWith(g *semel.Guard, bodies *uploads) {
+	held := weak.Make(bodies)
+	stop := g.OnDrain(func() {
+		if u := held.Value(); u != nil {
+			u.drain()
+		}
+	})
+	runtime.AddCleanup(bodies, func(stop func() bool) { stop() }, stop)
 }
 
 // protector is a protected handler.
@@ -64,7 +83,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if !p.Protects(r) {
 		if p.Contract.RefuseUnprotected && len(r.Header[p.Contract.KeyHeader]) > 0 {
-			p.refuse(w, ProblemNotProtected.Problem())
+			p.refuse(w, r, ProblemNotProtected.Problem())
 			return
 		}
 		p.next.ServeHTTP(w, r)
@@ -76,7 +95,7 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		key, problem = p.key(r)
 		switch {
 		case problem.Status != 0:
-			p.refuse(w, problem)
+			p.refuse(w, r, problem)
 			return
 		case key == "":
 			p.next.ServeHTTP(w, r)
@@ -85,15 +104,18 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	scope, err := p.Scope(r)
 	if err != nil {
-		p.refuse(w, scopeProblem(w, err, refusedBeforeLookUp))
+		p.refuse(w, r, scopeProblem(w, err, refusedBeforeLookUp))
 		return
 	}
+	named := scope.Operation != "" || p.OperationOf == nil
 	if scope.Operation == "" {
 		scope.Operation = defaultOperation(r)
 	}
-	expired, ok := p.verifyIssued(w, key, scope)
-	if !ok {
-		return
+	expired, ok := false, true
+	if named {
+		if expired, ok = p.verifyIssued(w, r, key, scope); !ok {
+			return
+		}
 	}
 	e := p.newExchange(w, r)
 	e.expired = expired
@@ -105,16 +127,19 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// kept for.
 		problem = p.firstSent(r.Header[p.Contract.FirstSentHeader])
 	}
-	if problem.Status == 0 && p.KeyOf != nil {
-		problem = e.takeKey()
+	if problem.Status == 0 && p.KeyRules.MaxUUIDAge > 0 && p.KeyOf == nil && errors.Is(p.KeyRules.Check(key), semel.ErrKeyAge) {
+		problem = keyAge()
+	}
+	if problem.Status == 0 && (p.KeyOf != nil || !named) {
+		problem = e.ask(!named)
 	}
 	if problem.Status != 0 {
 		e.release()
-		p.refuse(w, problem)
+		p.refuse(w, r, problem)
 		return
 	}
 	if !e.expired { // likewise
-		if e.expired, ok = p.verifyIssued(w, key, scope); !ok {
+		if e.expired, ok = p.verifyIssued(w, r, key, e.submit.Identity.Scope); !ok {
 			e.release()
 			return
 		}
@@ -129,6 +154,18 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // overrides are the header fields by which a request asks to be taken for one of
 // another method, where the server behind heeds them.
 var overrides = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
+// MethodsAsked returns the methods, in capitals, that a server may take the request
+// to be of: its own, and those that X-HTTP-Method-Override and its like ask for.
+func MethodsAsked(r *http.Request) []string {
+	methods := []string{strings.ToUpper(r.Method)}
+	for _, name := range overrides {
+		for _, method := range r.Header[name] {
+			methods = append(methods, strings.ToUpper(strings.Trim(method, " \t")))
+		}
+	}
+	return methods
+}
 
 // passes reports whether the request is of a safe method (RFC 9110 9.2.1) and
 // does not ask to be taken for one of another. Case does not matter: servers that mind
@@ -155,17 +192,7 @@ func ProtectMethods(methods ...string) func(*http.Request) bool {
 		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })
 	}
 	return func(r *http.Request) bool {
-		if protects(r.Method) {
-			return true
-		}
-		for _, name := range overrides {
-			for _, method := range r.Header[name] {
-				if protects(strings.Trim(method, " \t")) {
-					return true
-				}
-			}
-		}
-		return false
+		return protects(r.Method) || slices.ContainsFunc(MethodsAsked(r), protects)
 	}
 }
 
@@ -187,8 +214,11 @@ func asSent(r *http.Request) *url.URL {
 	return u
 }
 
-// refuse answers with a problem, as the contract tells it.
-func (p *protector) refuse(w http.ResponseWriter, problem Problem) {
+// refuse answers with a problem before the guard is asked.
+func (p *protector) refuse(w http.ResponseWriter, r *http.Request, problem Problem) {
+	if p.Refused != nil {
+		p.Refused(r.Context(), problem)
+	}
 	p.Contract.WriteProblem(w, problem)
 }
 
@@ -221,6 +251,9 @@ func (p *protector) key(r *http.Request) (string, Problem) {
 	case err == nil:
 		err = p.KeyRules.Check(key)
 	}
+	if errors.Is(err, semel.ErrKeyAge) {
+		return "", keyAge()
+	}
 	if err != nil {
 		problem := ProblemKeyMalformed.Problem()
 		reasons := strings.ReplaceAll(err.Error(), "\n", "; ") // it never holds the key
@@ -243,6 +276,13 @@ func (p *protector) key(r *http.Request) (string, Problem) {
 		}
 	}
 	return key, Problem{}
+}
+
+// keyAge is the answer to semel.ErrKeyAge. It must not invite another key.
+func keyAge() Problem {
+	p := ProblemKeyExpired.Problem()
+	p.Detail = "By the time in it, this key was made too long ago, or in the future, so there may have been a record of its use that is gone. Nothing was executed now. If it may have been used before, find out what came of that before you make another key."
+	return p
 }
 
 // inContract names the key header as the contract does.
@@ -269,7 +309,7 @@ func (p *protector) firstSent(lines []string) Problem {
 
 // verifyIssued checks the key against the issuer, if there is one. An expired
 // key may still lead to the result of an earlier use.
-func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.Scope) (expired, ok bool) {
+func (p *protector) verifyIssued(w http.ResponseWriter, r *http.Request, key string, scope semel.Scope) (expired, ok bool) {
 	if p.Resources == nil || p.Resources.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
 		return false, true
 	}
@@ -279,6 +319,6 @@ func (p *protector) verifyIssued(w http.ResponseWriter, key string, scope semel.
 	case errors.Is(err, ErrKeyExpired):
 		return true, true
 	}
-	p.refuse(w, ProblemKeyNotIssued.Problem())
+	p.refuse(w, r, ProblemKeyNotIssued.Problem())
 	return false, false
 }

@@ -295,13 +295,15 @@ type OperationSpec struct {
 	Path    string   `json:"path,omitempty"`
 	// Summary says in a sentence what it does.
 	Summary string `json:"summary,omitempty"`
+	// KeyFrom says where the key is if Config.KeyOf takes it from there.
+	KeyFrom string `json:"key_from,omitempty"`
 }
 
 // specifiedOperation is an operation in the specification.
 type specifiedOperation struct {
 	OperationSpec
 	Contract         string        `json:"contract"`
-	KeyHeader        string        `json:"key_header"`
+	KeyHeader        string        `json:"key_header,omitempty"`
 	FirstSentHeader  string        `json:"first_sent_header,omitempty"`
 	Key              string        `json:"key"` // required, optional or issued-only
 	KeySyntax        string        `json:"key_syntax"`
@@ -344,7 +346,13 @@ func (r *Resources) add(c Config) {
 	case c.RequireKey:
 		o.Key = "required"
 	}
-	if c.StrictKey {
+	switch {
+	case c.KeyOf != nil:
+		o.Key, o.KeyHeader, o.KeySyntax = "required", "", "taken from what the request says"
+		if c.Operation.KeyFrom != "" {
+			o.KeySyntax = "taken from " + c.Operation.KeyFrom
+		}
+	case c.StrictKey:
 		o.KeySyntax = "a Structured Field String of 1 to 255 printable ASCII characters"
 	}
 	for _, kind := range slices.Sorted(maps.Keys(problemCases)) {
@@ -380,6 +388,9 @@ func describeRules(r semel.KeyRules) (rules []string) {
 	}
 	if r.RefuseSerials {
 		rules = append(rules, "no serial number")
+	}
+	if r.MaxUUIDAge > 0 {
+		rules = append(rules, fmt.Sprintf("no UUID of version 7 that is older than %v", r.MaxUUIDAge))
 	}
 	return rules
 }
@@ -464,7 +475,7 @@ Not recorded are {{.Released}}.</p>
 {{with .Summary}}<p>{{.}}</p>{{end}}
 <table>
 {{if .Path}}<tr><th>requests</th><td><code>{{range .Methods}}{{.}} {{end}}{{.Path}}</code></td></tr>{{end}}
-<tr><th>key</th><td><code>{{.KeyHeader}}</code>, {{.Key}}: {{.KeySyntax}}{{with .FirstSentHeader}}; together with <code>{{.}}</code>{{end}}{{range .KeyRules}}; {{.}}{{end}}</td></tr>
+<tr><th>key</th><td>{{with .KeyHeader}}<code>{{.}}</code>, {{end}}{{.Key}}: {{.KeySyntax}}{{with .FirstSentHeader}}; together with <code>{{.}}</code>{{end}}{{range .KeyRules}}; {{.}}{{end}}</td></tr>
 <tr><th>kept after completion</th><td>{{seconds .RetentionSeconds}}</td></tr>
 <tr><th>while it is running</th><td>{{.InFlight}}; Prefer: wait is honoured up to {{seconds .MaxWaitSeconds}}</td></tr>
 <tr><th>when the outcome is unknown</th><td>{{.OnCrash}}</td></tr>

@@ -71,6 +71,9 @@ func NewSpools(c SpoolsConfig) (*Spools, error) {
 // Used is how many bytes the files hold now.
 func (s *Spools) Used() int64 { return s.used.Load() }
 
+// Max is how many bytes they may hold.
+func (s *Spools) Max() int64 { return s.config.MaxBytes }
+
 // errSpoolsFull is why a body is not held although the disk could.
 var errSpoolsFull = errors.New("semelhttp: the bound on spooled bytes is reached")
 

@@ -376,3 +376,36 @@ func TestBrokenDisk(t *testing.T) {
 		})
 	}
 }
+
+// TestHeldBody: a body that a trial could not hold is whole all the same, wherever
+// the trial stopped reading.
+func TestHeldBody(t *testing.T) {
+	text := make([]byte, 3*inlineBody)
+	for i := range text {
+		text[i] = byte(i >> 8)
+	}
+	for _, room := range []int64{1, 1 << 20, 1 << 30} {
+		for _, stop := range []int{0, 1, inlineBody, 2 * inlineBody, len(text)} {
+			spools, err := NewSpools(SpoolsConfig{Dir: t.TempDir(), MaxBytes: room})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := &heldBody{ReadCloser: io.NopCloser(bytes.NewReader(text)), held: spool{spools: spools, max: inlineBody}}
+			read, err := io.ReadAll(io.LimitReader(b, int64(stop)))
+			if err == nil && len(read) != stop || err != nil && room != 1 && room != 1<<20 {
+				t.Errorf("room for %d, up to %d: the trial has read %d bytes: %v", room, stop, len(read), err)
+			}
+			whole, err := io.ReadAll(b.whole())
+			if err != nil || !bytes.Equal(whole, text) || !bytes.HasPrefix(text, read) {
+				t.Errorf("room for %d, up to %d: the body has %d bytes of %d: %v", room, stop, len(whole), len(text), err)
+			}
+			if n, err := b.Read(make([]byte, 1)); n > 0 || err == nil {
+				t.Error("the trial can read on")
+			}
+			b.held.close()
+			if n := spools.Used(); n != 0 {
+				t.Errorf("the spools hold %d bytes", n)
+			}
+		}
+	}
+}

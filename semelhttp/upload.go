@@ -134,8 +134,9 @@ func (e *exchange) notHeld(err error) Problem {
 	return p
 }
 
-// takeKey has Config.KeyOf name the request, whose body has been read.
-func (e *exchange) takeKey() Problem {
+// ask has Config.KeyOf and Config.OperationOf name what the request, whose body
+// has been read, is about.
+func (e *exchange) ask(operation bool) Problem {
 	returned := false
 	defer func() {
 		if !returned { // a panic: nobody else gives it up
@@ -157,12 +158,19 @@ func (e *exchange) takeKey() Problem {
 			return e.notHeld(err)
 		}
 	}
-	key, f, err := e.KeyOf(e.r, body)
+	id := &e.submit.Identity
+	var f semel.Fingerprint
+	var err error
+	if operation {
+		id.Operation, err = e.OperationOf(e.r, body)
+	}
+	if err == nil && e.KeyOf != nil {
+		id.Key, f, err = e.KeyOf(e.r, body)
+	}
 	returned = true
 	if err != nil {
 		return scopeProblem(e.w, err, refusedBeforeLookUp)
 	}
-	e.submit.Identity.Key = key
 	if !f.IsZero() {
 		e.submit.Fingerprint = f
 	}

@@ -55,6 +55,12 @@ type Config struct {
 	// Pace is how slow the sender may be. Default: as in semelhttp.Config.
 	Pace semelhttp.Pace
 
+	// Forwards says that the handler forwards deliveries to another server: a
+	// failure between here and there, which is a 502, a 504 or a 503 without
+	// Retry-After, leaves the outcome unknown. Other answers that are not 2xx are
+	// the server's word that nothing was processed.
+	Forwards bool
+
 	// Refused is told of deliveries that are not accepted, and why; nil for
 	// nobody. It should count them: a secret that was changed on one side only is
 	// seen nowhere else. An id that is taken by another body is told to the
@@ -81,6 +87,10 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 	guard, err := c.guard()
 	if err == nil {
 		e := &endpoint{c}
+		var indeterminate func(int, http.Header) bool
+		if c.Forwards {
+			indeterminate = semelhttp.ForwardedIndeterminate
+		}
 		var protect func(http.Handler) http.Handler
 		protect, err = semelhttp.New(semelhttp.Config{
 			Guard:          guard,
@@ -96,7 +106,9 @@ func New(c Config) (func(http.Handler) http.Handler, error) {
 			Pace:           c.Pace,
 			// Whatever is not 2xx asks the sender to come again. So it must find the
 			// way free, and nothing done: a transaction is rolled back.
-			NoEffectStatus: func(status int, _ http.Header) bool { return status/100 != 2 },
+			NoEffectStatus:      func(status int, _ http.Header) bool { return status/100 != 2 },
+			IndeterminateStatus: indeterminate,
+			Forwards:            c.Forwards,
 		})
 		if err == nil {
 			return func(next http.Handler) http.Handler { return e.receive(protect(next)) }, nil

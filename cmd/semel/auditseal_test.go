@@ -30,7 +30,7 @@ func tamperers(t *testing.T) map[string]*tamperer {
 	t.Helper()
 	all := map[string]*tamperer{}
 	for kind, url := range map[string]string{"sqlite": newStore(t), "postgres": testenv.Postgres(t)} {
-		s, err := openStore(t.Context(), nil, url, 0, func(error) {})
+		s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 		noError(t, err)
 		t.Cleanup(func() { noError(t, s.Close()) })
 		exec := func(statement string) {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -16,19 +14,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
 	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/semelhttp"
 )
 
 // gatewaySettings are the flags of semel gateway.
 type gatewaySettings struct {
-	upstream, listen, store string
-	requireStore            bool
-	requireKey, strictKeys  bool
-	methods                 []string
-	credentials             []string
-	preserveHost            bool
-	trustForwarded          bool
+	config                 string
+	upstream, store        string
+	at                     listening
+	requireStore           bool
+	requireKey, strictKeys bool
+	methods                []string
+	credentials            []string
+	preserveHost           bool
+	trustForwarded         bool
 
 	lease, heartbeat, deadline, retention time.Duration
 	onCrash                               choice
@@ -50,6 +51,8 @@ type gatewaySettings struct {
 	noResources, issuedOnly bool
 	keySecrets              string
 	keyLife                 time.Duration
+
+	admin adminSettings
 }
 
 func (p *program) gatewayCommand() *cobra.Command {
@@ -88,18 +91,34 @@ under its key, and semel keys resolve settles it.
 
 On SIGTERM or Ctrl-C the gateway takes no new connections, lets what is running
 come to its end, for as long as --drain says, and tells how many it left. A second
-signal ends it at once.`,
+signal ends it at once.
+
+All this can be said in a file instead, with several services and routes: see
+semel gateway check --help. On SIGHUP (not on Windows) the file is read again and
+takes the place of the former without a request being dropped; while there is
+anything wrong with it, the former stays.`,
 		Example: `  semel gateway --upstream http://127.0.0.1:9000 --store sqlite:semel.db
   semel gateway --upstream https://orders.internal --listen :8080 --store sqlite:///var/lib/semel/semel.db \
       --require-key --credential-header Authorization --credential-header X-Api-Key
-  SEMEL_UPSTREAM=http://127.0.0.1:9000 SEMEL_STORE=sqlite:semel.db semel gateway`,
+  SEMEL_UPSTREAM=http://127.0.0.1:9000 SEMEL_STORE=sqlite:semel.db semel gateway
+  semel gateway --config gateway.yaml`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context(), cmd, s) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.config != "" {
+				return p.serveFile(cmd.Context(), cmd, s.config)
+			}
+			return p.serveFlags(cmd.Context(), cmd, s)
+		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
+	f.StringVar(&s.config, "config", "", "file with the configuration, instead of all other flags and their variables")
 	f.StringVar(&s.upstream, "upstream", "", "URL of the service (required)")
-	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address to listen on")
+	f.StringVar(&s.at.Address, "listen", "127.0.0.1:8080", "address to listen on; unix:/run/semel.sock for a socket")
+	f.StringVar(&s.at.Cert, "tls-cert", "", "PEM file with the certificate to serve TLS with, HTTP/2 included; read again when it changes")
+	f.StringVar(&s.at.Key, "tls-key", "", "PEM file with its key")
+	f.StringVar(&s.at.ClientCA, "tls-client-ca", "", "PEM file with authorities, of one of which each client needs a certificate (default clients need none)")
+	f.BoolVar(&s.at.H2C, "h2c", false, "speak HTTP/2 without TLS also, with clients that begin with it")
 	f.StringVar(&s.store, "store", "", "where records are kept: sqlite:semel.db, sqlite:///var/lib/semel/semel.db, postgres://user@host/database, or memory: (required)")
 	f.BoolVar(&s.requireStore, "require-store", false, "end when the store cannot be opened at start, instead of answering 503 until it can")
 	f.BoolVar(&s.requireKey, "require-key", false, "refuse protected methods without an Idempotency-Key; without this they pass unprotected")
@@ -137,13 +156,15 @@ signal ends it at once.`,
 	f.DurationVar(&s.idleTimeout, "idle-timeout", gateway.DefaultIdleTimeout, "how long an unused connection to the service is kept; must be shorter than the service's own limit")
 	f.IntVar(&s.maxConns, "max-upstream-conns", 0, "most connections to the service (default no limit)")
 	choiceFlag(cmd, &s.logFormat, "log-format", "form of the log on standard error")
+	s.admin.flags(cmd)
 	fromEnv(cmd)
+	cmd.AddCommand(p.gatewayCheckCommand(), p.gatewayInitCommand(), p.gatewaySchemaCommand())
 	return cmd
 }
 
-// config checks the settings and makes what the parts need of them. Guard is
+// checked checks the settings and makes what the parts need of them. Guard is
 // left to the caller.
-func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Config, error) {
+func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Config, error) {
 	var errs []error
 	wrong := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s %s", named(cmd, flag), fmt.Sprintf(format, args...)))
@@ -221,6 +242,9 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 			wrong("key-secrets", "cannot be used: %v", err)
 		}
 	}
+	if err := s.at.check(); err != nil {
+		wrong("listen", "does not fit its certificate: %v", err)
+	}
 	if s.maxConns < 0 {
 		wrong("max-upstream-conns", "is %d; it must not be negative", s.maxConns)
 	}
@@ -267,7 +291,7 @@ func (s *gatewaySettings) config(cmd *cobra.Command) (semel.Policy, gateway.Conf
 		Upstream: upstream, Protects: semelhttp.ProtectMethods(protected...),
 		RequireKey: s.requireKey, StrictKey: s.strictKeys,
 		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
-		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult), SpoolDir: s.spoolDir, MaxSpool: int64(s.maxSpool),
+		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult),
 		Pace:        semelhttp.Pace{MinRate: int64(s.minRate), Idle: s.clientIdle},
 		FailOpen:    s.failOpen,
 		IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
@@ -285,149 +309,47 @@ func checkSpool(dir string) error {
 
 // issuer makes an issuer of keys from the file of secrets.
 func (s *gatewaySettings) issuer() (*semelhttp.KeyIssuer, error) {
-	text, err := os.ReadFile(s.keySecrets)
+	secrets, err := gatewayfile.ReadSecrets(s.keySecrets)
 	if err != nil {
 		return nil, err
 	}
-	c := semelhttp.KeyIssuerConfig{Life: s.keyLife, Retention: s.retention}
-	n := 0
-	for line := range strings.Lines(string(text)) {
-		n++
-		if line = strings.TrimSpace(line); line == "" {
-			continue
-		}
-		if len(line) < semelhttp.MinSecretBytes {
-			return nil, fmt.Errorf("%s:%d: the secret has %d bytes; at least %d are needed, as from openssl rand -hex 32", s.keySecrets, n, len(line), semelhttp.MinSecretBytes)
-		}
-		c.Secrets = append(c.Secrets, []byte(line))
-	}
-	if len(c.Secrets) == 0 {
-		return nil, fmt.Errorf("%s: there is no secret in it; put one in, as from openssl rand -hex 32", s.keySecrets)
-	}
-	return semelhttp.NewKeyIssuer(c)
+	return semelhttp.NewKeyIssuer(semelhttp.KeyIssuerConfig{Secrets: secrets, Life: s.keyLife, Retention: s.retention})
 }
 
-// serve runs a gateway until ctx ends, and drains it.
-func (p *program) serve(ctx context.Context, cmd *cobra.Command, s gatewaySettings) (err error) {
-	policy, config, err := s.config(cmd)
+// serveFlags runs a gateway that the flags describe.
+func (p *program) serveFlags(ctx context.Context, cmd *cobra.Command, s gatewaySettings) error {
+	policy, config, err := s.checked(cmd)
 	if err != nil {
 		return err
 	}
 	log := newLog(p.stderr, s.logFormat.value)
-	store := newLateStore(log, func(ctx context.Context) (store, error) {
-		return openStore(ctx, cmd, s.store, int64(s.maxResult), func(err error) {
+	spools, err := semelhttp.NewSpools(semelhttp.SpoolsConfig{Dir: s.spoolDir, MaxBytes: int64(s.maxSpool), Failed: log.gateway().SpoolFailed})
+	if err != nil {
+		return usagef("the settings do not fit together: %w", err)
+	}
+	if config.DryRun = s.admin.dryRun; config.DryRun {
+		policy.StoreTimeout = min(gatewayfile.DryRunStoreTimeout, policy.Lease)
+	}
+	return p.serve(ctx, cmd, service{
+		log: log, at: s.at, listenSetting: named(cmd, "listen"), store: s.store, requireStore: s.requireStore,
+		admin: s.admin, spools: spools,
+		maxResult: int64(s.maxResult), drain: func() time.Duration { return s.drain },
+		guard: semel.Config{
+			Policy: policy, MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
+		},
+		handler: func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error) {
+			config.Guard, config.Observer, config.Spools = guard, observer, spools
+			gw, err := gateway.New(config)
 			if err != nil {
-				log.Warn("sweep failed; the next one goes on", "err", err)
+				return nil, usagef("the settings do not fit together: %w", err)
 			}
-		})
+			if s.noResources {
+				return gw, nil
+			}
+			return store.withReady(s.prefix+readyPath, gw), nil
+		},
+		announce: func(addr string, notOpen error) { s.announce(p.stderr, log, addr, config.Upstream, notOpen) },
 	})
-	defer func() {
-		if e := store.Close(); e != nil && err == nil {
-			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed in order: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
-		}
-	}()
-	running, stopStore := context.WithCancel(context.WithoutCancel(ctx))
-	ended, hopeless := make(chan struct{}), make(chan error, 1)
-	go func() {
-		defer close(ended)
-		if err := store.Run(running); err != nil {
-			hopeless <- err
-		}
-	}()
-	defer func() {
-		stopStore()
-		<-ended
-	}()
-	if err := s.awaitStore(ctx, store); err != nil {
-		return err
-	}
-	guard, err := semel.New(semel.Config{
-		Store: store, Policy: policy, Observer: log.guard(),
-		MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
-	})
-	if err != nil {
-		return usagef("the settings do not fit together: %w", err)
-	}
-	config.Guard, config.Observer = guard, log.gateway()
-	gw, err := gateway.New(config)
-	if err != nil {
-		return usagef("the settings do not fit together: %w", err)
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
-	if err != nil {
-		return &fault{
-			code: exitFailed, err: fmt.Errorf("cannot listen on %s: %w", s.listen, err),
-			do: fmt.Sprintf("Free the address or choose another with %s. Nothing was started; a retry is safe.", named(cmd, "listen")),
-		}
-	}
-	handler := http.Handler(gw)
-	if !s.noResources {
-		handler = store.withReady(s.prefix+readyPath, gw)
-	}
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
-
-	s.announce(p.stderr, log, listener.Addr().String(), config.Upstream, store.failure())
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
-		return &fault{code: exitFailed, err: fmt.Errorf("the server ended: %w", err), do: "Start it again; what is recorded is durable."}
-	case err := <-hopeless: // and nothing protected was ever served
-		return errors.Join(err, s.stop(log, server, gw))
-	case <-ctx.Done():
-	}
-	return s.stop(log, server, gw)
-}
-
-// awaitStore waits for the first attempt to open the store: not long, unless the
-// store is required. The error is why the gateway cannot start.
-func (s *gatewaySettings) awaitStore(ctx context.Context, store *lateStore) error {
-	patience := time.NewTimer(2 * time.Second)
-	defer patience.Stop()
-	if s.requireStore {
-		patience.Stop()
-	}
-	select {
-	case <-store.first:
-	case <-patience.C:
-	case <-ctx.Done():
-	}
-	err := store.failure()
-	if s.requireStore && errors.Is(err, errNotTried) {
-		return &fault{code: exitFailed, err: errors.New("interrupted before the store was open"), do: "Nothing was started; a retry is safe."}
-	}
-	if err != nil && (s.requireStore || troubleOf(err).permanent) {
-		return err
-	}
-	return nil
-}
-
-// stop lets what is running come to its end.
-func (s *gatewaySettings) stop(log *logger, server *http.Server, gw *gateway.Gateway) error {
-	log.Info("draining: no new connections", "requests", gw.InFlight(), "longest", s.drain)
-	ctx, cancel := context.WithTimeout(context.Background(), s.drain)
-	defer cancel()
-	_ = server.Shutdown(ctx) // ctx ends it, and InFlight tells the rest
-	left := gw.Drain(ctx)    // executions whose clients have gone
-	requests := gw.InFlight()
-	if left == nil && requests == 0 {
-		log.Info("drained")
-		return nil
-	}
-	_ = server.Close()
-	if left == nil {
-		left = errors.New("no protected operation is among them")
-	}
-	return &fault{
-		code: exitFailed, err: fmt.Errorf("the drain took longer than %v: %d requests are cut off: %w", s.drain, requests, left),
-		do: "Protected operations among them become unknown when their lease lapses: semel keys list --state unknown, and --lapsed before that.",
-	}
 }
 
 // announce says what was started and what it costs.
@@ -438,6 +360,9 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 	}
 	if s.failOpen {
 		protects += "; while the store is down they pass UNPROTECTED"
+	}
+	if s.admin.dryRun {
+		protects = "NOTHING (dry run); it would protect " + protects
 	}
 	actor := []string{
 		"a digest of " + strings.Join(s.credentials, ", ") + ", which is not checked here",
@@ -461,6 +386,6 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 			"protects", protects, "actor", actor, "on_crash", crash)
 		return
 	}
-	_, _ = fmt.Fprintf(w, "semel gateway is listening on http://%s\n  upstream  %s\n  store     %s\n  protects  %s\n  actor     %s\n  crash     %s\n",
-		addr, upstream, storeNote, protects, strings.Join(actor, ";\n            "), crash)
+	_, _ = fmt.Fprintf(w, "semel gateway is listening on %s\n  upstream  %s\n  store     %s\n  protects  %s\n  actor     %s\n  crash     %s\n",
+		s.at.url(addr), upstream, storeNote, protects, strings.Join(actor, ";\n            "), crash)
 }

@@ -287,3 +287,38 @@ func TestFailedOpenBeforeTheStore(t *testing.T) {
 		t.Errorf("the trail is %+v", trail.Entries)
 	}
 }
+
+// TestUpgradedBeside: another process brings the schema up to a version that this
+// one does not know. What is running on PostgreSQL goes on; on a file it writes
+// nothing any more, and refuses. What is started anew ends, with why.
+func TestUpgradedBeside(t *testing.T) {
+	file := newStore(t)
+	database := testenv.Postgres(t)
+	for _, tt := range []struct {
+		driver, dsn, url, raise string
+		status                  int
+	}{
+		{"sqlite", strings.TrimPrefix(file, "sqlite:"), file, "PRAGMA user_version = 999", 503},
+		{"pgx", database, database, "UPDATE semel.version SET version = 999", 201},
+	} {
+		u := newUpstream(t)
+		g := startGateway(t, "--upstream", u.url, "--store", tt.url, "--admin", ":0")
+		eventually(t, g.admin()+"/readyz", 200)
+		want(t, "status before", post(t, g.url, "before", "{}").status, 201)
+		db, err := sql.Open(tt.driver, tt.dsn)
+		noError(t, err)
+		_, err = db.Exec(tt.raise)
+		noError(t, err)
+		noError(t, db.Close())
+		want(t, tt.driver+": status after", post(t, g.url, "after", "{}").status, tt.status)
+		if effects := u.effects.Load(); tt.status == 503 && effects != 1 {
+			t.Errorf("%s: %d effects", tt.driver, effects)
+		}
+		want(t, tt.driver+": replayed", post(t, g.url, "before", "{}").replayed(), true)
+		eventually(t, g.admin()+"/readyz", 200)
+		out := semelWith(nil, "", "gateway", "--upstream", u.url, "--store", tt.url, "--listen", "127.0.0.1:0")
+		if out.code != exitFailed || !strings.Contains(out.stderr, "newer") || strings.Contains(out.stderr, "listening") {
+			t.Errorf("%s: started anew: exit code %d, %s", tt.driver, out.code, out.stderr)
+		}
+	}
+}

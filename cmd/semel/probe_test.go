@@ -328,7 +328,7 @@ func TestProbeInitRuns(t *testing.T) {
 			text, err := os.ReadFile(draft)
 			noError(t, err)
 			out := semelWith(nil, "", "probe", "run", draft, "--send", "--production", "--allow", hostOf(t, service.URL), "--out", filepath.Join(t.TempDir(), "run"))
-			code, verdict := probeHeld, "1 effect, 1 expected"
+			code, verdict := probeHeld, "1 effect, 1 due"
 			if !right {
 				code, verdict = probeFindings, "double-effect-sequential"
 			}

@@ -64,11 +64,30 @@ type process struct {
 // startGateway returns when the gateway listens.
 func startGateway(t *testing.T, args ...string) *process {
 	t.Helper()
+	return startGatewayIn(t, nil, nil, args...)
+}
+
+// startGatewayIn is startGateway with more environment, and with somebody who
+// reads standard output.
+func startGatewayIn(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
+	t.Helper()
+	return start(t, env, stdout, append([]string{"--listen", "127.0.0.1:0"}, args...)...)
+}
+
+// startGatewayBy starts a gateway that a file describes.
+func startGatewayBy(t *testing.T, file string, env ...string) *process {
+	t.Helper()
+	return start(t, env, nil, "--config", file)
+}
+
+func start(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
+	t.Helper()
 	p := &process{
-		t: t, cmd: exec.Command(binary, append([]string{"gateway", "--listen", "127.0.0.1:0"}, args...)...),
+		t: t, cmd: exec.Command(binary, append([]string{"gateway"}, args...)...),
 		done: make(chan struct{}), more: make(chan struct{}),
 	}
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}, env...)
+	p.cmd.Stdout = stdout
 	stderr, err := p.cmd.StderrPipe()
 	noError(t, err)
 	noError(t, p.cmd.Start())

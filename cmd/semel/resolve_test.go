@@ -247,7 +247,7 @@ func TestResolveTensOfThousands(t *testing.T) {
 			if raceEnabled {
 				n = 6000
 			}
-			s, err := openStore(t.Context(), nil, url, 0, func(error) {})
+			s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 			noError(t, err)
 			defer func() { noError(t, s.Close()) }()
 			living := manyUnknown(t, s, n)

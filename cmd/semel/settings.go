@@ -2,13 +2,13 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
 )
 
 const envAnnotation = "semel_env"
@@ -29,10 +29,16 @@ func fromEnv(cmd *cobra.Command, names ...string) {
 	})
 }
 
-// readEnv sets the flags that were not given from the environment.
+// readEnv sets the flags that were not given from the environment. Where a file
+// says it all, it names the variables that count.
 func (p *program) readEnv(cmd *cobra.Command) (err error) {
+	file := cmd.Flags().Lookup("config")
+	byFile := file != nil && len(file.Annotations[envAnnotation]) > 0 && (file.Changed || p.env[file.Annotations[envAnnotation][0]] != "")
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		env := f.Annotations[envAnnotation]
+		if byFile && f.Name != "config" {
+			return
+		}
 		if err != nil || f.Changed || len(env) == 0 || p.env[env[0]] == "" {
 			return
 		}
@@ -63,42 +69,7 @@ func named(cmd *cobra.Command, flag string) string {
 }
 
 // byteSize is a flag for an amount of bytes.
-type byteSize int64
-
-var byteUnits = []struct {
-	name string
-	size int64
-}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
-
-// Set implements pflag.Value.
-func (b *byteSize) Set(s string) error {
-	number, unit := s, int64(1)
-	for _, u := range byteUnits {
-		if n, ok := strings.CutSuffix(s, u.name); ok {
-			number, unit = n, u.size
-			break
-		}
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
-	if err != nil || n <= 0 || n > math.MaxInt64/unit {
-		return fmt.Errorf("it must be a positive whole number of bytes, or of KiB, MiB or GiB, such as 256KiB")
-	}
-	*b = byteSize(n * unit)
-	return nil
-}
-
-// String implements pflag.Value.
-func (b *byteSize) String() string {
-	for _, u := range byteUnits {
-		if *b != 0 && int64(*b)%u.size == 0 {
-			return strconv.FormatInt(int64(*b)/u.size, 10) + u.name
-		}
-	}
-	return "0"
-}
-
-// Type implements pflag.Value.
-func (b *byteSize) Type() string { return "size" }
+type byteSize = gatewayfile.Size
 
 // choice is a flag with a fixed set of values.
 type choice struct {

@@ -26,7 +26,7 @@ func TestStepsCommands(t *testing.T) {
 }
 
 func testStepsCommands(t *testing.T, url string) {
-	s, err := openStore(t.Context(), nil, url, 0, func(error) {})
+	s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 	noError(t, err)
 	defer func() { noError(t, s.Close()) }()
 	j, err := steps.New(steps.Config{Store: journalOf(s), LookAfter: time.Millisecond})

@@ -70,7 +70,7 @@ func parseStoreURL(s string) (storeURL, error) {
 const storeForms = "sqlite:semel.db, sqlite:///var/lib/semel/semel.db or postgres://user@host/database"
 
 // openStore opens the store of a gateway. onSweep is told how each sweep ended.
-func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult int64, onSweep func(error)) (store, error) {
+func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult int64, onSweep func(records int, err error)) (store, error) {
 	u, err := parseStoreURL(url)
 	if err != nil {
 		return nil, usagef("%s: %w; use %s, or memory: for records that end with the process", named(cmd, "store"), err, storeForms)
@@ -89,11 +89,11 @@ func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult in
 	}
 	if u.kind == "postgres" {
 		return openPostgres(ctx, u.path, postgres.Config{
-			MaxResultBytes: maxResultBytes, OnSweep: func(did postgres.Swept) { onSweep(did.Err) },
+			MaxResultBytes: maxResultBytes, OnSweep: func(did postgres.Swept) { onSweep(did.Records, did.Err) },
 		})
 	}
 	s, err := sqlite.Open(ctx, sqlite.Config{
-		Path: u.path, MaxResultBytes: maxResultBytes, OnSweep: func(did sqlite.Swept) { onSweep(did.Err) },
+		Path: u.path, MaxResultBytes: maxResultBytes, OnSweep: func(did sqlite.Swept) { onSweep(did.Records, did.Err) },
 	})
 	if err != nil {
 		return nil, storeFault(url, err)

@@ -40,7 +40,7 @@ func TestPostgresStore(t *testing.T) {
 	if !strings.Contains(out.stderr, postgres.ErrOlderSchema.Error()) {
 		t.Errorf("without tables it says %q", out.stderr)
 	}
-	s, err := openStore(t.Context(), nil, url, 0, func(err error) { noError(t, err) })
+	s, err := openStore(t.Context(), nil, url, 0, func(_ int, err error) { noError(t, err) })
 	noError(t, err)
 	noError(t, s.Close())
 	want(t, "exit code", semelWith(nil, "", "keys", "list", "--store", url).code, exitOK)

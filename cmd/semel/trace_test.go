@@ -28,7 +28,7 @@ type chain struct {
 func newChain(t *testing.T) *chain {
 	c := &chain{t: t, shop: newStore(t), mailer: testenv.Postgres(t), stores: map[string]store{}}
 	for _, url := range []string{c.shop, c.mailer} {
-		s, err := openStore(t.Context(), nil, url, 0, func(error) {})
+		s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 		noError(t, err)
 		t.Cleanup(func() { noError(t, s.Close()) })
 		c.stores[url] = s

@@ -14,8 +14,9 @@ import (
 var rootMayRequire = []string{"github.com/dunglas/httpsfv", "github.com/go-json-experiment/json"}
 
 // alone are modules that go.work leaves out, so that what they require raises
-// nobody else's versions. scripts/lint.sh and scripts/tidy.sh name them, too.
-var alone = []string{"bench/peers"}
+// nobody else's versions. scripts/lint.sh and scripts/tidy.sh name them, too, and the
+// Makefile those whose tests are run with the others.
+var alone = []string{"adapter/caddy", "bench/peers"}
 
 // checkModules returns what is wrong with the way the modules fit together.
 func checkModules(tree fs.FS) ([]string, error) {

@@ -22,7 +22,7 @@ type Entry struct {
 
 // Names of what findings refer to.
 const (
-	refWSTG    = "OWASP WSTG-BUSL-11"
+	refWSTG    = "OWASP WSTG-BUSL-11" // of races
 	refRace    = "CWE-362"
 	refOnce    = "CWE-837"
 	refDraft   = "draft-ietf-httpapi-idempotency-key-header"
@@ -34,10 +34,11 @@ const (
 	refLog     = "CWE-778"
 	ref429     = "RFC 6585 4"
 	refProblem = "RFC 9457"
+	refPartial = "RFC 9112 8"
 )
 
 var referenceURLs = map[string]string{
-	refWSTG:    "https://owasp.org/www-project-web-security-testing-guide/",
+	refWSTG:    "https://owasp.org/www-project-web-security-testing-guide/latest/4-Web_Application_Security_Testing/10-Business_Logic_Testing/11-Testing_for_Race_Conditions",
 	refRace:    "https://cwe.mitre.org/data/definitions/362.html",
 	refOnce:    "https://cwe.mitre.org/data/definitions/837.html",
 	refDraft:   "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/",
@@ -49,6 +50,7 @@ var referenceURLs = map[string]string{
 	refLog:     "https://cwe.mitre.org/data/definitions/778.html",
 	ref429:     "https://www.rfc-editor.org/rfc/rfc6585#section-4",
 	refProblem: "https://www.rfc-editor.org/rfc/rfc9457",
+	refPartial: "https://www.rfc-editor.org/rfc/rfc9112#section-8",
 }
 
 // ReferenceURL is where a reference of the catalogue can be read; empty for
@@ -112,7 +114,7 @@ var catalogue = []Entry{
 			"The request was sent, answered, and sent again, the same to the byte. The two answers name different resources. That there are two of them is inferred: no reader counted, and ids may be drawn anew for one resource.",
 		},
 		Remedy:     recordWithEffect + " Answer the second request from the record.",
-		References: []string{refOnce, refWSTG, refDraft, refRetry},
+		References: []string{refOnce, refDraft, refRetry},
 	},
 	{
 		ID: "double-effect-race", Priority: P0, Basis: Established,
@@ -138,13 +140,21 @@ var catalogue = []Entry{
 		ID: "lost-effect", Priority: P0, Basis: Established,
 		Title:       "Success was answered and nothing happened",
 		Advice:      "Established when a reader that saw the control's effect sees none after the longest settle time. An effect that may be slower than that: inferred, and say how long was waited.",
-		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. A request that is marked as done before its work succeeds can do this: the retry is answered as a duplicate, and the work is not done.",
+		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. The client takes it for done.",
 		Inferred: Words{
 			"Success seems to have been answered for nothing",
 			"A request failed, the same request sent again got a success, and the readers saw no effect. That they would have seen one is assumed: they have seen none in this run.",
 		},
 		Remedy:     "Record a request as completed only together with its effect. When the work fails or the process dies, the record has to go, or to be visible as unknown.",
 		References: []string{refOnce, refDraft},
+	},
+	{
+		ID: "keyless-requests-confused", Priority: P0, Basis: Established,
+		Title:       "A request without a key was taken for another one without a key",
+		Advice:      "Established when two requests without a key and with values of their own were answered with success, and a reader that saw the first's effect sees none of the second.",
+		Explanation: "Two requests without a key were sent one after the other, each with values of its own. Both were answered with success, and the second had no effect: what has no key counts as one request. Whoever leaves the key out loses what is asked for, and may be told somebody else's result.",
+		Remedy:      "Treat the lack of a key as what it is: execute such a request without a record, or refuse it with 400. Never look up an empty key, or one made of method and path.",
+		References:  []string{refDraft, refOnce},
 	},
 	{
 		ID: "outside-effect-doubled", Priority: P0, Basis: Established,
@@ -156,7 +166,7 @@ var catalogue = []Entry{
 			"A reader of what is outside of the target saw more deliveries than were due for one request, and they carry one id. Whether they took effect twice depends on the receiver, which may drop the second.",
 		},
 		Remedy:     "Write the outgoing message into an outbox, in the transaction of the effect, with an id of its own; deliver it from there, and give receivers that id to deduplicate by.",
-		References: []string{refOnce, refWSTG},
+		References: []string{refOnce},
 	},
 	{
 		ID: "webhook-redelivery-doubles", Priority: P0, Basis: Established,
@@ -168,15 +178,15 @@ var catalogue = []Entry{
 			"The same event was delivered again, and the two answers name different resources. That there are two of them is inferred: no reader counted.",
 		},
 		Remedy:     "Insert the event id into an inbox table in the transaction of the event's effect, and keep it longer than the sender's whole retry span. Answer 2xx only after the commit.",
-		References: []string{refOnce, refWSTG},
+		References: []string{refOnce},
 	},
 	{
 		ID: "mismatch-executed", Priority: P0, Basis: Established,
-		Title:       "Another request under a used key was executed",
+		Title:       "Another request under the same key was executed",
 		Advice:      "Established when the altered request's own effect was seen. A success with a new id alone: inferred.",
-		Explanation: "A key that had been used was sent with another payload, and that took effect as well. A client's mistake with keys has a second effect instead of an error.",
+		Explanation: "A key was sent with two payloads, one after the other or at once, and both took effect. A client's mistake with keys has a second effect instead of an error.",
 		Inferred: Words{
-			"Another request under a used key seems to have been executed",
+			"Another request under the same key seems to have been executed",
 			"A key that had been used was sent with another payload, and the answer is a success that names another resource. That it was made is inferred: no reader saw it.",
 		},
 		Remedy:     "Keep a fingerprint of the request with the key, compare it before anything else, and answer a mismatch with 422 and no effect.",
@@ -224,11 +234,11 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "mismatch-replayed-as-same", Priority: P1, Basis: Established,
-		Title:       "Another request under a used key was answered with the first one's result",
+		Title:       "Another request under the same key was answered with the first one's result",
 		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent.",
-		Explanation: "A key that had been used was sent with another payload. The client was told success, and the readers saw no effect of what it asked for.",
+		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and the readers saw the effect of one alone.",
 		Inferred: Words{
-			"Another request under a used key seems to have been answered with the first one's result",
+			"Another request under the same key seems to have been answered with the first one's result",
 			"A key that had been used was sent with another payload, and the answer is a success. That it is the first one's result, and that nothing else happened, is inferred from the answers.",
 		},
 		Remedy:     "Keep a fingerprint of the request with the key and answer a mismatch with 422.",
@@ -252,7 +262,7 @@ var catalogue = []Entry{
 			"A duplicate that was sent to another instance of the service was answered with another resource. That there are two of them is inferred: no reader counted.",
 		},
 		Remedy:     "Keep keys where all instances look, under a unique constraint, and not in an instance's memory or a cache of its own. Locks, too, have to hold across instances.",
-		References: []string{refOnce, refRace, refWSTG},
+		References: []string{refOnce, refRace},
 	},
 	{
 		ID: "same-meaning-executed", Priority: P0, Basis: Established,
@@ -272,7 +282,7 @@ var catalogue = []Entry{
 		Advice:      "Established when a reader that has seen effects sees one of a request whose last byte was never sent.",
 		Explanation: "The connection was closed before the last byte of the request, which said how long it was, and it took effect all the same. What a client gives up, or a proxy cuts short, is carried out, with less than was meant.",
 		Remedy:      "Read the body to its end before anything is done, and drop a request whose body ends before its Content-Length or its last chunk.",
-		References:  []string{refWSTG},
+		References:  []string{refPartial},
 	},
 	{
 		ID: "refusal-executed", Priority: P0, Basis: Established,
@@ -280,7 +290,7 @@ var catalogue = []Entry{
 		Advice:      "Established when a reader that has seen effects sees one of a request that was answered with a status of 4xx.",
 		Explanation: "A request was answered with a refusal, and the readers saw its effect. The client takes it for not done, corrects it and sends it under a new key.",
 		Remedy:      "Validate before anything is done, and undo in one transaction what was begun before a refusal.",
-		References:  []string{refOnce, refWSTG},
+		References:  []string{refOnce},
 	},
 	{
 		ID: "preview-executed", Priority: P0, Basis: Established,
@@ -288,7 +298,7 @@ var catalogue = []Entry{
 		Advice:      "Established when a reader's number, which stood still before, moved after nothing but previews were sent.",
 		Explanation: "The target offers a form of the operation that only checks or shows what it would do. Nothing else was sent, and the state changed. Clients use it in the belief that it is safe to send as often as they like.",
 		Remedy:      "Leave the path of a preview before the first write, or roll its transaction back; test that no state changes.",
-		References:  []string{refOnce, refWSTG},
+		References:  []string{refOnce},
 	},
 	{
 		ID: "key-not-scoped-operation", Priority: P1, Basis: Established,
@@ -320,7 +330,7 @@ var catalogue = []Entry{
 			"A request that was altered in what, by the plan, does not make it another one was answered with another resource. That there are two is inferred: no reader saw the second.",
 		},
 		Remedy:     "Put the unique constraint over the business fields that mark a request and over nothing else, and refuse or update what differs in the others.",
-		References: []string{refOnce, refWSTG},
+		References: []string{refOnce},
 	},
 	{
 		ID: "refusal-sticks", Priority: P1, Basis: Established,
@@ -336,7 +346,7 @@ var catalogue = []Entry{
 		Advice:      "Established when, of the readers of the target's own state, one counts one effect for one request and another counts more.",
 		Explanation: "The request was sent more than once, and the readers of the target's state do not agree: for one of them it took effect once, for another more often. The experiment names them. A part of the operation is protected, and another part is not.",
 		Remedy:      "Put all effects of an operation and its record into one transaction; what cannot be in it goes through an outbox, under an id by which it is deduplicated.",
-		References:  []string{refOnce, refWSTG},
+		References:  []string{refOnce},
 	},
 	{
 		ID: "content-not-recognised", Priority: P0, Basis: Established,
@@ -344,7 +354,7 @@ var catalogue = []Entry{
 		Advice:      "Established when the contract says that a fresh key with the same content is refused, and a reader saw an effect of its own.",
 		Explanation: "The contract says that the content of a request makes it one, whatever its key. The same content was sent under a fresh key, and took effect again.",
 		Remedy:      "Put a unique constraint over the business fields that make two requests the same, and refuse the second with a reference to the first.",
-		References:  []string{refOnce, refWSTG},
+		References:  []string{refOnce},
 	},
 	{
 		ID: "duplicate-not-answered", Priority: P1, Basis: Inferred,
@@ -408,7 +418,7 @@ var catalogue = []Entry{
 			"The request was sent again while the first was still being processed, and the answers name different resources. That there are two of them is inferred: no reader counted.",
 		},
 		Remedy:     "Mark the request as in progress, durably, before the work starts, and keep the mark until the work is done, however long it takes. Answer a duplicate meanwhile with 409 and Retry-After, or let it wait for the result.",
-		References: []string{refRace, refOnce, refDraft},
+		References: []string{refRace, refOnce, refWSTG, refDraft},
 	},
 	{
 		ID: "in-flight-error-invites-new-key", Priority: P1, Basis: Inferred,
@@ -490,7 +500,7 @@ var catalogue = []Entry{
 		ID: "retention-not-published", Priority: P2, Basis: Established,
 		Title:       "It is not said how long keys are remembered",
 		Advice:      "Established when the specification was read and is silent, and answers carry no expiry. An unread specification: unknowable.",
-		Explanation: "Neither the specification that the plan names nor the answers say for how long a key protects. A client that retries after the weekend cannot know whether it repeats the operation.",
+		Explanation: "Neither the specification that the plan names, in the words that were searched for, nor the answers say for how long a key protects. A client that retries after the weekend cannot know whether it repeats the operation.",
 		Remedy:      "Publish the retention and how an expired key is answered; better, send the time with each protected answer. Keep keys longer than clients retry.",
 		References:  []string{refDraft},
 	},
@@ -498,7 +508,7 @@ var catalogue = []Entry{
 		ID: "no-specification", Priority: P2, Basis: Established,
 		Title:       "The specification does not say how duplicates are recognised",
 		Advice:      "Established for the places that were looked at; name them. It may be published elsewhere.",
-		Explanation: "The document that the plan names says nothing, for this operation, of how duplicates are recognised: whether keys are required, their syntax, their scope, what a duplicate gets. Clients have to guess.",
+		Explanation: "The document that the plan names has no word, for this operation, of those by which it is usually said how duplicates are recognised: whether keys are required, their syntax, their scope, what a duplicate gets. Clients have to guess.",
 		Remedy:      "Describe for each operation: key location and syntax, required or not, scope, retention, and the answers for a replay, a mismatch, one in progress and a missing key.",
 		References:  []string{refDraft},
 	},

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -49,10 +50,16 @@ type SecretName struct {
 
 // Operation is what was found out about one operation.
 type Operation struct {
-	Name    string `json:"name"`
-	Method  string `json:"method"`
-	URL     string `json:"url"`
-	Profile string `json:"profile"` // the expected contract: ietf, stripe, oasis, custom
+	Name   string `json:"name"`
+	Method string `json:"method"`
+	URL    string `json:"url"`
+	// Profile is the expected contract: ietf, stripe, oasis or custom; none if
+	// there is no key and nobody named one. Assumed: nobody named it.
+	Profile string `json:"profile"`
+	Assumed bool   `json:"profile_assumed,omitempty"`
+	// KeyIn says where the key is, such as "header Idempotency-Key", or NoKey;
+	// earlier versions did not say.
+	KeyIn string `json:"key_in,omitempty"`
 	// Source is where the operation is described, for reports that point
 	// there: an OpenAPI file, with its line, or the plan.
 	Source     string `json:"source,omitempty"`
@@ -70,6 +77,9 @@ type Operation struct {
 	Hypotheses  []Hypothesis `json:"hypotheses,omitempty"`
 	Untried     []Untried    `json:"untried,omitempty"`
 }
+
+// NoKey is the KeyIn of operations without a key.
+const NoKey = "none"
 
 // Outcome is what an experiment came to.
 type Outcome string
@@ -118,7 +128,9 @@ type Send struct {
 	// N counts the sends of the whole run, from 1, and is the entry of the HAR.
 	N int `json:"n"`
 	// Role says what the send was for: control, first, duplicate, altered,
-	// other-actor, other-tenant, without-key, malformed-key, warm-up, read.
+	// other-actor, other-tenant, without-key, malformed-key, read. The role
+	// ground is of a request and its duplicate that show, before the experiment
+	// itself, that a good key protects.
 	Role      string `json:"role"`
 	Principal string `json:"principal,omitempty"`
 	Method    string `json:"method"`
@@ -161,7 +173,8 @@ type Change struct {
 	After  string `json:"after"`
 	// Effects is by how much the number of effects rose; 0 for values.
 	Effects int64 `json:"effects,omitempty"`
-	// Expected is how many were expected.
+	// Expected is how many are due, by what was sent and how it was answered:
+	// -1 if that is open, because it is what the experiment asks.
 	Expected int64 `json:"expected,omitempty"`
 }
 
@@ -178,6 +191,8 @@ const (
 
 // Second compares a second answer with the first.
 type Second struct {
+	// Of are the numbers of the two sends; earlier versions did not say.
+	Of          []int       `json:"of,omitempty"`
 	Class       SecondClass `json:"class"`
 	Status      bool        `json:"same_status"`
 	Body        bool        `json:"same_body"`
@@ -225,6 +240,16 @@ func RateBound(doubled, trials int) float64 {
 		}
 	}
 	return high
+}
+
+// Percent writes a rate that is an upper bound, rounded up, so that it does not
+// look lower than it is: with one decimal, or two below 10 %.
+func Percent(rate float64) string {
+	p, unit := rate*100, 10.0
+	if p < 10 {
+		unit = 100
+	}
+	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
 }
 
 // binomialCDF is the probability of at most k successes in n tries.

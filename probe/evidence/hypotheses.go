@@ -28,56 +28,147 @@ type Standing struct {
 // hypothesis is one of the four and what tells of it.
 type hypothesis struct {
 	name, text string
-	findings   []string // that support it
 	// decides are the experiments that rule it out if all of them held; of a
-	// list of several, one is enough.
+	// list of several, one is enough. Those in also are named too, and rule
+	// nothing out.
 	decides [][]string
+	also    []string
 	next    string
 }
 
-var hypotheses = []hypothesis{
-	{
-		name: "A", text: "Not implemented: duplicates are not recognised at all.",
-		findings: []string{"double-effect-sequential", "webhook-redelivery-doubles", "content-not-recognised", "key-ignored", "rate-limit-is-not-idempotency"},
-		decides:  [][]string{{"duplicate", "late_retry", "redelivery", "reordered"}},
-		next:     "--only duplicate,late_retry, with a reader of the state (operations[].readers)",
-	},
-	{
-		name: "B", text: "Weak in races: duplicates are recognised one after the other, not at the same time.",
-		findings: []string{"double-effect-race", "in-flight-executed"},
-		decides:  [][]string{{"race"}},
-		next:     "--only duplicate,race --trials 60 (race.trials, race.width); more trials leave open a lower rate",
-	},
-	{
+// hypothesesOf are the four, in the words of an operation with or without a key.
+func (o *Operation) hypothesesOf() []hypothesis {
+	a := hypothesis{
+		name: "A", text: "Not implemented: duplicates are not recognised at all, or not for all effects.",
+		decides: [][]string{{"duplicate", "late_retry", "redelivery", "reordered"}},
+		next:    "--only duplicate,late_retry, with a reader of the state (operations[].readers)",
+	}
+	b := hypothesis{
+		name: "B", text: "Weak in races: what holds for one request after the other does not hold for requests at the same time.",
+		decides: [][]string{{"race"}}, also: []string{"in_flight", "race_altered"},
+		next: "--only duplicate,race --trials 60 (race.trials, race.width); more trials leave open a lower rate",
+	}
+	c := hypothesis{
 		name: "C", text: "Multiplies on failure: a lost answer or a failed attempt makes the retry double, lose or block the effect.",
-		findings: []string{"double-effect-lost-response", "lost-effect", "outside-effect-doubled", "effects-disagree", "failure-not-repeatable", "failure-blocks-key"},
-		decides:  [][]string{{"lost_unread"}, {"lost_begun"}, {"failed_first"}},
-		next:     "--only duplicate,lost_unread,lost_begun,failed_first",
-	},
-	{
-		name: "D", text: "Weakly bound: a key answers, or blocks, what is not the same request of the same party.",
-		findings: []string{"mismatch-executed", "mismatch-replayed-as-same", "key-not-scoped-tenant", "key-not-scoped-actor", "malformed-key-accepted-unprotected", "conflict-leaks-payload"},
-		decides:  [][]string{{"altered"}, {"other_actor"}, {"other_tenant"}},
-		next:     "--only duplicate,altered,other_actor,other_tenant (operations[].altered, principals.actor_b, principals.tenant_b)",
-	},
+		decides: [][]string{{"lost_unread"}, {"lost_begun"}}, also: []string{"failed_first", "corrected"},
+		next: "--only duplicate,lost_unread,lost_begun,failed_first",
+	}
+	d := hypothesis{
+		name: "D", text: "Weakly bound: a key answers, or blocks, what is not the same request of the same party; or it does not hold elsewhere, later or for the same in another form.",
+		decides: [][]string{{"altered"}, {"other_actor"}, {"other_tenant"}},
+		also:    []string{"missing_key", "malformed_key", "other_operation", "other_instance", "same_meaning", "late_retry", "retention_search"},
+		next:    "--only duplicate,altered,other_actor,other_tenant (operations[].altered, principals.actor_b, principals.tenant_b)",
+	}
+	switch {
+	case o.Signed:
+		d.text = "Weakly bound: an event's id answers, or blocks, what is not the same event; or it does not hold later."
+		d.decides, d.also = [][]string{{"redelivery"}}, []string{"altered", "late_retry"}
+		d.next = "--only redelivery (operations[].altered)"
+	case o.KeyIn == NoKey:
+		d.text = "Weakly bound: what marks a request answers, or blocks, what is not the same request of the same party; or it does not hold elsewhere, later or for the same in another form."
+		d.decides, d.also = [][]string{{"altered"}, {"other_tenant"}}, []string{"other_instance", "same_meaning", "late_retry"}
+		d.next = "--only duplicate,altered,other_tenant (operations[].altered, principals.tenant_b)"
+	}
+	return []hypothesis{a, b, c, d}
+}
+
+// supports returns the hypothesis that a finding supports, by what was found and
+// in which experiment; empty if it is of none. A finding of what a target that
+// recognises no duplicates does anywhere says nothing of its own beside that.
+func (o *Operation) supports(f Finding) string {
+	alone := o.recognises() // some duplicate was recognised
+	switch f.ID {
+	case "key-ignored", "rate-limit-is-not-idempotency":
+		return "A"
+	case "double-effect-race", "in-flight-executed":
+		return "B"
+	case "double-effect-lost-response", "failure-not-repeatable", "failure-blocks-key", "truncated-executed", "refusal-executed", "refusal-sticks":
+		return "C"
+	case "key-not-scoped-tenant", "key-not-scoped-actor", "key-not-scoped-operation", "malformed-key-accepted-unprotected", "keyless-requests-confused",
+		"instance-doubles", "same-meaning-executed", "change-doubles", "content-not-recognised", "key-forgotten", "webhook-altered-accepted", "webhook-stale-accepted":
+		return "D"
+	case "double-effect-sequential", "webhook-redelivery-doubles", "outside-effect-doubled", "effects-disagree":
+		switch f.Experiment {
+		case "race", "in_flight", "race_altered":
+			return "B"
+		case "lost_unread", "lost_begun", "failed_first", "corrected":
+			return "C"
+		case "other_instance":
+			return "D"
+		}
+		switch {
+		case !alone || f.ID == "outside-effect-doubled" || f.ID == "effects-disagree":
+			return "A"
+		case o.failedFirst(f):
+			return "C"
+		}
+		return "D" // later, or after another request
+	case "mismatch-executed", "mismatch-replayed-as-same":
+		if f.Experiment == "race_altered" {
+			return "B"
+		}
+		return "D"
+	case "lost-effect":
+		switch f.Experiment {
+		case "race", "in_flight", "race_altered":
+			return "B"
+		case "lost_unread", "lost_begun", "failed_first", "corrected":
+			return "C"
+		}
+		switch {
+		case o.failedFirst(f):
+			return "C"
+		case f.Experiment == "fresh_key", f.Experiment == "malformed_key", f.Experiment == "missing_key":
+			return "D"
+		}
+	}
+	return ""
+}
+
+// recognises reports whether a duplicate of an answered request was seen to have
+// no effect of its own.
+func (o *Operation) recognises() bool {
+	for _, name := range []string{"duplicate", "redelivery", "late_retry", "reordered"} {
+		if e := o.experiment(name); e != nil && o.once(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// failedFirst reports whether the first send of a finding came to no success,
+// and was sent again.
+func (o *Operation) failedFirst(f Finding) bool {
+	if len(f.Sends) < 2 {
+		return false
+	}
+	first := slices.Min(f.Sends)
+	for _, e := range o.Experiments {
+		if i := slices.IndexFunc(e.Sends, func(s Send) bool { return s.N == first }); i >= 0 {
+			return e.Sends[i].Status == 0 || e.Sends[i].Status >= 400
+		}
+	}
+	return false
 }
 
 // Standings says of each of the four hypotheses where it stands after the run.
 func (o *Operation) Standings() []Standing {
-	all := make([]Standing, len(hypotheses))
-	for i, h := range hypotheses {
+	of := o.hypothesesOf()
+	all := make([]Standing, len(of))
+	for i, h := range of {
 		all[i] = o.weigh(h)
 	}
-	// What doubles one after the other doubles in races and after losses too:
-	// that says nothing of a cause of its own.
-	if all[0].State == Supported {
-		for i := range all[1:3] {
+	// What doubles one after the other doubles in races and after losses too, and
+	// nothing is bound to a request that is not recognised.
+	if all[0].State == Supported && !o.recognises() {
+		for i := range all[1:] {
 			s := &all[1+i]
-			if s.State == Supported && !slices.ContainsFunc(o.supporting(hypotheses[1+i]), func(f Finding) bool { return !doubles(f.ID) }) {
-				s.State = Open
-				s.Because = "Duplicates that come one after the other take effect again already, which explains this too."
-				s.Next = "Mend what hypothesis A is about, then " + s.Next
+			if s.State == Supported && slices.ContainsFunc(o.supporting(s.Name), func(f Finding) bool { return !doubles(f.ID) }) {
+				continue
 			}
+			s.State = Open
+			s.Because = "Duplicates that come one after the other take effect again already: hypothesis A explains what was seen, and says nothing of this one."
+			s.Next = "Mend what hypothesis A is about, then " + s.Next
 		}
 	}
 	return all
@@ -86,12 +177,17 @@ func (o *Operation) Standings() []Standing {
 // doubles says whether a finding is a double effect, which a target that knows
 // no duplicates has anywhere.
 func doubles(id string) bool {
-	return strings.HasPrefix(id, "double-effect-") || id == "in-flight-executed" || id == "outside-effect-doubled" || id == "effects-disagree"
+	switch id {
+	case "in-flight-executed", "outside-effect-doubled", "effects-disagree", "mismatch-executed", "malformed-key-accepted-unprotected", "change-doubles", "failure-not-repeatable",
+		"content-not-recognised", "instance-doubles", "same-meaning-executed", "key-forgotten":
+		return true
+	}
+	return strings.HasPrefix(id, "double-effect-")
 }
 
-func (o *Operation) supporting(h hypothesis) (fs []Finding) {
+func (o *Operation) supporting(name string) (fs []Finding) {
 	for _, f := range o.flat() {
-		if slices.Contains(h.findings, f.ID) {
+		if o.supports(f) == name {
 			fs = append(fs, f)
 		}
 	}
@@ -111,54 +207,135 @@ func (o *Operation) flat() (all []Finding) {
 
 func (o *Operation) weigh(h hypothesis) Standing {
 	s := Standing{Name: h.name, Text: h.text, State: Open, Next: h.next}
-	if fs := o.supporting(h); len(fs) > 0 {
+	if fs := o.supporting(h.name); len(fs) > 0 {
 		s.State = Supported
 		var because []string
 		for _, f := range fs {
 			because = append(because, fmt.Sprintf("%s (%s, %s)", f.ID, f.Basis, f.Experiment))
 		}
-		s.Because = "Found: " + strings.Join(because, ", ") + "."
+		s.Because, s.Next = "Found: "+strings.Join(because, ", ")+".", "Mend it, then "+h.next
 		return s
 	}
-	var held, missing []string
+	var held, due, missing []string
+	note := func(found string) {
+		if name, ok := strings.CutSuffix(found, brokenElse); ok {
+			due = append(due, name)
+		} else {
+			held = append(held, found)
+		}
+	}
 	for _, either := range h.decides {
 		found, not := "", ""
 		for _, name := range either {
-			why := ""
-			switch e := o.experiment(name); {
-			case e == nil:
-				why = name + " was not tried"
-			case e.Outcome == NotApplicable:
-				why = name + " does not apply: " + strings.TrimRight(e.Why, ".")
-			case e.Outcome != Held || !o.told(e):
-				why = name + " showed nothing of it (" + strings.ReplaceAll(string(e.Outcome), "_", " ") + ")"
-			case e.Race != nil:
-				found = fmt.Sprintf("%s (%d overlapping trials; a rate of up to %.1f %% is left open)", name, e.Race.Overlapped, 100*e.Race.bound())
-			default:
-				found = name
-			}
-			if found != "" {
+			var why string
+			if found, why = o.showing(name); found != "" {
 				break
 			}
 			not = cmp.Or(not, why)
 		}
 		if found != "" {
-			held = append(held, found)
+			note(found)
 		} else {
 			missing = append(missing, not)
+		}
+	}
+	decided := len(missing) == 0
+	for _, name := range h.also {
+		if found, why := o.showing(name); found != "" {
+			note(found)
+		} else if e := o.experiment(name); e != nil && e.Outcome != NotApplicable && e.Outcome != NotRun {
+			missing = append(missing, why)
 		}
 	}
 	var because []string
 	if len(held) > 0 {
 		because = append(because, "Held: "+strings.Join(held, ", ")+".")
 	}
+	if len(due) > 0 {
+		because = append(because, "Broken for something else, with the effects that were due: "+strings.Join(due, ", ")+".")
+	}
+	if h.name == "C" && decided && !o.Failed() {
+		because = append(because, "Not tried: an attempt that fails by itself.")
+	}
 	if len(missing) > 0 {
 		because = append(because, "Not decided: "+strings.Join(missing, "; ")+".")
-	} else {
+	}
+	if decided {
 		s.State = RuledOut
 	}
 	s.Because = strings.Join(because, " ")
 	return s
+}
+
+// brokenElse marks what is broken, and not for its effects.
+const brokenElse = " (broken)"
+
+// showing says how an experiment shows that there is nothing of what it looks
+// for, or why it does not.
+func (o *Operation) showing(name string) (held, why string) {
+	switch e := o.experiment(name); {
+	case e == nil || e.Outcome == NotRun:
+		return "", name + " was not tried"
+	case e.Outcome == NotApplicable:
+		return "", name + " does not apply: " + strings.TrimRight(e.Why, ".")
+	case !o.once(e):
+		return "", name + " showed nothing of it (" + strings.ReplaceAll(string(e.Outcome), "_", " ") + ")"
+	case strings.HasPrefix(name, "lost_") && !e.cut():
+		return "", name + " lost no answer: it was there before the connection could be cut"
+	case e.Race != nil:
+		trials := "1 overlapping trial"
+		if n := e.Race.Overlapped; n != 1 {
+			trials = fmt.Sprintf("%d overlapping trials", n)
+		}
+		held = fmt.Sprintf("%s (%s; a rate of up to %s is left open)", name, trials, Percent(e.Race.bound()))
+	case name == "failed_first" && !o.Failed():
+		held = name + " (the first attempt was cut off before its last byte, and did not run)"
+	default:
+		held = name
+	}
+	if o.experiment(name).Outcome == Broken {
+		held += brokenElse
+	}
+	return held, ""
+}
+
+// cut reports whether a first request was cut off, as far as its sends are there.
+func (e *Experiment) cut() bool {
+	first := func(s Send) bool { return s.Role == "first" }
+	return !slices.ContainsFunc(e.Sends, first) || slices.ContainsFunc(e.Sends, func(s Send) bool { return first(s) && s.Cut != "" })
+}
+
+// once reports whether an experiment showed, by a reader that can tell, the
+// effects that were due: it held, or is broken for its answers alone.
+func (o *Operation) once(e *Experiment) bool {
+	if !o.told(e) {
+		return false
+	}
+	if e.Outcome != Broken {
+		return e.Outcome == Held
+	}
+	seen := map[string]bool{}
+	for _, r := range o.Readers {
+		seen[r.Name] = r.Seen
+	}
+	some := false
+	for _, c := range e.Changes {
+		if !seen[c.Reader] || c.Expected < 0 {
+			continue
+		}
+		if c.Effects != c.Expected || c.Name != "effects" {
+			return false
+		}
+		some = some || c.Effects > 0
+	}
+	return some && (e.Race == nil || e.Race.Overlapped > 0)
+}
+
+// Failed reports whether a first attempt that failed by itself, with an answer,
+// was tried.
+func (o *Operation) Failed() bool {
+	e := o.experiment("failed_first")
+	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == "first" && s.Status >= 400 })
 }
 
 // experiment returns the experiment of a name, the last if there are several;

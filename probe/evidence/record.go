@@ -28,6 +28,15 @@ type Records struct {
 	DryRun     bool      `json:"dry_run"`
 	Incomplete string    `json:"interrupted,omitempty"`
 	Records    []Record  `json:"records"`
+	// Guidelines sum up what the findings are called by guidelines.
+	Guidelines []RecordGuideline `json:"guidelines"`
+}
+
+// RecordGuideline is an entry of a guideline, and the findings that have it.
+type RecordGuideline struct {
+	Standard string   `json:"standard"`
+	ID       string   `json:"id"`
+	Findings []string `json:"findings"` // ids, each once
 }
 
 // Record is what was found out about one operation.
@@ -59,7 +68,10 @@ type RecordFinding struct {
 func (r *Run) Records() Records {
 	all := Records{
 		Schema: RecordSchema, Run: r.ID, Version: r.Version, Plan: r.Plan, Started: r.Started, Ended: r.Ended,
-		Sent: r.Sent, DryRun: r.DryRun, Incomplete: r.Interrupted, Records: []Record{},
+		Sent: r.Sent, DryRun: r.DryRun, Incomplete: r.Interrupted, Records: []Record{}, Guidelines: []RecordGuideline{},
+	}
+	for _, g := range SumGuidelines(r.Operations) {
+		all.Guidelines = append(all.Guidelines, RecordGuideline{g.Standard, g.ID, g.Findings})
 	}
 	for i := range r.Operations {
 		o := &r.Operations[i]

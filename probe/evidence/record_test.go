@@ -47,7 +47,7 @@ func TestWitnesses(t *testing.T) {
 	if w.Experiment != "duplicate" || !slices.Equal(w.Resources, []string{"ord_1", "ord_2"}) || w.Answers != 2 || w.AuditLines != 2 {
 		t.Errorf("%+v", w)
 	}
-	if !slices.Equal(w.State, []Effect{{"rows", 2, 1}}) || !slices.Equal(w.Outside, []Effect{{"mail", 1, 1}}) {
+	if !slices.Equal(w.State, []Effect{{Reader: "rows", Effects: 2, Expected: 1}}) || !slices.Equal(w.Outside, []Effect{{Reader: "mail", Effects: 1, Expected: 1}}) {
 		t.Errorf("state %v, outside %v", w.State, w.Outside)
 	}
 	if w.First == nil || w.First.Status != 201 || w.First.WaitedUS != 5000 || w.Second == nil || w.Second.Class != DifferentResult || w.Second.WaitedUS != 3000 {
@@ -75,7 +75,7 @@ func TestWitnessesOfRace(t *testing.T) {
 	e.Changes = []Change{{Reader: "rows", Effects: 1, Expected: 1}, {Reader: "rows", Effects: 2, Expected: 1}, {Reader: "rows", Effects: 1, Expected: 1}}
 	o := Operation{Experiments: []Experiment{e}}
 	w := o.Witnesses()[0]
-	if !slices.Equal(w.Resources, []string{"b", "c"}) || w.Answers != 2 || !slices.Equal(w.State, []Effect{{"rows", 4, 3}}) || w.First != nil {
+	if !slices.Equal(w.Resources, []string{"b", "c"}) || w.Answers != 2 || !slices.Equal(w.State, []Effect{{Reader: "rows", Effects: 4, Expected: 3}}) || w.First != nil {
 		t.Errorf("%+v", w)
 	}
 }
@@ -104,11 +104,21 @@ func TestStandings(t *testing.T) {
 			if !ok {
 				t.Fatal(id)
 			}
-			fs = append(fs, e.Finding("x"))
+			fs = append(fs, e.Finding("duplicate"))
 		}
 		return fs
 	}
 	seen := []Reader{{Name: "rows", Seen: true}}
+	at := func(id, experiment string, sends ...int) []Finding {
+		f := find(id)
+		f[0].Experiment, f[0].Sends = experiment, sends
+		return f
+	}
+	// broken is an experiment that is broken, with so many effects where one was due.
+	broken := func(name string, effects int64) []Experiment {
+		return []Experiment{{Name: name, Outcome: Broken, Changes: []Change{{Reader: "rows", Name: "effects", Effects: effects, Expected: 1}}}}
+	}
+	failed := []Experiment{{Name: "fresh_key", Outcome: Broken, Sends: []Send{{N: 4, Role: "first", Status: 500}, {N: 5, Role: "duplicate", Status: 201}}}}
 	everything := held("duplicate", "altered", "other_actor", "other_tenant", "race", "lost_unread", "lost_begun", "failed_first")
 	for name, c := range map[string]struct {
 		o    Operation
@@ -121,9 +131,31 @@ func TestStandings(t *testing.T) {
 		"late instead":     {Operation{Readers: seen, Experiments: held("late_retry", "lost_unread")}, []CauseState{RuledOut, Open, Open, Open}},
 		"race":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: find("double-effect-race")}, []CauseState{RuledOut, Supported, Open, Open}},
 		"none at all":      {Operation{Readers: seen, Findings: find("double-effect-sequential", "double-effect-race", "double-effect-lost-response")}, []CauseState{Supported, Open, Open, Open}},
-		"none, and a loss": {Operation{Readers: seen, Findings: find("double-effect-sequential", "lost-effect")}, []CauseState{Supported, Open, Supported, Open}},
-		"bound":            {Operation{Readers: seen, Findings: find("key-not-scoped-tenant")}, []CauseState{Open, Open, Open, Supported}},
-		"not applicable":   {Operation{Readers: seen, Experiments: append(held("duplicate", "altered"), Experiment{Name: "other_actor", Outcome: NotApplicable, Why: "the plan has no actor_b."})}, []CauseState{RuledOut, Open, Open, Open}},
+		"none, and a loss": {Operation{Readers: seen, Findings: append(find("double-effect-sequential"), at("lost-effect", "lost_unread")...)}, []CauseState{Supported, Open, Supported, Open}},
+		// Where an effect was lost says what it supports.
+		"lost in a race":         {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("lost-effect", "race")}, []CauseState{RuledOut, Supported, Open, Open}},
+		"lost by a fresh key":    {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("lost-effect", "fresh_key")}, []CauseState{RuledOut, Open, Open, Supported}},
+		"lost by plain request":  {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("lost-effect", "late_retry", 7)}, []CauseState{RuledOut, Open, Open, Open}},
+		"lost after a failure":   {Operation{Readers: seen, Experiments: failed, Findings: at("lost-effect", "fresh_key", 4, 5)}, []CauseState{Open, Open, Supported, Open}},
+		"lost after a failure 2": {Operation{Readers: seen, Experiments: failed, Findings: at("lost-effect", "duplicate", 4, 5)}, []CauseState{Open, Open, Supported, Open}},
+		"keyless, one for all":   {Operation{Readers: seen, Experiments: held("duplicate", "lost_unread", "lost_begun", "failed_first"), Findings: at("keyless-requests-confused", "missing_key")}, []CauseState{RuledOut, Open, RuledOut, Supported}},
+		// A duplicate that was recognised once rules A out, whatever came later.
+		"forgotten later":       {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("double-effect-sequential", "late_retry", 8, 9)}, []CauseState{RuledOut, Open, Open, Supported}},
+		"doubled after failing": {Operation{Readers: seen, Experiments: append(held("duplicate"), failed...), Findings: at("double-effect-sequential", "fresh_key", 4, 5)}, []CauseState{RuledOut, Open, Supported, Open}},
+		"another instance":      {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("instance-doubles", "other_instance")}, []CauseState{RuledOut, Open, Open, Supported}},
+		"another operation":     {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("key-not-scoped-operation", "other_operation")}, []CauseState{RuledOut, Open, Open, Supported}},
+		"altered":               {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("mismatch-executed", "altered")}, []CauseState{RuledOut, Open, Open, Supported}},
+		"altered in a race":     {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("mismatch-executed", "race_altered")}, []CauseState{RuledOut, Supported, Open, Open}},
+		"truncated":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("truncated-executed", "failed_first")}, []CauseState{RuledOut, Open, Supported, Open}},
+		"corrected":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("refusal-sticks", "corrected")}, []CauseState{RuledOut, Open, Supported, Open}},
+		"mails twice":           {Operation{Readers: seen, Experiments: broken("duplicate", 2), Findings: at("outside-effect-doubled", "duplicate")}, []CauseState{Supported, Open, Open, Open}},
+		// What is broken for its answers alone shows the effects all the same.
+		"another answer":      {Operation{Readers: seen, Experiments: broken("duplicate", 1), Findings: at("replay-differs", "duplicate")}, []CauseState{RuledOut, Open, Open, Open}},
+		"no key":              {Operation{Readers: seen, KeyIn: NoKey, Experiments: held("duplicate", "altered", "other_tenant")}, []CauseState{RuledOut, Open, Open, RuledOut}},
+		"an event":            {Operation{Readers: seen, Signed: true, Experiments: held("redelivery")}, []CauseState{RuledOut, Open, Open, RuledOut}},
+		"leaks, and is bound": {Operation{Readers: seen, Experiments: everything, Findings: at("conflict-leaks-payload", "altered")}, []CauseState{RuledOut, RuledOut, RuledOut, RuledOut}},
+		"bound":               {Operation{Readers: seen, Findings: find("key-not-scoped-tenant")}, []CauseState{Open, Open, Open, Supported}},
+		"not applicable":      {Operation{Readers: seen, Experiments: append(held("duplicate", "altered"), Experiment{Name: "other_actor", Outcome: NotApplicable, Why: "the plan has no actor_b."})}, []CauseState{RuledOut, Open, Open, Open}},
 	} {
 		states, all := standing(c.o)
 		if !slices.Equal(states, c.want) {
@@ -136,13 +168,29 @@ func TestStandings(t *testing.T) {
 		}
 	}
 	_, all := standing(Operation{Readers: seen, Experiments: held("race")})
-	if !strings.Contains(all[1].Because, "20 overlapping trials; a rate of up to 13.9 %") {
+	if !strings.Contains(all[1].Because, "20 overlapping trials; a rate of up to 14 %") {
 		t.Errorf("a race that held is said to rule out: %s", all[1].Because)
 	}
-	for _, h := range hypotheses {
-		for _, id := range h.findings {
-			if _, ok := Lookup(id); !ok {
-				t.Errorf("%s rests on %s, which is no finding", h.name, id)
+	// An attempt that was cut off before its last byte is none that failed.
+	off := Operation{Readers: seen, Experiments: held("lost_unread", "lost_begun", "failed_first")}
+	if _, all := standing(off); !strings.Contains(all[2].Because, "did not run") || !strings.Contains(all[2].Because, "Not tried: an attempt that fails by itself.") {
+		t.Error(all[2].Because)
+	}
+	// Nor is an answer lost that was there before the connection could be cut.
+	off.Experiments[0].Sends = []Send{{Role: "first", Status: 201}}
+	if states, all := standing(off); states[2] != Open || !strings.Contains(all[2].Because, "lost_unread lost no answer") {
+		t.Error(all[2].Because)
+	}
+	off.Experiments[0].Sends[0].Cut = "after the last byte of the request"
+	off.Experiments[2].Sends = []Send{{Role: "first", Status: 500}}
+	if _, all := standing(off); strings.Contains(all[2].Because, "Not tried") {
+		t.Error(all[2].Because)
+	}
+	for _, c := range []struct{ key, never string }{{NoKey, "key"}, {"header X", ""}} {
+		o := Operation{KeyIn: c.key, Readers: seen}
+		for _, s := range o.Standings() {
+			if said := s.Text + s.Next + s.Because; c.never != "" && (strings.Contains(s.Text, "a key") || strings.Contains(said, "actor_b")) {
+				t.Errorf("of an operation without a key: %s", said)
 			}
 		}
 	}
@@ -193,5 +241,97 @@ func TestRecordsFitTheirSchema(t *testing.T) {
 	}
 	if b := RecordJSONSchema(); !bytes.Contains(b, []byte(RecordSchema)) {
 		t.Error("the schema is of another version than the records")
+	}
+}
+
+// Each kind of finding supports a hypothesis or none on purpose.
+func TestFindingsSupport(t *testing.T) {
+	none := []string{
+		"no-specification", "retention-not-published", "replay-unmarked", "replay-differs", "replay-refused", "unstable-5xx-on-duplicate", "duplicate-not-answered",
+		"missing-key-accepted", "bad-key-server-error", "in-flight-error-invites-new-key", "audit-missing", "conflict-leaks-payload", "preview-executed",
+	}
+	for _, e := range Catalogue() {
+		o := Operation{}
+		got := o.supports(e.Finding("lost_unread"))
+		if (got == "") != slices.Contains(none, e.ID) {
+			t.Errorf("%s supports %q", e.ID, got)
+		}
+	}
+}
+
+// Witnesses say of each experiment what was due, of the two answers that were
+// compared, and nothing by a reader that is blind.
+func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
+	readers := []Reader{{Name: "rows", Seen: true}, {Name: "blind"}}
+	change := func(effects, due int64) Change {
+		return Change{Reader: "rows", Name: "effects", Effects: effects, Expected: due}
+	}
+	e := Experiment{
+		Name: "in_flight", Outcome: Held,
+		Sends: []Send{
+			{N: 1, Role: "ground", Status: 201, Resource: "g"},
+			{N: 2, Role: "duplicate", Status: 409, Bytes: 9},
+			{N: 3, Role: "duplicate", Status: 409, Bytes: 9},
+			{N: 4, Role: "first", Status: 201, Resource: "a", Bytes: 5},
+		},
+		Changes: []Change{change(1, 1), {Reader: "blind", Name: "effects", Effects: 0, Expected: 1}},
+		Second:  &Second{Of: []int{4, 2}, Class: Refused, Timing: "fast-as-a-replay"},
+	}
+	o := Operation{Readers: readers, Experiments: []Experiment{e}}
+	w := o.Witnesses()[0]
+	if w.First.Status != 201 || w.Second.Status != 409 || w.Second.Says != "refused" || !slices.Equal(w.Resources, []string{"a"}) {
+		t.Errorf("first %+v, second %+v, %v", w.First, w.Second, w.Resources)
+	}
+	if len(w.State) != 1 || w.State[0].Wrong() || w.Second.Timing != "" {
+		t.Errorf("state %+v, timing %q beside a reader that told", w.State, w.Second.Timing)
+	}
+	o.Experiments[0].Changes = nil
+	if w := o.Witnesses()[0]; w.Second.Timing == "" || w.State != nil {
+		t.Errorf("without a reader: %+v", w)
+	}
+	// Of an attempt that was cut off, not of one that was answered before.
+	lost := Operation{Experiments: []Experiment{{Name: "lost_unread", Outcome: Held, Sends: []Send{
+		{N: 1, Role: "first", Status: 200}, {N: 2, Role: "duplicate", Status: 200}, {N: 3, Role: "first", Cut: "x"}, {N: 4, Role: "duplicate", Status: 201},
+	}}}}
+	if w := lost.Witnesses()[0]; !w.First.Cut || w.Second.Status != 201 {
+		t.Errorf("first %+v, second %+v", w.First, w.Second)
+	}
+	for _, c := range []struct {
+		effects, due int64
+		name         string
+		wrong        bool
+	}{{2, -1, "effects", false}, {2, 1, "effects", true}, {0, 0, "effects", false}, {1, 0, "effects", true}, {0, 1, "effects", true}, {0, 1, "effects: 3/2", true}} {
+		o.Experiments[0].Changes = []Change{{Reader: "rows", Name: c.name, Effects: c.effects, Expected: c.due}}
+		if got := o.Witnesses()[0].State[0]; got.Wrong() != c.wrong || got.Expected != c.due {
+			t.Errorf("%+v: %+v", c, got)
+		}
+	}
+}
+
+// Two answers are said to have in common what can be told from them.
+func TestSaysOfTwoAnswers(t *testing.T) {
+	for _, c := range []struct {
+		class         SecondClass
+		same          bool
+		first, second Send
+		want          string
+	}{
+		{SameResult, true, Send{Resource: "1"}, Send{Resource: "1"}, "the same result"},
+		{SameResult, true, Send{Resource: "1", Bytes: 9}, Send{Resource: "1", Bytes: 4}, "the same resource, told otherwise"},
+		{SameResult, false, Send{Bytes: 4}, Send{Bytes: 4}, "the same answer"},
+		{SameResult, false, Send{}, Send{}, "the same status, and no body"},
+		{DifferentResult, false, Send{Resource: "1"}, Send{Resource: "2"}, "another result"},
+		{DifferentResult, false, Send{Status: 201}, Send{Status: 204}, "another status, and no body"},
+		{DifferentResult, false, Send{Resource: "1", Bytes: 7}, Send{Bytes: 4}, "another answer"},
+		{Refused, false, Send{}, Send{}, "refused"},
+		{RefusedWithReference, false, Send{}, Send{}, "refused, naming the first result"},
+		{ErrorOrTimeout, false, Send{}, Send{Status: 500}, "a server error"},
+		{ErrorOrTimeout, false, Send{}, Send{}, "no answer"},
+		{ErrorOrTimeout, false, Send{}, Send{Status: 201}, "not to be compared"},
+	} {
+		s := Second{Class: c.class, Resource: c.same, Body: c.first.Bytes == c.second.Bytes}
+		if got := s.says(c.first, c.second); got != c.want {
+			t.Errorf("%s: %q, want %q", c.class, got, c.want)
+		}
 	}
 }

@@ -1,6 +1,9 @@
 package evidence
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Reader is a state reader of an operation.
 type Reader struct {
@@ -19,8 +22,8 @@ type Reader struct {
 type Witnesses struct {
 	Experiment string  `json:"experiment"`
 	Outcome    Outcome `json:"outcome"`
-	// Resources are the ids that answers to the same request named, each once,
-	// in the order of the answers; of a race those of the trial with most.
+	// Resources are the ids that the answers named, each once, in the order of
+	// the answers; of a race those of the trial with most.
 	Resources []string `json:"resources,omitempty"`
 	// Answers is how many answers named one, of that trial.
 	Answers int      `json:"answers,omitempty"`
@@ -34,21 +37,32 @@ type Witnesses struct {
 	Second *Answer `json:"second,omitempty"`
 }
 
-// Effect is what a reader counted, of all trials.
+// Effect is what a reader counted, of all trials. A reader that has seen the
+// effect of no fresh request is no witness.
 type Effect struct {
-	Reader   string `json:"reader"`
-	Effects  int64  `json:"effects"`
-	Expected int64  `json:"expected"`
+	Reader  string `json:"reader"`
+	Effects int64  `json:"effects"`
+	// Expected is how many were due; -1 if that is what the experiment asks.
+	Expected int64 `json:"expected"`
+	// Exact is the number of effects where it is not whole.
+	Exact string `json:"exact,omitempty"`
 }
+
+// Wrong reports whether it is known that another number was due.
+func (e Effect) Wrong() bool { return e.Expected >= 0 && (e.Effects != e.Expected || e.Exact != "") }
 
 // Answer is an answer, and how it compares with the one before.
 type Answer struct {
 	Status int         `json:"status,omitempty"` // 0: there was none
+	Cut    bool        `json:"cut,omitempty"`    // by the probe, before its end
 	Class  SecondClass `json:"class,omitempty"`  // of the second only
+	// Says is Class in words, as far as the two answers can be compared.
+	Says string `json:"-"`
 	// WaitedUS is how long it took from the last byte sent to the first one
 	// back, in microseconds; -1 if none came.
-	WaitedUS int64  `json:"waited_us"`
-	Timing   string `json:"timing,omitempty"` // a hint only; of the second
+	WaitedUS int64 `json:"waited_us"`
+	// Timing of the second is a hint, and there is none where a reader told.
+	Timing string `json:"timing,omitempty"`
 }
 
 // most answers of one race that are looked at for their ids.
@@ -56,9 +70,9 @@ const mostAnswers = 10_000
 
 // Witnesses collates the experiments that sent something.
 func (o *Operation) Witnesses() []Witnesses {
-	outside := map[string]bool{}
+	outside, blind := map[string]bool{}, map[string]bool{}
 	for _, r := range o.Readers {
-		outside[r.Name] = r.Outside
+		outside[r.Name], blind[r.Name] = r.Outside, !r.Seen
 	}
 	var all []Witnesses
 	for _, e := range o.Experiments {
@@ -73,6 +87,9 @@ func (o *Operation) Witnesses() []Witnesses {
 			w.AuditLines = 0
 		}
 		for _, c := range e.Changes {
+			if blind[c.Reader] {
+				continue
+			}
 			list := &w.State
 			if outside[c.Reader] {
 				list = &w.Outside
@@ -82,16 +99,26 @@ func (o *Operation) Witnesses() []Witnesses {
 				i = len(*list)
 				*list = append(*list, Effect{Reader: c.Reader})
 			}
-			(*list)[i].Effects += c.Effects
-			(*list)[i].Expected += c.Expected
+			f := &(*list)[i]
+			f.Effects += c.Effects
+			if f.Expected += c.Expected; c.Expected < 0 {
+				f.Expected = -1
+			}
+			if exact, ok := strings.CutPrefix(c.Name, "effects: "); ok {
+				f.Exact = exact
+			}
 		}
 		w.Resources, w.Answers = resources(same, e.Race)
-		if e.Race == nil && len(same) > 1 {
-			first, second := same[0], same[1]
-			w.First = &Answer{Status: first.Status, WaitedUS: waited(first)}
-			w.Second = &Answer{Status: second.Status, WaitedUS: waited(second)}
-			if s := e.Second; s != nil {
-				w.Second.Class, w.Second.Timing = s.Class, s.Timing
+		if first, second := e.compared(same); first != nil {
+			w.First = &Answer{Status: first.Status, Cut: first.Cut != "", WaitedUS: waited(*first)}
+			if second != nil {
+				w.Second = &Answer{Status: second.Status, WaitedUS: waited(*second)}
+			}
+			if s := e.Second; s != nil && second != nil {
+				w.Second.Class, w.Second.Says = s.Class, s.says(*first, *second)
+				if w.State == nil && w.Outside == nil {
+					w.Second.Timing = s.Timing
+				}
 				// Before its last byte an answer can only seem to come: the two
 				// moments were so close.
 				if s.FirstUS > 0 {
@@ -107,12 +134,91 @@ func (o *Operation) Witnesses() []Witnesses {
 	return all
 }
 
-// sameRequest returns the sends of an experiment that are compared with each
-// other: all but what reads, prepares or controls.
+// compared returns the two sends that are compared, or the first alone, or none
+// of a race.
+func (e *Experiment) compared(same []Send) (first, second *Send) {
+	if e.Second != nil && len(e.Second.Of) == 2 {
+		at := func(n int) *Send {
+			if i := slices.IndexFunc(e.Sends, func(s Send) bool { return s.N == n }); i >= 0 {
+				return &e.Sends[i]
+			}
+			return nil
+		}
+		if first, second = at(e.Second.Of[0]), at(e.Second.Of[1]); first != nil && second != nil {
+			return first, second
+		}
+	}
+	if e.Race != nil || len(same) == 0 || same[0].Role == "race" {
+		return nil, nil
+	}
+	// Of several tries to cut one off, the last that was.
+	for i := len(same) - 1; i > 0; i-- {
+		if same[i-1].Cut != "" && same[i].Role == "duplicate" {
+			return &same[i-1], &same[i]
+		}
+	}
+	first = &same[0]
+	if len(same) > 1 && (e.Second != nil || same[1].Role == "duplicate") {
+		second = &same[1]
+	}
+	return first, second
+}
+
+// says is what two answers have in common, in words that hold only what can be
+// told from them.
+func (s *Second) says(first, second Send) string {
+	empty := first.Bytes == 0 && second.Bytes == 0
+	switch s.Class {
+	case SameResult:
+		switch {
+		case s.Resource && !s.Body:
+			return "the same resource, told otherwise"
+		case s.Resource:
+			return "the same result"
+		case empty:
+			return "the same status, and no body"
+		}
+		return "the same answer"
+	case RefusedWithReference:
+		return "refused, naming the first result"
+	case Refused:
+		return "refused"
+	case DifferentResult:
+		switch {
+		case first.Resource != "" && second.Resource != "" && first.Resource != second.Resource:
+			return "another result"
+		case empty:
+			return "another status, and no body"
+		}
+		return "another answer"
+	case ErrorOrTimeout:
+		switch {
+		case second.Status >= 500:
+			return "a server error"
+		case second.Status == 0:
+			return "no answer"
+		}
+		return "not to be compared"
+	}
+	return ""
+}
+
+// Compared says in words how the second answer relates to the first; empty if
+// there are no two. first and second are the sends.
+func (e *Experiment) Compared() (says string, first, second Send) {
+	a, b := e.compared(e.sameRequest())
+	if e.Second == nil || a == nil || b == nil {
+		return "", first, second
+	}
+	return e.Second.says(*a, *b), *a, *b
+}
+
+// sameRequest returns the sends of an experiment that it is about: all but what
+// reads, prepares, controls or shows what it rests on.
 func (e *Experiment) sameRequest() (sends []Send) {
 	for _, s := range e.Sends {
 		switch s.Role {
-		case "read", "warm-up", "control", "reset", "newer", "step":
+		case "read", "warm-up", "control", "reset", "newer", "step", "expired", "ground", "stale", "forged":
 		default:
 			if len(sends) < mostAnswers {
 				sends = append(sends, s)

@@ -58,6 +58,7 @@ type request struct {
 	hidden     []string // credentials under names that do not tell
 	notes      []string
 	reader     *listReader // nil: for the author to say
+	preview    *preview    // nil: none is known
 	resource   string      // what stands under resource, if it is known
 	browser    bool        // it was recorded in one
 }
@@ -69,6 +70,12 @@ type listReader struct {
 	where, id string // member of an element that has the reference, and its id
 	from      string // where that is known from
 	header    []wire.Field
+}
+
+// preview is how an operation is asked for a dry run.
+type preview struct {
+	in          string // query, header, body, or path, which is below that of the operation
+	name, value string // of the parameter or member; the end of the path
 }
 
 // hole returns text that stands for a template in strings that otherwise are

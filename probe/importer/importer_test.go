@@ -444,6 +444,83 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
+// A GET beside the operation is read as far as the document describes it: without
+// a success, or with a list of what has no members.
+func TestOpenAPIBesideTheOperation(t *testing.T) {
+	for _, responses := range []string{"{}", "{default: {description: x}}", "{'200': {description: x}}", "{'204': {description: x, content: {}}}", "{'404': {description: x}}", "{'200': {content: {application/json: {schema: {type: array, items: {anyOf: [{type: string}]}}}}}}"} {
+		d, err := OpenAPI([]byte("openapi: 3.0.0\nservers: [{url: 'https://a.example'}]\npaths:\n  /orders:\n    get: {responses: "+responses+"}\n    post: {responses: {}}\n"), APIChoice{Operation: "post /orders"})
+		checkDraft(t, d, err)
+		if err != nil {
+			t.Errorf("%s: %v", responses, err)
+		}
+	}
+}
+
+// What a document calls a dry run of the operation is in the draft, and tried
+// before anything that has effects.
+func TestOpenAPIPreview(t *testing.T) {
+	const head = `openapi: 3.1.0
+servers: [{url: "https://shop.example/v1"}]
+paths:
+  /orders:
+    post:
+      operationId: create
+`
+	json := func(schema string) string {
+		return "      requestBody: {content: {application/json: {schema: " + schema + "}}}\n"
+	}
+	const order = "{type: object, required: [item], properties: {item: {type: string}, validateOnly: {type: boolean}}}"
+	for name, c := range map[string]struct{ doc, want string }{
+		"a parameter":         {"      parameters: [{name: dry_run, in: query, schema: {type: boolean}}]\n", "POST https://shop.example/v1/orders?dry_run=true\n"},
+		"beside another":      {"      parameters: [{name: dryRun, in: query, schema: {type: string, enum: [None, All]}}, {name: n, in: query, required: true, schema: {type: integer, example: 1}}]\n", "POST https://shop.example/v1/orders?n=1&dryRun=All\n"},
+		"a header":            {"      parameters: [{name: X-Validate-Only, in: header, schema: {type: string}}]\n", "POST https://shop.example/v1/orders\nX-Validate-Only: true\n"},
+		"a member":            {json(order), `{"validateOnly":true,"item":"probe"}`},
+		"a member of a form":  {"      requestBody: {content: {application/x-www-form-urlencoded: {schema: " + order + "}}}\n", "item=probe&validateOnly=true"},
+		"a member that is no": {"      requestBody: {content: {application/json: {schema: " + order + ", example: {item: x, validateOnly: false}}}}\n", `{"validateOnly":true,"item":"x"}`},
+		"a required member":   {json("{type: object, required: [item, dryRun], properties: {item: {type: string}, dryRun: {type: boolean}}}"), `{"item":"probe","dryRun":true}`},
+		"a path below":        {json("{type: object}") + "  /orders/validate: {post: {operationId: check}}\n", "POST https://shop.example/v1/orders/validate\n"},
+		"a verb":              {json("{type: object}") + "  /orders:simulate: {post: {}}\n", "POST https://shop.example/v1/orders:simulate\n"},
+		"another method":      {json("{type: object}") + "  /orders/validate: {get: {}}\n", ""},
+		"of something else":   {json("{type: object}") + "  /refunds/validate: {post: {}}\n", ""},
+		"a text":              {"      parameters: [{name: preview, in: query, schema: {type: object}}]\n" + json("{type: object, properties: {simulate: {type: string}}}"), ""},
+		"nothing":             {json("{type: object}"), ""},
+	} {
+		d, err := OpenAPI([]byte(head+c.doc), APIChoice{Operation: "create"})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		text := string(d.YAML)
+		if has := strings.Contains(text, "\nexperiments: [preview, duplicate]\n"); has != (c.want != "") || has != strings.Contains(text, "    preview:\n") {
+			t.Errorf("%s: the preview is tried: %v\n%s", name, has, text)
+		}
+		if c.want == "" {
+			continue
+		}
+		p, err := plan.Parse("x", d.YAML)
+		if !plan.OnlyToFill(err) {
+			t.Fatal(name, err)
+		}
+		p.Operations[0].Readers = nil
+		r, err := plan.NewRenderer(p, plan.Source{})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		v, err := r.Draw("create")
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		for preview, want := range map[bool]bool{true: true, false: false} {
+			q, err := r.Request(v, plan.Change{Preview: preview, NoKey: true})
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			if got := render(q); strings.Contains(got, c.want) != want {
+				t.Errorf("%s, preview %v: %s", name, preview, got)
+			}
+		}
+	}
+}
+
 // What a document refers to elsewhere never reaches the library, which would follow
 // it in goroutines where a panic cannot be caught. These documents ended the
 // program once.
@@ -516,6 +593,7 @@ func TestOpenAPINames(t *testing.T) {
 func FuzzOpenAPI(f *testing.F) {
 	f.Add([]byte(openapiFile), "createOrder")
 	f.Add([]byte(`{"openapi":"3.0.0","info":{},"servers":[{"url":"http://h"}],"paths":{"/a{{b}":{"post":{"operationId":"123","requestBody":{"content":{"application/json":{"schema":{"$ref":"#/components/schemas/A"}}}}}}},"components":{"schemas":{"A":{"allOf":[{"$ref":"#/components/schemas/A"}],"properties":{"x":{"$ref":"x.yaml"}}}}}}`), "123")
+	f.Add([]byte(`{"openapi":"3.0.0","paths":{"/a":{"post":{"operationId":"o","parameters":[{"name":"dry_run","in":"query","schema":{"type":"string","enum":["no","{{x}}"]}}],"requestBody":{"content":{"application/json":{"schema":{"required":["b"],"properties":{"b":{"type":"integer"},"validateOnly":{"type":"boolean"}}}}}}}},"/a:preview":{"post":{}}}}`), "o")
 	f.Fuzz(func(t *testing.T, data []byte, operation string) {
 		d, err := OpenAPI(data, APIChoice{Operation: operation, Server: "http://h"})
 		checkDraft(t, d, err)
@@ -647,6 +725,58 @@ func FuzzBurp(f *testing.F) {
 	f.Add([]byte(burpFile("POST /orders?a=b HTTP/1.1\r\nHost: h\r\n\r\n{}")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := Burp(data, Choice{Index: 0})
+		checkDraft(t, d, err)
+	})
+}
+
+// A recording of a create, a list and a get, as browsers export it, is a plan that
+// lacks nothing but the allow-list.
+func TestHARFiles(t *testing.T) {
+	for name, want := range map[string][]string{
+		"chromium.har": {`authorization: 'Bearer {{env "PROBE_AUTHORIZATION"}}'`, "key: {header: idempotency-key, syntax: bare}", `url: "https://shop.example/api/orders?limit=50"`, "count: /orders\n", "theme: dark"},
+		"firefox.har":  {`url: "https://shop.example/api/orders"`, `count: ""`, "key: {header: Idempotency-Key}"},
+	} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := HAR(data, Choice{Index: -1, URL: "/api/orders", Method: "POST"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(d.YAML)
+		for _, part := range append(want, `"reference": "{{.reference}}"`, `where: {/reference: "{{.reference}}"}`, "id: /id\n", "resource: {pointer: /id}", `sid: '{{env "PROBE_COOKIE_SID"}}'`) {
+			if !strings.Contains(text, part) {
+				t.Errorf("%s: no %s in\n%s", name, part, text)
+			}
+		}
+		for _, noise := range []string{"sec-", "Sec-", "ser-", "eferer", ":authority", "_ga", "riority", "onnection", "ength"} {
+			if strings.Contains(text[strings.Index(text, "\nprincipals:"):], noise) {
+				t.Errorf("%s: %s is in\n%s", name, noise, text)
+			}
+		}
+		withoutSecrets(t, d, "eyJhbGci", "9f2c1d7a77b04ce0", "7d0d8a3e-6d1f")
+		p, err := plan.Parse(name, d.YAML)
+		if err != nil {
+			t.Fatalf("%s: it does not run as it is: %v", name, err)
+		}
+		if _, err := plan.NewRenderer(p, plan.Source{Env: func(string) (string, bool) { return "a-long-secret", true }}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func FuzzHAR(f *testing.F) {
+	for _, name := range []string{"chromium.har", "firefox.har"} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, 1)
+	}
+	f.Add([]byte(`{"log":{"entries":[{"request":{"method":"POST","url":"http://h/{{x}}?token=abcdefgh","headers":[{"name":"A","value":"{{env \"X\"}}"}],"postData":{"mimeType":"a/b","text":"{\"reference\":\"r\"}"}},"response":{"status":201,"content":{"text":"{\"id\":1}"}}},{"request":{"method":"GET","url":"http://h/{{x}}"},"response":{"status":200,"content":{"text":"[{\"id\":1,\"reference\":\"r\"}]"}}}]}}`), 0)
+	f.Fuzz(func(t *testing.T, data []byte, index int) {
+		d, err := HAR(data, Choice{Index: index})
 		checkDraft(t, d, err)
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pb33f/libopenapi/orderedmap"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/semelhq/semel/probe/plan"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -73,7 +74,7 @@ func OpenAPI(data []byte, choice APIChoice) (d *Draft, err error) {
 	if model == nil {
 		return nil, errors.New("importer: openapi: the document cannot be read")
 	}
-	a := &api{request: &request{from: "an operation of an OpenAPI document", spec: choice.Document}, doc: &model.Model, optional: choice.Optional}
+	a := &api{below: part.preview, request: &request{from: "an operation of an OpenAPI document", spec: choice.Document}, doc: &model.Model, optional: choice.Optional}
 	if part.outside > 0 {
 		a.note("%d references lead out of the document or to nothing; what they refer to was left out.", part.outside)
 	}
@@ -91,8 +92,11 @@ type api struct {
 	doc   *v3.Document
 	nodes int // written so far
 
-	optional bool // is wanted too
-	skipped  int  // optional members that have a value
+	bodySchema *base.Schema // nil: there is none
+
+	below    string // the end of a path that is a dry run
+	optional bool   // is wanted too
+	skipped  int    // optional members that have a value
 }
 
 const (
@@ -128,7 +132,50 @@ func (a *api) read(choice APIChoice) error {
 	}
 	a.security(op)
 	a.findList(item, op)
+	a.findPreview(item, op)
 	return nil
+}
+
+// findPreview looks for what the document calls a dry run of the operation: a
+// parameter or a member of the body, or a path below its own.
+func (a *api) findPreview(item *v3.PathItem, op *v3.Operation) {
+	for _, p := range append(slices.Clone(op.Parameters), item.Parameters...) {
+		if p == nil || p.In != "query" && p.In != "header" || !plan.NamesPreview(p.Name) || p.Schema == nil {
+			continue
+		}
+		if value, ok := yes(p.Schema.Schema()); ok {
+			a.preview = &preview{p.In, p.Name, value}
+			return
+		}
+	}
+	if a.bodySchema != nil {
+		_, properties := requiredOf(a.bodySchema, 0)
+		for _, name := range slices.Sorted(maps.Keys(properties)) {
+			if s := properties[name].Schema(); s != nil && slices.Contains(s.Type, "boolean") && plan.NamesPreview(name) {
+				a.preview = &preview{"body", name, "true"}
+				return
+			}
+		}
+	}
+	if a.below != "" {
+		a.preview = &preview{in: "path", name: drop(a.below)}
+	}
+}
+
+// yes is the value that asks for what a parameter is called.
+func yes(s *base.Schema) (string, bool) {
+	switch {
+	case s == nil || slices.Contains(s.Type, "boolean"):
+		return "true", s != nil
+	case len(s.Enum) == 0:
+		return map[bool]string{true: "1", false: "true"}[slices.Contains(s.Type, "integer")], slices.Contains(s.Type, "string") || slices.Contains(s.Type, "integer")
+	}
+	for _, e := range s.Enum {
+		if e != nil && e.Kind == yaml.ScalarNode && !slices.Contains([]string{"", "0", "false", "no", "none", "off", "null"}, strings.ToLower(e.Value)) {
+			return drop(e.Value), true
+		}
+	}
+	return "", false
 }
 
 // findList looks for a GET of the same path that answers with a list.
@@ -142,11 +189,11 @@ func (a *api) findList(item *v3.PathItem, op *v3.Operation) {
 			return // it cannot be asked like this
 		}
 	}
-	ok := get.Responses.Codes.GetOrZero("200")
+	ok := lookup(get.Responses.Codes, "200")
 	if ok == nil {
 		return
 	}
-	media := ok.Content.GetOrZero("application/json")
+	media := lookup(ok.Content, "application/json")
 	if media == nil || media.Schema == nil {
 		return
 	}
@@ -156,10 +203,18 @@ func (a *api) findList(item *v3.PathItem, op *v3.Operation) {
 	}
 	a.reader = &listReader{url: strings.SplitN(a.url, "?", 2)[0], count: pointer, from: "the document's GET of the same path"}
 	if list.Items != nil && list.Items.N == 0 && list.Items.A != nil {
-		if e := list.Items.A.Schema(); e != nil && e.Properties.GetOrZero("id") != nil {
+		if e := list.Items.A.Schema(); e != nil && lookup(e.Properties, "id") != nil {
 			a.reader.id = "/id"
 		}
 	}
+}
+
+// lookup is a member of a map of the library, which may be nil.
+func lookup[V any](m *orderedmap.Map[string, V], name string) (v V) {
+	if m != nil {
+		v = m.GetOrZero(name)
+	}
+	return v
 }
 
 // list returns the array that a schema is or has as its only one.
@@ -369,6 +424,9 @@ func (a *api) requestBody(b *v3.RequestBody) error {
 		return nil
 	}
 	a.header = append(a.header, wire.Field{Name: "Content-Type", Value: drop(media)})
+	if content.Schema != nil && rank > 1 {
+		a.bodySchema = content.Schema.Schema()
+	}
 	node := content.Example
 	if node == nil {
 		node = firstExample(content.Examples)
@@ -471,7 +529,7 @@ func formOf(text []byte, encoding *orderedmap.Map[string, *v3.Encoding]) string 
 	}
 	for i, v := range top.values {
 		name := top.names[i]
-		e := encoding.GetOrZero(name)
+		e := lookup(encoding, name)
 		if e == nil {
 			e = &v3.Encoding{}
 		}
@@ -768,7 +826,7 @@ func (a *api) security(op *v3.Operation) {
 		a.note("There are %d ways to authenticate; the first was taken.", len(list))
 	}
 	for name := range list[0].Requirements.FromOldest() {
-		s := a.doc.Components.SecuritySchemes.GetOrZero(name)
+		s := lookup(a.doc.Components.SecuritySchemes, name)
 		if s == nil {
 			continue
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/semelhq/semel/probe/plan"
 )
 
 // pruned is what of an OpenAPI document an operation needs: the operation, a GET
@@ -18,6 +20,7 @@ type pruned struct {
 	root     *yaml.Node
 	known    []string // the operations there are, for a message
 	outside  int      // references that were replaced
+	preview  string   // the end of a path below the operation's that is its dry run
 	keep     map[string]*yaml.Node
 	nodes    int
 	tooLarge bool
@@ -39,9 +42,15 @@ func pruneOpenAPI(data []byte, want string) (text []byte, p *pruned, err error) 
 	if version == nil || !strings.HasPrefix(version.Value, "3.") {
 		return nil, nil, errors.New("this is no OpenAPI document of version 3")
 	}
-	path, item := p.find(want)
+	path, method, item := p.find(want)
 	if item == nil {
 		return nil, nil, fmt.Errorf("the document has no operation %s; it begins with %s", label(want), strings.Join(p.known, ", "))
+	}
+	for name, it := range members(member(p.root, "paths")) {
+		if of, ok := plan.PreviewOf(name); ok && of == path && member(it, method) != nil {
+			p.preview = strings.TrimPrefix(name, path)
+			break
+		}
 	}
 	out := mapping()
 	set(out, "openapi", version)
@@ -87,7 +96,7 @@ func pruneOpenAPI(data []byte, want string) (text []byte, p *pruned, err error) 
 
 var methods = []string{"get", "put", "post", "delete", "options", "head", "patch", "trace", "query"}
 
-func (p *pruned) find(want string) (path string, item *yaml.Node) {
+func (p *pruned) find(want string) (path, method string, item *yaml.Node) {
 	wantMethod, wantPath, byPath := strings.Cut(strings.TrimSpace(want), " ")
 	for name, it := range members(member(p.root, "paths")) {
 		if ref := member(it, "$ref"); ref != nil {
@@ -99,14 +108,14 @@ func (p *pruned) find(want string) (path string, item *yaml.Node) {
 			}
 			id := member(op, "operationId")
 			if byPath && strings.EqualFold(method, wantMethod) && name == strings.TrimSpace(wantPath) || !byPath && want != "" && id != nil && id.Value == want {
-				return name, it
+				return name, method, it
 			}
 			if len(p.known) < 10 {
 				p.known = append(p.known, strings.ToUpper(method)+" "+label(name))
 			}
 		}
 	}
-	return "", nil
+	return "", "", nil
 }
 
 // item keeps of a path what is looked at.

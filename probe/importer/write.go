@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/semelhq/semel/probe/plan"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -71,15 +73,19 @@ func (d *drafting) write() string {
 
 	line("\noperations:")
 	line("  - name: %s", scalar(name))
-	line("    request:")
-	line("      method: %s", d.method)
-	line("      url: %s", scalar(d.template(d.url)))
-	d.writeHeader(line, "      ", "headers", d.headers)
-	d.writeBody(line)
-	if d.protocol != "" {
-		line("      protocol: %s", d.protocol)
-	}
+	d.writeRequest(line, "request")
 	d.writeKey(line)
+	first := ""
+	if d.preview != nil {
+		if p, ok := d.asPreview(); ok {
+			line("    # What the document calls a dry run. It is sent before anything that has")
+			line("    # effects; see that this is the right way to ask for one.")
+			p.writeRequest(line, "preview")
+			first = "preview, "
+		} else {
+			line("    # The document has a dry run, %s, which could not be put into the request.", comment(scalar(d.preview.name)))
+		}
+	}
 	if p, n := firstNumber(d.body); p != "" && d.bodyFile == "" {
 		line("    # For the experiment altered: an edit that changes what the request means.")
 		other := "2"
@@ -102,12 +108,80 @@ func (d *drafting) write() string {
 	if d.oasis {
 		line("    contract: {profile: oasis}")
 	}
-	line("\n# The default is two sends. All of them: specification, duplicate, fresh_key,")
-	line("# late_retry, altered, missing_key, malformed_key, other_actor, other_tenant,")
-	line("# in_flight, race, lost_unread, lost_begun, failed_first, reordered, redelivery,")
-	line("# retention_edge.")
-	line("experiments: [duplicate]")
+	line("\n# All of them:")
+	text := "#"
+	for _, e := range plan.Experiments() {
+		if len(text)+len(e) > 75 {
+			line("%s", text)
+			text = "#"
+		}
+		text += " " + string(e)
+	}
+	line("%s", text)
+	line("experiments: [%sduplicate]", first)
 	return b.String()
+}
+
+func (d *drafting) writeRequest(line func(string, ...any), name string) {
+	line("    %s:", name)
+	line("      method: %s", d.method)
+	line("      url: %s", scalar(d.template(d.url)))
+	d.writeHeader(line, "      ", "headers", d.headers)
+	d.writeBody(line)
+	if d.protocol != "" {
+		line("      protocol: %s", d.protocol)
+	}
+}
+
+// asPreview is the request as it asks for a dry run.
+func (d *drafting) asPreview() (*drafting, bool) {
+	q, p := *d, d.preview
+	base, query, found := strings.Cut(d.url, "?")
+	switch p.in {
+	case "path":
+		q.url = strings.TrimSuffix(base, "/") + escapeURL(p.name)
+		if found {
+			q.url += "?" + query
+		}
+	case "query":
+		own := url.QueryEscape(p.name) + "="
+		parts := slices.DeleteFunc(strings.Split(query, "&"), func(s string) bool { return s == "" || strings.HasPrefix(s, own) })
+		q.url = base + "?" + strings.Join(append(parts, own+url.QueryEscape(p.value)), "&")
+	case "header":
+		same := func(f wire.Field) bool { return strings.EqualFold(f.Name, p.name) }
+		if slices.ContainsFunc(d.own, same) {
+			return nil, false
+		}
+		q.headers = append(slices.DeleteFunc(slices.Clone(d.headers), same), wire.Field{Name: p.name, Value: p.value})
+	case "body":
+		body, ok := withYes(d.body, d.contentType(), p.name)
+		if q.body = body; !ok || d.bodyFile != "" {
+			return nil, false
+		}
+	}
+	return &q, true
+}
+
+// withYes sets a member of a body, which may have templates in it, to true.
+func withYes(body []byte, media, name string) ([]byte, bool) {
+	if media == "application/x-www-form-urlencoded" {
+		own := url.QueryEscape(name) + "="
+		parts := slices.DeleteFunc(strings.Split(string(body), "&"), func(s string) bool { return s == "" || strings.HasPrefix(s, own) })
+		return []byte(strings.Join(append(parts, own+"true"), "&")), true
+	}
+	rest, ok := strings.CutPrefix(strings.TrimSpace(string(body)), "{")
+	set := regexp.MustCompile(regexp.QuoteMeta(quote(name)) + `\s*:\s*(true|false)`)
+	switch {
+	case !ok:
+		return nil, false
+	case strings.Count(rest, quote(name)) == 1 && set.MatchString(rest):
+		return []byte("{" + set.ReplaceAllLiteralString(rest, quote(name)+":true")), true
+	case strings.Contains(rest, quote(name)):
+		return nil, false
+	case strings.HasPrefix(strings.TrimSpace(rest), "}"):
+		return []byte("{" + quote(name) + ":true" + rest), true
+	}
+	return []byte("{" + quote(name) + ":true," + rest), true
 }
 
 func (d *drafting) writeReader(line func(string, ...any)) {

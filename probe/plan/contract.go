@@ -24,6 +24,17 @@ var profiles = map[string]Contract{
 	"custom": {FreshKey: "creates"},
 }
 
+// AssumesContract reports whether it is by default that an operation's contract
+// requires keys: neither it nor the plan names a contract, or the one that is
+// named has neither a profile nor what a request without a key gets.
+func (p *Plan) AssumesContract(op *Operation) bool {
+	if op.Contract == nil && (p.Contract == nil || p.assumed) {
+		return true
+	}
+	c := cmp.Or(op.Contract, p.Contract)
+	return c.Profile == "" && c.Missing == nil
+}
+
 // ContractFor returns what an operation promises, in full: its own contract or
 // the plan's, over its profile.
 func (p *Plan) ContractFor(op *Operation) Contract {

@@ -7,15 +7,13 @@ import (
 	"time"
 )
 
-// WithDefaults returns a copy of the plan with every default filled in. The
-// plan itself is not changed.
+// WithDefaults returns a copy of the plan with every default filled in, but for
+// the experiments, which [Plan.ExperimentsFor] tells. The plan itself is not
+// changed.
 func (p *Plan) WithDefaults() Plan {
 	c := *p
-	if len(c.Experiments) == 0 {
-		c.Experiments = []Experiment{Specification, Duplicate}
-	}
 	if c.Contract == nil {
-		c.Contract = &Contract{Profile: "ietf"}
+		c.Contract, c.assumed = &Contract{Profile: "ietf"}, true
 	}
 	c.Steps = stepDefaults(c.Steps)
 	c.Operations = slices.Clone(c.Operations)
@@ -104,7 +102,51 @@ func (p *Plan) WithDefaults() Plan {
 	c.Budget.MaxSends = cmp.Or(c.Budget.MaxSends, 50)
 	c.Budget.MaxReads = cmp.Or(c.Budget.MaxReads, p.ReadsFor(c.Budget.MaxSends))
 	c.Budget.MaxTime = cmp.Or(c.Budget.MaxTime, 5*time.Minute)
+	for i := range c.Operations {
+		c.Operations[i].Poll = c.Operations[i].Poll.withDefaults(c.Timing)
+	}
 	return c
+}
+
+// How services call what became of a request.
+var (
+	pendingWords = []string{"accepted", "pending", "queued", "scheduled", "started", "processing", "in_progress", "running", "submitted", "working"}
+	doneWords    = []string{"done", "completed", "complete", "succeeded", "success", "successful", "finished", "executed", "confirmed", "paid", "ok"}
+	failedWords  = []string{"failed", "failure", "error", "errored", "canceled", "cancelled", "rejected", "aborted", "expired", "timed_out"}
+)
+
+func (p *Poll) withDefaults(t Timing) *Poll {
+	q := Poll{}
+	if p != nil {
+		q = *p
+	}
+	// A word that the plan gives means what it says there.
+	given := map[string]bool{}
+	for _, w := range slices.Concat(q.Pending, q.Done, q.Failed) {
+		given[Word(w)] = true
+	}
+	usual := func(words *[]string, usual []string) {
+		if len(*words) == 0 {
+			*words = slices.DeleteFunc(slices.Clone(usual), func(w string) bool { return given[w] })
+		}
+	}
+	usual(&q.Pending, pendingWords)
+	usual(&q.Done, doneWords)
+	usual(&q.Failed, failedWords)
+	q.Take = takingDefaults(q.Take, false)
+	q.Limit = cmp.Or(q.Limit, t.SettleLimit)
+	return &q
+}
+
+// takingDefaults says what is a secret of what is taken.
+func takingDefaults(list []Taking, secret bool) []Taking {
+	list = slices.Clone(list)
+	for i := range list {
+		if t := &list[i]; t.Secret == nil {
+			t.Secret = new(secret)
+		}
+	}
+	return list
 }
 
 func stepDefaults(steps []Step) []Step {
@@ -115,12 +157,7 @@ func stepDefaults(steps []Step) []Step {
 		if st.Refresh != nil {
 			st.Refresh = new(st.Refresh.withDefaults())
 		}
-		st.Take = slices.Clone(st.Take)
-		for i := range st.Take {
-			if t := &st.Take[i]; t.Secret == nil {
-				t.Secret = new(st.Each == "principal")
-			}
-		}
+		st.Take = takingDefaults(st.Take, st.Each == "principal")
 	}
 	return steps
 }

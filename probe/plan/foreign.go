@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/semelhq/semel/internal/strict"
 )
 
 // MaxResourceID is how long the id of a resource may be, in bytes.
@@ -119,11 +121,11 @@ func checkArgv(ps *problems, argv, taken []string, at string) {
 		switch {
 		case !foreign:
 		case i == 0:
-			ps.add(index(at, i), "must not name the program by %s, which the target gives", name)
+			ps.Add(strict.Index(at, i), "must not name the program by %s, which the target gives", name)
 		case joined:
-			ps.add(index(at, i), "must not give %s, which the target gives, to a program that makes a shell's command line of it", name)
+			ps.Add(strict.Index(at, i), "must not give %s, which the target gives, to a program that makes a shell's command line of it", name)
 		case strings.ContainsAny(literals(t), " \t\r\n'\"`$;&|<>()"), runs && code.MatchString(argv[i-1]):
-			ps.add(index(at, i), "must not make %s, which the target gives, a part of a script: give it as an argument of its own; in a shell's script that is \"$1\", after a name for $0", name)
+			ps.Add(strict.Index(at, i), "must not make %s, which the target gives, a part of a script: give it as an argument of its own; in a shell's script that is \"$1\", after a name for $0", name)
 		}
 		program := path.Base(strings.ReplaceAll(arg, `\`, "/"))
 		runs, joined = runs || interpreters.MatchString(program), joined || joins.MatchString(program)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/internal/strict"
 )
 
 // Limits of a plan.
@@ -33,7 +35,7 @@ type Plan struct {
 	Steps []Step `yaml:"steps" rule:"items=20"`
 	// Operations are what is tried, one after the other.
 	Operations []Operation `yaml:"operations" rule:"required,items=50"`
-	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends.
+	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends; and before them preview, for operations that have one.
 	Experiments []Experiment `yaml:"experiments" rule:"items=30"`
 	// Contract is what the target promises, for operations that name none.
 	Contract *Contract `yaml:"contract"`
@@ -46,7 +48,9 @@ type Plan struct {
 	// Budget bounds the run, whatever happens in it.
 	Budget Budget `yaml:"budget"`
 
-	source *source
+	source *strict.Source
+	// assumed: Contract is that of WithDefaults.
+	assumed bool
 }
 
 // Target is what the plan is about.
@@ -188,6 +192,8 @@ type Operation struct {
 	Readers []Reader `yaml:"readers" rule:"items=20"`
 	// Resource is where the answer names what was created.
 	Resource *Resource `yaml:"resource"`
+	// Poll says where a request that was accepted with 202 tells what became of it. Default: a GET of the address that the answer names.
+	Poll *Poll `yaml:"poll"`
 	// Audit says where to look for traces of the request.
 	Audit []Audit `yaml:"audit" rule:"items=20"`
 	// Experiments to run. Default: those of the plan.
@@ -430,6 +436,29 @@ type Resource struct {
 	Pattern string `yaml:"pattern" rule:"max=4096"`
 }
 
+// Poll is how to ask what became of a request that was accepted with 202. It is
+// asked with a GET, with the headers of the request, against the budget of
+// reads. An answer of 202, 404, 429 or 503 is one to ask again; one of 302 or
+// 303 says that it is done.
+type Poll struct {
+	// URL is a template; it may refer to what take takes, and to the key. Default: what the answer names in Location, Operation-Location, Azure-AsyncOperation, Content-Location, or a member such as status_url.
+	URL string `yaml:"url" rule:"max=16384"`
+	// Take says what to take from the answer of 202, for url.
+	Take []Taking `yaml:"take" rule:"items=20"`
+	// State is a JSON pointer to the word that tells: a text, a number or a truth value. Default: /status, /state or /phase, also below /data; a JSON answer without one says that it is done.
+	State *Pointer `yaml:"state" rule:"names=pointer"`
+	// Pending are words for not over yet. Case does not count; space, - and _ are the same. Default: accepted, pending, queued, scheduled, started, processing, in_progress, running, submitted, working.
+	Pending []string `yaml:"pending" rule:"items=50,max=100"`
+	// Done are words for over, with its effect. Default: done, completed, complete, succeeded, success, successful, finished, executed, confirmed, paid, ok.
+	Done []string `yaml:"done" rule:"items=50,max=100"`
+	// Failed are words for over, without success. Default: failed, failure, error, errored, canceled, cancelled, rejected, aborted, expired, timed_out.
+	Failed []string `yaml:"failed" rule:"items=50,max=100"`
+	// Interval is the pause before it is asked again, if Retry-After does not ask for a longer one. Default: timing.poll at first, then up to ten times that.
+	Interval time.Duration `yaml:"interval"`
+	// Limit is how long it is asked. Default: timing.settle_limit.
+	Limit time.Duration `yaml:"limit"`
+}
+
 // Audit is a place that is searched for traces after an experiment.
 type Audit struct {
 	_ struct{} `one:"log,http,command"`
@@ -623,7 +652,7 @@ func (p *Plan) ExperimentsFor(op *Operation) []Experiment {
 		chosen = p.Experiments
 	}
 	if len(chosen) == 0 {
-		chosen = []Experiment{Specification, Duplicate}
+		chosen = op.usual()
 	}
 	var list []Experiment
 	for _, e := range Experiments() {
@@ -635,6 +664,15 @@ func (p *Plan) ExperimentsFor(op *Operation) []Experiment {
 		}
 	}
 	return list
+}
+
+// usual are the experiments on an operation for which none are named. A preview
+// goes before anything that has effects.
+func (op *Operation) usual() []Experiment {
+	if op.Preview != nil {
+		return []Experiment{Specification, PreviewFirst, Duplicate}
+	}
+	return []Experiment{Specification, Duplicate}
 }
 
 // Set replaces the value of one of the plan's variables, for a base URL on

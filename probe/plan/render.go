@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -93,7 +94,7 @@ func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 	}
 	r := &Renderer{plan: p.WithDefaults(), src: src, env: map[string]text{}, files: map[string][]byte{}, derived: map[Secret]bool{}, sessions: map[*Principal]map[string]text{}}
 
-	ps := problems{source: p.source}
+	ps := problems{Source: p.source}
 	r.plan.eachSite(func(s site) {
 		t, _ := parseTemplate(s.text)
 		for _, part := range t {
@@ -104,7 +105,7 @@ func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 	})
 	r.loadSteps(&ps, r.plan.Steps, "steps")
 	for i := range r.plan.Operations {
-		op, at := &r.plan.Operations[i], index("operations", i)
+		op, at := &r.plan.Operations[i], strict.Index("operations", i)
 		r.loadBody(&ps, op.Request.Body, at+".request.body.file")
 		for _, a := range op.alterations(at) {
 			r.loadBody(&ps, a.Body, a.path+".body.file")
@@ -115,14 +116,14 @@ func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 		r.loadSteps(&ps, op.Steps, at+".steps")
 		for i, rd := range op.Readers {
 			if rd.HTTP != nil {
-				r.loadBody(&ps, rd.HTTP.Post, index(at+".readers", i)+".http.post.file")
+				r.loadBody(&ps, rd.HTTP.Post, strict.Index(at+".readers", i)+".http.post.file")
 			}
 		}
 	}
 	if h := r.plan.Reset; h != nil && h.HTTP != nil {
 		r.loadBody(&ps, h.HTTP.Request.Body, "reset.http.request.body.file")
 	}
-	if err := ps.err(); err != nil {
+	if err := ps.Err(); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -166,23 +167,23 @@ func (r *Renderer) loadSecret(ps *problems, c *call, path string) {
 	if c.fn == "env" {
 		v, ok := r.src.Env(c.arg)
 		if !ok {
-			ps.add(path, "the environment has no %s", c.arg)
+			ps.Add(path, "the environment has no %s", c.arg)
 			return
 		}
 		value = v
 	} else {
 		data, err := r.read(c.arg, MaxValueBytes)
 		if err != nil {
-			ps.add(path, "%v", err)
+			ps.Add(path, "%v", err)
 			return
 		}
 		value = strings.TrimRight(string(data), "\r\n")
 	}
 	switch {
 	case len(value) < MinSecretBytes:
-		ps.add(path, "%s is shorter than %d bytes, too short to be kept out of evidence", id, MinSecretBytes)
+		ps.Add(path, "%s is shorter than %d bytes, too short to be kept out of evidence", id, MinSecretBytes)
 	case len(value) > MaxValueBytes:
-		ps.add(path, "%s is larger than %d KiB", id, MaxValueBytes>>10)
+		ps.Add(path, "%s is larger than %d KiB", id, MaxValueBytes>>10)
 	default:
 		r.env[id] = text{s: value, secret: id}
 	}
@@ -194,7 +195,7 @@ func (r *Renderer) loadBody(ps *problems, b *Body, path string) {
 	}
 	data, err := r.read(b.File, MaxBodyBytes)
 	if err != nil {
-		ps.add(path, "%v", err)
+		ps.Add(path, "%v", err)
 		return
 	}
 	r.files[b.File] = append([]byte{}, data...)
@@ -202,9 +203,9 @@ func (r *Renderer) loadBody(ps *problems, b *Body, path string) {
 
 func (r *Renderer) loadSteps(ps *problems, steps []Step, path string) {
 	for i, st := range steps {
-		r.loadBody(ps, st.Request.Body, index(path, i)+".request.body.file")
+		r.loadBody(ps, st.Request.Body, strict.Index(path, i)+".request.body.file")
 		if st.Refresh != nil {
-			r.loadBody(ps, st.Refresh.Body, index(path, i)+".refresh.body.file")
+			r.loadBody(ps, st.Refresh.Body, strict.Index(path, i)+".refresh.body.file")
 		}
 	}
 }
@@ -273,7 +274,7 @@ func (r *Renderer) Draw(operation string) (*Values, error) {
 	r.drawing.Lock()
 	defer r.drawing.Unlock()
 	v := &Values{
-		op: &r.plan.Operations[i], path: index("operations", i), at: r.src.Now(), seq: r.seq.Add(1),
+		op: &r.plan.Operations[i], path: strict.Index("operations", i), at: r.src.Now(), seq: r.seq.Add(1),
 		variables: map[string]text{}, fresh: map[string]string{}, taken: map[string]text{},
 	}
 	var failed error
@@ -283,8 +284,8 @@ func (r *Renderer) Draw(operation string) (*Values, error) {
 		}
 	}
 	for i, m := range r.plan.Variables {
-		draw(site{path: join("variables", m.Name), text: m.Value, variables: r.plan.Variables[:i], fresh: true})
-		failed = cmp.Or(failed, r.setVariable(v, m, join("variables", m.Name)))
+		draw(site{path: strict.Join("variables", m.Name), text: m.Value, variables: r.plan.Variables[:i], fresh: true})
+		failed = cmp.Or(failed, r.setVariable(v, m, strict.Join("variables", m.Name)))
 	}
 	stepSites(r.plan.Steps, "steps", nil, nil, draw)
 	r.plan.eachSiteOf(v.op, v.path, func(s site) {
@@ -313,7 +314,7 @@ func (r *Renderer) drawSite(v *Values, s site) error {
 			if err != nil {
 				return err
 			}
-			v.fresh[index(s.path, i)] = value
+			v.fresh[strict.Index(s.path, i)] = value
 		}
 	}
 	return nil
@@ -705,7 +706,7 @@ func (r *Renderer) alter(sc scope, a alterationAt, body []byte) ([]byte, error) 
 		return r.body(sc, a.Body, a.path+".body")
 	}
 	for i, e := range a.Edits {
-		value, err := r.json(sc, e.Value, index(a.path+".edits", i)+".value")
+		value, err := r.json(sc, e.Value, strict.Index(a.path+".edits", i)+".value")
 		if err != nil {
 			return nil, err
 		}

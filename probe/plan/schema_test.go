@@ -5,9 +5,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"maps"
 	"os"
 	"reflect"
@@ -19,6 +16,8 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/semelhq/semel/internal/strict"
 )
 
 var update = flag.Bool("update", false, "write schema.json anew")
@@ -27,159 +26,20 @@ var update = flag.Bool("update", false, "write schema.json anew")
 // in Go.
 func schemaOf(t *testing.T) []byte {
 	t.Helper()
-	g := generator{docs: comments(t), defs: map[string]any{}}
-	g.structure(reflect.TypeFor[Plan]())
-	top := g.defs["Plan"].(map[string]any)
-	delete(g.defs, "Plan")
-	top["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-	top["$id"] = "https://github.com/semelhq/semel/probe/plan/schema.json"
-	top["title"] = "semel probe plan"
-	top["$defs"] = g.defs
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(top); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-// comments returns the text of the comments of plan.go, by Type and Type.Field.
-func comments(t *testing.T) map[string]string {
-	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "plan.go", nil, parser.ParseComments)
+	text, err := language.Schema(reflect.TypeFor[Plan](), comments(t), "https://github.com/semelhq/semel/probe/plan/schema.json", "semel probe plan")
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs := map[string]string{}
-	text := func(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
-	for _, d := range file.Decls {
-		decl, ok := d.(*ast.GenDecl)
-		if !ok || decl.Tok != token.TYPE {
-			continue
-		}
-		spec := decl.Specs[0].(*ast.TypeSpec)
-		docs[spec.Name.Name] = text(decl.Doc)
-		if s, ok := spec.Type.(*ast.StructType); ok {
-			for _, f := range s.Fields.List {
-				for _, name := range f.Names {
-					docs[spec.Name.Name+"."+name.Name] = text(f.Doc)
-				}
-			}
-		}
+	return text
+}
+
+func comments(t *testing.T) map[string]string {
+	t.Helper()
+	docs, err := strict.Comments("plan.go")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return docs
-}
-
-type generator struct {
-	docs map[string]string
-	defs map[string]any
-}
-
-func (g generator) structure(t reflect.Type) {
-	if _, done := g.defs[t.Name()]; done {
-		return
-	}
-	def := map[string]any{"type": "object", "additionalProperties": false}
-	g.defs[t.Name()] = def
-	if doc := g.docs[t.Name()]; doc != "" {
-		def["description"] = doc
-	}
-	properties := map[string]any{}
-	var required []string
-	list, oneOf, exactly := fieldsOf(t)
-	for _, f := range list {
-		s := g.value(f.Type, f.rule)
-		if doc := g.docs[t.Name()+"."+f.Name]; doc != "" {
-			s["description"] = doc
-		}
-		properties[f.key] = s
-		if f.rule.required {
-			required = append(required, f.key)
-		}
-	}
-	def["properties"] = properties
-	if required != nil {
-		def["required"] = required
-	}
-	var ways []any
-	for _, key := range oneOf {
-		ways = append(ways, map[string]any{"required": []string{key}})
-	}
-	switch {
-	case ways == nil:
-	case exactly:
-		def["oneOf"] = ways
-	default:
-		def["anyOf"] = ways
-	}
-}
-
-func (g generator) value(t reflect.Type, r rule) map[string]any {
-	s := map[string]any{}
-	set := func(name string, n int) {
-		if n != 0 {
-			s[name] = n
-		}
-	}
-	text := map[string]any{"type": "string"}
-	switch {
-	case t == jsonType:
-	case t == pairsType || t == headerType:
-		s["type"] = "object"
-		s["additionalProperties"] = text
-		if t == headerType {
-			s["additionalProperties"] = map[string]any{"anyOf": []any{text, map[string]any{"type": "array", "items": text, "minItems": 1}}}
-		}
-		if r.names != "" {
-			s["propertyNames"] = map[string]any{"pattern": forms[r.names].pattern}
-		}
-		set("maxProperties", r.items)
-		if r.required {
-			s["minProperties"] = 1
-		}
-	case t == durationType:
-		s["type"], s["pattern"] = "string", durationPattern
-	case t == reflect.TypeFor[json.Number]():
-		s["type"] = "number"
-	case t.Kind() == reflect.Pointer:
-		return g.value(t.Elem(), r)
-	case t.Kind() == reflect.Struct:
-		g.structure(t)
-		s["$ref"] = "#/$defs/" + t.Name()
-	case t.Kind() == reflect.Slice:
-		s["type"], s["items"] = "array", g.value(t.Elem(), r.element())
-		set("maxItems", r.items)
-		if r.required {
-			s["minItems"] = 1
-		}
-	case t.Kind() == reflect.Int:
-		s["type"] = "integer"
-		set("minimum", r.min)
-		set("maximum", r.max)
-	case t.Kind() == reflect.Bool:
-		s["type"] = "boolean"
-	default:
-		s["type"] = "string"
-		if !r.empty && r.names != "pointer" {
-			s["minLength"] = 1
-		}
-		set("maxLength", r.max)
-		enum := r.enum
-		if t == experimentType {
-			for _, e := range Experiments() {
-				enum = append(enum, string(e))
-			}
-		}
-		if enum != nil {
-			s["enum"] = enum
-		}
-		if r.names != "" {
-			s["pattern"] = forms[r.names].pattern
-		}
-	}
-	return s
 }
 
 // TestSchemaIsOfTheTypes fails when schema.json is not what the types say. Run
@@ -247,11 +107,9 @@ func compiled(t testing.TB) *jsonschema.Schema {
 
 // form returns what the decoder says of a plan's form.
 func decoded(data []byte) []*Problem {
-	d := &decoder{problems: problems{source: &source{at: map[string]place{}}}}
-	if root := d.parse(data); root != nil {
-		d.value(root, reflect.ValueOf(new(Plan)).Elem(), rule{}, "")
-	}
-	return d.list
+	found := &problems{Source: strict.NewSource("")}
+	language.Decode(found, data, new(Plan))
+	return found.List
 }
 
 func example(t testing.TB, name string) []byte {
@@ -307,18 +165,17 @@ func TestFullIsFull(t *testing.T) {
 				walk(v.Index(i))
 			}
 		case v.Kind() == reflect.Struct:
-			list, _, _ := fieldsOf(v.Type())
+			list, _, _ := strict.FieldsOf(v.Type())
 			for _, f := range list {
 				if fv := v.FieldByIndex(f.Index); !fv.IsZero() {
-					used[v.Type().Name()+"."+f.key] = true
+					used[v.Type().Name()+"."+f.Key] = true
 					walk(fv)
 				}
 			}
 		}
 	}
 	p := new(Plan)
-	d := &decoder{problems: problems{source: &source{at: map[string]place{}}}}
-	d.value(d.parse(example(t, "full.yaml")), reflect.ValueOf(p).Elem(), rule{}, "")
+	language.Decode(&problems{Source: strict.NewSource("")}, example(t, "full.yaml"), p)
 	walk(reflect.ValueOf(p).Elem())
 	for name, def := range schemaDefs(t) {
 		for key := range def["properties"].(map[string]any) {

@@ -1,6 +1,10 @@
 package plan
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/semelhq/semel/internal/strict"
+)
 
 // site is a place in a plan where a template may stand, and what may be in it.
 type site struct {
@@ -20,11 +24,11 @@ type site struct {
 // it; both may be nil.
 func (p *Plan) eachSite(f func(site)) {
 	for i, v := range p.Variables {
-		f(site{path: join("variables", v.Name), text: v.Value, variables: p.Variables[:i], fresh: true})
+		f(site{path: strict.Join("variables", v.Name), text: v.Value, variables: p.Variables[:i], fresh: true})
 	}
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
-			at := join("principals", string(name))
+			at := strict.Join("principals", string(name))
 			session := taken(p.Steps, "principal")
 			headerSites(pr.Headers, site{path: at + ".headers", taken: session}, f)
 			headerSites(Header(pr.Cookies), site{path: at + ".cookies", taken: session}, f)
@@ -33,7 +37,7 @@ func (p *Plan) eachSite(f func(site)) {
 	}
 	stepSites(p.Steps, "steps", p.Variables, nil, f)
 	for i := range p.Operations {
-		p.eachSiteOf(&p.Operations[i], index("operations", i), f)
+		p.eachSiteOf(&p.Operations[i], strict.Index("operations", i), f)
 	}
 	if p.Reset != nil {
 		at := site{principal: true, taken: taken(p.Steps, "principal")}
@@ -47,7 +51,7 @@ func (p *Plan) eachSite(f func(site)) {
 func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 	all := append(p.Variables[:len(p.Variables):len(p.Variables)], op.Variables...)
 	for i, v := range op.Variables {
-		f(site{path: join(path+".variables", v.Name), text: v.Value, variables: all[:len(p.Variables)+i], fresh: true})
+		f(site{path: strict.Join(path+".variables", v.Name), text: v.Value, variables: all[:len(p.Variables)+i], fresh: true})
 	}
 	if op.Key != nil {
 		f(site{path: path + ".key.value", text: op.Key.Value, variables: all, fresh: true})
@@ -59,7 +63,7 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 	for _, a := range op.alterations(path) {
 		bodySites(a.Body, sent.in(a.path+".body"), f)
 		for i, e := range a.Edits {
-			jsonSites(e.Value, sent.in(index(a.path+".edits", i)+".value"), f)
+			jsonSites(e.Value, sent.in(strict.Index(a.path+".edits", i)+".value"), f)
 		}
 	}
 	if op.Preview != nil {
@@ -70,7 +74,7 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 	}
 	seen := site{variables: all, key: true, resource: true, principal: true, taken: had}
 	for i := range op.Readers {
-		r, at := &op.Readers[i], index(path+".readers", i)
+		r, at := &op.Readers[i], strict.Index(path+".readers", i)
 		switch {
 		case r.HTTP != nil:
 			f(seen.at(at+".http.url", r.HTTP.URL))
@@ -96,7 +100,7 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 		}
 	}
 	for i := range op.Atomicity {
-		m, at := &op.Atomicity[i], index(path+".atomicity", i)
+		m, at := &op.Atomicity[i], strict.Index(path+".atomicity", i)
 		f(seen.regexp(at+".answer", m.Answer))
 		if m.Log != nil {
 			f(seen.regexp(at+".log.pattern", m.Log.Pattern))
@@ -106,15 +110,22 @@ func (p *Plan) eachSiteOf(op *Operation, path string, f func(site)) {
 			listSites(m.SQL.Args, seen.in(at+".sql.args"), f)
 		}
 	}
+	if op.Poll != nil {
+		asks := seen
+		for _, t := range op.Poll.Take {
+			asks.taken = append(asks.taken[:len(asks.taken):len(asks.taken)], t.Name)
+		}
+		f(asks.at(path+".poll.url", op.Poll.URL))
+	}
 	for i := range op.Audit {
-		a, at := &op.Audit[i], index(path+".audit", i)
+		a, at := &op.Audit[i], strict.Index(path+".audit", i)
 		if a.HTTP != nil {
 			f(seen.at(at+".http.url", a.HTTP.URL))
 			headerSites(a.HTTP.Headers, seen.in(at+".http.headers"), f)
 		}
 		listSites(a.Command, seen.in(at+".command"), f)
 		for _, m := range a.Find {
-			f(seen.regexp(join(at+".find", m.Name), m.Value))
+			f(seen.regexp(strict.Join(at+".find", m.Name), m.Value))
 		}
 	}
 }
@@ -145,7 +156,7 @@ func (p *Plan) takenFor(op *Operation) (names []string) {
 func stepSites(steps []Step, path string, variables Pairs, outer []Step, f func(site)) {
 	all := append(outer[:len(outer):len(outer)], steps...)
 	for i := range steps {
-		st, at := &steps[i], index(path, i)
+		st, at := &steps[i], strict.Index(path, i)
 		before := all[:len(outer)+i]
 		s := site{principal: true, taken: taken(before, "principal")}
 		if st.Each == "request" {
@@ -195,12 +206,12 @@ func headerSites(h Header, s site, f func(site)) {
 
 // headerSite is the path of a member that may be there several times.
 func headerSite(path string, i int, name string) string {
-	return fmt.Sprintf("%s#%d", join(path, name), i)
+	return fmt.Sprintf("%s#%d", strict.Join(path, name), i)
 }
 
 func listSites(list []string, s site, f func(site)) {
 	for i, e := range list {
-		f(s.at(index(s.path, i), e))
+		f(s.at(strict.Index(s.path, i), e))
 	}
 }
 

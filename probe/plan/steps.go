@@ -4,11 +4,13 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -56,13 +58,13 @@ func (r *Renderer) stepRequest(v *Values, st *Step, who PrincipalName, refresh b
 func (r *Renderer) stepPath(st *Step) string {
 	for i := range r.plan.Steps {
 		if &r.plan.Steps[i] == st {
-			return index("steps", i)
+			return strict.Index("steps", i)
 		}
 	}
 	for i := range r.plan.Operations {
 		for j := range r.plan.Operations[i].Steps {
 			if &r.plan.Operations[i].Steps[j] == st {
-				return index(index("operations", i)+".steps", j)
+				return strict.Index(strict.Index("operations", i)+".steps", j)
 			}
 		}
 	}
@@ -101,15 +103,9 @@ func (r *Renderer) Took(v *Values, st *Step, who PrincipalName, values []string)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, t := range st.Take {
-		value := text{s: values[i], foreign: true}
-		if err := checkForeign(t.Name, value.s, MaxTakenBytes); err != nil {
-			return fmt.Errorf("plan: step %s: %w", st.Name, err)
-		}
-		if *t.Secret {
-			value.secret = "step " + st.Name
-			if len(value.s) > 0 && len(value.s) < MinSecretBytes {
-				return fmt.Errorf("plan: step %s: %s is shorter than %d bytes, too short to be kept out of evidence; say secret: false if it is none", st.Name, t.Name, MinSecretBytes)
-			}
+		value, err := r.taken("step "+st.Name, t, values[i])
+		if err != nil {
+			return err
 		}
 		switch {
 		case value.s == "":
@@ -125,11 +121,52 @@ func (r *Renderer) Took(v *Values, st *Step, who PrincipalName, values []string)
 			}
 			r.sessions[pr][t.Name] = value
 		}
-		if value.secret != "" {
-			r.derived[Secret{value.secret, value.s}] = true
-		}
 	}
 	return nil
+}
+
+// taken is what was taken from an answer, as templates see it. It needs mu.
+func (r *Renderer) taken(from string, t Taking, s string) (text, error) {
+	value := text{s: s, foreign: true}
+	if err := checkForeign(t.Name, s, MaxTakenBytes); err != nil {
+		return value, fmt.Errorf("plan: %s: %w", from, err)
+	}
+	if *t.Secret && s != "" {
+		value.secret = from
+		if len(s) < MinSecretBytes {
+			return value, fmt.Errorf("plan: %s: %s is shorter than %d bytes, too short to be kept out of evidence; say secret: false if it is none", from, t.Name, MinSecretBytes)
+		}
+		r.derived[Secret{value.secret, s}] = true
+	}
+	return value, nil
+}
+
+// StatusURL renders where to ask what became of a request that was accepted. The
+// values are those of the poll's Take, in its order, and resourceID is what the
+// answer calls the resource.
+func (r *Renderer) StatusURL(v *Values, values []string, resourceID string) (string, error) {
+	p := v.op.Poll
+	c := *v
+	c.taken = maps.Clone(v.taken)
+	r.mu.Lock()
+	for i, t := range p.Take {
+		value, err := r.taken("poll", t, values[i])
+		if err != nil {
+			r.mu.Unlock()
+			return "", err
+		}
+		c.taken[t.Name] = value
+	}
+	r.mu.Unlock()
+	pr, err := r.principal(ActorA)
+	if err != nil {
+		return "", err
+	}
+	u, err := r.render(r.scope(&c, pr, resourceID).in(inURL), v.path+".poll.url", p.URL, MaxValueBytes)
+	if err != nil {
+		return "", fmt.Errorf("plan: poll: %w", err)
+	}
+	return u.s, nil
 }
 
 // renew notes that a value has taken the place of another, and of those that the

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/internal/strict"
 )
 
 // template is a parsed template: literal text and calls in turn.
@@ -122,7 +124,7 @@ func parseAction(s string) (piece, error) {
 	case head[0] == '.':
 		c.ref = head[1:]
 		name, attribute, dotted := strings.Cut(c.ref, ".")
-		if !forms["variable"].re.MatchString(name) || dotted && (name != "principal" || !forms["variable"].re.MatchString(attribute)) {
+		if !forms["variable"].Match(name) || dotted && (name != "principal" || !forms["variable"].Match(attribute)) {
 			return piece{}, fmt.Errorf("{{.%s}} is not a variable's name", c.ref)
 		}
 	default:
@@ -133,7 +135,7 @@ func parseAction(s string) (piece, error) {
 				known = append(known, name)
 			}
 			slices.Sort(known)
-			return piece{}, fmt.Errorf("{{%s}} is not known%s", head, didYouMean(head, known))
+			return piece{}, fmt.Errorf("{{%s}} is not known%s", head, strict.DidYouMean(head, known))
 		}
 		c.fn = head
 		if len(words) > 0 && words[0] != "|" && f.arg != 0 {
@@ -237,7 +239,7 @@ func (t template) render(sc scope, site string, escape func(string) string) (tex
 			b.WriteString(p.literal)
 			continue
 		}
-		v, err := p.call.eval(sc, index(site, i))
+		v, err := p.call.eval(sc, strict.Index(site, i))
 		if err != nil {
 			return text{}, err
 		}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -20,10 +21,10 @@ import (
 // *Problem. Parse does it too; it is for plans made in Go.
 func (p *Plan) Validate() error {
 	var ps problems
-	ps.source = p.source
-	checkRules(&ps, reflectOf(p), rule{}, "")
+	ps.Source = p.source
+	language.Check(&ps, reflectOf(p), strict.Rule{}, "")
 	p.check(&ps)
-	return ps.err()
+	return ps.Err()
 }
 
 // check reports what the rules in the tags cannot say.
@@ -35,9 +36,9 @@ func (p *Plan) check(ps *problems) {
 	p.checkSteps(ps, p.Steps, nil, p.Variables, "steps")
 	names := map[string]bool{}
 	for i := range p.Operations {
-		op, at := &p.Operations[i], index("operations", i)
+		op, at := &p.Operations[i], strict.Index("operations", i)
 		if op.Name != "" && names[op.Name] {
-			ps.add(at+".name", "another operation has this name")
+			ps.Add(at+".name", "another operation has this name")
 		}
 		names[op.Name] = true
 		p.checkOperation(ps, op, at)
@@ -55,14 +56,14 @@ func (p *Plan) check(ps *problems) {
 func (p *Plan) checkTarget(ps *problems) {
 	for i, a := range p.Target.Allow {
 		if why := checkAddress(a); why != "" {
-			ps.add(index("target.allow", i), "%s", why)
+			ps.Add(strict.Index("target.allow", i), "%s", why)
 		}
 	}
 	if why := checkAddress(p.Target.Instance); p.Target.Instance != "" && why != "" {
-		ps.add("target.instance", "%s", why)
+		ps.Add("target.instance", "%s", why)
 	}
 	if p.inProduction() && p.Reset != nil {
-		ps.add("reset", "is refused in production")
+		ps.Add("reset", "is refused in production")
 	}
 }
 
@@ -104,17 +105,17 @@ func (p *Plan) checkPrincipals(ps *problems) {
 		if firstName == "" {
 			first, firstName = own, name
 		} else if !slices.Equal(first, own) {
-			ps.add(join("principals", string(name)), "must have the same attributes as %s", firstName)
+			ps.Add(strict.Join("principals", string(name)), "must have the same attributes as %s", firstName)
 		}
 	}
 	if p.Principals.ActorA == nil && (p.Principals.ActorB != nil || p.Principals.TenantB != nil) {
-		ps.add("principals", "without actor_a there is nobody for the others to differ from")
+		ps.Add("principals", "without actor_a there is nobody for the others to differ from")
 	}
 }
 
 func (p *Plan) checkAs(ps *problems, as PrincipalName, path string) {
 	if as != "" && as != ActorA && p.Principals.Get(as) == nil {
-		ps.add(path, "the plan has no such principal")
+		ps.Add(path, "the plan has no such principal")
 	}
 }
 
@@ -131,12 +132,12 @@ func (p *Plan) attributes() Pairs {
 func (p *Plan) checkTemplates(ps *problems) {
 	p.checkVariables(ps, p.Variables, nil, "variables")
 	for i := range p.Operations {
-		p.checkVariables(ps, p.Operations[i].Variables, p.Variables, index("operations", i)+".variables")
+		p.checkVariables(ps, p.Operations[i].Variables, p.Variables, strict.Index("operations", i)+".variables")
 	}
 	p.eachSite(func(s site) {
 		t, err := parseTemplate(s.text)
 		if err != nil {
-			ps.add(s.path, "%v", err)
+			ps.Add(s.path, "%v", err)
 			return
 		}
 		toFill := false
@@ -148,18 +149,18 @@ func (p *Plan) checkTemplates(ps *problems) {
 			switch {
 			case c.fn == "fill":
 				toFill = true
-				ps.fill(s.path, c.arg)
+				ps.Add(s.path, "to fill in: %s", c.arg).ToFill = true
 			case c.fresh() && !s.fresh:
-				ps.add(s.path, "{{%s}} would be another value each time; give it a name under variables and write {{.name}}", c.fn)
+				ps.Add(s.path, "{{%s}} would be another value each time; give it a name under variables and write {{.name}}", c.fn)
 			case c.ref != "":
 				if why := s.refers(c.ref, p); why != "" {
-					ps.add(s.path, "%s", why)
+					ps.Add(s.path, "%s", why)
 				}
 			}
 		}
 		if s.pattern && !toFill {
 			if _, err := regexp.Compile(t.sample()); err != nil {
-				ps.add(s.path, "is not a regular expression (RE2)")
+				ps.Add(s.path, "is not a regular expression (RE2)")
 			}
 		}
 	})
@@ -183,9 +184,9 @@ func (p *Plan) checkVariables(ps *problems, own, outer Pairs, path string) {
 		_, twice := own[:i].Get(v.Name)
 		switch {
 		case slices.Contains(reserved, v.Name):
-			ps.add(join(path, v.Name), "is a name that the probe itself uses")
+			ps.Add(strict.Join(path, v.Name), "is a name that the probe itself uses")
 		case taken || twice:
-			ps.add(join(path, v.Name), "another variable has this name")
+			ps.Add(strict.Join(path, v.Name), "another variable has this name")
 		}
 	}
 }
@@ -216,7 +217,7 @@ func (s site) refers(ref string, p *Plan) string {
 		names = append(names, v.Name)
 	}
 	names = append(names, s.taken...)
-	return "{{." + ref + "}} is no variable that is known here" + didYouMean(ref, names)
+	return "{{." + ref + "}} is no variable that is known here" + strict.DidYouMean(ref, names)
 }
 
 // sensitive is about names whose values are credentials.
@@ -275,7 +276,7 @@ func (p *Plan) checkSecrets(ps *problems) {
 	header := func(h Header, path string) {
 		for i, m := range h {
 			if Sensitive(m.Name) && !p.secretText(m.Value, secrets) {
-				ps.add(headerSite(path, i, m.Name), write)
+				ps.Add(headerSite(path, i, m.Name), write)
 			}
 		}
 	}
@@ -284,7 +285,7 @@ func (p *Plan) checkSecrets(ps *problems) {
 		for part := range strings.SplitSeq(q, "&") {
 			name, value, _ := strings.Cut(part, "=")
 			if Sensitive(name) && !p.secretText(value, secrets) {
-				ps.add(path, "the parameter %s "+write, name)
+				ps.Add(path, "the parameter %s "+write, name)
 			}
 		}
 	}
@@ -294,26 +295,26 @@ func (p *Plan) checkSecrets(ps *problems) {
 	}
 	steps := func(list []Step, path string) {
 		for i := range list {
-			request(&list[i].Request, index(path, i)+".request")
+			request(&list[i].Request, strict.Index(path, i)+".request")
 			if list[i].Refresh != nil {
-				request(list[i].Refresh, index(path, i)+".refresh")
+				request(list[i].Refresh, strict.Index(path, i)+".refresh")
 			}
 		}
 	}
 	steps(p.Steps, "steps")
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
-			at := join("principals", string(name))
+			at := strict.Join("principals", string(name))
 			header(pr.Headers, at+".headers")
 			for i, m := range pr.Cookies {
 				if !PlainCookie(m.Name, m.Value) && !p.secretText(m.Value, secrets) {
-					ps.add(headerSite(at+".cookies", i, m.Name), write)
+					ps.Add(headerSite(at+".cookies", i, m.Name), write)
 				}
 			}
 		}
 	}
 	for i := range p.Operations {
-		op, at := &p.Operations[i], index("operations", i)
+		op, at := &p.Operations[i], strict.Index("operations", i)
 		before := len(secrets)
 		note(op.Variables)
 		fromSteps(op.Steps)
@@ -323,22 +324,28 @@ func (p *Plan) checkSecrets(ps *problems) {
 			request(op.Preview, at+".preview")
 		}
 		if op.Signature != nil && !p.secretText(op.Signature.Secret, secrets) {
-			ps.add(at+".signature.secret", write)
+			ps.Add(at+".signature.secret", write)
 		}
 		for i, r := range op.Readers {
-			at := index(at+".readers", i)
+			at := strict.Index(at+".readers", i)
 			if r.HTTP != nil {
 				header(r.HTTP.Headers, at+".http.headers")
 				query(r.HTTP.URL, at+".http.url")
 			}
 			if r.SQL != nil && r.SQL.Driver != "sqlite" && !p.secretText(r.SQL.DSN, secrets) {
-				ps.add(at+".sql.dsn", write)
+				ps.Add(at+".sql.dsn", write)
 			}
+		}
+		if op.Poll != nil {
+			for _, t := range op.Poll.Take {
+				secrets[t.Name] = true
+			}
+			query(op.Poll.URL, at+".poll.url")
 		}
 		for i, a := range op.Audit {
 			if a.HTTP != nil {
-				header(a.HTTP.Headers, index(at+".audit", i)+".http.headers")
-				query(a.HTTP.URL, index(at+".audit", i)+".http.url")
+				header(a.HTTP.Headers, strict.Index(at+".audit", i)+".http.headers")
+				query(a.HTTP.URL, strict.Index(at+".audit", i)+".http.url")
 			}
 		}
 		if len(secrets) > before {
@@ -347,6 +354,11 @@ func (p *Plan) checkSecrets(ps *problems) {
 			}
 			for _, name := range append(taken(op.Steps, "principal"), taken(op.Steps, "request")...) {
 				delete(secrets, name)
+			}
+			if op.Poll != nil {
+				for _, t := range op.Poll.Take {
+					delete(secrets, t.Name)
+				}
 			}
 		}
 	}
@@ -369,7 +381,7 @@ func (p *Plan) checkTiming(ps *problems) {
 	t := d.Timing
 	limit := func(path string, d, most time.Duration) {
 		if d > most {
-			ps.add(path, "is longer than %v", most)
+			ps.Add(path, "is longer than %v", most)
 		}
 	}
 	limit("timing.timeout", t.Timeout, 10*time.Minute)
@@ -377,10 +389,10 @@ func (p *Plan) checkTiming(ps *problems) {
 	limit("timing.late_after", t.LateAfter, 24*time.Hour)
 	limit("budget.max_time", d.Budget.MaxTime, 7*24*time.Hour)
 	if t.Settle > t.SettleLimit {
-		ps.add("timing.settle", "is longer than settle_limit, %v", t.SettleLimit)
+		ps.Add("timing.settle", "is longer than settle_limit, %v", t.SettleLimit)
 	}
 	if t.Poll > t.Settle {
-		ps.add("timing.poll", "is longer than settle, %v", t.Settle)
+		ps.Add("timing.poll", "is longer than settle, %v", t.Settle)
 	}
 }
 
@@ -403,22 +415,22 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 	if op.OtherOperation != "" {
 		switch _, err := p.Operation(op.OtherOperation); {
 		case err != nil:
-			ps.add(at+".other_operation", "the plan has no such operation")
+			ps.Add(at+".other_operation", "the plan has no such operation")
 		case op.OtherOperation == op.Name:
-			ps.add(at+".other_operation", "is this operation itself")
+			ps.Add(at+".other_operation", "is this operation itself")
 		}
 	}
 	for i, m := range op.Atomicity {
-		at := index(at+".atomicity", i)
+		at := strict.Index(at+".atomicity", i)
 		if m.SQL != nil && m.SQL.Driver != "sqlite" && !p.secretText(m.SQL.DSN, nil) {
-			ps.add(at+".sql.dsn", writeSecret)
+			ps.Add(at+".sql.dsn", writeSecret)
 		}
 	}
 	names := map[string]bool{}
 	for i := range op.Readers {
-		r, at := &op.Readers[i], index(at+".readers", i)
+		r, at := &op.Readers[i], strict.Index(at+".readers", i)
 		if r.Name != "" && names[r.Name] {
-			ps.add(at+".name", "another reader has this name")
+			ps.Add(at+".name", "another reader has this name")
 		}
 		names[r.Name] = true
 		p.checkReader(ps, op, r, at)
@@ -426,18 +438,21 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 	checkSinks(ps, op, at)
 	if r := op.Resource; r != nil {
 		if r.Header != "" && r.Pointer != nil {
-			ps.add(at+".resource", "has header and pointer; only one of them is allowed")
+			ps.Add(at+".resource", "has header and pointer; only one of them is allowed")
 		}
 		if r.Pointer != nil && r.Pattern != "" {
-			ps.add(at+".resource", "has pointer and pattern; only one of them is allowed")
+			ps.Add(at+".resource", "has pointer and pattern; only one of them is allowed")
 		}
 		checkGroup(ps, r.Pattern, at+".resource.pattern")
 	}
+	if op.Poll != nil {
+		p.checkPoll(ps, op, at+".poll")
+	}
 	clear(names)
 	for i, a := range op.Audit {
-		at := index(at+".audit", i)
+		at := strict.Index(at+".audit", i)
 		if a.Name != "" && names[a.Name] {
-			ps.add(at+".name", "another audit has this name")
+			ps.Add(at+".name", "another audit has this name")
 		}
 		names[a.Name] = true
 		if a.HTTP != nil {
@@ -451,7 +466,7 @@ func (p *Plan) checkOperation(ps *problems, op *Operation, at string) {
 			links = links || ok
 		}
 		if len(a.Find) > 0 && !links {
-			ps.add(at+".find", "needs key, request_id, event_id or trace_id: without one, nothing says which request a line is about")
+			ps.Add(at+".find", "needs key, request_id, event_id or trace_id: without one, nothing says which request a line is about")
 		}
 	}
 	p.checkExperiments(ps, op, op.Experiments, at+".experiments")
@@ -467,9 +482,9 @@ func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, pa
 		}
 	}
 	for i := range steps {
-		st, at := &steps[i], index(path, i)
+		st, at := &steps[i], strict.Index(path, i)
 		if st.Name != "" && names[st.Name] {
-			ps.add(at+".name", "another step has this name")
+			ps.Add(at+".name", "another step has this name")
 		}
 		names[st.Name] = true
 		p.checkRequest(ps, &st.Request, at+".request")
@@ -479,58 +494,101 @@ func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, pa
 		lasts := st.Valid == 0 && st.ExpiresIn == nil && len(st.Expired) == 0
 		switch {
 		case st.Each == "request" && (!lasts || st.Refresh != nil):
-			ps.add(at, "has valid, expires_in, expired or refresh, which are for each: principal")
+			ps.Add(at, "has valid, expires_in, expired or refresh, which are for each: principal")
 		case st.Refresh != nil && lasts:
-			ps.add(at+".refresh", "is never sent without valid, expires_in or expired")
+			ps.Add(at+".refresh", "is never sent without valid, expires_in or expired")
 		case !lasts && len(st.Take) == 0:
-			ps.add(at, "takes nothing that could expire")
+			ps.Add(at, "takes nothing that could expire")
 		}
 		if st.Valid > 7*24*time.Hour {
-			ps.add(at+".valid", "is longer than %v", 7*24*time.Hour)
+			ps.Add(at+".valid", "is longer than %v", 7*24*time.Hour)
 		}
-		for i, t := range st.Take {
-			at := index(at+".take", i)
-			_, variable := variables.Get(t.Name)
-			switch {
-			case slices.Contains(reserved, t.Name):
-				ps.add(at+".name", "is a name that the probe itself uses")
-			case variable || t.Name != "" && values[t.Name]:
-				ps.add(at+".name", "another variable, or what another step takes, has this name")
+		checkTaking(ps, st.Take, variables, values, at+".take")
+	}
+}
+
+// checkTaking checks what is taken from an answer; values are the names that
+// others take, to which it adds.
+func checkTaking(ps *problems, take []Taking, variables Pairs, values map[string]bool, path string) {
+	for i, t := range take {
+		at := strict.Index(path, i)
+		_, variable := variables.Get(t.Name)
+		switch {
+		case slices.Contains(reserved, t.Name):
+			ps.Add(at+".name", "is a name that the probe itself uses")
+		case variable || t.Name != "" && values[t.Name]:
+			ps.Add(at+".name", "another variable, or what another step takes, has this name")
+		}
+		values[t.Name] = true
+		places := 0
+		for _, given := range []bool{t.Header != "", t.Pointer != nil, t.Cookie != ""} {
+			if given {
+				places++
 			}
-			values[t.Name] = true
-			places := 0
-			for _, given := range []bool{t.Header != "", t.Pointer != nil, t.Cookie != ""} {
-				if given {
-					places++
-				}
+		}
+		if places > 1 {
+			ps.Add(at, "has more than one of header, pointer and cookie; only one of them is allowed")
+		}
+		checkGroup(ps, t.Pattern, at+".pattern")
+	}
+}
+
+// checkPoll checks how it is asked what became of a request.
+func (p *Plan) checkPoll(ps *problems, op *Operation, at string) {
+	values := map[string]bool{}
+	for _, name := range p.takenFor(op) {
+		values[name] = true
+	}
+	checkTaking(ps, op.Poll.Take, append(p.Variables[:len(p.Variables):len(p.Variables)], op.Variables...), values, at+".take")
+	checkURL(ps, op.Poll.URL, at+".url")
+	d := op.Poll.withDefaults(p.WithDefaults().Timing)
+	if d.Limit > 24*time.Hour {
+		ps.Add(at+".limit", "is longer than %v", 24*time.Hour)
+	}
+	if d.Interval > d.Limit {
+		ps.Add(at+".interval", "is longer than limit, %v", d.Limit)
+	}
+	if len(op.Poll.Take) > 0 && op.Poll.URL == "" {
+		ps.Add(at+".take", "is for url, which is not there")
+	}
+	meant := map[string]string{}
+	for _, kind := range []struct {
+		name  string
+		words []string
+	}{{"pending", d.Pending}, {"done", d.Done}, {"failed", d.Failed}} {
+		for i, w := range kind.words {
+			if other := meant[Word(w)]; other != "" {
+				ps.Add(strict.Index(at+"."+kind.name, i), "%q is among %s too", w, other)
 			}
-			if places > 1 {
-				ps.add(at, "has more than one of header, pointer and cookie; only one of them is allowed")
-			}
-			checkGroup(ps, t.Pattern, at+".pattern")
+			meant[Word(w)] = kind.name
 		}
 	}
+}
+
+// Word is a word for the state of a request, as it is compared with others.
+func Word(s string) string {
+	return strings.NewReplacer(" ", "_", "-", "_").Replace(strings.ToLower(strings.TrimSpace(s)))
 }
 
 // checkGroup checks a regular expression that is to find a part of a text.
 func checkGroup(ps *problems, pattern, at string) {
 	if re, err := regexp.Compile(pattern); pattern != "" && (err != nil || re.NumSubexp() < 1) {
-		ps.add(at, "must be a regular expression (RE2) with a group")
+		ps.Add(at, "must be a regular expression (RE2) with a group")
 	}
 }
 
 func (p *Plan) checkRequest(ps *problems, r *Request, at string) {
 	checkURL(ps, r.URL, at+".url")
 	if r.Method == "CONNECT" {
-		ps.add(at+".method", "CONNECT asks for a tunnel")
+		ps.Add(at+".method", "CONNECT asks for a tunnel")
 	}
 	for i, m := range r.Headers {
 		switch strings.ToLower(m.Name) {
 		case "content-length", "transfer-encoding":
-			ps.add(headerSite(at+".headers", i, m.Name), "is written by the probe")
+			ps.Add(headerSite(at+".headers", i, m.Name), "is written by the probe")
 		}
 		if strings.ContainsAny(m.Value, "\r\n\x00") {
-			ps.add(headerSite(at+".headers", i, m.Name), "has a line break in it")
+			ps.Add(headerSite(at+".headers", i, m.Name), "has a line break in it")
 		}
 	}
 	checkBody(ps, r.Body, at+".body")
@@ -547,30 +605,30 @@ func checkURL(ps *problems, text, at string) {
 	}
 	sample := t.sample()
 	if !strings.HasPrefix(sample, "http://") && !strings.HasPrefix(sample, "https://") {
-		ps.add(at, "must begin with http:// or https://")
+		ps.Add(at, "must begin with http:// or https://")
 		return
 	}
 	if strings.Contains(sample, "#") {
-		ps.add(at, "has a fragment, which is never sent")
+		ps.Add(at, "has a fragment, which is never sent")
 	}
 	if len(t) > 1 {
 		return
 	}
 	if err := (wire.Request{Method: "GET", URL: sample}).Validate(); err != nil {
 		_, why, _ := strings.Cut(err.Error(), "URL: ")
-		ps.add(at, "%s", why)
+		ps.Add(at, "%s", why)
 	}
 }
 
 func checkBody(ps *problems, b *Body, at string) {
 	if b != nil && b.Base64 != nil {
 		if _, err := decodeBase64(*b.Base64); err != nil {
-			ps.add(at+".base64", "is not standard base64")
+			ps.Add(at+".base64", "is not standard base64")
 		}
 	}
 	if b != nil && b.GraphQL != nil && len(b.GraphQL.Variables) > 0 {
 		if _, _, kind, err := findJSON(b.GraphQL.Variables, ""); err == nil && kind != '{' {
-			ps.add(at+".graphql.variables", "must be a mapping, name: value")
+			ps.Add(at+".graphql.variables", "must be a mapping, name: value")
 		}
 	}
 }
@@ -582,27 +640,27 @@ func decodeBase64(s string) ([]byte, error) {
 func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
 	k := op.Key
 	if k.Syntax != "" && k.Header == "" {
-		ps.add(at+".key.syntax", "is for a key in a header")
+		ps.Add(at+".key.syntax", "is for a key in a header")
 	}
 	for _, h := range p.headersOf(op, at) {
 		if k.Header != "" && h.has(k.Header) {
-			ps.add(h.path, "has the key's header; the probe writes it")
+			ps.Add(h.path, "has the key's header; the probe writes it")
 		}
 	}
 	if _, query, _ := strings.Cut(op.Request.URL, "?"); k.Query != "" {
 		for part := range strings.SplitSeq(query, "&") {
 			name, _, _ := strings.Cut(part, "=")
 			if name, err := url.QueryUnescape(name); err == nil && name == k.Query {
-				ps.add(at+".request.url", "has the key's parameter; the probe writes it")
+				ps.Add(at+".request.url", "has the key's parameter; the probe writes it")
 			}
 		}
 	}
 	if p.ContractFor(op).Profile == "oasis" {
 		if !strings.EqualFold(k.Header, "Repeatability-Request-ID") {
-			ps.add(at+".key", "the contract oasis has its key in the header Repeatability-Request-ID")
+			ps.Add(at+".key", "the contract oasis has its key in the header Repeatability-Request-ID")
 		}
 		if !op.Request.Headers.has("Repeatability-First-Sent") {
-			ps.add(at+".request.headers", `the contract oasis needs Repeatability-First-Sent, such as '{{now "http"}}'`)
+			ps.Add(at+".request.headers", `the contract oasis needs Repeatability-First-Sent, such as '{{now "http"}}'`)
 		}
 	}
 	if k.Body == "" {
@@ -622,12 +680,12 @@ func (p *Plan) checkKey(ps *problems, op *Operation, at string) {
 	for _, b := range bodies {
 		switch {
 		case b.body == nil && (b.path == at+".request.body" || b.path == at+".preview.body"):
-			ps.add(at+".key.body", "the %s has no body", strings.TrimSuffix(strings.TrimPrefix(b.path, at+"."), ".body"))
+			ps.Add(at+".key.body", "the %s has no body", strings.TrimSuffix(strings.TrimPrefix(b.path, at+"."), ".body"))
 		case b.body != nil && b.body.Base64 != nil:
-			ps.add(b.path, "must be json, text or file, for the key to go into it")
+			ps.Add(b.path, "must be json, text or file, for the key to go into it")
 		case b.body != nil && b.body.json() != nil:
 			if _, err := insertJSON(b.body.json(), k.Body, []byte(`""`)); err != nil {
-				ps.add(at+".key.body", "%v in %s", err, b.path)
+				ps.Add(at+".key.body", "%v in %s", err, b.path)
 			}
 		}
 	}
@@ -663,7 +721,7 @@ func (p *Plan) headersOf(op *Operation, at string) []headerAt {
 	}
 	for _, name := range []PrincipalName{ActorA, ActorB, TenantB} {
 		if pr := p.Principals.Get(name); pr != nil {
-			list = append(list, headerAt{pr.Headers, join("principals", string(name)) + ".headers"})
+			list = append(list, headerAt{pr.Headers, strict.Join("principals", string(name)) + ".headers"})
 		}
 	}
 	return list
@@ -674,16 +732,16 @@ func (p *Plan) checkSignature(ps *problems, op *Operation, at string) {
 	id := map[string]string{"standard-webhooks": "webhook-id", "github": "X-GitHub-Delivery"}[scheme]
 	switch {
 	case op.Key == nil:
-		ps.add(at+".key", "is missing: a delivery has an event id, and key says where")
+		ps.Add(at+".key", "is missing: a delivery has an event id, and key says where")
 	case id != "" && !strings.EqualFold(op.Key.Header, id):
-		ps.add(at+".key", "%s has the event id in the header %s", scheme, id)
+		ps.Add(at+".key", "%s has the event id in the header %s", scheme, id)
 	case id != "" && op.Key.Syntax == "sf-string":
-		ps.add(at+".key.syntax", "%s has the event id bare", scheme)
+		ps.Add(at+".key.syntax", "%s has the event id bare", scheme)
 	}
 	for _, h := range p.headersOf(op, at) {
 		for _, name := range signatureHeaders[scheme] {
 			if h.has(name) {
-				ps.add(h.path, "has %s, which the signature writes", name)
+				ps.Add(h.path, "has %s, which the signature writes", name)
 			}
 		}
 	}
@@ -692,54 +750,54 @@ func (p *Plan) checkSignature(ps *problems, op *Operation, at string) {
 func (p *Plan) checkEdits(ps *problems, op *Operation, a alterationAt) {
 	b := op.Request.Body
 	for i, e := range a.Edits {
-		at := index(a.path+".edits", i)
+		at := strict.Index(a.path+".edits", i)
 		switch {
 		case e.Pointer == nil:
 		case b == nil:
-			ps.add(at, "the request has no body to edit")
+			ps.Add(at, "the request has no body to edit")
 		case b.Base64 != nil:
-			ps.add(at, "the body is base64; replace it as a whole")
+			ps.Add(at, "the body is base64; replace it as a whole")
 		case b.json() != nil:
 			text := b.json()
 			start, end, _, err := findJSON(text, *e.Pointer)
 			if err != nil {
-				ps.add(at+".pointer", "%v in the body", err)
+				ps.Add(at+".pointer", "%v in the body", err)
 			} else if string(text[start:end]) == string(e.Value) {
-				ps.add(at+".value", "is what the body has already")
+				ps.Add(at+".value", "is what the body has already")
 			}
 		}
 	}
 }
 
 func (p *Plan) checkReader(ps *problems, op *Operation, r *Reader, at string) {
-	if n, ok := new(big.Rat).SetString(string(r.Effect)); r.Effect != "" && (!jsonNumber.MatchString(string(r.Effect)) || len(r.Effect) > 30 || !ok || n.Sign() == 0) {
-		ps.add(at+".effect", "must be a number other than 0")
+	if n, ok := new(big.Rat).SetString(string(r.Effect)); r.Effect != "" && (!strict.IsNumber(string(r.Effect)) || len(r.Effect) > 30 || !ok || n.Sign() == 0) {
+		ps.Add(at+".effect", "must be a number other than 0")
 	}
 	if h := r.HTTP; h != nil {
 		checkURL(ps, h.URL, at+".http.url")
 		p.checkAs(ps, h.As, at+".http.as")
 		if h.Count == nil && (len(h.Where) > 0 || h.ID != nil) {
-			ps.add(at+".http", "where and id are about what count counts; there is nothing")
+			ps.Add(at+".http", "where and id are about what count counts; there is nothing")
 		}
 		if h.Format != "" && h.Count == nil && h.Value == nil {
-			ps.add(at+".http.format", "is for count and value; lines and number take any text")
+			ps.Add(at+".http.format", "is for count and value; lines and number take any text")
 		}
 		checkBody(ps, h.Post, at+".http.post")
 		if t, err := parseTemplate(h.Number); err == nil && h.Number != "" {
 			if re, err := regexp.Compile(t.sample()); err == nil && re.NumSubexp() < 1 {
-				ps.add(at+".http.number", "must have a group")
+				ps.Add(at+".http.number", "must have a group")
 			}
 		}
 		checkPages(ps, h, at+".http.pages")
 	}
 	if r.Outside != nil && !*r.Outside && (r.Webhook != nil || r.SMTP != nil) {
-		ps.add(at+".outside", "what the target sends is outside of it")
+		ps.Add(at+".outside", "what the target sends is outside of it")
 	}
 	if r.Command != nil {
 		checkArgv(ps, r.Command.Argv, p.takenFor(op), at+".command.argv")
 	}
 	if r.Command != nil && r.Command.Timeout > 10*time.Minute {
-		ps.add(at+".command.timeout", "is longer than 10m")
+		ps.Add(at+".command.timeout", "is longer than 10m")
 	}
 }
 
@@ -749,18 +807,18 @@ func checkPages(ps *problems, h *HTTPReader, at string) {
 	case g == nil:
 		return
 	case h.Count == nil && h.Lines == "":
-		ps.add(at, "are for count and lines")
+		ps.Add(at, "are for count and lines")
 	case g.Next != nil && h.Count == nil:
-		ps.add(at+".next", "is for answers in JSON or XML")
+		ps.Add(at+".next", "is for answers in JSON or XML")
 	}
 	if g.Next == nil && (g.Parameter != "" || g.Member != "") {
-		ps.add(at, "has parameter or member, which say where next goes")
+		ps.Add(at, "has parameter or member, which say where next goes")
 	}
 	if g.Parameter != "" && g.Member != "" {
-		ps.add(at, "has parameter and member; only one of them is allowed")
+		ps.Add(at, "has parameter and member; only one of them is allowed")
 	}
 	if g.Member != "" && (h.Post == nil || h.Post.Base64 != nil) {
-		ps.add(at+".member", "needs a post of JSON to go into")
+		ps.Add(at+".member", "needs a post of JSON to go into")
 	}
 }
 
@@ -775,11 +833,11 @@ func checkSinks(ps *problems, op *Operation, at string) {
 			if s.sink == nil {
 				continue
 			}
-			path := index(at+".readers", i) + "." + s.kind + ".listen"
+			path := strict.Index(at+".readers", i) + "." + s.kind + ".listen"
 			if why := checkAddress(s.sink.Listen); why != "" {
-				ps.add(path, "%s", why)
+				ps.Add(path, "%s", why)
 			} else if taken[s.sink.Listen] {
-				ps.add(path, "another reader listens here")
+				ps.Add(path, "another reader listens here")
 			}
 			taken[s.sink.Listen] = true
 		}
@@ -789,15 +847,15 @@ func checkSinks(ps *problems, op *Operation, at string) {
 func (p *Plan) checkExperiments(ps *problems, op *Operation, list []Experiment, at string) {
 	seen := map[Experiment]bool{}
 	for i, e := range list {
-		at := index(at, i)
+		at := strict.Index(at, i)
 		switch {
 		case seen[e]:
-			ps.add(at, "is given twice")
+			ps.Add(at, "is given twice")
 		case e.NeverInProduction() && p.inProduction():
-			ps.add(at, "is refused in production: it races, cuts off or provokes failures")
+			ps.Add(at, "is refused in production: it races, cuts off or provokes failures")
 		case op != nil:
 			if err := p.Applies(op, e); err != nil {
-				ps.add(at, "%v", err)
+				ps.Add(at, "%v", err)
 			}
 		}
 		seen[e] = true

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"slices"
+
+	"github.com/semelhq/semel/internal/strict"
 )
 
 // Where returns the file of the plan, as it was given to Parse, and the line at
@@ -9,10 +11,10 @@ import (
 // operation that it does not have, it returns nothing.
 func (p *Plan) Where(operation string) (file string, line int) {
 	i := slices.IndexFunc(p.Operations, func(op Operation) bool { return op.Name == operation })
-	if p.source == nil || p.source.file == "" || i < 0 {
+	if p.source == nil || p.source.File == "" || i < 0 {
 		return "", 0
 	}
-	return p.source.file, max(p.source.find(index("operations", i)).line, 1)
+	return p.source.File, max(p.source.Find(strict.Index("operations", i)).Line, 1)
 }
 
 // ReadsFor is the default of Budget.MaxReads where so many requests may be sent:
@@ -25,6 +27,9 @@ func (p *Plan) ReadsFor(maxSends int) int {
 			if r.HTTP != nil {
 				n++
 			}
+		}
+		if op.Poll != nil && op.Poll.URL != "" {
+			n++
 		}
 		readers = max(readers, n)
 	}

@@ -53,7 +53,7 @@ var (
 
 	pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 		"name": name, "text": text, "outcome": outcomeWords, "outcomeTone": outcomeTone, "priorityTone": priorityTone,
-		"ranked": ranked, "race": raceLine, "second": secondLine, "when": when, "url": evidence.ReferenceURL,
+		"ranked": ranked, "race": raceLine, "contract": contract, "when": when, "url": evidence.ReferenceURL,
 		"us":     func(us int64) string { return duration(us) },
 		"answer": answer, "visible": visible, "short": short,
 		"guideline":     func(id string) evidence.GuidelineEntry { e, _ := evidence.Guideline(id); return e },
@@ -94,7 +94,7 @@ func HTML(w io.Writer, r *evidence.Run, x Extra) error {
 		of := byExperiment(o)
 		for j := range o.Experiments {
 			e := &o.Experiments[j]
-			ex := htmlExperiment{Experiment: e, ID: fmt.Sprintf("%s-%d", op.ID, j+1), Picture: picture(of[e.Name], e), Findings: of[e.Name], More: max(len(e.Sends)-mostSends, 0)}
+			ex := htmlExperiment{Experiment: e, of: o, ID: fmt.Sprintf("%s-%d", op.ID, j+1), Picture: picture(of[e.Name], e), Findings: of[e.Name], More: max(len(e.Sends)-mostSends, 0)}
 			for _, s := range e.Sends[:min(len(e.Sends), mostSends)] {
 				row := htmlSend{Send: s, Where: where(o.URL, s.URL)}
 				if !anchored[s.N] {
@@ -177,6 +177,7 @@ type (
 	htmlExperiment struct {
 		*evidence.Experiment
 		ID       string
+		of       *evidence.Operation
 		Findings []evidence.Finding
 		Picture  *svg
 		Rows     []htmlSend
@@ -235,7 +236,7 @@ const mostShownChanges = 12
 // those that are.
 func (e htmlExperiment) Diff() (rows []htmlChange) {
 	for _, c := range e.Changes {
-		rows = append(rows, htmlChange{c, c.Effects != 0 || c.Expected != 0, c.Effects != c.Expected})
+		rows = append(rows, htmlChange{c, counts(c), wrong(e.of, e.Experiment, c)})
 	}
 	if len(rows) > mostShownChanges {
 		slices.SortStableFunc(rows, func(a, b htmlChange) int {
@@ -249,6 +250,11 @@ func (e htmlExperiment) Diff() (rows []htmlChange) {
 		})
 	}
 	return rows
+}
+
+// Compared says how the second answer relates to the first.
+func (e htmlExperiment) Compared() string {
+	return secondLine(e.of, e.Experiment)
 }
 
 // Folded is Diff, first what is shown, then what is folded.
@@ -346,7 +352,7 @@ type svg struct {
 	LabelX, AnswerX            float64
 	Ticks                      []svgTick
 	Rows                       []svgRow
-	Hidden                     int
+	Hidden                     string
 	Other                      bool
 	Describe                   string
 }
@@ -382,7 +388,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 	bs, begin, whole := bars(sends)
 	px := func(v float64) string { return fmt.Sprintf("%.1f", v) }
 	at := func(us float64) float64 { return left + (us-begin)/whole*(right-left) }
-	p := &svg{Width: width, Left: left, LabelX: left - 12, AnswerX: right + 12, Right: right, Top: top, Hidden: len(e.Sends) - len(sends)}
+	p := &svg{Width: width, Left: left, LabelX: left - 12, AnswerX: right + 12, Right: right, Top: top, Hidden: unshown(e, len(sends))}
 	for _, us := range ticks(begin, whole) {
 		p.Ticks = append(p.Ticks, svgTick{px(at(us)), span(us)})
 	}

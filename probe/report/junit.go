@@ -18,7 +18,6 @@ type (
 		Tests    int          `xml:"tests,attr"`
 		Failures int          `xml:"failures,attr"`
 		Errors   int          `xml:"errors,attr"`
-		Skipped  int          `xml:"skipped,attr"`
 		Time     string       `xml:"time,attr"`
 		Suites   []junitSuite `xml:"testsuite"`
 	}
@@ -31,6 +30,7 @@ type (
 		Time     string      `xml:"time,attr"`
 		Stamp    string      `xml:"timestamp,attr,omitempty"`
 		Cases    []junitCase `xml:"testcase"`
+		Out      string      `xml:"system-out,omitempty"`
 	}
 	junitCase struct {
 		Class   string        `xml:"classname,attr"`
@@ -89,7 +89,6 @@ func JUnit(w io.Writer, r *evidence.Run) error {
 		all.Tests += s.Tests
 		all.Failures += s.Failures
 		all.Errors += s.Errors
-		all.Skipped += s.Skipped
 	}
 	all.Time = seconds(total)
 
@@ -158,6 +157,9 @@ func junitOperation(o *evidence.Operation) (junitSuite, time.Duration) {
 		s.Cases = append(s.Cases, junitCase{Class: class, Name: "findings of " + name(of), Time: "0.000", Failure: junitFailure(fs, "")})
 	}
 	s.Time = seconds(total)
+	if sum := guidelineSum([]evidence.Operation{*o}); len(sum) > 0 {
+		s.Out = "What guidelines call it:\n" + strings.Join(sum, "\n")
+	}
 	return junitCount(s), total
 }
 
@@ -189,7 +191,7 @@ func findingTexts(fs []evidence.Finding) string {
 	for _, f := range fs {
 		all = append(all, strings.Join(nonEmpty(
 			fmt.Sprintf("%s %s (%s, %s)", name(string(f.Priority)), text(f.Title), name(f.ID), name(string(f.Basis))),
-			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f)), "\n"))
+			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f), guidelineLine(f)), "\n"))
 	}
 	return strings.Join(all, "\n\n")
 }

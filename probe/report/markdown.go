@@ -89,10 +89,18 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		}
 		line("")
 		for _, s := range o.Standings() {
-			line("- Hypothesis %s, %s %s. %s", s.Name, prose(s.Text), prose(string(s.State)), prose(visible(s.Because, 300)))
+			line("- Hypothesis %s is %s. %s %s", s.Name, prose(string(s.State)), prose(s.Text), prose(visible(s.Because, 300)))
 		}
 		line("")
 		line("%s", code(text(o.Verdict.Key())))
+	}
+	if sum := guidelineSum(r.Operations); len(sum) > 0 {
+		line("")
+		line("What guidelines call it, in sum:")
+		line("")
+		for _, l := range sum {
+			line("- %s", prose(l))
+		}
 	}
 	line("")
 	line("Run %s, semel %s, %d of at most %d requests sent. No finding is no proof: a probe sees what its plan's readers show.", code(visible(r.ID, 80)), prose(visible(r.Version, 40)), r.Sent, r.Budget)

@@ -2,9 +2,7 @@ package report
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -303,49 +301,80 @@ func bound(r *evidence.Race) float64 {
 	return evidence.RateBound(r.Doubled, r.Overlapped)
 }
 
-// percent rounds up, so that no bound looks lower than it is.
 func percent(rate float64) string {
-	p := rate * 100
-	digits := 0
-	if p < 10 {
-		digits = 2
-	}
-	unit := math.Pow(10, float64(digits))
-	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
+	return evidence.Percent(rate)
 }
 
 // secondLine says how the second answer relates to the first. Of resources it
-// speaks only where one was named, and it has no hint of time against the state.
-func secondLine(e *evidence.Experiment) string {
+// speaks only where one was named, and it has no hint of time where a reader
+// told.
+func secondLine(o *evidence.Operation, e *evidence.Experiment) string {
 	s := e.Second
-	same := func(ok bool, what string) string {
-		if ok {
-			return "same " + what
+	says, first, second := e.Compared()
+	if says == "" {
+		return ""
+	}
+	parts := []string{says}
+	if first.Status != 0 && second.Status != 0 {
+		status := fmt.Sprintf("%d, then %d", first.Status, second.Status)
+		if s.Status {
+			status = fmt.Sprintf("%d both times", first.Status)
 		}
-		return "another " + what
-	}
-	parts := []string{same(s.Status, "status"), same(s.Body, "body")}
-	resources := map[string]bool{}
-	for _, x := range e.Sends {
-		if x.Role != "read" && x.Role != "newer" && x.Resource != "" {
-			resources[x.Resource] = true
+		parts = append(parts, status)
+		switch {
+		case first.Bytes == 0 && second.Bytes == 0:
+		case s.Body:
+			parts = append(parts, "same body")
+		default:
+			parts = append(parts, "another body")
+		}
+		switch a, b := first.Resource, second.Resource; {
+		case a != "" && b != "" && a != b:
+			parts = append(parts, "another resource")
+		case a != "" && b != "":
+			parts = append(parts, "same resource")
+		case a != b:
+			parts = append(parts, "a resource named by one alone")
 		}
 	}
-	switch {
-	case s.Resource, len(resources) > 1:
-		parts = append(parts, same(s.Resource, "resource"))
-	case len(resources) == 1:
-		parts = append(parts, "a resource named by one alone")
-	}
-	line := strings.ReplaceAll(name(string(s.Class)), "_", " ") + ": " + strings.Join(parts, ", ")
+	line := strings.Join(parts, ", ")
 	if s.FirstUS > 0 && s.SecondUS > 0 {
 		line += fmt.Sprintf("; the first took %s, the second %s", span(float64(s.FirstUS)), span(float64(s.SecondUS)))
 	}
-	executed := slices.ContainsFunc(e.Changes, func(c evidence.Change) bool { return c.Effects > c.Expected })
-	if s.Timing != "" && !executed {
+	if s.Timing != "" && s.Timing != "undecided" && !slices.ContainsFunc(e.Changes, func(c evidence.Change) bool { return !blind(o, c.Reader) }) {
 		line += " (" + name(s.Timing) + ", a hint only)"
 	}
 	return line
+}
+
+// blind reports whether a reader has seen the effect of no fresh request, so that
+// what it counts says nothing.
+func blind(o *evidence.Operation, reader string) bool {
+	return slices.ContainsFunc(o.Readers, func(r evidence.Reader) bool { return r.Name == reader && !r.Seen })
+}
+
+// wrong reports whether a change is known to be of other effects than were due.
+func wrong(o *evidence.Operation, e *evidence.Experiment, c evidence.Change) bool {
+	return e.Outcome == evidence.Broken && c.Expected >= 0 && (c.Effects != c.Expected || strings.HasPrefix(c.Name, "effects: ")) && !blind(o, c.Reader)
+}
+
+// contract says where the key is, and by which contract it was judged.
+func contract(o *evidence.Operation) string {
+	key, by := "", "contract "+name(o.Profile)
+	switch o.KeyIn {
+	case "":
+	case evidence.NoKey:
+		if key = "no key"; o.Profile == "none" {
+			return key
+		}
+		key += ", "
+	default:
+		key = "key in " + name(o.KeyIn) + ", "
+	}
+	if o.Assumed {
+		by += ", which is assumed: the plan names no profile"
+	}
+	return key + by
 }
 
 // limits are what a report has to say about what it cannot.
@@ -359,7 +388,7 @@ func limits(r *evidence.Run) []string {
 		for _, e := range o.Experiments {
 			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Overlapped > 0 {
 				once = true
-				all = append(all, fmt.Sprintf("%s, %s: none of %d overlapping trials doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), e.Race.Overlapped, percent(bound(e.Race))))
+				all = append(all, fmt.Sprintf("%s, %s: none of %s doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), plural(e.Race.Overlapped, "overlapping trial", "overlapping trials"), percent(bound(e.Race))))
 			}
 		}
 	}
@@ -374,8 +403,9 @@ func sendsWord(f evidence.Finding) string {
 	if len(f.Sends) == 0 {
 		return ""
 	}
-	if len(f.Sends) == 1 {
-		return "send " + ranges(f.Sends)
+	sends := slices.Sorted(slices.Values(f.Sends))
+	if len(sends) == 1 {
+		return "send " + ranges(sends)
 	}
-	return "sends " + ranges(f.Sends)
+	return "sends " + ranges(sends)
 }

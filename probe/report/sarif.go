@@ -92,7 +92,10 @@ type (
 		Region *sarifRegion `json:"region,omitempty"`
 	}
 	sarifRegion struct {
-		Line int `json:"startLine"`
+		Line      int `json:"startLine"`
+		Column    int `json:"startColumn"`
+		EndLine   int `json:"endLine"`
+		EndColumn int `json:"endColumn"`
 	}
 	sarifLogical struct {
 		Name string `json:"name"`
@@ -108,7 +111,8 @@ type (
 // within the repository. Of its partial fingerprints,
 // finding/v1 is of operation, kind and experiment, so that it is the same in
 // every run; verdict/v1 is of the verdict's key but for the confidence, so that
-// it changes when the verdict does.
+// it changes when the verdict does; primaryLocationLineHash is of operation and
+// kind, for GitHub code scanning.
 //
 // Inconclusive experiments are notifications, not results; a run that was
 // interrupted is an invocation without success.
@@ -152,6 +156,9 @@ func SARIF(w io.Writer, r *evidence.Run) error {
 				Fingerprints: map[string]string{
 					"finding/v1": digest(o.Name, f.ID, f.Experiment),
 					"verdict/v1": digest(keyWithoutConfidence(o.Verdict)),
+					// The one that GitHub code scanning looks at, in its form: without
+					// it an alert would hang on the text of the plan's line.
+					"primaryLocationLineHash": digest(o.Name, f.ID)[:16] + ":1",
 				},
 				Properties: map[string]any{
 					"priority": name(string(f.Priority)), "basis": name(string(f.Basis)), "experiment": name(f.Experiment),
@@ -217,11 +224,8 @@ func rule(id string, f evidence.Finding) sarifRule {
 	r.Properties = map[string]any{
 		"tags": tags, "guidelines": safeGuidelines(e.Guidelines),
 		// What code scanners rank and filter by.
-		"security-severity": map[string]string{"error": "9.0", "warning": "6.0", "note": "2.0"}[level(e.Priority)],
-		"precision":         map[evidence.Basis]string{evidence.Established: "very-high"}[e.Basis],
-	}
-	if r.Properties["precision"] == "" {
-		r.Properties["precision"] = "high"
+		"security-severity": map[string]string{"error": "9.1", "warning": "6.0", "note": "2.0"}[level(e.Priority)],
+		"precision":         map[bool]string{true: "very-high", false: "medium"}[e.Basis == evidence.Established],
 	}
 	return r
 }
@@ -254,7 +258,8 @@ func location(o *evidence.Operation) sarifLocation {
 	if uri := sourceURI(o.Source); uri != "" {
 		at.Physical = &sarifPhysical{}
 		at.Physical.Artifact.URI = uri
-		at.Physical.Region = &sarifRegion{max(o.SourceLine, 1)}
+		line := max(o.SourceLine, 1)
+		at.Physical.Region = &sarifRegion{line, 1, line, 2} // its first character: how long it is is not known
 	}
 	return at
 }

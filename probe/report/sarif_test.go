@@ -1,11 +1,17 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
+	"encoding/xml"
+	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +44,7 @@ var sarifObjects = map[string]map[string]string{
 	"location":         {"physicalLocation": "physical", "logicalLocations": "[]logical"},
 	"physical":         {"artifactLocation!": "artifactLocation", "region": "region"},
 	"artifactLocation": {"uri": "reference", "uriBaseId": "string"},
-	"region":           {"startLine": "line"},
+	"region":           {"startLine": "line", "startColumn": "line", "endLine": "line", "endColumn": "line"},
 	"logical":          {"name": "string", "fullyQualifiedName": "string", "kind": "function|member|module|namespace|resource|type"},
 }
 
@@ -265,6 +271,117 @@ func TestSARIFRulesAreTheCatalogue(t *testing.T) {
 		r := rule(e.ID, f)
 		if want := map[evidence.Priority]string{evidence.P0: "error", evidence.P1: "warning", evidence.P2: "note"}[e.Priority]; r.Default.Level != want || r.Short.Text != sentence(e.Title) || !strings.Contains(r.Help.Text, e.Remedy) {
 			t.Errorf("%s: %+v", e.ID, r)
+		}
+	}
+}
+
+// What GitHub documents as required, or limits, for code scanning: four numbers of
+// a region, a fingerprint of its own name, texts of up to 1024 characters, up to
+// ten tags, one location, a severity above 0 and a category that is the same in
+// every run.
+func TestSARIFForGitHub(t *testing.T) {
+	r := raceRun()
+	r.Operations[0].Source, r.Operations[0].SourceLine = "probes/orders.yaml", 12
+	r.Operations[0].Findings = nil
+	for _, e := range evidence.Catalogue() {
+		r.Operations[0].Findings = append(r.Operations[0].Findings, e.Finding("race", 5))
+	}
+	var l sarifLog
+	if err := json.Unmarshal(write(t, "sarif", r), &l); err != nil {
+		t.Fatal(err)
+	}
+	run := l.Runs[0]
+	if category, id, ok := strings.Cut(strings.TrimPrefix(run.Automation.ID, "semel-probe/"), "/"); !ok || category == "" || strings.Contains(id, "/") {
+		t.Errorf("the category and the run are %q", run.Automation.ID)
+	}
+	for _, rule := range run.Tool.Driver.Rules {
+		for what, text := range map[string]string{"shortDescription": rule.Short.Text, "fullDescription": rule.Full.Text, "help": rule.Help.Text} {
+			if n := len([]rune(text)); n == 0 || what != "help" && n > 1024 {
+				t.Errorf("%s: the %s has %d characters", rule.ID, what, n)
+			}
+		}
+		tags, _ := rule.Properties["tags"].([]any)
+		score, _ := strconv.ParseFloat(fmt.Sprint(rule.Properties["security-severity"]), 64)
+		// Above 9.0 is critical; 9.0 itself is in no band.
+		if len(rule.Name) > 255 || len(tags) > 10 || !(score > 0 && score <= 10) || score == 9 || !slices.Contains([]any{"very-high", "high", "medium", "low"}, rule.Properties["precision"]) {
+			t.Errorf("%s: %+v", rule.ID, rule.Properties)
+		}
+	}
+	prints := map[string]bool{}
+	for _, x := range run.Results {
+		p := x.Locations[0].Physical
+		if len(x.Locations) != 1 || p == nil || *p.Region != (sarifRegion{12, 1, 12, 2}) {
+			t.Errorf("%s is at %+v", x.Rule, x.Locations)
+		}
+		h := x.Fingerprints["primaryLocationLineHash"]
+		if !regexp.MustCompile(`^[0-9a-f]{16}:1$`).MatchString(h) || prints[h] {
+			t.Errorf("%s has the fingerprint %q", x.Rule, h)
+		}
+		prints[h] = true
+	}
+}
+
+// junitElements are what the XSD of Jenkins's xUnit plugin allows (junit-10.xsd),
+// which is the strictest that CI systems read with: attributes, then children.
+var junitElements = map[string][2]string{
+	"testsuites": {"name time tests failures errors", "testsuite"},
+	"testsuite":  {"name! tests! failures! errors! group time skipped timestamp hostname id package file log url", "testsuite properties testcase system-out system-err"},
+	"testcase":   {"name! time classname group", "skipped error failure rerunFailure rerunError flakyFailure flakyError system-out system-err"},
+	"failure":    {"type message", ""}, "error": {"type message", ""}, "skipped": {"type message", ""}, "system-out": {}, "system-err": {},
+}
+
+func checkJUnit(b []byte) (wrong []string) {
+	d := xml.NewDecoder(bytes.NewReader(b))
+	var open []string
+	for {
+		tok, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return wrong
+		}
+		if err != nil {
+			return append(wrong, err.Error())
+		}
+		switch x := tok.(type) {
+		case xml.StartElement:
+			e, ok := junitElements[x.Name.Local]
+			if len(open) > 0 {
+				_, children := open[len(open)-1], strings.Fields(junitElements[open[len(open)-1]][1])
+				ok = ok && slices.Contains(children, x.Name.Local)
+			}
+			if !ok {
+				wrong = append(wrong, fmt.Sprintf("%s in %q", x.Name.Local, open))
+			}
+			has := map[string]bool{}
+			for _, a := range x.Attr {
+				has[a.Name.Local] = true
+				if !slices.Contains(strings.Fields(strings.ReplaceAll(e[0], "!", "")), a.Name.Local) {
+					wrong = append(wrong, fmt.Sprintf("%s has the attribute %s", x.Name.Local, a.Name.Local))
+				}
+				if a.Name.Local == "time" && !regexp.MustCompile(`^[0-9]{1,3}(,?[0-9]{3})*(\.[0-9]*)?$`).MatchString(a.Value) {
+					wrong = append(wrong, "the time is "+a.Value)
+				}
+			}
+			for _, a := range strings.Fields(e[0]) {
+				if name, required := strings.CutSuffix(a, "!"); required && !has[name] {
+					wrong = append(wrong, x.Name.Local+" lacks "+name)
+				}
+			}
+			open = append(open, x.Name.Local)
+		case xml.EndElement:
+			open = open[:len(open)-1]
+		}
+	}
+}
+
+func TestJUnitIsJUnit(t *testing.T) {
+	for name, r := range runs() {
+		for _, w := range checkJUnit(write(t, "junit.xml", r)) {
+			t.Errorf("%s: %s", name, w)
+		}
+	}
+	for _, b := range []string{`<testsuites skipped="1"/>`, `<testsuites><testsuite name="x" tests="1" failures="0"/></testsuites>`, `<testsuites><testcase name="x"/></testsuites>`, `<testsuites time="soon"/>`, `<testsuites>`} {
+		if len(checkJUnit([]byte(b))) == 0 {
+			t.Errorf("%s passes", b)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,15 +36,21 @@ func bottomLine(r *evidence.Run) string {
 	}
 	line := lines[worst]
 	if n := len(lines); n > 1 {
-		line = strings.TrimSuffix(line, ".") + fmt.Sprintf(" (%d of %d operations came to that).", same, n)
+		line = strings.TrimSuffix(line, ".") + fmt.Sprintf(" (%s: %d of %d operations).", alike[ranks[worst]], same, n)
 	}
 	return line
 }
 
-// otherThanRepeats are findings that say nothing of the same caller's repeating the
-// same request.
-var otherThanRepeats = map[string]bool{
-	"key-not-scoped-tenant": true, "webhook-altered-accepted": true, "preview-executed": true, "truncated-executed": true, "mismatch-executed": true,
+// alike is what operations of a rank have in common.
+var alike = []string{
+	"not safe", "probably not safe", "to be mended", "not known", "shown in part", "shown in all that was tried",
+}
+
+// ofRepeats are findings that say that the same request of the same caller took
+// effect again.
+var ofRepeats = []string{
+	"double-effect-sequential", "double-effect-race", "double-effect-lost-response", "in-flight-executed", "webhook-redelivery-doubles", "outside-effect-doubled", "effects-disagree",
+	"instance-doubles", "same-meaning-executed", "key-forgotten",
 }
 
 // verdictLine is the sentence about one operation, and its rank, from the worst.
@@ -51,47 +58,90 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 	who := name(o.Name)
 	fs := ranked(o.Findings)
 	sees := slices.ContainsFunc(o.Readers, func(r evidence.Reader) bool { return r.Seen })
-	more := ""
-	if len(fs) > 1 {
-		more = fmt.Sprintf(", and %s beside it", plural(len(fs)-1, "finding", "findings"))
+	if len(fs) > 0 && place(fs[0].Priority) <= place(evidence.P1) {
+		// Of findings that are equally bad, and known, one of repeats is the matter.
+		f := fs[0]
+		if i := slices.IndexFunc(fs, func(g evidence.Finding) bool {
+			return g.Priority == f.Priority && g.Basis == evidence.Established && slices.Contains(ofRepeats, g.ID)
+		}); i >= 0 {
+			f = fs[i]
+		}
+		what, more, safe := lower(text(f.Title)), "", "safe"
+		if len(fs) > 1 {
+			more = fmt.Sprintf(", and %s beside it", plural(len(fs)-1, "finding", "findings"))
+		}
+		if slices.Contains(ofRepeats, f.ID) {
+			safe = "safe to repeat"
+		}
+		switch {
+		case f.Priority != evidence.P0:
+			return 2, fmt.Sprintf("%s should be mended before it is relied on: %s%s.", who, what, more)
+		case f.Basis != evidence.Established:
+			return 1, fmt.Sprintf("%s is probably not %s: %s%s.", who, safe, what, more)
+		}
+		return 0, fmt.Sprintf("%s is not %s: %s%s.", who, safe, what, more)
 	}
-	if len(fs) > 0 && fs[0].Priority == evidence.P0 && fs[0].Basis == evidence.Established && otherThanRepeats[fs[0].ID] {
-		return 0, fmt.Sprintf("%s is not safe: %s%s.", who, lower(text(fs[0].Title)), more)
-	}
-	switch {
-	case len(fs) > 0 && fs[0].Priority == evidence.P0 && fs[0].Basis == evidence.Established:
-		return 0, fmt.Sprintf("%s is not safe to repeat: %s%s.", who, lower(text(fs[0].Title)), more)
-	case len(fs) > 0 && fs[0].Priority == evidence.P0:
-		return 1, fmt.Sprintf("%s is probably not safe to repeat: it looks as if this happened: %s%s.", who, lower(text(fs[0].Title)), more)
-	case len(fs) > 0 && place(fs[0].Priority) <= place(evidence.P1):
-		return 2, fmt.Sprintf("%s should be mended before it is relied on: %s%s.", who, lower(text(fs[0].Title)), more)
-	}
-	var shown, open []string
+	var once, open []string
+	apart := ""
 	for _, s := range o.Standings() {
-		if s.State == evidence.RuledOut {
-			shown = append(shown, risk[s.Name])
-		} else {
-			open = append(open, risk[s.Name])
+		r := risk(o, s.Name)
+		switch {
+		case s.State != evidence.RuledOut:
+			open = append(open, r.what)
+		case s.Name == "D":
+			apart = r.once
+		default:
+			once = append(once, r.once)
 		}
 	}
-	small := ""
+	rest := ""
+	if len(open) > 0 {
+		rest = "; not shown: " + strings.Join(open, ", ")
+	}
 	if len(fs) > 0 {
-		small = fmt.Sprintf("; %s of little weight", plural(len(fs), "finding", "findings"))
+		rest += fmt.Sprintf("; %s of little weight", plural(len(fs), "finding", "findings"))
 	}
 	switch {
-	case len(shown) == 0 && !sees && len(o.Readers) > 0:
-		return 3, fmt.Sprintf("Whether %s is safe to repeat is not known: no effect of it could be seen%s.", who, small)
-	case len(shown) == 0:
-		return 3, fmt.Sprintf("Whether %s is safe to repeat was not shown%s.", who, small)
-	case len(open) > 0:
-		return 4, fmt.Sprintf("%s took effect once with %s; %s: not shown%s.", who, list(shown), list(open), small)
+	case len(once) == 0 && apart == "" && !sees && len(o.Readers) > 0:
+		return 3, fmt.Sprintf("Whether %s is safe to repeat is not known: no effect of it could be seen.", who)
+	case len(once) == 0:
+		if apart != "" {
+			apart = "; " + apart
+		}
+		return 3, fmt.Sprintf("Whether %s is safe to repeat was not shown%s.", who, apart)
 	}
-	return 5, fmt.Sprintf("%s took effect once with %s, as far as that was tried%s.", who, list(shown), small)
+	if apart != "" {
+		apart = ", and " + apart
+	}
+	if len(open) > 0 {
+		return 4, fmt.Sprintf("%s took effect once %s%s%s.", who, list(once), apart, rest)
+	}
+	return 5, fmt.Sprintf("%s took effect once %s%s, as far as that was tried%s.", who, list(once), apart, rest)
 }
 
-// risk is what a hypothesis is about, in a manager's words.
-var risk = map[string]string{
-	"A": "repeats", "B": "requests at the same time", "C": "lost answers and failures", "D": "keys of other requests and parties",
+// risk is what a hypothesis is about, in a manager's words, and what it means
+// that it is ruled out.
+func risk(o *evidence.Operation, hypothesis string) (r struct{ what, once string }) {
+	switch hypothesis {
+	case "A":
+		r.what, r.once = "repeats", "when it was repeated"
+	case "B":
+		r.what, r.once = "requests at the same time", "when it was sent several times at once"
+	case "C":
+		r.what, r.once = "lost answers and failures", "after lost answers"
+		if o.Failed() {
+			r.once = "after lost answers and failures"
+		}
+	case "D":
+		r.what, r.once = "keys of other requests and parties", "its keys were kept apart from those of others"
+		switch {
+		case o.Signed:
+			r.what, r.once = "events that are altered or stale", "events that are altered or stale had none"
+		case o.KeyIn == evidence.NoKey:
+			r.what, r.once = "what other parties send", "what others send was kept apart"
+		}
+	}
+	return r
 }
 
 func list(all []string) string {
@@ -138,8 +188,8 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 				r.IDs += fmt.Sprintf(" (%d answers)", w.Answers)
 			}
 		}
-		r.State, r.WrongState = effects(w.State)
-		r.Outside, r.WrongIt = effects(w.Outside)
+		r.State, r.WrongState = effects(w.State, w.Outcome)
+		r.Outside, r.WrongIt = effects(w.Outside, w.Outcome)
 		r.WrongIDs = len(w.Resources) > 1 && r.WrongState
 		if w.AuditLines >= 0 {
 			r.Audit = plural(w.AuditLines, "line", "lines")
@@ -150,14 +200,18 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 	return rows
 }
 
-func effects(all []evidence.Effect) (said string, wrong bool) {
+// effects says what readers counted. That a number is wrong is said only where
+// the experiment is broken: else it may not be of the requests alone.
+func effects(all []evidence.Effect, came evidence.Outcome) (said string, wrong bool) {
 	var parts []string
 	for i, e := range all {
-		if e.Effects != e.Expected {
-			wrong = true
-		}
+		wrong = wrong || came == evidence.Broken && e.Wrong()
 		if i < 4 {
-			parts = append(parts, fmt.Sprintf("%s: %d of %d due", visible(e.Reader, 40), e.Effects, e.Expected))
+			n := cmp.Or(visible(e.Exact, 40), fmt.Sprint(e.Effects))
+			if e.Expected >= 0 {
+				n += fmt.Sprintf(" of %d due", e.Expected)
+			}
+			parts = append(parts, visible(e.Reader, 40)+": "+n)
 		}
 	}
 	if len(all) > 4 {
@@ -174,14 +228,19 @@ func answered(a *evidence.Answer) string {
 		return nothing
 	}
 	said := "no answer"
-	if a.Status != 0 {
+	switch {
+	case a.Status != 0:
 		said = fmt.Sprint(a.Status)
+	case a.Cut:
+		said = "cut off by the probe"
 	}
-	if a.WaitedUS >= 0 {
+	// An answer may be read before it is known that the last byte is out: it took
+	// less than can be told.
+	if a.WaitedUS > 0 {
 		said += " in " + span(float64(a.WaitedUS))
 	}
-	if a.Class != "" {
-		said += ", " + strings.ReplaceAll(name(string(a.Class)), "_", " ")
+	if a.Says != "" && a.Status != 0 {
+		said += ", " + a.Says
 	}
 	switch a.Timing {
 	case "fast-as-a-replay":
@@ -254,6 +313,26 @@ func guidelineLine(f evidence.Finding) string {
 		parts = append(parts, []string{"ASVS ", "", "PTES ", "ATT&CK ", ""}[i]+strings.Join(said, ", "))
 	}
 	return strings.Join(parts, " · ")
+}
+
+// guidelineSum is a line for each standard with the entries that findings have.
+func guidelineSum(ops []evidence.Operation) (lines []string) {
+	sum := evidence.SumGuidelines(ops)
+	for _, standard := range evidence.Standards() {
+		var ids []string
+		for _, s := range sum {
+			if s.Standard == standard {
+				ids = append(ids, guidelineName(s.ID))
+			}
+		}
+		if rest := len(ids) - 40; rest > 0 {
+			ids = append(ids[:40], fmt.Sprintf("and %d more", rest))
+		}
+		if len(ids) > 0 {
+			lines = append(lines, standard+": "+strings.Join(ids, ", "))
+		}
+	}
+	return lines
 }
 
 // guidelineName is an id, with the name of a tactic, which its id does not tell.

@@ -29,28 +29,47 @@ func TestBottomLine(t *testing.T) {
 	op := func(name string, es []evidence.Experiment, fs ...evidence.Finding) evidence.Operation {
 		return evidence.Operation{Name: name, Readers: seen, Experiments: es, Findings: fs}
 	}
-	inferred := find("double-effect-race", "race")
-	inferred.Basis = evidence.Inferred
+	supposed := func(id, experiment string) evidence.Finding {
+		e, _ := evidence.Lookup(id)
+		return e.FindingOn(evidence.Inferred, e.Priority, experiment)
+	}
+	inferred, scope := supposed("double-effect-race", "race"), supposed("key-not-scoped-tenant", "other_tenant")
 	all := held("duplicate", "race", "lost_unread", "lost_begun", "failed_first", "altered", "other_actor", "other_tenant")
 	for want, r := range map[string]evidence.Run{
 		"Nothing was tried: this is what would be sent.":                             {DryRun: true},
 		"Nothing was tried: the run has no operation.":                               {},
 		"Whether pay is safe to repeat was not shown.":                               {Operations: []evidence.Operation{{Name: "pay"}}},
 		"Whether pay is safe to repeat is not known: no effect of it could be seen.": {Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: all}}},
-		"pay took effect once with repeats; requests at the same time, lost answers and failures and keys of other requests and parties: not shown.": {
+		"pay took effect once when it was repeated; not shown: requests at the same time, lost answers and failures, keys of other requests and parties.": {
 			Operations: []evidence.Operation{op("pay", held("duplicate"))},
 		},
-		"pay took effect once with repeats, requests at the same time, lost answers and failures and keys of other requests and parties, as far as that was tried; 1 finding of little weight.": {
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others, as far as that was tried; 1 finding of little weight.": {
 			Operations: []evidence.Operation{op("pay", all, find("replay-unmarked", "duplicate"))},
 		},
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (1 of 2 operations came to that).": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (not safe: 1 of 2 operations).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
 		"pay is not safe: what one tenant sent answers another tenant.": {
 			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"))},
 		},
-		"pay is probably not safe to repeat: it looks as if this happened: requests that ran at the same time took effect more than once.": {
+		"pay is probably not safe to repeat: requests that ran at the same time seem to have taken effect more than once.": {
 			Operations: []evidence.Operation{op("pay", nil, inferred)},
+		},
+		"pay is probably not safe: a key of one tenant seems to keep another tenant out (probably not safe: 2 of 2 operations).": {
+			Operations: []evidence.Operation{op("pay", nil, scope), op("pay", nil, inferred)},
+		},
+		// Of what is equally bad, repeats are the matter.
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it.": {
+			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"), find("double-effect-race", "race"))},
+		},
+		"pay is not safe: a request without a key was taken for another one without a key.": {
+			Operations: []evidence.Operation{op("pay", all, find("keyless-requests-confused", "missing_key"))},
+		},
+		"Whether pay is safe to repeat was not shown; its keys were kept apart from those of others.": {
+			Operations: []evidence.Operation{op("pay", held("altered", "other_actor", "other_tenant"))},
+		},
+		"pay took effect once when it was repeated, and what others send was kept apart; not shown: requests at the same time, lost answers and failures.": {
+			Operations: []evidence.Operation{{Name: "pay", Readers: seen, KeyIn: evidence.NoKey, Experiments: held("duplicate", "altered", "other_tenant")}},
 		},
 		"pay should be mended before it is relied on: an earlier attempt leaves the request unusable.": {
 			Operations: []evidence.Operation{op("pay", all, find("failure-blocks-key", "failed_first"))},
@@ -80,12 +99,13 @@ func TestBottomLine(t *testing.T) {
 func TestReportsCollate(t *testing.T) {
 	r := raceRun()
 	for format, wants := range map[string][]string{
-		"txt":    {"state orders: 2 of 1 due !", "B  supported:", "v5.0.0-15.4.2", "TA0040 Impact", "sh runs/20260921/reproduce/1-1-double-effect-race.sh"},
-		"html":   {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that shows it again", "201 in 12.1 ms", "same result (as fast as a replay)"},
-		"md":     {"orders: 2 of 1 due", "Hypothesis B", "v5.0.0-15.4.2", "TA0040 Impact"},
-		"record": {`"schema": "semel-probe-record/1"`, `"state": "supported"`, `"v5.0.0-15.4.2"`, `"class": "same_result"`},
-		"json":   {`"v5.0.0-15.4.2"`},
-		"sarif":  {`"v5.0.0-15.4.2"`, "external/cwe/cwe-362"},
+		"txt":       {"state orders: 2 of 1 due !", "B  supported:", "v5.0.0-15.4.2", "TA0040 Impact", "sh runs/20260921/reproduce/1-1-double-effect-race.sh"},
+		"html":      {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that shows it again", "201 in 12.1 ms", "the same result"},
+		"md":        {"orders: 2 of 1 due", "Hypothesis B", "v5.0.0-15.4.2", "TA0040 Impact", "- OWASP ASVS 5.0.0: v5.0.0-"},
+		"junit.xml": {"WSTG-BUSL-11 · PTES", "OWASP ASVS 5.0.0: v5.0.0-", "TA0040 Impact"},
+		"record":    {`"guidelines": [`, `"standard": "OWASP ASVS 5.0.0"`, `"schema": "semel-probe-record/1"`, `"state": "supported"`, `"v5.0.0-15.4.2"`, `"class": "same_result"`},
+		"json":      {`"v5.0.0-15.4.2"`},
+		"sarif":     {`"v5.0.0-15.4.2"`, "external/cwe/cwe-362"},
 	} {
 		out := string(write(t, format, r))
 		for _, want := range wants {
@@ -142,7 +162,7 @@ func TestSARIFForCodeScanning(t *testing.T) {
 			t.Errorf("%s has the tags %v; scanners want security among them", rule.ID, tags)
 		}
 	}
-	if severity["double-effect-race"] != "9.0" || severity["in-flight-error-invites-new-key"] != "6.0" || severity["retention-not-published"] != "2.0" {
+	if severity["double-effect-race"] != "9.1" || severity["in-flight-error-invites-new-key"] != "6.0" || severity["retention-not-published"] != "2.0" {
 		t.Errorf("severities %v", severity)
 	}
 	r.Operations[0].SourceLine = 0

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/semelhq/semel/probe/evidence"
@@ -89,28 +90,74 @@ func TestBarsAreInThePicture(t *testing.T) {
 	}
 }
 
-// What is said of a second answer is what was seen of it.
+// What is said of a second answer is what was seen of it, and of the two that
+// were compared. There is no hint of time where a reader told.
 func TestSecondLine(t *testing.T) {
+	one := []evidence.Change{{Reader: "rows", Name: "effects", Effects: 1, Expected: 1}}
 	for _, c := range []struct {
 		what          string
-		first, second string // resources
-		same          bool
-		effects       int64
+		first, second evidence.Send
+		class         evidence.SecondClass
+		body          bool
+		changes       []evidence.Change
 		want          string
 	}{
-		{"one resource", "7", "7", true, 1, "same result: same status, another body, same resource (fast-as-a-replay, a hint only)"},
-		{"two resources", "7", "8", false, 1, "same result: same status, another body, another resource (fast-as-a-replay, a hint only)"},
-		{"the first alone names one", "7", "", false, 1, "same result: same status, another body, a resource named by one alone (fast-as-a-replay, a hint only)"},
-		{"none is named", "", "", false, 1, "same result: same status, another body (fast-as-a-replay, a hint only)"},
-		{"executed, however fast", "7", "8", false, 2, "same result: same status, another body, another resource"},
+		{"one resource", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 5, Resource: "7"}, evidence.SameResult, false, nil, "the same resource, told otherwise, 201 both times, another body, same resource (fast-as-a-replay, a hint only)"},
+		{"two resources", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 4, Resource: "8"}, evidence.DifferentResult, false, nil, "another result, 201 both times, another body, another resource (fast-as-a-replay, a hint only)"},
+		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by one alone"},
+		{"none is named, nothing is there", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, one, "the same status, and no body, 200 both times"},
+		{"no answer", evidence.Send{Status: 200}, evidence.Send{}, evidence.ErrorOrTimeout, false, one, "no answer"},
+		{"by a blind reader", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, []evidence.Change{{Reader: "blind", Name: "effects", Effects: 0, Expected: 1}}, "the same status, and no body, 200 both times (fast-as-a-replay, a hint only)"},
 	} {
+		c.first.N, c.first.Role, c.second.N, c.second.Role = 4, "first", 2, "duplicate"
 		e := evidence.Experiment{
-			Sends:   []evidence.Send{{Role: "read", Resource: "1"}, {Role: "first", Resource: c.first}, {Role: "duplicate", Resource: c.second}, {Role: "newer", Resource: "9"}},
-			Second:  &evidence.Second{Class: evidence.SameResult, Status: true, Resource: c.same, Timing: "fast-as-a-replay"},
-			Changes: []evidence.Change{{Effects: c.effects, Expected: 1}},
+			Sends:   []evidence.Send{{N: 1, Role: "ground", Resource: "1"}, c.second, {N: 3, Role: "duplicate", Status: 500}, c.first, {N: 5, Role: "newer", Resource: "9"}},
+			Second:  &evidence.Second{Of: []int{4, 2}, Class: c.class, Status: c.first.Status == c.second.Status, Body: c.body, Resource: c.first.Resource != "" && c.first.Resource == c.second.Resource, Timing: "fast-as-a-replay"},
+			Changes: c.changes,
 		}
-		if got := secondLine(&e); got != c.want {
+		o := evidence.Operation{Readers: []evidence.Reader{{Name: "rows", Seen: true}, {Name: "blind"}}}
+		if got := secondLine(&o, &e); got != c.want {
 			t.Errorf("%s: %q; want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// Changes of effects say what was due, where that is known, and nothing of a
+// reader that is blind.
+func TestChangesSayWhatIsDue(t *testing.T) {
+	o := evidence.Operation{Readers: []evidence.Reader{{Name: "rows", Seen: true}, {Name: "blind"}}}
+	for _, c := range []struct {
+		change  evidence.Change
+		outcome evidence.Outcome
+		want    string
+		wrong   bool
+	}{
+		{evidence.Change{Reader: "rows", Name: "effects", Effects: 2, Expected: 1}, evidence.Broken, "(2 effects, 1 due)", true},
+		{evidence.Change{Reader: "rows", Name: "effects", Effects: 2, Expected: 1}, evidence.Inconclusive, "(2 effects, 1 due)", false},
+		{evidence.Change{Reader: "rows", Name: "effects", Effects: 2, Expected: -1}, evidence.Broken, "(2 effects)", false},
+		{evidence.Change{Reader: "rows", Name: "effects"}, evidence.Held, "(0 effects, 0 due)", false},
+		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Expected: 1}, evidence.Broken, "(1 due)", true},
+		{evidence.Change{Reader: "blind", Name: "effects", Expected: 1}, evidence.Broken, "(it saw the effect of no fresh request, so this says nothing)", false},
+		{evidence.Change{Reader: "rows", Name: "status", Before: "a", After: "b"}, evidence.Broken, "a -> b", false},
+	} {
+		e := evidence.Experiment{Outcome: c.outcome}
+		if got := changeLine(&o, c.change); !strings.HasSuffix(got, c.want) || wrong(&o, &e, c.change) != c.wrong {
+			t.Errorf("%+v, %s: %q, wrong %t; want %q, %t", c.change, c.outcome, got, wrong(&o, &e, c.change), c.want, c.wrong)
+		}
+	}
+}
+
+// The line of an operation says where the key is, and whose contract it is.
+func TestContractLine(t *testing.T) {
+	for want, o := range map[string]evidence.Operation{
+		"contract stripe":                    {Profile: "stripe"},
+		"key in header X-Key, contract ietf": {Profile: "ietf", KeyIn: "header X-Key"},
+		"key in query k, contract ietf, which is assumed: the plan names no profile": {Profile: "ietf", KeyIn: "query k", Assumed: true},
+		"no key":                  {Profile: "none", KeyIn: evidence.NoKey},
+		"no key, contract custom": {Profile: "custom", KeyIn: evidence.NoKey},
+	} {
+		if got := contract(&o); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

@@ -141,30 +141,20 @@ func (p *printer) more(n int, what string) {
 
 // guidelines sums up what guidelines call the findings.
 func (p *printer) guidelines(r *evidence.Run) {
-	sum := evidence.SumGuidelines(r.Operations)
-	if len(sum) == 0 {
-		return
+	lines := guidelineSum(r.Operations)
+	if len(lines) > 0 {
+		p.head("guidelines")
 	}
-	p.head("guidelines")
-	for _, standard := range evidence.Standards() {
-		var ids []string
-		for _, s := range sum {
-			if s.Standard == standard {
-				ids = append(ids, guidelineName(s.ID))
-			}
-		}
-		if len(ids) > 0 {
-			rest := max(len(ids)-40, 0)
-			p.wrap("  ", standard+": ", strings.Join(ids[:len(ids)-rest], ", "))
-			p.more(rest, "of "+standard)
-		}
+	for _, l := range lines {
+		standard, ids, _ := strings.Cut(l, ": ")
+		p.wrap("  ", standard+": ", ids)
 	}
 }
 
 // operation shows one, the at-th; dir is the run's folder, if there is one.
 func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 	p.head(strings.Repeat("-", p.width))
-	p.wrap("", "", fmt.Sprintf("%s   %s %s   contract %s", name(o.Name), name(o.Method), brief(o.URL), name(o.Profile)))
+	p.wrap("", "", fmt.Sprintf("%s   %s %s   %s", name(o.Name), name(o.Method), brief(o.URL), contract(o)))
 	if o.Source != "" {
 		p.wrap("", "", "see "+source(o))
 	}
@@ -297,11 +287,9 @@ func nonEmpty(all ...string) (some []string) {
 func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	const most = 12
 	sends := shown(byExperiment(o)[e.Name], e)
-	hidden := len(e.Sends)
 	if len(sends) > most {
 		sends = sends[:most]
 	}
-	hidden -= len(sends)
 	bs, begin, whole := bars(sends)
 	labels, answers := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
@@ -355,20 +343,40 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut")
-	if hidden > 0 {
-		p.line("  %s not shown; run.json has them", plural(hidden, "send", "sends"))
+	if rest := unshown(e, len(sends)); rest != "" {
+		p.line("  not shown: %s; run.json has them", rest)
 	}
 	if e.Race != nil {
 		p.wrap("  ", "", raceLine(e.Race))
 	}
-	if e.Second != nil {
-		p.wrap("  ", "second answer: ", secondLine(e))
+	if line := secondLine(o, e); line != "" {
+		p.wrap("  ", "second answer: ", line)
 	}
-	changes := changeLines(e)
+	changes := changeLines(o, e)
 	for _, line := range changes[:min(len(changes), mostChanges)] {
 		p.wrap("  ", "state: ", line)
 	}
 	p.more(len(changes)-mostChanges, "changes")
+}
+
+// unshown says what a picture of so many sends does not show; empty for nothing.
+func unshown(e *evidence.Experiment, drawn int) string {
+	hidden, reads := -drawn, 0
+	for _, s := range e.Sends {
+		if s.Role == "read" {
+			reads++
+		} else {
+			hidden++
+		}
+	}
+	var missing []string
+	if hidden > 0 {
+		missing = append(missing, plural(hidden, "send", "sends"))
+	}
+	if reads > 0 {
+		missing = append(missing, plural(reads, "reading", "readings")+" of the state")
+	}
+	return strings.Join(missing, ", ")
 }
 
 // witnesses shows what the four witnesses say of each experiment.
@@ -397,17 +405,21 @@ func (p *printer) witnesses(o *evidence.Operation) {
 		p.wrap("  ", who+strings.Repeat(" ", wide-utf8.RuneCountInString(who)+2),
 			fmt.Sprintf("ids %s | state %s | audit %s | outside %s", mark(r.WrongIDs, r.IDs), mark(r.WrongState, r.State), r.Audit, mark(r.WrongIt, r.Outside)))
 		if r.First != nothing || r.Second != nothing {
-			p.wrap(strings.Repeat(" ", wide+4), "", r.First+", then "+r.Second)
+			said := r.First
+			if r.Second != nothing {
+				said += ", then " + r.Second
+			}
+			p.wrap(strings.Repeat(" ", wide+4), "", said)
 		}
 	}
 }
 
 // changeLines are the changes of an experiment; those of a race that are the
 // same are one line.
-func changeLines(e *evidence.Experiment) (lines []string) {
+func changeLines(o *evidence.Operation, e *evidence.Experiment) (lines []string) {
 	n := map[string]int{}
 	for _, c := range e.Changes {
-		line := changeLine(c)
+		line := changeLine(o, c)
 		if e.Race == nil || n[line] == 0 {
 			lines = append(lines, line)
 		}
@@ -427,10 +439,23 @@ func changeLines(e *evidence.Experiment) (lines []string) {
 	return lines
 }
 
-func changeLine(c evidence.Change) string {
+func changeLine(o *evidence.Operation, c evidence.Change) string {
 	s := strings.Join(nonEmpty(name(c.Reader), name(c.Name)), " ") + ": " + brief(c.Before) + " -> " + brief(c.After)
-	if c.Effects != 0 || c.Expected != 0 {
-		s += fmt.Sprintf(" (%s, %d expected)", plural(int(c.Effects), "effect", "effects"), c.Expected)
+	n := plural(int(c.Effects), "effect", "effects")
+	switch {
+	case blind(o, c.Reader):
+		return s + " (it saw the effect of no fresh request, so this says nothing)"
+	case !counts(c):
+		return s
+	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: "):
+		return s + fmt.Sprintf(" (%d due)", c.Expected)
+	case c.Expected < 0:
+		return s + " (" + n + ")"
 	}
-	return s
+	return s + fmt.Sprintf(" (%s, %d due)", n, c.Expected)
+}
+
+// counts reports whether a change is one of effects, and not of a value.
+func counts(c evidence.Change) bool {
+	return c.Effects != 0 || c.Expected != 0 || strings.HasPrefix(c.Name, "effects")
 }

@@ -114,6 +114,9 @@ func (s *Server) Validate() error {
 	if s.Release == nil {
 		s.Release = DefaultRelease
 	}
+	if s.KeyRules.MaxUUIDAge != 0 {
+		errs = append(errs, errors.New("field KeyRules.MaxUUIDAge is set; calls by RPC do not have it"))
+	}
 	return errors.Join(append(errs, s.KeyRules.Validate())...)
 }
 

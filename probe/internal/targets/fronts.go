@@ -114,6 +114,17 @@ func Finer() []Target {
 			}
 		}
 	}
+	lies := func(next http.Handler) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.FormValue("dry_run") != "true" {
+				next.ServeHTTP(w, r)
+				return
+			}
+			as(r, "-dry")
+			next.ServeHTTP(httptest.NewRecorder(), r)
+			writeJSON(w, http.StatusOK, map[string]bool{"valid": true})
+		}
+	}
 	forgets := func(next http.Handler) http.HandlerFunc {
 		var mu sync.Mutex
 		since := map[string]time.Time{}
@@ -185,7 +196,18 @@ func Finer() []Target {
 	changed.Experiments = []plan.Experiment{plan.Duplicate, plan.Altered}
 	changed = changed.outcome(outcomes{plan.Altered: broken, plan.Duplicate: held})
 
+	// One cause, a look before the work, doubles both kinds of requests.
+	unclaimed := target("races-unclaimed", "looks for the key, acts, records, and compares requests that it finds", plain, plan.RaceAltered, broken).
+		finds("double-effect-race", "mismatch-executed").may("replay-differs").
+		outcome(outcomes{plan.Duplicate: held, plan.Altered: held, plan.RaceSame: broken, plan.RaceAltered: broken})
+	unclaimed.make = func() *Service {
+		a := newAPI(rules{keyHeader: "Idempotency-Key", marker: Marker, flow: checkThenAct, takes: time.Millisecond})
+		return newService(&a.shop, a.handler())
+	}
+	unclaimed.Experiments = []plan.Experiment{plan.Duplicate, plan.Altered, plan.RaceSame, plan.RaceAltered}
+
 	list := []Target{
+		unclaimed,
 		target("instances", "two instances, one memory", plain, plan.OtherInstance, held),
 		target("instances-own-memory", "each instance knows its own duplicates", ownMemory, plan.OtherInstance, broken).finds("instance-doubles"),
 		apart, share, answers,
@@ -198,6 +220,7 @@ func Finer() []Target {
 		target("races-altered", "lets one of two requests under a key win", plain, plan.RaceAltered, held),
 		target("races-altered-both", "takes other bytes for another request", byBytes, plan.RaceAltered, broken).finds("mismatch-executed"),
 		target("preview", "has a dry run", checks, plan.PreviewFirst, held),
+		target("preview-lies", "says that it only checks, and makes the order", lies, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("preview-executes", "does not look at dry_run", plain, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("remembers", "keeps keys", plain, plan.RetentionSearch, held),
 		target("forgets-soon", "forgets keys after twelve seconds", forgets, plan.RetentionSearch, broken).finds("key-forgotten"),

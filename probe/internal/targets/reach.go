@@ -17,9 +17,16 @@ import (
 )
 
 // Reach returns targets that take more than a request to reach: a session, a
-// cart, GraphQL, readers of other forms. Behind that they are as those of All.
+// cart, GraphQL, a status elsewhere, readers of other forms. Behind that they are as those of All.
 func Reach() []Target {
-	return append(reached("", rules{}), reached("-ignores-key", rules{keyless: true, optional: true})...)
+	list := append(reached("", rules{}), reached("-ignores-key", rules{keyless: true, optional: true})...)
+	list = append(append(list, accepting()...), putters()...)
+	for i := range list {
+		if list[i].Experiments == nil {
+			list[i].Experiments = all
+		}
+	}
+	return list
 }
 
 // reached are the targets of Reach with the rules of an API by the draft.

@@ -30,7 +30,7 @@ var (
 		plan.Specification, plan.Duplicate, plan.LateRetry, plan.OtherTenant, plan.InFlight, plan.RaceSame, plan.LostUnread,
 		plan.LostBegun, plan.FailedFirst,
 	}
-	forHooks = []plan.Experiment{plan.Specification, plan.Duplicate, plan.RaceSame, plan.LostUnread, plan.Redelivery}
+	forHooks = []plan.Experiment{plan.Specification, plan.Duplicate, plan.RaceSame, plan.LostUnread, plan.LostBegun, plan.Redelivery}
 )
 
 type outcomes = map[plan.Experiment]evidence.Outcome

@@ -434,8 +434,9 @@ func wrongInTheWorld() []Target {
 			finds("bad-key-server-error").
 			outcome(outcomes{plan.Duplicate: held, plan.MissingKey: held, plan.MalformedKey: broken}),
 		keyed("no-key-is-a-key", "keys are optional, and all requests without one count as the same", swallowing, plan.Contract{}).
-			finds("lost-effect").may("missing-key-accepted").
-			outcome(outcomes{plan.Duplicate: held, plan.MissingKey: broken}),
+			finds("keyless-requests-confused").may("missing-key-accepted").
+			outcome(outcomes{plan.Duplicate: held, plan.MissingKey: broken}).
+			causes(map[string]evidence.CauseState{"keyless-as-one": supported}),
 		keyless("no-key-doubles", "has no key, and makes an order each time", unmarked).
 			finds("double-effect-sequential").
 			may("double-effect-race", "in-flight-executed", "double-effect-lost-response", "no-specification").

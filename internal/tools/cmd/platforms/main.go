@@ -1,5 +1,6 @@
 // Command platforms checks that every package of the workspace, with its tests, can
-// be compiled for the platforms it is given, such as linux/arm64.
+// be compiled for the platforms it is given, such as linux/arm64; with -packages
+// those that it names.
 //
 // It checks types and generates no code, and of packages outside of the workspace it
 // reads declarations only, which takes seconds for a platform instead of minutes.
@@ -22,13 +23,14 @@ import (
 )
 
 func main() {
+	pattern := flag.String("packages", "work", "what to check, such as ./... in a module outside of the workspace")
 	flag.Parse()
 	root, err := os.Getwd()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "platforms:", err)
 		os.Exit(2)
 	}
-	if !check(root, "work", flag.Args(), os.Stdout) {
+	if !check(root, *pattern, flag.Args(), os.Stdout) {
 		os.Exit(1)
 	}
 }

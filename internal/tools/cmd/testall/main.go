@@ -1,5 +1,6 @@
-// Command testall runs the tests of every module of the workspace, tells how
-// they go, and closes with one plain line:
+// Command testall runs the tests of every module of the workspace, and of those
+// modules outside of it that it is told, says how they go, and closes with one
+// plain line:
 //
 //	N passed, N failed, N skipped
 //
@@ -20,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -38,6 +40,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	race := flags.String("race", "auto", "race detector: on, off, or auto (on where it works)")
 	timeout := flags.Duration("timeout", 20*time.Minute, "time limit of one package")
 	packages := flags.String("packages", "work", "package patterns, separated by spaces")
+	alone := flags.String("alone", "", "folders of modules outside of the workspace that belong to the pattern work, separated by spaces")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -65,13 +68,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		env = append(env, "CGO_ENABLED=0")
 	}
 	goArgs = append(goArgs, flags.Args()...)
-	goArgs = append(goArgs, strings.Fields(*packages)...)
-
-	if err := goTest(ctx, r, goArgs, env, stderr); err != nil {
-		// A failed test has already been counted. What is left is a go
-		// command that failed for a reason of its own.
-		if exit := (*exec.ExitError)(nil); r.failed == 0 || !errors.As(err, &exit) {
-			r.fail("go test", err.Error())
+	for _, m := range split(strings.Fields(*packages), strings.Fields(*alone)) {
+		failed := r.failed
+		args, env := slices.Clone(goArgs), slices.Clone(env)
+		if m.dir != "" {
+			args, env = slices.Insert(args, 1, "-p=1"), append(env, "GOWORK=off") // what stays out is large
+		}
+		if err := goTest(ctx, r, m.dir, append(args, m.patterns...), env, stderr); err != nil {
+			// A failed test has already been counted. What is left is a go
+			// command that failed for a reason of its own.
+			if exit := (*exec.ExitError)(nil); r.failed == failed || !errors.As(err, &exit) {
+				r.fail("go test", err.Error())
+			}
 		}
 	}
 	if ctx.Err() != nil {
@@ -80,10 +88,41 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return r.close(note)
 }
 
-// goTest runs the go command and feeds its events to r.
-func goTest(ctx context.Context, r *reporter, args, env []string, stderr io.Writer) error {
+// part is what one go command tests.
+type part struct {
+	dir      string // of a module by itself, or "" for the workspace
+	patterns []string
+}
+
+// split has each pattern tested where it can be: the folder of a module that is
+// outside of the workspace, and what is below it, in that module.
+func split(patterns, alone []string) (parts []part) {
+	for _, p := range patterns {
+		at, within := "", p
+		for _, dir := range alone {
+			if rest, ok := strings.CutPrefix(p+"/", "./"+dir+"/"); ok {
+				at, within = dir, strings.TrimSuffix("./"+rest, "/")
+			}
+		}
+		i := slices.IndexFunc(parts, func(q part) bool { return q.dir == at })
+		if i < 0 {
+			i = len(parts)
+			parts = append(parts, part{dir: at})
+		}
+		parts[i].patterns = append(parts[i].patterns, within)
+	}
+	if slices.Contains(patterns, "work") {
+		for _, dir := range alone {
+			parts = append(parts, part{dir, []string{"./..."}})
+		}
+	}
+	return parts
+}
+
+// goTest runs the go command in dir and feeds its events to r.
+func goTest(ctx context.Context, r *reporter, dir string, args, env []string, stderr io.Writer) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = env
+	cmd.Dir, cmd.Env = dir, env
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	cmd.Stderr = stderr

@@ -107,6 +107,43 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestRunAlone has a module that the workspace leaves out, which fails.
+func TestRunAlone(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.work":          "go 1.26.0\n\nuse .\n",
+		"go.mod":           "module github.com/semelhq/testall\n\ngo 1.26.0\n",
+		"a/p_test.go":      "package p\n\nimport \"testing\"\n\nfunc TestA(*testing.T) {}\n",
+		"out/go.mod":       "module github.com/semelhq/testall/out\n\ngo 1.26.0\n",
+		"out/p_test.go":    "package p\n\nimport \"testing\"\n\nfunc TestB(t *testing.T) { t.Error() }\n",
+		"out/in/p_test.go": "package p\n\nimport \"testing\"\n\nfunc TestC(*testing.T) {}\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	t.Setenv("GOWORK", "")
+	t.Setenv("GOFLAGS", "-buildvcs=false")
+	for packages, last := range map[string]string{
+		"work":         "2 passed, 1 failed, 0 skipped",
+		"./a":          "1 passed, 0 failed, 0 skipped",
+		"./out":        "0 passed, 1 failed, 0 skipped",
+		"./a ./out/in": "2 passed, 0 failed, 0 skipped",
+		"./out/...":    "1 passed, 1 failed, 0 skipped",
+	} {
+		var out, log bytes.Buffer
+		run(t.Context(), []string{"-race=off", "-packages=" + packages, "-alone=out"}, &out, &log)
+		if got, want := lastLine(out.String()), last+" (without -race: switched off)"; got != want {
+			t.Errorf("%s: last line %q, want %q\n%s%s", packages, got, want, &out, &log)
+		}
+	}
+}
+
 func TestRunInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

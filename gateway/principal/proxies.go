@@ -1,0 +1,231 @@
+package principal
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/textproto"
+	"slices"
+	"strings"
+)
+
+// Proxies are the proxies that are trusted to say who and where a client is. The
+// zero value trusts none. Trusted is who the connection comes from, whatever a
+// header says, so r.RemoteAddr must be what the server set.
+type Proxies struct {
+	// From lists the networks of the proxies, as in 10.1.2.0/24. One that
+	// holds all addresses is refused.
+	From []netip.Prefix
+	// Unix trusts whoever connects over a unix socket, which has no address.
+	// Who may is then a matter of the socket's permissions.
+	Unix bool
+}
+
+func (p Proxies) none() bool { return len(p.From) == 0 && !p.Unix }
+
+// checked returns a copy, and why p is wrong.
+func (p Proxies) checked(errs *[]error) Proxies {
+	from := make([]netip.Prefix, 0, len(p.From))
+	for _, prefix := range p.From {
+		switch {
+		case !prefix.IsValid():
+			*errs = append(*errs, errors.New("field Proxies.From holds an invalid network; write it as 10.1.2.0/24 or 10.1.2.3/32"))
+		case prefix.Bits() == 0:
+			*errs = append(*errs, fmt.Errorf("field Proxies.From holds %v, which trusts everybody; name the proxies' own addresses", prefix))
+		case prefix.Addr().Is4In6():
+			*errs = append(*errs, fmt.Errorf("field Proxies.From holds %v; write it as an IPv4 network", prefix))
+		case prefix.Masked() != prefix:
+			*errs = append(*errs, fmt.Errorf("field Proxies.From holds %v, which is an address in %v; write one or the other", prefix, prefix.Masked()))
+		}
+		from = append(from, prefix)
+	}
+	p.From = from
+	return p
+}
+
+// Trusts reports whether the request comes from a trusted proxy.
+func (p Proxies) Trusts(r *http.Request) bool {
+	if p.none() {
+		return false
+	}
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
+		return p.Unix
+	}
+	return p.holds(peer(r))
+}
+
+func (p Proxies) holds(a netip.Addr) bool {
+	return a.IsValid() && slices.ContainsFunc(p.From, func(n netip.Prefix) bool { return n.Contains(a) })
+}
+
+// peer is the address at the other end of the connection, or none.
+func peer(r *http.Request) netip.Addr {
+	at, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return at.Addr().Unmap()
+}
+
+// Client is the address of the client that the request came from: that of the
+// connection, or what trusted proxies say in X-Forwarded-For. Of that, each
+// proxy has added to the end where it got the request from; the client is the
+// last that is no trusted proxy. What stands before is the client's to invent.
+// Where a proxy does not tell an address, the client is that proxy. The address
+// is not valid if there is none, as over a unix socket.
+func (p Proxies) Client(r *http.Request) netip.Addr {
+	client := peer(r)
+	if !p.Trusts(r) {
+		return client
+	}
+	lines := r.Header["X-Forwarded-For"]
+	for i := len(lines) - 1; i >= 0; i-- {
+		for rest, more := lines[i], true; more; {
+			var hop string
+			if comma := strings.LastIndexByte(rest, ','); comma >= 0 {
+				rest, hop = rest[:comma], rest[comma+1:]
+			} else {
+				hop, more = rest, false
+			}
+			at, ok := address(strings.Trim(hop, " \t"))
+			if !ok {
+				return client
+			}
+			client = at
+			if !p.holds(client) {
+				return client
+			}
+		}
+	}
+	return client
+}
+
+// address reads an address, with or without a port.
+func address(s string) (netip.Addr, bool) {
+	if a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")); err == nil {
+		return a.Unmap(), true
+	}
+	at, err := netip.ParseAddrPort(s)
+	return at.Addr().Unmap(), err == nil
+}
+
+// identified is implemented by sources that read headers by which proxies, or an
+// endpoint, say who somebody is.
+type identified interface {
+	identityHeaders() (names []string, from Proxies)
+}
+
+func identityHeaders(s Source) ([]string, Proxies) {
+	if i, ok := s.(identified); ok {
+		return i.identityHeaders()
+	}
+	return nil, Proxies{}
+}
+
+// Clean returns a handler that takes away what a request says of its caller and
+// has no right to, and goes on with next: the headers that s reads, from
+// everybody but the trusted proxies, and from these too in any other spelling,
+// as with a _ for a -, which many servers take for the same. For an Endpoint
+// these are the headers of its answer, which no request may have. Upstreams that
+// read such a header need this before all requests, protected or not.
+func Clean(s Source, next http.Handler) http.Handler {
+	names, from := identityHeaders(s)
+	if len(names) == 0 {
+		return next
+	}
+	return from.clean(names, next)
+}
+
+// Clean returns a handler that takes away, in any spelling, what requests say in
+// Forwarded and X-Forwarded-For, -Host and -Proto, unless they come from the
+// proxies, and goes on with next. Around a gateway with TrustForwarded it has
+// the upstream see what trusted proxies say, and of others what the gateway does.
+func (p Proxies) Clean(next http.Handler) http.Handler {
+	return p.clean([]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}, next)
+}
+
+// clean takes the named headers away from requests that do not come from p.
+func (p Proxies) clean(names []string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		trusted := p.Trusts(r)
+		for name := range r.Trailer { // in which no proxy says such a thing
+			if spells(name, names) {
+				delete(r.Trailer, name)
+			}
+		}
+		var dirty []string
+		for name := range r.Header {
+			if spells(name, names) && (!trusted || !slices.Contains(names, name)) {
+				dirty = append(dirty, name)
+			}
+		}
+		// What Connection names is taken away on the way to the upstream, and
+		// what a proxy says is not its client's to have taken away.
+		kept, listed := unlisted(r.Header["Connection"], names)
+		if len(dirty) > 0 || listed {
+			cleaned := *r
+			cleaned.Header = r.Header.Clone()
+			for _, name := range dirty {
+				delete(cleaned.Header, name)
+			}
+			if listed {
+				cleaned.Header["Connection"] = kept
+			}
+			r = &cleaned
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// unlisted returns the options of Connection lines but for the names, and whether
+// those were among them.
+func unlisted(lines, names []string) (kept []string, listed bool) {
+	for _, line := range lines {
+		for option := range strings.SplitSeq(line, ",") {
+			if option = textproto.TrimString(option); spells(option, names) {
+				listed = true
+			} else {
+				kept = append(kept, option)
+			}
+		}
+	}
+	return kept, listed
+}
+
+// spells reports whether name is one of the names in some spelling.
+func spells(name string, names []string) bool {
+	return slices.ContainsFunc(names, func(n string) bool {
+		if len(n) != len(name) {
+			return false
+		}
+		for i := range len(n) {
+			if plain(n[i]) != plain(name[i]) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// plain is what servers that make a variable of a header's name make of c: all
+// that is no letter or digit becomes one character.
+func plain(c byte) byte {
+	switch {
+	case 'A' <= c && c <= 'Z':
+		return c + 'a' - 'A'
+	case 'a' <= c && c <= 'z', '0' <= c && c <= '9':
+		return c
+	}
+	return '_'
+}
+
+// only returns the value of the header if there is one line of it.
+func only(h http.Header, name string) (value string, lines int) {
+	values := h[name]
+	if len(values) != 1 {
+		return "", len(values)
+	}
+	return textproto.TrimString(values[0]), 1
+}

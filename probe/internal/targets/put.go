@@ -1,0 +1,115 @@
+package targets
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"github.com/semelhq/semel/probe/plan"
+)
+
+// putting makes the order of an address, or changes the one that is there. With
+// again each request is mailed, with drops a change is answered and not made.
+func putting(again, drops bool) doing {
+	return guarded(func(a *api, w http.ResponseWriter, _ *http.Request, c *call) {
+		e, known := a.begin(c)
+		if !known {
+			pause(context.Background(), a.takes)
+			if a.failing.Load() {
+				e.finish(problemResult(http.StatusInternalServerError, "the order could not be made"))
+			} else {
+				o := a.named(c)
+				a.add(o)
+				if a.rules.mails {
+					a.mail(o)
+				}
+				e.finish(created(o))
+			}
+			a.send(w, e.result, false)
+			return
+		}
+		<-e.done
+		if e.result.status >= 400 {
+			a.send(w, e.result, false)
+			return
+		}
+		o := e.result.order
+		if !drops {
+			o = a.change(o.ID, c.order)
+		}
+		if again {
+			a.mail(o)
+		}
+		writeJSON(w, http.StatusOK, o)
+	})
+}
+
+// change gives an order what another one asks for.
+func (s *shop) change(id string, to order) order {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.orders, func(o order) bool { return o.ID == id })
+	s.orders[i].Item, s.orders[i].Quantity = to.Item, to.Quantity
+	return s.orders[i]
+}
+
+// puts is a target whose orders have their addresses from the client. Without
+// gets, an order cannot be read at its address.
+func puts(name, about string, r rules, own doing, gets bool) Target {
+	r.own = own
+	t := keyless(name, about, own)
+	t.mails = r.mails
+	t.make = func() *Service {
+		a := newAPI(r)
+		h := a.handler()
+		return newService(&a.shop, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ref := r.URL.Path[min(len("/orders/"), len(r.URL.Path)):]
+			switch {
+			case r.Method == http.MethodPut:
+				r = r.Clone(r.Context())
+				r.Method, r.URL.Path = http.MethodPost, "/orders"
+				h.ServeHTTP(w, r)
+			case r.Method == http.MethodGet && gets && r.URL.Path == "/orders/"+ref:
+				o, ok := a.find(func(o order) bool { return o.Reference == ref && o.Tenant == r.Header.Get("X-Tenant") })
+				if !ok {
+					problem(w, http.StatusNotFound, "no such order")
+					return
+				}
+				writeJSON(w, http.StatusOK, o)
+			default:
+				h.ServeHTTP(w, r)
+			}
+		}))
+	}
+	t.adapt = func(p *plan.Plan, s *Server) {
+		op := &p.Operations[0]
+		op.Request.Method, op.Request.URL = "PUT", s.URL+"/orders/{{.ref | url}}"
+	}
+	t.Experiments = append(slices.Clone(forNatural), plan.Altered)
+	t.Expect.May = []string{"no-specification"}
+	return t
+}
+
+// putters are the targets whose operation is a PUT.
+func putters() []Target {
+	right := func(t Target, says string) Target {
+		return t.outcome(outcomes{plan.Duplicate: held, plan.LateRetry: held, plan.OtherTenant: held, plan.RaceSame: held, plan.LostUnread: held, plan.Altered: held}).
+			says(says).
+			verdict("idempotency_support", "natural_key", "retry_behavior", "safe_stop", "result_replay", "same_response", "in_progress_handling", "yes|unknown", "race_behavior", "safe_converge")
+	}
+	return []Target{
+		right(puts("put", "makes or changes the order of an address", rules{mails: true}, putting(false, false), true),
+			"the altered request was taken for a change of the same resource"),
+		right(puts("put-unread", "makes or changes the order of an address, at which it cannot be read", rules{}, putting(false, false), false),
+			"whether what it asks for was taken over, no reader tells"),
+		puts("put-mails-again", "makes or changes the order of an address, and mails each time", rules{mails: true}, putting(true, false), true).
+			finds("outside-effect-doubled").may("no-specification").
+			outcome(outcomes{plan.Duplicate: broken, plan.RaceSame: broken}).
+			verdict("idempotency_support", "natural_key|unknown", "outbox_pattern", "no", "retry_behavior", "unsafe_retry"),
+		puts("put-drops-change", "makes the order of an address, and answers a change with success and the order as it was", rules{}, putting(false, true), true).
+			finds("lost-effect").may("no-specification").
+			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken, plan.RaceSame: held}).
+			says("what it asks for is not there").
+			verdict("idempotency_support", "natural_key", "race_behavior", "safe_converge"),
+	}
+}
