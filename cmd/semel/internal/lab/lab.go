@@ -174,8 +174,8 @@ func (l *Lab) First(what string, a Attempt) bool {
 // Tell writes an attempt down.
 func (l *Lab) Tell(a Attempt) {
 	l.trail.put(a)
-	if a.Midway && l.Switches(a.Operation).Crash && l.First("crash", a) {
-		if a.Path == "worker" {
+	if s := l.Switches(a.Operation); a.Midway && s.Crash && l.First("crash", a) {
+		if a.Path == "worker" && !s.Queue {
 			l.process.answered() // who asked for the job is told that it was accepted
 		}
 		l.process.crash()

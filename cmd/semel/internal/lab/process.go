@@ -68,9 +68,9 @@ func (p *process) count(n int) {
 	p.mu.Unlock()
 }
 
-// answered waits until no request is being forwarded, but not for long.
+// answered waits until no request is being forwarded, but no more than 10 s.
 func (p *process) answered() {
-	for range 200 {
+	for range 1000 {
 		p.mu.Lock()
 		busy := p.busy
 		p.mu.Unlock()
