@@ -113,6 +113,9 @@ func (o *operation) suppose() {
 			For:   "A retry during the first took effect.",
 			Check: "The experiment in_flight on a request that takes long: a retry at first that is told to wait, and a later one that is executed, speak for it.",
 		}
+		if !has(doubleInFlight) {
+			lease.For = "Requests at the same time took effect more than once."
+		}
 		if f.lapsed && !sequential {
 			lease.State, lease.For = evidence.Supported, "While the first was running, an earlier retry was refused, and a later one took effect."
 		}

@@ -151,7 +151,7 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 		j.unclear("the altered request was answered with %s; outside were %s, of a change or of another one, and no reader sees the target's own state", answer(second.sent), count(d.outMost))
 	case taken == no:
 		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second.sent))
-		j.find("lost-effect", "", evidence.Established, first, second.sent)
+		j.find("change-not-made", "", evidence.Established, first, second.sent)
 	case taken == yes:
 		j.holds("1 effect; the altered request was taken for a change of the same resource: %s", answer(second.sent))
 	case success(&second.x):

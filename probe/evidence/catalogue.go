@@ -149,6 +149,14 @@ var catalogue = []Entry{
 		References: []string{refOnce, refDraft},
 	},
 	{
+		ID: "change-not-made", Priority: P0, Basis: Established,
+		Title:       "A change was answered with success and not made",
+		Advice:      "Established when a PUT or PATCH without a key, altered, was answered with success, and a GET of its address still has what the request before it sent.",
+		Explanation: "A request for the same resource with another content was answered with success. A GET of its address afterwards still has what the first request sent, so the client takes for done what was not.",
+		Remedy:      "Make the change, or refuse it with what stands in its way, as 409 or 412. Whether a request is the same as an earlier one is told by its content as well as by its address.",
+		References:  []string{refOnce},
+	},
+	{
 		ID: "keyless-requests-confused", Priority: P0, Basis: Established,
 		Title:       "A request without a key was taken for another one without a key",
 		Advice:      "Established when two requests without a key and with values of their own were answered with success, and a reader that saw the first's effect sees none of the second.",

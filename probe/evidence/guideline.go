@@ -195,6 +195,7 @@ var mapping = map[string][5]string{
 	"double-effect-race":                 {asvsLocking + " " + asvsAtomic, wstgRace, ptesExploitation, tacticImpact, refRace + " CWE-367 " + refOnce},
 	"double-effect-lost-response":        {asvsWhole + " " + asvsOutage, wstgTimes, ptesExploitation, tacticImpact, refOnce},
 	"lost-effect":                        {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	"change-not-made":                    {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
 	"keyless-requests-confused":          {asvsCombined + " " + asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393 CWE-488"},
 	"outside-effect-doubled":             {asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
 	"webhook-redelivery-doubles":         {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},

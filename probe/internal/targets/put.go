@@ -107,7 +107,7 @@ func putters() []Target {
 			outcome(outcomes{plan.Duplicate: broken, plan.RaceSame: broken}).
 			verdict("idempotency_support", "natural_key|unknown", "outbox_pattern", "no", "retry_behavior", "unsafe_retry"),
 		puts("put-drops-change", "makes the order of an address, and answers a change with success and the order as it was", rules{}, putting(false, true), true).
-			finds("lost-effect").
+			finds("change-not-made").
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken, plan.RaceSame: held}).
 			says("what it asks for is not there").
 			verdict("idempotency_support", "natural_key", "race_behavior", "safe_converge"),
