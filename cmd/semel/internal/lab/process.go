@@ -315,7 +315,10 @@ func RunApp(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
 	go func() { failed <- server.Serve(listener) }()
 	go func() { failed <- p.run(ctx) }()
 	held := lab.client.Go("Lab.Hold", Nothing{}, &Nothing{}, nil)
-	if err := lab.client.Call("Lab.Ready", listener.Addr().String(), &Nothing{}); err != nil {
+	switch err := lab.client.Call("Lab.Ready", listener.Addr().String(), &Nothing{}); {
+	case errors.Is(err, rpc.ErrShutdown), errors.Is(err, io.ErrUnexpectedEOF):
+		return nil // the lab is gone already
+	case err != nil:
 		return err
 	}
 	select {
