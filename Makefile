@@ -77,7 +77,7 @@ lab-matrix: ## probe every operation of the lab under every setting, and compare
 	go test -count=1 -timeout 0 -v -run '^TestProbeTellsTheTruth$$' $(ARGS) ./cmd/semel/internal/lab -args -matrix
 
 probe-truth: ## run the probe against all of its targets, each with three sets of values
-	go test -count=1 -timeout 0 -run '^(TestTargets|TestReach|TestFiner)$$' $(ARGS) ./probe -seeds 3
+	go test -count=1 -timeout 0 -run '^(TestTargets|TestReach|TestFiner|TestReportsAreConsistent)$$' $(ARGS) ./probe -seeds 3
 
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)

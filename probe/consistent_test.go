@@ -3,6 +3,7 @@ package probe_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -524,12 +525,11 @@ func TestReportsAreConsistent(t *testing.T) {
 			}
 		},
 	}
-	for name, change := range changes {
-		if testing.Short() && name != "default" && name != "no readers" {
-			continue
-		}
-		for _, target := range append(targets.All(), targets.Reach()...) {
-			if *only != "" && target.Name != *only {
+	for j, name := range slices.Sorted(maps.Keys(changes)) {
+		change := changes[name]
+		for i, target := range append(targets.All(), targets.Reach()...) {
+			// make probe-truth has them all; they take minutes under the race detector.
+			if *only != "" && target.Name != *only || *only == "" && *seeds == 1 && (i+j)%4 != 0 {
 				continue
 			}
 			t.Run(target.Name+", "+name, func(t *testing.T) {
