@@ -57,6 +57,9 @@ func settings() (all []setting) {
 		add(s, Ways...)
 		for _, key := range []Requirement{KeyRequired, KeyOptional} {
 			for bits := range 16 {
+				if odd := bits&1 > 0; !*whole && key == KeyOptional && odd != unique {
+					continue // each with one of the two
+				}
 				s := s
 				s.Key, s.Scope, s.InProgress, s.Replay, s.Fingerprint = key, bits&1 > 0, bits&2 > 0, bits&4 > 0, bits&8 > 0
 				add(s, Ways...)
