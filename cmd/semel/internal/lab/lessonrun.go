@@ -38,7 +38,7 @@ func (r *lessonRun) right(b *block) bool {
 }
 
 // mostOfLesson bounds how long the steps of a block take together.
-const mostOfLesson = 2 * time.Minute
+const mostOfLesson = 5 * time.Minute
 
 // runBlock does the steps. Requests go to the lab at base, as anyone's would. The
 // switches stay as the steps have set them, so that the page shows the same.

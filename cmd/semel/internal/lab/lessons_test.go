@@ -307,7 +307,7 @@ func TestLessonClients(t *testing.T) {
 			if c.program == "go" {
 				args = []string{"run", file}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, program, args...)
 			cmd.Env = append(os.Environ(), "LAB="+url, "no_proxy=*")
