@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -73,6 +74,8 @@ func (o *operation) suppose() {
 				late.State, late.For = evidence.Refuted, "An earlier duplicate had an effect, and a later one had none."
 			case f.race != nil && f.race.Doubled > 0:
 				late.State, late.For = evidence.Refuted, "No duplicate was without an effect, also not where they came at once."
+			case f.race != nil && f.race.Overlapped > 0:
+				late.For = "Requests at the same time had one effect. A duplicate that came when the state had settled had another."
 			default:
 				late.For = "No duplicate was without an effect; none of them came at once, but when the state had settled."
 			}
@@ -180,7 +183,7 @@ func (o *operation) blocked(experiment string) string {
 	}
 	switch {
 	case n > 1:
-		return "refused, or still in progress, for as long as was waited"
+		return fmt.Sprintf("refused, or still in progress, each of the %d times that it was sent again", n)
 	case last.Status == http.StatusAccepted:
 		return "accepted when it was sent again, once, and not done for as long as was waited"
 	}
