@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
@@ -33,10 +34,20 @@ func (p *politely) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	key := r.Header.Get("Idempotency-Key")
-	if !slices.Contains(p.keys, key) {
+	known := slices.Contains(p.keys, key)
+	if !known {
 		p.keys = append(p.keys, key)
 	}
 	nth := slices.Index(p.keys, key) + 1
+	if !known && nth == 2 {
+		// The one that is cut off: its client is gone before the answer.
+		p.mu.Unlock()
+		select {
+		case <-r.Context().Done():
+		case <-time.After(3 * time.Second):
+		}
+		p.mu.Lock()
+	}
 	if p.refuses(nth) {
 		fmt.Fprint(w, `{"error":{"code":"ratelimited"}}`)
 		return

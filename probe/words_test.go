@@ -189,11 +189,15 @@ func TestSuppositions(t *testing.T) {
 	}{
 		"nothing came at once": {doubleSequential, facts{doubled: true}, nil, "forgotten", evidence.Open, "none of them came at once"},
 		"some came at once": {
-			doubleSequential, facts{doubled: true, race: &evidence.Race{Doubled: 1}}, nil,
+			doubleSequential,
+			facts{doubled: true, race: &evidence.Race{Doubled: 1}},
+			nil,
 			"forgotten", evidence.Refuted, "also not where they came at once",
 		},
 		"at the same time they hold": {
-			doubleSequential, facts{doubled: true, race: &evidence.Race{Overlapped: 1}}, nil,
+			doubleSequential,
+			facts{doubled: true, race: &evidence.Race{Overlapped: 1}},
+			nil,
 			"forgotten", evidence.Open, "Requests at the same time had one effect",
 		},
 		"refused once":  {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 422}}, "tied-to-client", evidence.Open, "was refused when it was sent again, once."},
