@@ -1,6 +1,8 @@
 package probe
 
 import (
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -65,11 +67,17 @@ func (o *operation) suppose() {
 		}
 		switch {
 		case f.late:
-			late.State, late.For = evidence.Supported, "A duplicate at once had no effect of its own. One after "+o.r.p.Timing.LateAfter.String()+" or more had."
+			late.State, late.For = evidence.Supported, "An earlier duplicate had no effect of its own. One after "+o.r.p.Timing.LateAfter.String()+" or more had."
 		case f.doubled && !f.once:
-			late.State, late.For = evidence.Refuted, "No duplicate was without an effect, also not the one that came at once."
-			if f.sometimes {
-				late.For = "The duplicate that came at once had an effect, and a later one had none."
+			switch {
+			case f.sometimes:
+				late.State, late.For = evidence.Refuted, "An earlier duplicate had an effect, and a later one had none."
+			case f.race != nil && f.race.Doubled > 0:
+				late.State, late.For = evidence.Refuted, "No duplicate was without an effect, also not where they came at once."
+			case f.race != nil && f.race.Overlapped > 0:
+				late.For = "Requests at the same time had one effect. A duplicate that came when the state had settled had another."
+			default:
+				late.For = "No duplicate was without an effect; none of them came at once, but when the state had settled."
 			}
 		}
 		// What holds for failures only is explained by them.
@@ -126,17 +134,20 @@ func (o *operation) suppose() {
 	if f.keylessAsOne != nil {
 		o.cause(o.named1("keyless-requests-confused"), evidence.Cause{
 			Name: "keyless-as-one", State: evidence.Supported,
-			Text:  "The lack of a key counts as a key: all requests without one are the same request.",
+			Text:  "The lack of a key counts as a key: requests without one, of this method and address at least, are all the same request.",
 			For:   "Of two requests without a key, each with values of its own, the second was answered with a success and had no effect.",
 			Check: "Look at what is looked up for a request without a key: it must be nothing, and not an empty key.",
 		})
 	}
 	if lost || stuck {
-		to := o.named1(doubleLost, "failure-blocks-key", "lost-effect")
+		to := o.named1(doubleLost)
+		if !lost && stuck {
+			to = &o.ev.Findings[slices.IndexFunc(o.ev.Findings, cut)]
+		}
 		c := evidence.Cause{
 			Name: "tied-to-client", State: evidence.Open,
 			Text:  "The record depends on the client: it is written after the answer, undone when the client goes, or written before the work.",
-			For:   "After a lost connection the same request was refused, or still in progress, for as long as was waited.",
+			For:   "After a lost connection the same request was " + o.blocked(to.Experiment) + ".",
 			Check: "The experiments duplicate and lost_unread: a duplicate of an answered request that is known, and one of a lost answer that is not, speak for it. Then look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.",
 		}
 		switch {
@@ -157,6 +168,26 @@ func (o *operation) suppose() {
 			Check: "Compare what the target computes as identity for the two requests, in its log or a debugger.",
 		})
 	}
+}
+
+// blocked says how a request was answered in an experiment when it was sent
+// again.
+func (o *operation) blocked(experiment string) string {
+	n, last := 0, evidence.Send{}
+	for _, e := range o.ev.Experiments {
+		for _, s := range e.Sends {
+			if e.Name == experiment && s.Role == "duplicate" {
+				n, last = n+1, s
+			}
+		}
+	}
+	switch {
+	case n > 1:
+		return fmt.Sprintf("refused, or still in progress, each of the %d times that it was sent again", n)
+	case last.Status == http.StatusAccepted:
+		return "accepted when it was sent again, once, and not done for as long as was waited"
+	}
+	return "refused when it was sent again, once"
 }
 
 // named1 is the first of the findings that there is.

@@ -350,14 +350,10 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 		}
 	}
 	first := o.first
-	status := 0
-	if first.x.Response != nil {
-		status = first.x.Response.Status
-	}
 	switch {
 	case first.succeeded(), turnedAway(&first.x) && !first.total.exceeds(0):
 		return o, nil
-	case status >= 400 && status < 500 && !first.total.exceeds(0):
+	case refused(first):
 		if x.o.facts.refused {
 			return o, nil // once was enough to see that it stays refused
 		}
@@ -378,9 +374,11 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 	return o, nil
 }
 
-// refused reports whether a request was refused and had no effect.
+// refused reports whether a request was refused, by its status or by an error in
+// the body of a 2xx, and had no effect.
 func refused(a *attempt) bool {
-	return a.status() >= 400 && a.status() < 500 && !a.total.exceeds(0)
+	by := a.status()/100 == 4 || a.x.Response != nil && saysError(a.x.Response)
+	return by && !a.total.exceeds(0)
 }
 
 // beside sends a fresh request beside others, to compare with.

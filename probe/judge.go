@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/big"
 	"net/http"
 	"slices"
 	"strings"
@@ -20,6 +21,9 @@ type judgement struct {
 	open []string // why it is inconclusive
 	bad  []string
 	none []string // why it means nothing here
+	// of is what the request is called that an opening is judged of, where it is
+	// not the first.
+	of string
 }
 
 // What an experiment came to: what is broken outweighs what is unclear, and
@@ -128,6 +132,9 @@ func (j *judgement) blind(w *watch) string {
 	return strings.Join(list, ", ")
 }
 
+// opener is what the request of an opening is called.
+func (j *judgement) opener() string { return cmp.Or(j.of, "the first request") }
+
 // opened judges how an experiment began. It reports whether there is more to
 // judge. Without an opening of its own, an earlier one counts.
 func (j *judgement) opened(o *opening) bool {
@@ -144,9 +151,9 @@ func (j *judgement) opened(o *opening) bool {
 	d := a.total
 	switch {
 	case turnedAway(&a.x) && !d.exceeds(0):
-		j.unclear("the first request was not processed: %s; %s", answer(a.sent), j.state(d))
+		j.unclear("%s was not processed: %s; %s", j.opener(), answer(a.sent), j.state(d))
 	case !a.succeeded():
-		j.unclear("the first request did not succeed: %s; %s", answer(a.sent), j.state(d))
+		j.unclear("%s did not succeed: %s; %s", j.opener(), answer(a.sent), j.state(d))
 	case len(j.o.readers) == 0:
 		return true
 	case !a.settled:
@@ -156,10 +163,10 @@ func (j *judgement) opened(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.lostEffect(a.sent, fmt.Sprintf("the first request was answered with %s and had %s, which reader %s has seen for others", answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, which reader %s has seen for others", j.opener(), answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
-		j.broken("the first request took effect, and the outside, which was told of others, was not told of it")
+		j.broken("%s took effect, and the outside, which was told of others, was not told of it", j.opener())
 		j.find("lost-effect", "", evidence.Established, a.sent)
 	case d.exceeds(1):
 		most, by := d.most, d.by
@@ -193,7 +200,7 @@ func (j *judgement) accepted(a *attempt) {
 	}
 	switch a.fate {
 	case fateRunning:
-		j.unclear("the first request was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", answer(a.sent), limit, longer)
+		j.unclear("%s was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", j.opener(), answer(a.sent), limit, longer)
 	case fateFailed:
 		j.unclear("the request was accepted with %s; %s", answer(a.sent), j.state(a.total))
 	default:
@@ -201,7 +208,7 @@ func (j *judgement) accepted(a *attempt) {
 		if a.untold != "" {
 			why = "No status tells which, for " + a.untold
 		}
-		j.unclear("the first request was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", answer(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
+		j.unclear("%s was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", j.opener(), answer(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
 	}
 }
 
@@ -222,7 +229,7 @@ func (j *judgement) reopened(o *opening) bool {
 		ran = first.total.String()
 	}
 	if d.exceeds(1) {
-		j.broken("the first request %s (%s), and the same request again %s", answered(first.sent), ran, answered(second.sent))
+		j.broken("%s %s (%s), and the same request again %s", j.opener(), answered(first.sent), ran, answered(second.sent))
 		f.unsafeRetry, f.failed = true, f.failed || first.x.Response != nil
 		j.effects(d, 1, id, first.sent, second.sent)
 		return false
@@ -231,39 +238,39 @@ func (j *judgement) reopened(o *opening) bool {
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("the first request %s (%s), and the same request again was not processed: %s", answered(first.sent), ran, answer(second.sent))
+		j.unclear("%s %s (%s), and the same request again was not processed: %s", j.opener(), answered(first.sent), ran, answer(second.sent))
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
-		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("the first request %s, the same request again %s, and there is no effect, which reader %s has seen for others", answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
+		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("%s %s, the same request again %s, and there is no effect, which reader %s has seen for others", j.opener(), answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
-		j.broken("the first request %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", answered(first.sent), answered(second.sent))
+		j.broken("%s %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", j.opener(), answered(first.sent), answered(second.sent))
 		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case second.succeeded():
 		if first.total.exceeds(0) {
-			j.holds("the first request %s although it took effect, and the same request again %s: 1 effect", answered(first.sent), answered(second.sent))
+			j.holds("%s %s although it took effect, and the same request again %s: 1 effect", j.opener(), answered(first.sent), answered(second.sent))
 		} else {
-			j.holds("the first request %s, and the same request again %s", answered(first.sent), answered(second.sent))
+			j.holds("%s %s, and the same request again %s", j.opener(), answered(first.sent), answered(second.sent))
 		}
 		return true
 	case refused(second) && o.control != nil && !success(&o.control.x):
-		j.unclear("the first request %s, the same request again was refused with %s, and so was a fresh one: %s", answered(first.sent), answer(second.sent), answer(o.control.sent))
+		j.unclear("%s %s, the same request again was refused with %s, and so was a fresh one: %s", j.opener(), answered(first.sent), answer(second.sent), answer(o.control.sent))
 	case j.o.inProgress(second.sent):
 		f.unsafeRetry = true
 		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", answer(first.sent), j.key(), answer(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
-		j.holds("the first request %s although it took effect; the same request again %s and had no effect of its own", answered(first.sent), answered(second.sent))
+		j.holds("%s %s although it took effect; the same request again %s and had no effect of its own", j.opener(), answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
-		j.broken("the first request %s and had no effect; the same request again was refused with %s", answered(first.sent), answer(second.sent))
+		j.broken("%s %s and had no effect; the same request again was refused with %s", j.opener(), answered(first.sent), answer(second.sent))
 		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
 	default:
-		j.unclear("the first request did not succeed, nor did the same request again: %s, then %s; %s", answer(first.sent), answer(second.sent), j.state(d))
+		j.unclear("%s did not succeed, nor did the same request again: %s, then %s; %s", j.opener(), answer(first.sent), answer(second.sent), j.state(d))
 	}
 	return false
 }
@@ -304,8 +311,15 @@ func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (o
 }
 
 func (f *again) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.newer != nil && !j.opened(f.newer) {
+	if !j.opened(&f.opening) {
 		return
+	}
+	if f.newer != nil {
+		j.of = "the newer request"
+		sound := j.opened(f.newer)
+		if j.of = ""; !sound {
+			return
+		}
 	}
 	if f.why != "" {
 		j.unclear("%s", f.why)
@@ -316,7 +330,9 @@ func (f *again) judge(j *judgement) {
 	first, known := f.good(), &j.o.facts
 	known.limited = known.limited || f.limited
 	onceBefore := known.once && !known.doubled
+	bad := len(j.bad)
 	j.repeated(first.sent, f.second, f.expect, doubleSequential)
+	f.further(j, bad)
 	j.mechanisms(f.signs, f.second)
 	twice := more(f.second.total.most, f.expect)
 	if twice && f.late && onceBefore {
@@ -332,6 +348,38 @@ func (f *again) judge(j *judgement) {
 		j.find("rate-limit-is-not-idempotency", "", evidence.Established, first.sent, f.second.sent)
 	}
 	f.trail.judge(j)
+}
+
+// further says what came of the duplicates after the second, where it doubled:
+// what is said of that begins at j.bad[at].
+func (f *again) further(j *judgement, at int) {
+	d := f.second.total
+	if len(f.more) == 0 || len(j.bad) <= at || d.apart(f.expect) {
+		return
+	}
+	id, by := j.doubled(doubleSequential), d.by
+	if !more(d.most, f.expect) {
+		id, by = "outside-effect-doubled", d.outBy
+	}
+	last := f.more[len(f.more)-1]
+	in := func(d delta) *big.Rat {
+		for _, r := range d.all {
+			if r.reader == by {
+				return r.n
+			}
+		}
+		return nil
+	}
+	all := in(last.total)
+	if all == nil || all.Cmp(in(d)) <= 0 {
+		return
+	}
+	j.bad[at] += fmt.Sprintf(", after the first duplicate; %s after %d", count(all), len(f.more)+1)
+	for _, a := range f.more {
+		if n := in(a.own); n != nil && n.Sign() > 0 {
+			j.find(id, "", evidence.Established, a.sent)
+		}
+	}
 }
 
 // protected reports whether nothing speaks against a key's protection: it has
@@ -368,11 +416,20 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id stri
 		j.byIDs(id, first, second.sent)
 	case accepted(&second.x) && !f.async && second.fate != fateDone:
 		f.once = true
-		j.holds("1 effect; the second answer, %s, says that it was accepted", answer(second.sent))
+		j.holds("%s; the second answer, %s, says that it was accepted", due(expect), answer(second.sent))
 	default:
 		f.once = true
-		j.second(first, second.sent)
+		j.second(first, second.sent, due(expect))
 	}
+}
+
+// due says how many effects were seen where none was too many: of a duplicate
+// alone, or of a request and its duplicate.
+func due(expect int64) string {
+	if expect == 0 {
+		return "no effect of its own"
+	}
+	return count(big.NewRat(expect, 1))
 }
 
 // byIDs judges without a state: two ids are a hint, anything else is nothing.
@@ -388,8 +445,9 @@ func (j *judgement) byIDs(id string, first, second *sent) {
 	j.unclear("no reader sees the state: answers alone, alike or not, say nothing about effects")
 }
 
-// second judges the answer to a duplicate that had no effect of its own.
-func (j *judgement) second(first, second *sent) {
+// second judges the answer to a duplicate that had no effect of its own. seen
+// says so in the words of its experiment.
+func (j *judgement) second(first, second *sent, seen string) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
 	// Two answers without a body, or that name no resource both, cannot be told
@@ -403,7 +461,7 @@ func (j *judgement) second(first, second *sent) {
 	switch s.Class {
 	case evidence.SameResult:
 		if blank {
-			j.holds("1 effect; both were answered with %s, and neither answer has a body", answer(second))
+			j.holds("%s; both were answered with %s, and neither answer has a body", seen, answer(second))
 			return
 		}
 		but, is := "", "is the first result"
@@ -413,38 +471,38 @@ func (j *judgement) second(first, second *sent) {
 		if !s.Body && s.Resource {
 			is = "names the first's resource"
 		}
-		j.holds("1 effect; the second answer %s%s%s", is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
+		j.holds("%s; the second answer %s%s%s", seen, is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find("replay-unmarked", "", "", first, second)
 		}
 	case evidence.RefusedWithReference:
-		j.holds("1 effect; the second answer, %s, refuses and names the first result", answer(second))
+		j.holds("%s; the second answer, %s, refuses and names the first result", seen, answer(second))
 		if keyed && (c.Replay == "original" || c.Replay == "current") {
 			j.find("replay-refused", "", "", first, second)
 		}
 	case evidence.Refused:
 		if saysInProgress(second) {
-			j.broken("1 effect; after it was answered, %s is still refused as in progress: %s", j.key(), answer(second))
+			j.broken("%s; after it was answered, %s is still refused as in progress: %s", seen, j.key(), answer(second))
 			j.find("failure-blocks-key", "", evidence.Inferred, first, second)
 			return
 		}
-		j.holds("1 effect; the second answer is a refusal, %s, without the first result%s", answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
+		j.holds("%s; the second answer is a refusal, %s, without the first result%s", seen, answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
 		if keyed && c.Replay != "" && !conditional(second) {
 			j.find("replay-refused", "", "", first, second)
 		}
 	case evidence.DifferentResult:
 		if !otherResource(first, second) {
-			j.holds("1 effect; the second answer differs from the first (%s), and no resource is named in both that could be compared", strings.Join(s.Differences, ", "))
+			j.holds("%s; the second answer differs from the first (%s), and no resource is named in both that could be compared", seen, strings.Join(s.Differences, ", "))
 			return
 		}
-		j.broken("1 effect, and the second answer is another result: %s", strings.Join(s.Differences, ", "))
+		j.broken("%s, and the second answer is another result: %s", seen, strings.Join(s.Differences, ", "))
 		j.find("replay-differs", "", evidence.Established, first, second)
 	case evidence.ErrorOrTimeout:
 		if !second.serverError() {
-			j.unclear("1 effect; the answer to the duplicate did not come whole: %s", answer(second))
+			j.unclear("%s; the answer to the duplicate did not come whole: %s", seen, answer(second))
 			return
 		}
-		j.broken("1 effect, and the duplicate is answered with %s", answer(second))
+		j.broken("%s, and the duplicate is answered with %s", seen, answer(second))
 		j.error5xx(first, second)
 	}
 }

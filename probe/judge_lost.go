@@ -73,7 +73,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		j.error5xx(first, second)
 	case is(most, 0):
 		f.unsafeRetry = true
-		j.broken("the retry was refused with %s, and there is no effect", answer(second))
+		j.broken("the retry was refused with %s %s, and there is no effect", answer(second), j.resent(first, second))
 		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
 	case !t.traced():
 		if last {
@@ -83,6 +83,21 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		f.safeRetry = true
 		j.holds("1 effect; the retry was answered with %s", answer(second))
 	}
+}
+
+// resent says how often a request had been sent again when it was answered for
+// good.
+func (j *judgement) resent(first, last *sent) string {
+	n := 0
+	for _, s := range j.e.Sends {
+		if s.Role == "duplicate" && s.N > first.n && s.N <= last.n {
+			n++
+		}
+	}
+	if n > 1 {
+		return fmt.Sprintf("when it was sent again for the last of %d times", n)
+	}
+	return "when it was sent again, once"
 }
 
 func (f *failed) judge(j *judgement) {
@@ -104,10 +119,18 @@ func (f *failed) judge(j *judgement) {
 		// works says nothing of a first attempt that fails by itself.
 		t.begun = true
 		safe := j.o.facts.safeRetry
+		all := []*[]string{&j.held, &j.open, &j.bad}
+		from := []int{len(j.held), len(j.open), len(j.bad)}
 		j.lost(t, true)
 		j.o.facts.safeRetry = safe
-		for i := range j.held {
-			j.held[i] = "the first attempt was cut off before its last byte, so it did not run: " + j.held[i]
+		off := "the first attempt was cut off before its last byte, so it did not run: "
+		if t.second.total.exceeds(1) {
+			off = "the first attempt was cut off before its last byte: " // it may have, all the same
+		}
+		for i, list := range all {
+			for k := range (*list)[from[i]:] {
+				(*list)[from[i]+k] = off + (*list)[from[i]+k]
+			}
 		}
 	}
 	if f.first == nil {

@@ -299,11 +299,20 @@ func (w *watch) conclude(due int64) {
 		}
 		if n.IsInt() && n.Num().IsInt64() {
 			c.Effects = n.Num().Int64()
+			if w.moving(n, c.Expected) {
+				c.Name = "effects: not settled, " + text(n) + " so far"
+			}
 		} else {
 			c.Name = "effects: " + text(n)
 		}
 		x.e.Changes = append(x.e.Changes, c)
 	}
+}
+
+// moving reports whether a number of effects is no count yet: the state was not
+// stable when it was read, and there are no more than are due.
+func (w *watch) moving(n *big.Rat, due int64) bool {
+	return !w.settled && (w.why != "" || n.Sign() != 0) && due != undue && !more(n, due)
 }
 
 // count writes a number of effects.

@@ -49,7 +49,7 @@ func (f *rewritten) judge(j *judgement) {
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1) && j.o.facts.protects() == no:
-		j.void("the same bytes take effect again as well: how they are written changes nothing")
+		j.unclear("the request in other bytes took effect, as the same bytes do when they are sent again: of how they are written this shows nothing")
 	case d.exceeds(1):
 		j.broken("the same request in other bytes took effect as well: %s", count(cmp.Or(d.number(), d.outMost)))
 		j.find("same-meaning-executed", "", evidence.Established, first, second)
@@ -63,7 +63,7 @@ func (f *rewritten) judge(j *judgement) {
 	case !d.told():
 		j.unclear("the request in other bytes was answered with %s; no reader sees the state", answer(second))
 	case success(&second.x):
-		j.holds("1 effect; white space and the order of members do not matter: the answer, %s, is that of a duplicate", answer(second))
+		j.holds("1 effect; white space and the order of members do not matter: the request in other bytes %s%s", answered(second), f.told())
 	case second.serverError():
 		j.broken("the same request in other bytes was answered with %s", answer(second))
 		j.error5xx(first, second)
@@ -74,6 +74,19 @@ func (f *rewritten) judge(j *judgement) {
 	default:
 		j.holds("1 effect; the request in other bytes was refused with %s, which is not the contract's answer to another request, %v", answer(second), j.o.contract.Mismatch)
 	}
+}
+
+// told says what in the answer to the other bytes is that of a duplicate, if
+// something is.
+func (f *rewritten) told() string {
+	first, second := f.good().sent, f.second.sent
+	switch {
+	case second.replayed:
+		return ", marked as a replay"
+	case first.resource != "" && second.resource == first.resource:
+		return ", and names the first's resource"
+	}
+	return ""
 }
 
 // corrections is what a request shows that was refused as invalid, and sent
@@ -288,6 +301,6 @@ func (f *mixed) judge(j *judgement) {
 	case shown == 0:
 		j.unclear("no trial shows anything: %s", cmp.Or(why, "none was made"))
 	default:
-		j.holds("1 effect of a request and its alteration under one key in each of %s in which they overlapped; the other one was refused", times(shown, "trial"))
+		j.holds("1 effect of a request and its alteration under one key in %s in which they overlapped; the other one was refused", each(shown, "trial"))
 	}
 }

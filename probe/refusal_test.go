@@ -1,0 +1,96 @@
+package probe_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/semelhq/semel/probe"
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
+)
+
+// politely refuses with 200 and an error in the body.
+type politely struct {
+	mu      sync.Mutex
+	refuses func(nth int) bool // of the nth key, from 1
+	keys    []string
+	made    map[string]bool
+}
+
+func (p *politely) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.Method == http.MethodGet {
+		_ = json.NewEncoder(w).Encode(map[string]int{"n": len(p.made)})
+		return
+	}
+	key := r.Header.Get("Idempotency-Key")
+	known := slices.Contains(p.keys, key)
+	if !known {
+		p.keys = append(p.keys, key)
+	}
+	nth := slices.Index(p.keys, key) + 1
+	if !known && nth == 2 {
+		// The one that is cut off: its client is gone before the answer.
+		p.mu.Unlock()
+		select {
+		case <-r.Context().Done():
+		case <-time.After(3 * time.Second):
+		}
+		p.mu.Lock()
+	}
+	if p.refuses(nth) {
+		fmt.Fprint(w, `{"error":{"code":"ratelimited"}}`)
+		return
+	}
+	p.made[key] = true
+	fmt.Fprintf(w, `{"id":"made-%d"}`, nth)
+}
+
+// A retry that is refused in the body of a 200 is compared with a fresh request:
+// where that is refused likewise, the key is not to blame.
+func TestRefusedInTheBody(t *testing.T) {
+	for name, c := range map[string]struct {
+		refuses func(nth int) bool
+		outcome evidence.Outcome
+		why     string
+		finds   bool
+	}{
+		"everything after the first": {
+			func(nth int) bool { return nth > 1 }, evidence.Inconclusive,
+			"the retry was refused with 200 with an error in its body, and so was a fresh request: 200 with an error in its body", false,
+		},
+		"what was lost only": {
+			func(nth int) bool { return nth == 2 }, evidence.Broken,
+			"the retry was refused with 200 with an error in its body when it was sent again, once, and there is no effect", true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(&politely{refuses: c.refuses, made: map[string]bool{}})
+			defer server.Close()
+			op := mustProbe(t, simple(server.URL, plan.LostUnread), probe.Options{})
+			e := outcome(t, op, plan.LostUnread)
+			if e.Outcome != c.outcome || e.Why != c.why {
+				t.Errorf("%s: %s", e.Outcome, e.Why)
+			}
+			i := slices.IndexFunc(op.Findings, func(f evidence.Finding) bool { return f.ID == "failure-blocks-key" })
+			if i >= 0 != c.finds {
+				t.Fatalf("failure-blocks-key: %v", i >= 0)
+			}
+			if i >= 0 && !slices.ContainsFunc(op.Findings[i].Causes, func(c evidence.Cause) bool {
+				return c.Name == "tied-to-client" && strings.HasSuffix(c.For, "refused when it was sent again, once.")
+			}) {
+				t.Errorf("causes: %+v", op.Findings[i].Causes)
+			}
+		})
+	}
+}
