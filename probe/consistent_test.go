@@ -84,6 +84,7 @@ func inconsistent(run *evidence.Run) (wrong []string) {
 		if strings.HasPrefix(line, "  #") || strings.Contains(line, "µs") && !strings.Contains(line, "then") {
 			continue // the picture
 		}
+		line = strings.TrimPrefix(strings.TrimSpace(line), "... ") // and so many more
 		if at := spoilt.FindString(strings.TrimSpace(line)); at != "" {
 			say("%q in: %s", at, strings.TrimSpace(line))
 		}
@@ -458,11 +459,26 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 		never(s.Basis == evidence.Established && strings.Contains(s.Text, "was seen") && !sees(op), s.Text)
 	}
 	for _, u := range op.Untried {
-		for what, names := range map[string][]string{
-			"requests at the same time": {"race", "in_flight"}, "lost answers": {"lost_unread", "lost_begun"}, "another instance": {"other_instance"},
-			"another operation": {"other_operation"}, "another request under a used key": {"altered"},
+		for what, roles := range map[string]map[string][]string{
+			"requests at the same time": {"race": {"race"}, "in_flight": {"first"}}, "another instance": {"other_instance": {"other-instance"}},
+			"another operation": {"other_operation": {"other-operation"}}, "another request": {"altered": {"altered"}},
+			"another tenant": {"other_tenant": {"other-tenant"}}, "another actor": {"other_actor": {"other-actor"}},
+			"requests without a key": {"missing_key": {"without-key"}}, "malformed keys": {"malformed_key": {"malformed-key"}},
+			"an older request": {"reordered": nil}, "a duplicate after": {"late_retry": nil}, "lost answers": {"lost_unread": nil, "lost_begun": nil},
 		} {
-			never(strings.HasPrefix(u.What, what) && tried(names...) && !strings.Contains(u.How, "before the connection could be cut"), "said not to be tried: "+u.What)
+			if !strings.HasPrefix(u.What, what) {
+				continue
+			}
+			for name, of := range roles {
+				e := outcomes[name]
+				sent := slices.ContainsFunc(e.Sends, func(s evidence.Send) bool {
+					return slices.Contains(of, s.Role) || what == "lost answers" && s.Cut != ""
+				})
+				never(sent, "said not to be tried: "+u.What)
+				never(of == nil && what != "lost answers" && tried(name) && e.Second != nil, "said not to be tried: "+u.What)
+				began := e.Outcome != "" && e.Outcome != evidence.NotRun && e.Outcome != evidence.NotApplicable
+				never(began && strings.Contains(u.How, "--full"), "it was begun: "+u.What+": "+u.How)
+			}
 		}
 	}
 	return wrong

@@ -59,7 +59,7 @@ func (o *operation) gather() {
 	// Where the same request takes effect more than once at once, another one under
 	// its key does for the same reason, unless it does one after the other too.
 	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == "mismatch-executed" }); i >= 0 &&
-		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && f.outcomes[plan.Altered] != evidence.Broken {
+		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && !o.shows(plan.Altered, o.ev.Findings[i]) {
 		under(doubleRace, "mismatch-executed")
 	}
 	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int { return cmp.Compare(a.Priority, b.Priority) })
@@ -114,11 +114,84 @@ func (o *operation) state() {
 	o.untried()
 }
 
-// lost reports whether a connection was cut before an answer was there.
-func (o *operation) lost() bool {
-	return slices.ContainsFunc(o.ev.Experiments, func(e evidence.Experiment) bool {
-		return (e.Name == string(plan.LostUnread) || e.Name == string(plan.LostBegun)) && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Cut != "" })
-	})
+// shows reports whether a finding rests on a send of an experiment.
+func (o *operation) shows(name plan.Experiment, f evidence.Finding) bool {
+	e := o.experiment(name)
+	return e != nil && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return slices.Contains(f.Sends, s.N) })
+}
+
+// experiment returns what is written down of an experiment, nil if it was left out.
+func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
+	i := slices.IndexFunc(o.ev.Experiments, func(e evidence.Experiment) bool { return e.Name == string(name) })
+	if i < 0 {
+		return nil
+	}
+	return &o.ev.Experiments[i]
+}
+
+// asks are the roles of the sends that an experiment asks with, where what goes
+// before them has others.
+var asks = map[plan.Experiment][]string{
+	plan.RaceSame: {"race"}, plan.RaceAltered: {"race"}, plan.InFlight: {"first"}, plan.Altered: {"altered"},
+	plan.MissingKey: {"without-key"}, plan.MalformedKey: {"malformed-key"}, plan.OtherActor: {"other-actor"}, plan.OtherTenant: {"other-tenant"},
+	plan.OtherInstance: {"other-instance"}, plan.OtherOperation: {"other-operation"}, plan.SameMeaning: {"rewritten"}, plan.Corrected: {"corrected"},
+	plan.Redelivery: {"signed-anew", "stale", "forged"},
+}
+
+// tried reports whether an experiment came to what it asks, whatever the answer.
+func (o *operation) tried(name plan.Experiment) bool {
+	e := o.experiment(name)
+	if e == nil {
+		return false
+	}
+	switch name {
+	case plan.LostUnread, plan.LostBegun:
+		return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Cut != "" })
+	case plan.FailedFirst:
+		return e.Second != nil || o.ev.Failed() // of one that was cut off nothing is compared
+	}
+	if roles := asks[name]; roles != nil {
+		return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return slices.Contains(roles, s.Role) })
+	}
+	return e.Second != nil
+}
+
+// hinders says what an experiment that applies lacks to be run; empty if nothing.
+func (o *operation) hinders(name plan.Experiment) string {
+	switch {
+	case o.r.production() && name.NeverInProduction():
+		return "refused in production: try a test target"
+	case slices.Contains(o.r.o.Skip, name):
+		return "a run without --skip " + string(name)
+	case name == plan.FailedFirst && o.r.o.FailFirst == nil && (len(o.op.Experiments) != 1 || o.op.Experiments[0] != name):
+		return "a target that is made to fail (FailFirst, in Go), or an operation whose request fails at first and whose only experiment is failed_first: elsewhere that cuts the request off before its last byte, so it does not run"
+	}
+	return ""
+}
+
+// stopped says why an experiment that was begun did not come to what it asks, or
+// with ended, why the run ended before; empty if it was not to be run.
+func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
+	e := o.experiment(name)
+	if e == nil {
+		return "", false
+	}
+	for _, over := range []string{"the run had ended: ", "the run ended: "} {
+		if _, why, ok := strings.Cut(e.Why, over); ok {
+			return why, true
+		}
+	}
+	has := func(is func(evidence.Send) bool) bool { return slices.ContainsFunc(e.Sends, is) }
+	switch {
+	case e.Outcome == evidence.NotRun:
+		return "", false
+	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == "first" && s.Status > 0 }):
+		return "a target that is slower to answer, or further away: here each answer was there before the connection could be cut", false
+	case o.facts.controls == 0 && name != plan.OtherOperation && name != plan.FailedFirst &&
+		has(func(s evidence.Send) bool { return slices.Contains([]string{"first", "control", "ground"}, s.Role) }):
+		return "no attempt came to it: a fresh request did not succeed", false
+	}
+	return "no attempt came to it: " + e.Why, false
 }
 
 // untried says what was not tried, and what would try it.
@@ -126,61 +199,87 @@ func (o *operation) untried() {
 	add := func(what, how string) {
 		o.ev.Untried = append(o.ev.Untried, evidence.Untried{What: what, How: how})
 	}
-	ran := func(e plan.Experiment) bool {
-		switch o.facts.outcomes[e] {
-		case evidence.Held, evidence.Broken, evidence.Inconclusive:
-			return true
+	// keyed is said where there is a key, and bare where there is none; what has
+	// no words is not of the operation.
+	keyed := func(keyed, bare string) string {
+		if o.op.Key == nil {
+			return bare
 		}
-		return false
+		return keyed
 	}
+	event := o.op.Signature != nil
 	for _, group := range []struct {
 		what string
-		of   []plan.Experiment
+		of   []plan.Experiment // one of them is enough
 	}{
 		{"requests at the same time", []plan.Experiment{plan.RaceSame, plan.InFlight}},
 		{"lost answers", []plan.Experiment{plan.LostUnread, plan.LostBegun}},
 		{"a first attempt that fails", []plan.Experiment{plan.FailedFirst}},
-		{"a duplicate after a while, or after another request", []plan.Experiment{plan.LateRetry, plan.Reordered}},
-		{"another request under a used key", []plan.Experiment{plan.Altered}},
-		{"another actor or tenant with a used key", []plan.Experiment{plan.OtherActor, plan.OtherTenant}},
+		{keyed("requests without a key", ""), []plan.Experiment{plan.MissingKey}},
+		{"a duplicate after a while", []plan.Experiment{plan.LateRetry}},
+		{keyed("another request under a used key", "another request for the same thing"), []plan.Experiment{plan.Altered}},
+		{keyed("another tenant with a used key", "the same request by another tenant"), []plan.Experiment{plan.OtherTenant}},
+		{keyed("another actor with a used key", ""), []plan.Experiment{plan.OtherActor}},
+		{"an older request again after a newer one", []plan.Experiment{plan.Reordered}},
+		{map[bool]string{true: "an event that is signed anew, stale or altered"}[event], []plan.Experiment{plan.Redelivery}},
 		{"another instance of the target: duplicates that a load balancer sends elsewhere", []plan.Experiment{plan.OtherInstance}},
-		{"another operation under the same key", []plan.Experiment{plan.OtherOperation}},
+		{map[bool]string{false: keyed("another operation under the same key", "")}[event], []plan.Experiment{plan.OtherOperation}},
+		{keyed("a request and its alteration at the same time", ""), []plan.Experiment{plan.RaceAltered}},
+		{keyed("malformed keys", ""), []plan.Experiment{plan.MalformedKey}},
+		{map[bool]string{true: "the same meaning in other bytes"}[o.applies(plan.SameMeaning) == nil], []plan.Experiment{plan.SameMeaning}},
+		{keyed("a request that was refused as invalid, corrected", ""), []plan.Experiment{plan.Corrected}},
+		{"how long a request is known again", []plan.Experiment{plan.RetentionSearch, plan.RetentionEdge}},
 	} {
-		if slices.ContainsFunc(group.of, ran) {
-			if group.of[0] == plan.LostUnread && !o.lost() {
-				add(group.what, "a target that is slower to answer, or further away: here each answer was there before the connection could be cut")
-			}
+		if group.what == "" || slices.ContainsFunc(group.of, o.tried) {
 			continue
 		}
 		var can []string
-		how := ""
-		for _, e := range group.of {
-			err := o.applies(e)
-			switch {
-			case err != nil:
-				how = cmp.Or(how, err.Error())
-			case o.r.production() && e.NeverInProduction():
-				how = cmp.Or(how, "refused in production: try a test target")
-			default:
-				can = append(can, string(e))
+		lacks, why, end, void := "", "", "", true
+		for _, name := range group.of {
+			err := o.applies(name)
+			if e := o.experiment(name); err != nil || e == nil || e.Outcome != evidence.NotApplicable {
+				void = false // else it was begun, and there is nothing of the kind
+			}
+			if err != nil {
+				lacks = cmp.Or(lacks, err.Error())
+			} else if by := o.hinders(name); by != "" {
+				lacks = cmp.Or(by, lacks)
+			} else {
+				can = append(can, string(name))
+				if what, ended := o.stopped(name); ended {
+					end = cmp.Or(end, what)
+				} else {
+					why = cmp.Or(why, what)
+				}
 			}
 		}
-		if len(can) > 0 {
-			how = "--full, or --only " + strings.Join(can, ",")
-		}
-		if o.op.Key == nil && (group.of[0] == plan.Altered || group.of[0] == plan.OtherActor && len(can) == 0) {
-			continue // there is no key to be used
-		}
-		if group.of[0] == plan.OtherOperation && (o.op.Key == nil || o.op.Signature != nil) {
+		how, names := lacks, strings.Join(can, ",")
+		switch {
+		case void:
 			continue
+		case end != "":
+			how = "the run ended before it, for " + end + ": "
+			switch {
+			case strings.Contains(end, "budget.max_time"):
+				how += "raise budget.max_time, or "
+			case strings.Contains(end, "budget of sends"): // readers have one too
+				how += "raise budget.max_sends or budget.max_reads, or "
+			}
+			how += "--only " + names
+		case why != "":
+			how = why
+		case len(can) > 0 && o.r.production():
+			how = "--only " + names // --full adds none there
+		case len(can) > 0:
+			how = "--full, or --only " + names
 		}
 		add(group.what, how)
 	}
 	if s := o.facts.specified; s != nil && s.preview != "" && o.op.Preview == nil {
 		add("the target's own dry run, which the specification seems to name: "+s.preview, "a preview in the plan; it is tried before anything that has effects")
 	}
-	if o.r.p.Principals.ActorA != nil && !o.facts.renewed {
-		add("a session that expired, or was renewed, between the two", "a step that signs in, with valid or expires_in shorter than the run")
+	if what := o.credentials(); what != "" && !o.facts.renewed {
+		add(what, "a step that signs in, with valid or expires_in shorter than the run")
 	}
 	f := &o.facts
 	if o.ev.Verdict.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "" {
@@ -190,4 +289,24 @@ func (o *operation) untried() {
 		add("whether an audit trail has the request", "audit in the plan")
 	}
 	add("a crash of the target between effect and record", "a crash made by hand, for the probe makes none")
+}
+
+// credentials says what of the credentials may change between a request and its
+// repeat; empty where nothing shows that they do.
+func (o *operation) credentials() string {
+	if slices.ContainsFunc(o.r.r.Steps(o.op, "principal"), func(s *plan.Step) bool { return len(s.Take) > 0 }) {
+		return "a session that expired, or was renewed, between the two"
+	}
+	a := o.r.p.Principals.ActorA
+	if a == nil {
+		return ""
+	}
+	token := func(h plan.Pair) bool {
+		scheme, _, _ := strings.Cut(h.Value, " ")
+		return strings.EqualFold(h.Name, "Authorization") && strings.EqualFold(scheme, "Bearer")
+	}
+	if len(a.Cookies) > 0 || slices.ContainsFunc(a.Headers, token) {
+		return "credentials that change between the two, such as a token that is renewed"
+	}
+	return ""
 }

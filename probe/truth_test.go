@@ -38,9 +38,16 @@ func TestDefaultRunSaysWhatItDidNotTry(t *testing.T) {
 		for what, how := range map[string]string{
 			"requests at the same time": "--only race,in_flight",
 			"lost answers":              "--only lost_unread",
+			"a first attempt that":      "--only failed_first",
+			"requests without a key":    "--only missing_key",
+			"malformed keys":            "--only malformed_key",
+			"another actor":             "--only other_actor",
+			"another tenant":            "--only other_tenant",
+			"an older request again":    "--only reordered",
+			"the same meaning":          "--only same_meaning",
+			"how long a request":        "target.retention_search",
 			"another instance":          "target.instance",
 			"another operation":         "other_operation",
-			"a session that expired":    "a step that signs in",
 			"a crash of the target":     "",
 		} {
 			if !slices.ContainsFunc(op.Untried, func(u evidence.Untried) bool {
@@ -48,6 +55,9 @@ func TestDefaultRunSaysWhatItDidNotTry(t *testing.T) {
 			}) {
 				t.Errorf("it does not say of %q that it was not tried, and %q: %+v", what, how, op.Untried)
 			}
+		}
+		if slices.ContainsFunc(op.Untried, func(u evidence.Untried) bool { return strings.Contains(u.What, "session") }) {
+			t.Errorf("nobody signs in: %+v", op.Untried)
 		}
 		if op.Verdict.RaceBehavior != "unknown" || op.Verdict.RetryBehavior != "unknown" {
 			t.Error(op.Verdict.Key())
