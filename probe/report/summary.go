@@ -184,8 +184,15 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 				ids = append(ids, fmt.Sprintf("%d more", n-len(ids)))
 			}
 			r.IDs = strings.Join(ids, ", ")
+			var of []string
 			if w.Answers > 1 {
-				r.IDs += fmt.Sprintf(" (%d answers)", w.Answers)
+				of = append(of, fmt.Sprintf("%d answers", w.Answers))
+			}
+			if w.Trials > 1 {
+				of = append(of, fmt.Sprintf("in one of %d trials", w.Trials))
+			}
+			if len(of) > 0 {
+				r.IDs += " (" + strings.Join(of, " ") + ")"
 			}
 		}
 		r.State, r.WrongState = effects(w.State, w.Outcome)

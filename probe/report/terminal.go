@@ -33,7 +33,7 @@ func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	p.wrap("", "", p.paint(t, bottomLine(r)))
 	p.wrap("", "", line)
 	if r.Interrupted != "" {
-		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What was not done any more is inconclusive.")
+		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What it broke off is inconclusive; what had not begun was not run.")
 	}
 	for i := range r.Operations {
 		in := o.Evidence
