@@ -43,10 +43,17 @@ func TestBottomLine(t *testing.T) {
 		"pay took effect once when it was repeated; not shown: requests at the same time, lost answers and failures, keys of other requests and parties.": {
 			Operations: []evidence.Operation{op("pay", held("duplicate"))},
 		},
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others, as far as that was tried; 1 finding of little weight.": {
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers and failures, and its keys were kept apart from those of others, as far as that was tried.": {
+			Operations: []evidence.Operation{op("pay", append(all[:len(all):len(all)], evidence.Experiment{Name: "failed_first", Outcome: evidence.Held, Sends: []evidence.Send{{Role: "first", Status: 500}}}))},
+		},
+		"Whether pay is safe to repeat is not known: no request of it succeeded.": {
+			Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: []evidence.Experiment{{Name: "duplicate", Outcome: evidence.Inconclusive, Sends: []evidence.Send{{Role: "read", Status: 200}, {Role: "first", Status: 401}, {Role: "duplicate", Status: 401}}}}}},
+		},
+		// Lost answers that were tried are no failures.
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others; not shown: failures; 1 finding of little weight.": {
 			Operations: []evidence.Operation{op("pay", all, find("replay-unmarked", "duplicate"))},
 		},
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (not safe: 1 of 2 operations).": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (2 operations: 1 not safe, 1 shown in part).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
 		"pay is not safe: what one tenant sent answers another tenant.": {
@@ -55,7 +62,7 @@ func TestBottomLine(t *testing.T) {
 		"pay is probably not safe to repeat: requests that ran at the same time seem to have taken effect more than once.": {
 			Operations: []evidence.Operation{op("pay", nil, inferred)},
 		},
-		"pay is probably not safe: a key of one tenant seems to keep another tenant out (probably not safe: 2 of 2 operations).": {
+		"pay is probably not safe: a key of one tenant seems to keep another tenant out (2 operations: 2 probably not safe).": {
 			Operations: []evidence.Operation{op("pay", nil, scope), op("pay", nil, inferred)},
 		},
 		// Of what is equally bad, repeats are the matter.
