@@ -279,6 +279,13 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	}
 	o := Operation{Readers: readers, Experiments: []Experiment{e}}
 	w := o.Witnesses()[0]
+	// The ids stand in the order of the two answers.
+	swapped := e
+	swapped.Sends = slices.Clone(e.Sends)
+	swapped.Sends[1].Resource = "b"
+	if w := (&Operation{Experiments: []Experiment{swapped}}).Witnesses()[0]; !slices.Equal(w.Resources, []string{"a", "b"}) {
+		t.Errorf("ids %v", w.Resources)
+	}
 	if w.First.Status != 201 || w.Second.Status != 409 || w.Second.Says != "refused" || !slices.Equal(w.Resources, []string{"a"}) {
 		t.Errorf("first %+v, second %+v, %v", w.First, w.Second, w.Resources)
 	}

@@ -22,8 +22,8 @@ type Reader struct {
 type Witnesses struct {
 	Experiment string  `json:"experiment"`
 	Outcome    Outcome `json:"outcome"`
-	// Resources are the ids that the answers named, each once, in the order of
-	// the sends' numbers; of a race those of the trial with most.
+	// Resources are the ids that the answers named, each once, those of
+	// First and Second before others; of a race those of the trial with most.
 	Resources []string `json:"resources,omitempty"`
 	// Trials is how many trials a race had, of which the ids are of one and the
 	// state is of all; 0 if it is no race.
@@ -111,11 +111,15 @@ func (o *Operation) Witnesses() []Witnesses {
 				f.Exact = exact
 			}
 		}
-		w.Resources, w.Answers = resources(same, e.Race)
+		first, second := e.compared(same)
 		if e.Race != nil {
 			w.Trials = e.Race.Trials
+		} else if first != nil && second != nil {
+			// The two that are compared come first, as their answers do.
+			same = append([]Send{*first, *second}, slices.DeleteFunc(slices.Clone(same), func(s Send) bool { return s.N == first.N || s.N == second.N })...)
 		}
-		if first, second := e.compared(same); first != nil {
+		w.Resources, w.Answers = resources(same, e.Race)
+		if first != nil {
 			w.First = &Answer{Status: first.Status, Cut: first.Cut != "", WaitedUS: waited(*first)}
 			if second != nil {
 				w.Second = &Answer{Status: second.Status, WaitedUS: waited(*second)}

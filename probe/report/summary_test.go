@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -367,6 +368,43 @@ func TestScriptBySemel(t *testing.T) {
 		}
 		if _, err := os.Stat(filepath.Join(dir, "canary")); err == nil {
 			t.Error("something of the run was executed")
+		}
+		// As the terminal prints it, it runs with the plan of the run's folder.
+		if err := WriteFile(filepath.Join(dir, "again.sh"), func(w io.Writer) error { _, err := io.WriteString(w, text); return err }); err != nil {
+			t.Fatal(err)
+		}
+		alone := exec.CommandContext(t.Context(), "sh", filepath.Join(dir, "again.sh"))
+		alone.Env = c.Env
+		if out, err := alone.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "<probe><run><"+dir+"/../"+PlanFile+"><--send>") {
+			t.Errorf("%s, without an argument: %v: %s", why, err, out)
+		}
+	}
+}
+
+// What is read by an id that the client drew is read by another here; what is
+// read by an id of the target's is not, and the script says why.
+func TestScriptReadsByDrawnIDs(t *testing.T) {
+	get := Exchange{Request: "GET /orders HTTP/1.1\n\n"}
+	x := Extra{Exchanges: map[int]Exchange{1: get, 2: {Request: "PUT /orders HTTP/1.1\n\n{}"}, 3: get}}
+	for _, c := range []struct {
+		drawn []string
+		want  string
+		never string
+	}{
+		{[]string{"0123456789abcdef"}, "ask read read_1 GET", "the reader asks"},
+		{nil, "state %s: the reader asks for an id that an answer of the run gave", "ask read "},
+	} {
+		r := raceRun()
+		o := &r.Operations[0]
+		e := &o.Experiments[1]
+		e.Drawn = c.drawn
+		e.Sends = e.Sends[:2]
+		for i := range e.Sends {
+			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []string{"read", "first"}[i], []string{"GET", "PUT"}[i]
+			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
+		}
+		if text := Script(r, o, find("replay-differs", e.Name), x); !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
+			t.Errorf("%v: %s", c.drawn, text)
 		}
 	}
 }
