@@ -225,8 +225,8 @@ func (e *Experiment) Compared() (says string, first, second Send) {
 
 // sameRequest returns the sends of an experiment that it is about: all but what
 // reads, prepares, controls or shows what it rests on, and the repeats of that.
+// The two that are compared are known by their numbers.
 func (e *Experiment) sameRequest() (sends []Send) {
-	compared := func(n int) bool { return e.Second != nil && slices.Contains(e.Second.Of, n) }
 	other := false // what was sent last is another request
 	for _, s := range e.Sends {
 		switch s.Role {
@@ -240,7 +240,7 @@ func (e *Experiment) sameRequest() (sends []Send) {
 		case "read", "warm-up", "reset", "step", "expired", "ground", "stale", "forged":
 			continue
 		case "duplicate":
-			if other && !compared(s.N) {
+			if other {
 				continue
 			}
 		default:
