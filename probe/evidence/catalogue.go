@@ -160,7 +160,7 @@ var catalogue = []Entry{
 		ID: "keyless-requests-confused", Priority: P0, Basis: Established,
 		Title:       "A request without a key was taken for another one without a key",
 		Advice:      "Established when two requests without a key and with values of their own were answered with success, and a reader that saw the first's effect sees none of the second.",
-		Explanation: "Two requests without a key were sent one after the other, each with values of its own. Both were answered with success, and the second had no effect: what has no key counts as one request. Whoever leaves the key out loses what is asked for, and may be told somebody else's result.",
+		Explanation: "Two requests without a key were sent one after the other, each with values of its own. Both were answered with success, and the second had no effect: requests without one, of this method and address at least, count as one request. Whoever leaves the key out loses what is asked for, and may be told somebody else's result.",
 		Remedy:      "Treat the lack of a key as what it is: execute such a request without a record, or refuse it with 400. Never look up an empty key, or one made of method and path.",
 		References:  []string{refDraft, refOnce},
 	},
@@ -385,7 +385,7 @@ var catalogue = []Entry{
 		Title:       "A key that cannot be used is answered with a server error",
 		Advice:      "Established when a missing or malformed key, or a used key with another request, was answered with a 5xx.",
 		Explanation: "A request without a key, with a malformed one, or with one that was used for another request was answered with a 5xx. A client takes that for a failure that a retry may mend.",
-		Remedy:      "Check the key before the work: 400 for one that is missing or malformed, 422 for one that belongs to another request.",
+		Remedy:      "Check the key before the work: 400 for one that is malformed, or missing where one is required; 422 for one that belongs to another request. Both are final: a retry of the same mends nothing, and the answer should say so.",
 		References:  []string{refDraft, refProblem},
 	},
 	{
@@ -440,7 +440,7 @@ var catalogue = []Entry{
 		ID: "unstable-5xx-on-duplicate", Priority: P1, Basis: Established,
 		Title:       "A duplicate is answered with a server error",
 		Advice:      "Established when it repeats; a single 5xx may be chance, then inferred. That no second effect happened has to have been read, or it is another finding.",
-		Explanation: "A duplicate, one of several requests at once, or a retry after a lost answer got a 5xx. The readers saw no second effect. A client is told of a failure, and does not learn what became of its request.",
+		Explanation: "A duplicate, one of several requests at once, or a retry after a lost answer got a 5xx. The readers saw no second effect. A client is told of a failure, and does not learn from the status what became of its request.",
 		Inferred: Words{
 			"A duplicate is answered with a server error, once so far",
 			"A duplicate, one of several requests at once, or a retry after a lost answer got a 5xx. The readers saw no second effect. It was seen once, and may be chance.",
@@ -459,11 +459,11 @@ var catalogue = []Entry{
 	{
 		ID: "failure-blocks-key", Priority: P1, Basis: Established,
 		Title:       "An earlier attempt leaves the request unusable",
-		Advice:      "Inferred when the request was still refused, or called in progress, after the longest time that the plan waits.",
-		Explanation: "An attempt failed, was cut off or was answered, and after that the same request was refused or still called in progress, for as long as the contract allows. A client can only give up, or begin anew.",
+		Advice:      "Inferred when a retry was still called in progress after the longest time that the plan waits, or the request was refused, be it once.",
+		Explanation: "An attempt failed, was cut off or was answered, and after that the same request was refused, or called in progress for as long as the contract allows. A client can only give up, or begin anew.",
 		Inferred: Words{
 			"An earlier attempt seems to leave the request unusable",
-			"An attempt failed, was cut off or was answered, and after that the same request was refused or still called in progress, for as long as the plan's timing.settle_limit. That it stays so is inferred. A client can only give up, or begin anew.",
+			"An attempt failed, was cut off or was answered, and after that the same request was refused, or still called in progress. After a failure or a lost answer, what is called in progress is sent again until the plan's timing.settle_limit is over; any other refusal may have been seen once. That it stays so is inferred. A client can only give up, or begin anew.",
 		},
 		Remedy:     "Give claims a lease that lapses when its owner dies, settle what is unknown by looking at the effect, and say in the answer when to try again.",
 		References: []string{refDraft},

@@ -29,7 +29,7 @@ type Run struct {
 	// DryRun: nothing was sent.
 	DryRun bool `json:"dry_run,omitempty"`
 	// Interrupted says why the run ended early: a signal, the budget, a dead
-	// target. What was not done any more is inconclusive.
+	// target. What it broke off is inconclusive; what had not begun was not run.
 	Interrupted string `json:"interrupted,omitempty"`
 	// Targets are the hosts and ports that could be sent to.
 	Targets []string `json:"targets"`

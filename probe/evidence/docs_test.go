@@ -19,6 +19,14 @@ func TestDocsVerdict(t *testing.T) {
 			rows[name] = rest
 		}
 	}
+	// The bounds of the guide are those of reports.
+	bounds := "| rate left open, up to |"
+	for _, n := range []int{1, 3, 10, 20, 60, 100, 300, 1000} {
+		bounds += " " + Percent(RateBound(0, n)) + " |"
+	}
+	if !strings.Contains(string(text), bounds+"\n") {
+		t.Errorf("docs/probe.md has other bounds than reports: %s", bounds)
+	}
 	for _, f := range UnknownVerdict().Fields() {
 		if rows[f.Name] == "" {
 			t.Errorf("docs/probe.md does not tell of %s", f.Name)

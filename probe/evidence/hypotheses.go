@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -46,7 +47,7 @@ func (o *Operation) hypothesesOf() []hypothesis {
 	b := hypothesis{
 		name: "B", text: "Weak in races: what holds for one request after the other does not hold for requests at the same time.",
 		decides: [][]string{{"race"}}, also: []string{"in_flight", "race_altered"},
-		next: "--only duplicate,race --trials 60 (race.trials, race.width); more trials leave open a lower rate",
+		next: "--only duplicate,race --trials 60 --max-sends " + strconv.Itoa(o.sixty()) + " (race.trials, race.width, budget.max_sends); more trials leave open a lower rate",
 	}
 	c := hypothesis{
 		name: "C", text: "Multiplies on failure: a lost answer or a failed attempt makes the retry double, lose or block the effect.",
@@ -70,6 +71,18 @@ func (o *Operation) hypothesesOf() []hypothesis {
 		d.next = "--only duplicate,altered,other_tenant (operations[].altered, principals.tenant_b)"
 	}
 	return []hypothesis{a, b, c, d}
+}
+
+// sixty is a budget of requests that duplicate and sixty trials of a race stay
+// within, with some room for controls and what is sent again.
+func (o *Operation) sixty() int {
+	width := 10 // as a plan has it by default
+	for _, e := range o.Experiments {
+		if e.Race != nil && e.Race.Width > 0 {
+			width = e.Race.Width
+		}
+	}
+	return (60*width + 99) / 50 * 50
 }
 
 // supports returns the hypothesis that a finding supports, by what was found and
@@ -168,7 +181,7 @@ func (o *Operation) Standings() []Standing {
 			}
 			s.State = Open
 			s.Because = "Duplicates that come one after the other take effect again already: hypothesis A explains what was seen, and says nothing of this one."
-			s.Next = "Mend what hypothesis A is about, then " + s.Next
+			s.Next = "Mend what hypothesis A is about, then " + of[1+i].next
 		}
 	}
 	return all

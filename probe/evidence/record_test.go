@@ -279,6 +279,13 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	}
 	o := Operation{Readers: readers, Experiments: []Experiment{e}}
 	w := o.Witnesses()[0]
+	// The ids stand in the order of the two answers.
+	swapped := e
+	swapped.Sends = slices.Clone(e.Sends)
+	swapped.Sends[1].Resource = "b"
+	if w := (&Operation{Experiments: []Experiment{swapped}}).Witnesses()[0]; !slices.Equal(w.Resources, []string{"a", "b"}) {
+		t.Errorf("ids %v", w.Resources)
+	}
 	if w.First.Status != 201 || w.Second.Status != 409 || w.Second.Says != "refused" || !slices.Equal(w.Resources, []string{"a"}) {
 		t.Errorf("first %+v, second %+v, %v", w.First, w.Second, w.Resources)
 	}
@@ -333,5 +340,70 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 		if got := s.says(c.first, c.second); got != c.want {
 			t.Errorf("%s: %q, want %q", c.class, got, c.want)
 		}
+	}
+}
+
+// The repeats of another request are no answers to the one in question.
+func TestWitnessesLeaveOutOtherRequests(t *testing.T) {
+	send := func(n int, role string, status int) Send { return Send{N: n, Role: role, Status: status} }
+	for _, c := range []struct {
+		what          string
+		e             Experiment
+		first, second int // 0: none
+	}{
+		{"the newer's repeat", Experiment{Name: "reordered", Sends: []Send{send(1, "first", 201), send(2, "newer", 500), send(3, "duplicate", 503)}}, 201, 0},
+		{"the first's after the newer's", Experiment{
+			Name: "reordered", Second: &Second{Of: []int{1, 4}, Class: Refused},
+			Sends: []Send{send(1, "first", 201), send(2, "newer", 500), send(3, "duplicate", 503), send(4, "duplicate", 409)},
+		}, 201, 409},
+		{"a control that was refused", Experiment{Name: "lost_unread", Sends: []Send{send(1, "control", 400), send(2, "duplicate", 422)}, Changes: []Change{{Reader: "rows"}}}, 0, 0},
+		{"a control before", Experiment{Name: "lost_unread", Sends: []Send{send(1, "control", 500), send(2, "duplicate", 503), send(3, "first", 201), send(4, "duplicate", 200)}}, 201, 200},
+		{"a control beside", Experiment{Name: "fresh_key", Sends: []Send{send(1, "first", 201), send(2, "control", 202), send(3, "duplicate", 200)}}, 201, 200},
+	} {
+		o := Operation{Readers: []Reader{{Name: "rows", Seen: true}}, Experiments: []Experiment{c.e}}
+		first, second := 0, 0
+		if w := o.Witnesses()[0]; w.First != nil {
+			if first = w.First.Status; w.Second != nil {
+				second = w.Second.Status
+			}
+		}
+		if first != c.first || second != c.second {
+			t.Errorf("%s: %d, then %d; want %d, then %d", c.what, first, second, c.first, c.second)
+		}
+	}
+}
+
+// A moment of the last byte that was noted after the answer had come says
+// nothing of how long it took.
+func TestWaitsThatCannotBeTold(t *testing.T) {
+	for _, c := range []struct{ start, write, first, want int64 }{
+		{0, 700, 716, -1}, {0, 100, 500, 400}, {0, 40_000, 52_000, 12_000}, {0, -1, 500, -1}, {0, 500, -1, -1}, {0, 500, 300, -1},
+	} {
+		if got := waited(Send{Status: 412, StartUS: c.start, LastWriteUS: c.write, FirstByteUS: c.first}); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+	o := doubled()
+	s := &o.Experiments[1].Sends[2]
+	s.StartUS, s.FirstByteUS, o.Experiments[1].Second.SecondUS = 5500, 6016, 16
+	if w := o.Witnesses()[0]; w.First.WaitedUS != 5000 || w.Second.WaitedUS != -1 {
+		t.Errorf("%+v, %+v", w.First, w.Second)
+	}
+}
+
+// What comes after mending another hypothesis says so once.
+func TestNextSaysToMendOnce(t *testing.T) {
+	var o Operation
+	for _, id := range []string{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
+		e, _ := Lookup(id)
+		o.Findings = append(o.Findings, e.Finding("duplicate"))
+	}
+	for _, s := range o.Standings() {
+		if strings.Count(strings.ToLower(s.Next), "mend") != 1 && s.Name != "D" || strings.HasSuffix(s.Next, "then ") {
+			t.Errorf("%s: %s", s.Name, s.Next)
+		}
+	}
+	if next := o.Standings()[1].Next; !strings.Contains(next, "--trials 60 --max-sends 650 ") {
+		t.Error(next)
 	}
 }

@@ -22,9 +22,12 @@ type Reader struct {
 type Witnesses struct {
 	Experiment string  `json:"experiment"`
 	Outcome    Outcome `json:"outcome"`
-	// Resources are the ids that the answers named, each once, in the order of
-	// the answers; of a race those of the trial with most.
+	// Resources are the ids that the answers named, each once, those of
+	// First and Second before others; of a race those of the trial with most.
 	Resources []string `json:"resources,omitempty"`
+	// Trials is how many trials a race had, of which the ids are of one and the
+	// state is of all; 0 if it is no race.
+	Trials int `json:"-"`
 	// Answers is how many answers named one, of that trial.
 	Answers int      `json:"answers,omitempty"`
 	State   []Effect `json:"state,omitempty"`
@@ -59,7 +62,7 @@ type Answer struct {
 	// Says is Class in words, as far as the two answers can be compared.
 	Says string `json:"-"`
 	// WaitedUS is how long it took from the last byte sent to the first one
-	// back, in microseconds; -1 if none came.
+	// back, in microseconds; -1 if none came, or if it cannot be told.
 	WaitedUS int64 `json:"waited_us"`
 	// Timing of the second is a hint, and there is none where a reader told.
 	Timing string `json:"timing,omitempty"`
@@ -108,8 +111,15 @@ func (o *Operation) Witnesses() []Witnesses {
 				f.Exact = exact
 			}
 		}
+		first, second := e.compared(same)
+		if e.Race != nil {
+			w.Trials = e.Race.Trials
+		} else if first != nil && second != nil {
+			// The two that are compared come first, as their answers do.
+			same = append([]Send{*first, *second}, slices.DeleteFunc(slices.Clone(same), func(s Send) bool { return s.N == first.N || s.N == second.N })...)
+		}
 		w.Resources, w.Answers = resources(same, e.Race)
-		if first, second := e.compared(same); first != nil {
+		if first != nil {
 			w.First = &Answer{Status: first.Status, Cut: first.Cut != "", WaitedUS: waited(*first)}
 			if second != nil {
 				w.Second = &Answer{Status: second.Status, WaitedUS: waited(*second)}
@@ -121,10 +131,10 @@ func (o *Operation) Witnesses() []Witnesses {
 				}
 				// Before its last byte an answer can only seem to come: the two
 				// moments were so close.
-				if s.FirstUS > 0 {
+				if s.FirstUS > 0 && first.Timed() {
 					w.First.WaitedUS = s.FirstUS
 				}
-				if s.SecondUS > 0 {
+				if s.SecondUS > 0 && second.Timed() {
 					w.Second.WaitedUS = s.SecondUS
 				}
 			}
@@ -214,15 +224,30 @@ func (e *Experiment) Compared() (says string, first, second Send) {
 }
 
 // sameRequest returns the sends of an experiment that it is about: all but what
-// reads, prepares, controls or shows what it rests on.
+// reads, prepares, controls or shows what it rests on, and the repeats of that.
+// The two that are compared are known by their numbers.
 func (e *Experiment) sameRequest() (sends []Send) {
+	other := false // what was sent last is another request
 	for _, s := range e.Sends {
 		switch s.Role {
-		case "read", "warm-up", "control", "reset", "newer", "step", "expired", "ground", "stale", "forged":
-		default:
-			if len(sends) < mostAnswers {
-				sends = append(sends, s)
+		case "newer":
+			other = true
+			continue
+		case "control":
+			// One that comes later is sent once, beside the request, to compare with.
+			other = other || len(sends) == 0
+			continue
+		case "read", "warm-up", "reset", "step", "expired", "ground", "stale", "forged":
+			continue
+		case "duplicate":
+			if other {
+				continue
 			}
+		default:
+			other = false
+		}
+		if len(sends) < mostAnswers {
+			sends = append(sends, s)
 		}
 	}
 	return sends
@@ -255,8 +280,17 @@ func resources(sends []Send, r *Race) (ids []string, answers int) {
 }
 
 func waited(s Send) int64 {
-	if s.LastWriteUS < 0 || s.FirstByteUS < 0 || s.Status == 0 {
+	if s.LastWriteUS < 0 || s.FirstByteUS < 0 || s.Status == 0 || !s.Timed() {
 		return -1
 	}
 	return max(s.FirstByteUS-s.LastWriteUS, 0)
+}
+
+// Timed reports whether it can be told how long the answer took: the moment of
+// the last byte is noted after it has left, and may be noted so late that the
+// answer is there. A wait of less than a millisecond that is shorter than what
+// came before it is none.
+func (s Send) Timed() bool {
+	wait := s.FirstByteUS - s.LastWriteUS
+	return wait >= 1000 || wait >= s.LastWriteUS-s.StartUS
 }

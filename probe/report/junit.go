@@ -76,7 +76,7 @@ func JUnit(w io.Writer, r *evidence.Run) error {
 	c := junitCase{Class: "semel.probe", Name: "run", Time: "0.000"}
 	switch {
 	case r.Interrupted != "":
-		c.Error = &junitMessage{Message: "interrupted: " + text(r.Interrupted), Type: "interrupted", Text: "What was not done any more is inconclusive."}
+		c.Error = &junitMessage{Message: "interrupted: " + text(r.Interrupted), Type: "interrupted", Text: "What it broke off is inconclusive; what had not begun was not run."}
 	case r.DryRun:
 		c.Skipped = &junitMessage{Message: "dry run: nothing was sent"}
 	case len(r.Operations) == 0:

@@ -25,7 +25,7 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 	line("%s", prose(head))
 	if r.Interrupted != "" {
 		line("")
-		line("**Interrupted:** %s. What was not done any more is inconclusive.", prose(visible(r.Interrupted, 300)))
+		line("**Interrupted:** %s. What it broke off is inconclusive; what had not begun was not run.", prose(visible(r.Interrupted, 300)))
 	}
 	for i := range r.Operations {
 		o := &r.Operations[i]

@@ -338,7 +338,7 @@ func secondLine(o *evidence.Operation, e *evidence.Experiment) string {
 		}
 	}
 	line := strings.Join(parts, ", ")
-	if s.FirstUS > 0 && s.SecondUS > 0 {
+	if s.FirstUS > 0 && s.SecondUS > 0 && first.Timed() && second.Timed() {
 		line += fmt.Sprintf("; the first took %s, the second %s", span(float64(s.FirstUS)), span(float64(s.SecondUS)))
 	}
 	if s.Timing != "" && s.Timing != "undecided" && !slices.ContainsFunc(e.Changes, func(c evidence.Change) bool { return !blind(o, c.Reader) }) {
@@ -381,19 +381,19 @@ func contract(o *evidence.Operation) string {
 func limits(r *evidence.Run) []string {
 	all := []string{
 		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
-		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence.",
+		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled, which shows that nothing does.",
 	}
 	once := false
 	for _, o := range r.Operations {
 		for _, e := range o.Experiments {
 			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Overlapped > 0 {
 				once = true
-				all = append(all, fmt.Sprintf("%s, %s: none of %s doubled, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), plural(e.Race.Overlapped, "overlapping trial", "overlapping trials"), percent(bound(e.Race))))
+				all = append(all, fmt.Sprintf("%s, %s: no double effect in %s, which leaves open a rate of up to %s at 95 %% confidence.", name(o.Name), name(e.Name), plural(e.Race.Overlapped, "overlapping trial", "overlapping trials"), percent(bound(e.Race))))
 			}
 		}
 	}
 	if once {
-		all = append(all, "That no race doubled is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database races can come out otherwise.")
+		all = append(all, "Where no race doubled, that is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database races can come out otherwise.")
 	}
 	return all
 }

@@ -79,6 +79,7 @@ type reproduction struct {
 
 	sends   []scripted // in their order; of a race one
 	reads   []scripted
+	dropped bool        // a read, for it is of what the first answer named
 	drawn   []string    // in the requests
 	secrets [][2]string // placeholder and variable
 }
@@ -158,11 +159,15 @@ func (s *reproduction) plan() (why string) {
 	if len(s.sends) == 0 && len(s.reads) == 0 {
 		return "the finding is not about requests that were sent"
 	}
-	// What is read by an id that the first answer gave is another thing here.
+	// What is read by an id that the first answer gave is another thing here,
+	// unless the client drew the id and another is drawn here.
 	s.reads = slices.DeleteFunc(s.reads, func(q scripted) bool {
-		return slices.ContainsFunc(s.e.Sends, func(x evidence.Send) bool {
-			return x.Resource != "" && x.Role != "read" && len(x.Resource) > 3 && strings.Contains(q.url, x.Resource)
+		gone := slices.ContainsFunc(s.e.Sends, func(x evidence.Send) bool {
+			drawn := slices.ContainsFunc(s.e.Drawn, func(v string) bool { return drawnForm.MatchString(v) && strings.Contains(x.Resource, v) })
+			return x.Resource != "" && x.Role != "read" && len(x.Resource) > 3 && !drawn && strings.Contains(q.url, x.Resource)
 		})
+		s.dropped = s.dropped || gone
+		return gone
 	})
 	s.collect()
 	return ""
@@ -316,10 +321,11 @@ func (s *reproduction) head(b *strings.Builder, about ...string) {
 // bySemel is the script where curl cannot do it.
 func (s *reproduction) bySemel(why string) string {
 	var b strings.Builder
-	s.head(&b, "Not by curl: "+why+".", "Give it the plan of the run. It sends requests that have real effects at the target.")
+	s.head(&b, "Not by curl: "+why+".", "It takes the plan of the run beside it, or another as its argument: that of the run, if the plan names files. It sends requests that have real effects at the target.")
 	b.WriteString("operation=$(printf " + s.printf(s.o.Name) + ")\n")
 	b.WriteString("experiment=$(printf " + s.printf(cmp.Or(s.f.Experiment, "duplicate")) + ")\n")
-	b.WriteString(`exec semel probe run "${1:?the plan}" --send --operation "$operation" --only "$experiment"` + "\n")
+	b.WriteString(`plan=${1:-$(dirname -- "$0")/../` + PlanFile + `}` + "\n")
+	b.WriteString(`exec semel probe run "$plan" --send --operation "$operation" --only "$experiment"` + "\n")
 	return b.String()
 }
 
@@ -421,7 +427,11 @@ func (s *reproduction) byCurl() string {
 		}
 	}
 	if len(s.reads) == 0 {
-		line("\tprintf 'state %%s: the plan has no reader that curl can ask\\n' \"$1\"")
+		why := "the plan has no reader that curl can ask"
+		if s.dropped {
+			why = "the reader asks for an id that an answer of the run gave"
+		}
+		line("\tprintf 'state %%s: %s\\n' \"$1\"", why)
 	}
 	line("}")
 

@@ -22,21 +22,25 @@ func bottomLine(r *evidence.Run) string {
 	worst := 0
 	lines := make([]string, len(r.Operations))
 	ranks := make([]int, len(r.Operations))
-	same := 0
 	for i := range r.Operations {
 		ranks[i], lines[i] = verdictLine(&r.Operations[i])
 		if ranks[i] < ranks[worst] {
 			worst = i
 		}
 	}
+	count := make([]int, len(alike))
 	for _, rank := range ranks {
-		if rank == ranks[worst] {
-			same++
-		}
+		count[rank]++
 	}
 	line := lines[worst]
-	if n := len(lines); n > 1 {
-		line = strings.TrimSuffix(line, ".") + fmt.Sprintf(" (%s: %d of %d operations).", alike[ranks[worst]], same, n)
+	if len(lines) > 1 {
+		var parts []string
+		for rank, n := range count {
+			if n > 0 {
+				parts = append(parts, fmt.Sprintf("%d %s", n, alike[rank]))
+			}
+		}
+		line = strings.TrimSuffix(line, ".") + fmt.Sprintf(" (%d operations: %s).", len(lines), strings.Join(parts, ", "))
 	}
 	return line
 }
@@ -88,6 +92,8 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		switch {
 		case s.State != evidence.RuledOut:
 			open = append(open, r.what)
+		case s.Name == "C" && !o.Failed():
+			once, open = append(once, r.once), append(open, "failures")
 		case s.Name == "D":
 			apart = r.once
 		default:
@@ -102,6 +108,8 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		rest += fmt.Sprintf("; %s of little weight", plural(len(fs), "finding", "findings"))
 	}
 	switch {
+	case len(once) == 0 && apart == "" && refused(o):
+		return 3, fmt.Sprintf("Whether %s is safe to repeat is not known: no request of it succeeded.", who)
 	case len(once) == 0 && apart == "" && !sees && len(o.Readers) > 0:
 		return 3, fmt.Sprintf("Whether %s is safe to repeat is not known: no effect of it could be seen.", who)
 	case len(once) == 0:
@@ -117,6 +125,23 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		return 4, fmt.Sprintf("%s took effect once %s%s%s.", who, list(once), apart, rest)
 	}
 	return 5, fmt.Sprintf("%s took effect once %s%s, as far as that was tried%s.", who, list(once), apart, rest)
+}
+
+// refused reports whether requests of an operation were answered, and all with
+// a refusal or an error.
+func refused(o *evidence.Operation) bool {
+	answers := false
+	for _, e := range o.Experiments {
+		for _, s := range e.Sends {
+			if s.Role == "read" || s.Status == 0 {
+				continue
+			}
+			if answers = true; s.Status < 400 {
+				return false
+			}
+		}
+	}
+	return answers
 }
 
 // risk is what a hypothesis is about, in a manager's words, and what it means
@@ -184,8 +209,15 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 				ids = append(ids, fmt.Sprintf("%d more", n-len(ids)))
 			}
 			r.IDs = strings.Join(ids, ", ")
+			var of []string
 			if w.Answers > 1 {
-				r.IDs += fmt.Sprintf(" (%d answers)", w.Answers)
+				of = append(of, fmt.Sprintf("%d answers", w.Answers))
+			}
+			if w.Trials > 1 {
+				of = append(of, fmt.Sprintf("in one of %d trials", w.Trials))
+			}
+			if len(of) > 0 {
+				r.IDs += " (" + strings.Join(of, " ") + ")"
 			}
 		}
 		r.State, r.WrongState = effects(w.State, w.Outcome)

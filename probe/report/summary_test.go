@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,10 +44,17 @@ func TestBottomLine(t *testing.T) {
 		"pay took effect once when it was repeated; not shown: requests at the same time, lost answers and failures, keys of other requests and parties.": {
 			Operations: []evidence.Operation{op("pay", held("duplicate"))},
 		},
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others, as far as that was tried; 1 finding of little weight.": {
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers and failures, and its keys were kept apart from those of others, as far as that was tried.": {
+			Operations: []evidence.Operation{op("pay", append(all[:len(all):len(all)], evidence.Experiment{Name: "failed_first", Outcome: evidence.Held, Sends: []evidence.Send{{Role: "first", Status: 500}}}))},
+		},
+		"Whether pay is safe to repeat is not known: no request of it succeeded.": {
+			Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: []evidence.Experiment{{Name: "duplicate", Outcome: evidence.Inconclusive, Sends: []evidence.Send{{Role: "read", Status: 200}, {Role: "first", Status: 401}, {Role: "duplicate", Status: 401}}}}}},
+		},
+		// Lost answers that were tried are no failures.
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others; not shown: failures; 1 finding of little weight.": {
 			Operations: []evidence.Operation{op("pay", all, find("replay-unmarked", "duplicate"))},
 		},
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (not safe: 1 of 2 operations).": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (2 operations: 1 not safe, 1 shown in part).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
 		"pay is not safe: what one tenant sent answers another tenant.": {
@@ -55,7 +63,7 @@ func TestBottomLine(t *testing.T) {
 		"pay is probably not safe to repeat: requests that ran at the same time seem to have taken effect more than once.": {
 			Operations: []evidence.Operation{op("pay", nil, inferred)},
 		},
-		"pay is probably not safe: a key of one tenant seems to keep another tenant out (probably not safe: 2 of 2 operations).": {
+		"pay is probably not safe: a key of one tenant seems to keep another tenant out (2 operations: 2 probably not safe).": {
 			Operations: []evidence.Operation{op("pay", nil, scope), op("pay", nil, inferred)},
 		},
 		// Of what is equally bad, repeats are the matter.
@@ -360,6 +368,43 @@ func TestScriptBySemel(t *testing.T) {
 		}
 		if _, err := os.Stat(filepath.Join(dir, "canary")); err == nil {
 			t.Error("something of the run was executed")
+		}
+		// As the terminal prints it, it runs with the plan of the run's folder.
+		if err := WriteFile(filepath.Join(dir, "again.sh"), func(w io.Writer) error { _, err := io.WriteString(w, text); return err }); err != nil {
+			t.Fatal(err)
+		}
+		alone := exec.CommandContext(t.Context(), "sh", filepath.Join(dir, "again.sh"))
+		alone.Env = c.Env
+		if out, err := alone.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "<probe><run><"+dir+"/../"+PlanFile+"><--send>") {
+			t.Errorf("%s, without an argument: %v: %s", why, err, out)
+		}
+	}
+}
+
+// What is read by an id that the client drew is read by another here; what is
+// read by an id of the target's is not, and the script says why.
+func TestScriptReadsByDrawnIDs(t *testing.T) {
+	get := Exchange{Request: "GET /orders HTTP/1.1\n\n"}
+	x := Extra{Exchanges: map[int]Exchange{1: get, 2: {Request: "PUT /orders HTTP/1.1\n\n{}"}, 3: get}}
+	for _, c := range []struct {
+		drawn []string
+		want  string
+		never string
+	}{
+		{[]string{"0123456789abcdef"}, "ask read read_1 GET", "the reader asks"},
+		{nil, "state %s: the reader asks for an id that an answer of the run gave", "ask read "},
+	} {
+		r := raceRun()
+		o := &r.Operations[0]
+		e := &o.Experiments[1]
+		e.Drawn = c.drawn
+		e.Sends = e.Sends[:2]
+		for i := range e.Sends {
+			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []string{"read", "first"}[i], []string{"GET", "PUT"}[i]
+			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
+		}
+		if text := Script(r, o, find("replay-differs", e.Name), x); !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
+			t.Errorf("%v: %s", c.drawn, text)
 		}
 	}
 }

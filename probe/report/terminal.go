@@ -33,7 +33,7 @@ func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	p.wrap("", "", p.paint(t, bottomLine(r)))
 	p.wrap("", "", line)
 	if r.Interrupted != "" {
-		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What was not done any more is inconclusive.")
+		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What it broke off is inconclusive; what had not begun was not run.")
 	}
 	for i := range r.Operations {
 		in := o.Evidence
@@ -340,9 +340,13 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 		}
 		p.line("  %s%s %s %s", labels[i], strings.Repeat(" ", left-utf8.RuneCountInString(labels[i])), row, strings.TrimRight(answers[i], " "))
 	}
+	legend := ""
+	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
+		legend = ", ≠ a duplicate that names another resource than the first"
+	}
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
-	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut")
+	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut"+legend)
 	if rest := unshown(e, len(sends)); rest != "" {
 		p.line("  not shown: %s; run.json has them", rest)
 	}
