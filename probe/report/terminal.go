@@ -128,7 +128,7 @@ func columns(s string) (n int) {
 // Most of a list that a terminal shows; what is left out is counted.
 const (
 	mostFindings   = 20
-	mostStatements = 12
+	mostStatements = 24
 	mostChanges    = 8
 )
 
