@@ -102,6 +102,7 @@ func (b *tab) shows(effects, mails string) {
 // or has no mouse can use it.
 func (b *tab) quiet() {
 	b.t.Helper()
+	b.leads(`document.readyState === 'complete'`) // without its style it is another page
 	for what, expression := range map[string]string{
 		"wider than the window":       `document.documentElement.scrollWidth <= innerWidth`,
 		"a control has no name":       `[...document.querySelectorAll('button, input, select, a')].every(e => (e.textContent + (e.ariaLabel ?? '') + [...(e.labels ?? [])].map(l => l.textContent).join('')).trim())`,
