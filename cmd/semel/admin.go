@@ -304,13 +304,13 @@ func (o *operations) start(guard *semel.Guard, spools *semelhttp.Spools) error {
 	return nil
 }
 
-// drain has /readyz say no, and returns when the delay is over.
-func (o *operations) drain() {
+// drain has /readyz say no; what it returns tells when the delay is over.
+func (o *operations) drain() <-chan time.Time {
 	o.draining.Store(true)
 	if o.settings.drainDelay > 0 {
 		o.log.Info("not ready any more; draining soon", "delay", o.settings.drainDelay)
-		time.Sleep(o.settings.drainDelay)
 	}
+	return time.After(o.settings.drainDelay)
 }
 
 // close ends everything, and exports what has not been yet for as long as a

@@ -262,6 +262,8 @@ func TestStoreStoppedUnderLoad(t *testing.T) {
 	var done, refused atomic.Int64
 	acknowledged := sync.Map{}
 	stop := make(chan struct{})
+	pace := time.NewTicker(time.Millisecond)
+	defer pace.Stop()
 	var clients sync.WaitGroup
 	for c := range 8 {
 		clients.Go(func() {
@@ -284,7 +286,11 @@ func TestStoreStoppedUnderLoad(t *testing.T) {
 						settled = true
 					case a.status == 503 && a.header.Get("Content-Type") == "application/problem+json" && a.header.Get("Retry-After") != "":
 						refused.Add(1)
-						time.Sleep(5 * time.Millisecond) // a client that is not patient
+						select { // a client that is not patient
+						case <-stop:
+							return
+						case <-pace.C:
+						}
 					case a.status == 409: // of those that were cut off in the middle
 						settled = a.problem() == "outcome-unknown"
 					default:

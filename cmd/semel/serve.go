@@ -120,7 +120,10 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err
 		return errors.Join(err, s.stop(server, guard, requests))
 	case <-ctx.Done():
 	}
-	ops.drain()
+	select {
+	case <-ops.drain():
+	case <-served: // nobody comes any more
+	}
 	return s.stop(server, guard, requests)
 }
 

@@ -23,12 +23,16 @@ type process struct {
 	handler http.Handler
 	changed chan struct{} // closed when the handler comes or goes
 	starts  int
-	busy    int // requests that are being forwarded
+	busy    int           // requests that are being forwarded
+	idle    chan struct{} // closed when there are none any more
 	alive   *os.Process
 	gone    chan struct{} // closed when that has ended
 }
 
-func (p *process) init() { p.changed = make(chan struct{}) }
+func (p *process) init() {
+	p.changed, p.idle = make(chan struct{}), make(chan struct{})
+	close(p.idle)
+}
 
 // is says what answers from now on, nil for nothing.
 func (p *process) is(h http.Handler) {
@@ -64,20 +68,25 @@ func (p *process) crash() bool {
 
 func (p *process) count(n int) {
 	p.mu.Lock()
-	p.busy += n
-	p.mu.Unlock()
+	defer p.mu.Unlock()
+	if p.busy == 0 {
+		p.idle = make(chan struct{})
+	}
+	if p.busy += n; p.busy == 0 {
+		close(p.idle)
+	}
 }
 
 // answered waits until no request is being forwarded, but no more than 10 s.
 func (p *process) answered() {
-	for range 1000 {
-		p.mu.Lock()
-		busy := p.busy
-		p.mu.Unlock()
-		if busy == 0 {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
+	p.mu.Lock()
+	idle := p.idle
+	p.mu.Unlock()
+	patience := time.NewTimer(10 * time.Second)
+	defer patience.Stop()
+	select {
+	case <-idle:
+	case <-patience.C:
 	}
 }
 
