@@ -122,15 +122,15 @@ func TestErrorsOfSteps(t *testing.T) {
 		told   error
 		again  int // calls after the next execution
 	}{
-		"remote, no effect":              {err: none, state: steps.Free, told: semel.ErrNoEffect, again: 2},
-		"remote, final":                  {err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
-		"remote, hold":                   {err: errFails, state: steps.Unknown, told: steps.ErrUnknown, again: 1},
-		"remote, hold, declared so":      {err: semel.Indeterminate("why", errFails), state: steps.Unknown, told: semel.ErrUnknown, again: 1},
-		"remote, retry":                  {policy: retry, err: errFails, state: steps.Started, told: semel.ErrUnknown, again: 2},
-		"remote, retry, no effect":       {policy: retry, err: none, state: steps.Free, told: semel.ErrNoEffect, again: 2},
-		"remote, reconcile, not decided": {policy: reconcile, err: errFails, state: steps.Started, told: semel.ErrUnknown, again: 1},
+		"remote, no effect":              {err: none, state: steps.StateFree, told: semel.ErrNoEffect, again: 2},
+		"remote, final":                  {err: final, state: steps.StateFailed, told: semel.ErrRecorded, again: 1},
+		"remote, hold":                   {err: errFails, state: steps.StateUnknown, told: steps.ErrUnknown, again: 1},
+		"remote, hold, declared so":      {err: semel.Indeterminate("why", errFails), state: steps.StateUnknown, told: semel.ErrUnknown, again: 1},
+		"remote, retry":                  {policy: retry, err: errFails, state: steps.StateStarted, told: semel.ErrUnknown, again: 2},
+		"remote, retry, no effect":       {policy: retry, err: none, state: steps.StateFree, told: semel.ErrNoEffect, again: 2},
+		"remote, reconcile, not decided": {policy: reconcile, err: errFails, state: steps.StateStarted, told: semel.ErrUnknown, again: 1},
 		"local":                          {local: true, err: errFails, told: errFails, again: 2},
-		"local, final":                   {local: true, err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
+		"local, final":                   {local: true, err: final, state: steps.StateFailed, told: semel.ErrRecorded, again: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
@@ -183,7 +183,7 @@ func TestNoEffectSpeaksForOneCall(t *testing.T) {
 		x.want(semel.ErrUnknown)
 		err = semel.NoEffect(errFails)
 		x.want(semel.ErrUnknown)
-		if s := x.find().Steps[0]; s.State != steps.Started {
+		if s := x.find().Steps[0]; s.State != steps.StateStarted {
 			t.Errorf("%+v", s)
 		}
 		err = nil
@@ -254,7 +254,7 @@ func TestNoEffectBehindAStepIsNoNoEffect(t *testing.T) {
 		}
 		x.want(semel.ErrUnknown)
 		err = nil
-		if r := x.round(); r.Finished != 1 || x.find().Phase != steps.Finished {
+		if r := x.round(); r.Finished != 1 || x.find().Phase != steps.PhaseFinished {
 			t.Errorf("%+v", r)
 		}
 		x.want(nil)
@@ -299,10 +299,10 @@ func TestChanged(t *testing.T) {
 				if _, err := x.submit(); err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, semel.ErrUnknown) {
 					t.Errorf("%v; want %s", err, c.want)
 				}
-				if r := x.round(); r.Held != 1 || x.find().Phase != steps.Held || !strings.Contains(x.find().Cause, c.want) {
+				if r := x.round(); r.Held != 1 || x.find().Phase != steps.PhaseHeld || !strings.Contains(x.find().Cause, c.want) {
 					t.Errorf("%+v, %+v", r, x.find())
 				}
-				if after := x.find().Steps; len(after) != len(before) || after[len(after)-1].State == steps.Done {
+				if after := x.find().Steps; len(after) != len(before) || after[len(after)-1].State == steps.StateDone {
 					t.Errorf("steps %+v; were %+v", after, before)
 				}
 				if r := x.round(); r != (steps.Report{}) {
@@ -389,7 +389,7 @@ func TestRefused(t *testing.T) {
 
 // What nobody can know waits for a person, and then goes on by itself.
 func TestHeldUntilResolved(t *testing.T) {
-	for to, want := range map[steps.State]error{steps.Done: nil, steps.Free: nil, steps.Failed: semel.ErrRecorded} {
+	for to, want := range map[steps.State]error{steps.StateDone: nil, steps.StateFree: nil, steps.StateFailed: semel.ErrRecorded} {
 		t.Run(string(to), func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
 				var keys []string
@@ -405,20 +405,20 @@ func TestHeldUntilResolved(t *testing.T) {
 				if r := x.round(); r.Held != 1 || len(keys) != 1 {
 					t.Errorf("%+v, %d calls", r, len(keys))
 				}
-				held, err := x.journal.List(x.Context(), steps.Filter{Phases: []steps.Phase{steps.Held}})
+				held, err := x.journal.List(x.Context(), steps.Filter{Phases: []steps.Phase{steps.PhaseHeld}})
 				if err != nil || len(held) != 1 || held[0].Identity != x.id {
 					t.Fatalf("%+v, %v", held, err)
 				}
 				result := []byte(`"ok"`)
-				if to == steps.Free {
+				if to == steps.StateFree {
 					result = nil
 				}
 				good := steps.Resolution{Step: "charge", To: to, Result: result, By: "ada", Because: "looked it up"}
 				for i, bad := range []func(r *steps.Resolution){
 					func(r *steps.Resolution) { r.Step = "other" },
-					func(r *steps.Resolution) { r.To = steps.Started },
-					func(r *steps.Resolution) { r.To, r.Result = steps.Done, []byte(`{`) },
-					func(r *steps.Resolution) { r.To, r.Result = steps.Free, []byte(`1`) },
+					func(r *steps.Resolution) { r.To = steps.StateStarted },
+					func(r *steps.Resolution) { r.To, r.Result = steps.StateDone, []byte(`{`) },
+					func(r *steps.Resolution) { r.To, r.Result = steps.StateFree, []byte(`1`) },
 					func(r *steps.Resolution) { r.By = "" },
 					func(r *steps.Resolution) { r.Because = strings.Repeat("x", 501) },
 					func(r *steps.Resolution) { r.Result = []byte(`"` + strings.Repeat("x", 1<<17) + `"`) },
@@ -445,7 +445,7 @@ func TestHeldUntilResolved(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 				x.want(want) // the client comes back
-				if to == steps.Free && (len(keys) != 2 || keys[0] != keys[1]) || to != steps.Free && len(keys) != 1 {
+				if to == steps.StateFree && (len(keys) != 2 || keys[0] != keys[1]) || to != steps.StateFree && len(keys) != 1 {
 					t.Errorf("called with the keys %q", keys)
 				}
 			})
@@ -469,7 +469,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 		for range 20 {
 			x.round()
 		}
-		if o := x.find(); calls != 4 || o.Phase != steps.Held || o.Attempts != 3 {
+		if o := x.find(); calls != 4 || o.Phase != steps.PhaseHeld || o.Attempts != 3 {
 			t.Errorf("%d calls, %+v", calls, o)
 		}
 		fails = nil
@@ -515,7 +515,7 @@ func TestAttemptsCountWithoutTheJournal(t *testing.T) {
 		for range 5 {
 			x.round()
 		}
-		if o := x.find(); o.Phase != steps.Held || o.Attempts != 3 {
+		if o := x.find(); o.Phase != steps.PhaseHeld || o.Attempts != 3 {
 			t.Errorf("%+v", o)
 		}
 	})
@@ -689,8 +689,8 @@ func TestCompleterExecutesNoneWithoutRecord(t *testing.T) {
 		step error
 		want steps.Phase
 	}{
-		"released":                   {semel.NoEffect(errFails), steps.Finished},
-		"resolved as without effect": {errFails, steps.Held},
+		"released":                   {semel.NoEffect(errFails), steps.PhaseFinished},
+		"resolved as without effect": {errFails, steps.PhaseHeld},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
@@ -752,7 +752,7 @@ func TestCorruptJournal(t *testing.T) {
 				spoiled = true
 				x.want(steps.ErrCorrupt)
 				x.round()
-				if o := x.find(); o.Phase != steps.Held || o.Steps[1].State != steps.Started {
+				if o := x.find(); o.Phase != steps.PhaseHeld || o.Steps[1].State != steps.StateStarted {
 					t.Errorf("%+v", o)
 				}
 			})

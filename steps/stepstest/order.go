@@ -195,7 +195,7 @@ func decide(ctx context.Context, s *Shop, order string) error {
 	if err != nil {
 		return err
 	}
-	return j.Resolve(ctx, identity(order), steps.Resolution{Step: "charge", To: steps.Done, Result: []byte(`"found"`), By: "ada", Because: "looked it up"})
+	return j.Resolve(ctx, identity(order), steps.Resolution{Step: "charge", To: steps.StateDone, Result: []byte(`"found"`), By: "ada", Because: "looked it up"})
 }
 
 // KilledDeciding has a process resolve a step of an order, and kills it at each point
@@ -207,10 +207,10 @@ func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
 		order := fmt.Sprintf("d%d", n)
 		o, err := s.Journal.Open(t.Context(), steps.Opening{Identity: identity(order), Fence: 1})
 		if err == nil {
-			err = s.Journal.Put(t.Context(), o.Number, 1, steps.Step{Name: "charge", State: steps.Unknown})
+			err = s.Journal.Put(t.Context(), o.Number, 1, steps.Step{Name: "charge", State: steps.StateUnknown})
 		}
 		if err == nil {
-			err = s.Journal.Mark(t.Context(), steps.Mark{Number: o.Number, Fence: 1, Phase: steps.Held, Cause: "unknown"})
+			err = s.Journal.Mark(t.Context(), steps.Mark{Number: o.Number, Fence: 1, Phase: steps.PhaseHeld, Cause: "unknown"})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -228,8 +228,8 @@ func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
 			if err != nil || len(o.Steps) != 1 {
 				t.Fatalf("killed at %d, %s: %+v, %v", n, point, o, err)
 			}
-			done = o.Steps[0].State == steps.Done
-			if held := o.Phase == steps.Held; held == done || len(o.Decisions) > 1 || (len(o.Decisions) == 1) != done {
+			done = o.Steps[0].State == steps.StateDone
+			if held := o.Phase == steps.PhaseHeld; held == done || len(o.Decisions) > 1 || (len(o.Decisions) == 1) != done {
 				t.Fatalf("killed at %d, %s: step %s, operation %s, %d entries", n, point, o.Steps[0].State, o.Phase, len(o.Decisions))
 			}
 			if try > 0 {

@@ -140,7 +140,7 @@ func TestStepsEveryFault(t *testing.T) {
 
 // No query of the journal reads through the table.
 func TestStepsQueriesUseTheirIndexes(t *testing.T) {
-	due, _, err := journals(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true, Operations: []string{"a"}})
+	due, _, err := journals(steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Due: true, Operations: []string{"a"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -652,7 +652,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 		return s.noted(ctx, s.tx(ctx), id, m)
 	})
 	switch {
-	case err == nil && outcome == inbox.Done && s.has(DefectInboxFirst):
+	case err == nil && outcome == inbox.OutcomeDone && s.has(DefectInboxFirst):
 		s.linger(ctx)
 		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.noted(ctx, tx, id, m) })
 	case s.has(DefectInboxMemory):
@@ -666,7 +666,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
-	if outcome == inbox.Duplicate {
+	if outcome == inbox.OutcomeDuplicate {
 		say(droppedRepetition)
 	}
 	w.WriteHeader(http.StatusNoContent)
