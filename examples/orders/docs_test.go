@@ -58,6 +58,9 @@ func shellLines(t *testing.T, document string) (all []lines) {
 // against the service behind a gateway, and compares what they print, but for the
 // white space in a line.
 func TestShellLines(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	for _, name := range []string{"clients.md", "ja/getting-started.md"} {
 		t.Run(name, func(t *testing.T) { shellLinesOf(t, name) })
 	}

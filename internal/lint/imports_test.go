@@ -65,6 +65,7 @@ var layers = []layer{
 	{patterns: []string{"inbox"}},
 	{patterns: []string{"internal/model"}, tree: []string{"."}, testOnly: true},
 	{patterns: []string{"internal/recordid"}, tree: []string{"."}},
+	{patterns: []string{"internal/quick"}, testing: true, testOnly: true},
 	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v3"}},
 	{patterns: []string{"internal/recorder"}, testing: true, testOnly: true},
 	{patterns: []string{"."}},
