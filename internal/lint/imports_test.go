@@ -40,7 +40,7 @@ type layer struct {
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
 	{patterns: []string{"bench", "examples", "internal/matrix"}, down: true, any: true},
-	{patterns: []string{"examples/internal"}, tree: []string{"internal/testenv"}, testing: true, testOnly: true},
+	{patterns: []string{"examples/internal/shelldoc"}, tree: []string{"internal/testenv"}, testing: true, testOnly: true},
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
 	{patterns: []string{"adapter/otel"}, tree: []string{"gateway", "outbox", "semelhttp", "."}, any: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
