@@ -2,9 +2,7 @@ package semel
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -47,10 +45,6 @@ func (s *State) UnmarshalText(b []byte) error {
 	return fmt.Errorf("semel: no state is named %q; use in_progress, completed or unknown", b)
 }
 
-// Token is the random half of a claim. It proves ownership where a fence
-// alone could be guessed or, after a store was restored from a backup, repeat.
-type Token [16]byte
-
 // Origin names the request that an entry in the audit trail came from. Every
 // part is optional; none takes part in identity or fingerprint.
 type Origin struct {
@@ -58,41 +52,6 @@ type Origin struct {
 	EventID   string `json:"event_id,omitempty"`
 	TraceID   string `json:"trace_id,omitempty"`
 }
-
-// Attempt is what a store needs to grant a claim. Make one with NewAttempt,
-// which fills in Token.
-type Attempt struct {
-	Identity    Identity
-	Fingerprint Fingerprint
-	Origin      Origin
-
-	// Token makes Begin repeatable: a Begin whose answer was lost may be
-	// called again with the same token and is granted the same claim. Two
-	// owners must never share a token.
-	Token Token
-
-	// Lease is how long the claim holds without renewal.
-	Lease time.Duration
-	// Retention is how long the result answers replays, from completion on.
-	Retention time.Duration
-
-	// Takeover is zero, or the fence of a record that the caller has seen
-	// and may take over. Of a record the store grants that only while it still
-	// has that fence and is unknown, or in progress with a lapsed lease, by
-	// the store's clock. If there is no record any more it does not matter.
-	Takeover uint64
-}
-
-// NewAttempt returns an attempt on id with a fresh token.
-func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Attempt {
-	a := Attempt{Identity: id, Fingerprint: fp, Lease: lease, Retention: retention}
-	_, _ = rand.Read(a.Token[:]) // never fails: crypto/rand aborts the process instead
-	return a
-}
-
-// NewRecordID returns an unguessable record id: 128 random bits in 26 letters
-// and digits.
-func NewRecordID() string { return strings.ToLower(rand.Text()) }
 
 // Result is what an execution left to answer replays with. The engine does
 // not look into it; Codec names who can. Head and Body are shared: once handed
@@ -202,3 +161,25 @@ type Record struct {
 // Lapsed reports whether the record is in progress under a lease that was
 // over when it was read: the owner is dead, paused or cut off.
 func (r Record) Lapsed() bool { return r.State == StateInProgress && r.Lease <= 0 }
+
+// Filter selects records. Empty fields select all.
+type Filter struct {
+	ID        string
+	State     State
+	Tenant    string
+	Actor     string
+	Operation string
+	Key       string
+	// Lapsed selects records in progress whose lease is over.
+	Lapsed bool
+	// Cause selects unknown records by their cause: the whole text or, with a
+	// * at its end, how the text begins.
+	Cause string
+	// BegunSince and BegunUntil select by Record.BegunAt, which is by the
+	// store's clock. BegunUntil is exclusive.
+	BegunSince, BegunUntil time.Time
+	// After continues a listing behind the record with this fence.
+	After uint64
+	// Limit is the page size: 100 if zero, at most 1,000.
+	Limit int
+}

@@ -2,8 +2,9 @@ package semel
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
-	"fmt"
+	"strings"
 	"time"
 )
 
@@ -117,59 +118,6 @@ type Joiner interface {
 	Joined() bool
 }
 
-// Decision is how an unknown outcome is settled.
-type Decision uint8
-
-const (
-	// DecideUnknown marks a lapsed record unknown, and no longer reopened.
-	// The fence stays, so the owner may still settle the record, but it can
-	// no longer renew its claim.
-	DecideUnknown Decision = iota + 1
-	// DecideResult completes the record with a result learned elsewhere.
-	DecideResult
-	// DecideNoEffect removes the record: the effect certainly never happened
-	// and the identity is free again.
-	DecideNoEffect
-	// DecideExecuteAgain gives the record a new fence and lets the next
-	// submit of the same request execute. The fingerprint stays: another
-	// request under this key is still a mismatch.
-	DecideExecuteAgain
-)
-
-var decisionNames = [...]string{
-	DecideUnknown: "unknown", DecideResult: "result", DecideNoEffect: "no_effect", DecideExecuteAgain: "execute_again",
-}
-
-func (d Decision) String() string {
-	if int(d) < len(decisionNames) && d > 0 {
-		return decisionNames[d]
-	}
-	return fmt.Sprintf("Decision(%d)", uint8(d))
-}
-
-// Resolution settles the record of Identity, provided that it still has Fence
-// and is unknown; DecideUnknown instead needs it in progress with a lapsed
-// lease, or finds it done. Otherwise nothing is written and the error is
-// ErrStaleFence, or ErrNotFound if there is no record.
-//
-// So the order is: mark, then look, then settle. The owner of a record that
-// has merely lapsed may come back, renew its claim and have its effect after
-// somebody looked and saw none. Of one that is marked unknown it cannot.
-//
-// Every decision but DecideUnknown ends the old claim: the record, if it
-// remains, has a new fence, and whatever the owner still tries is ErrLostClaim.
-type Resolution struct {
-	Identity Identity
-	Fence    uint64
-	Decision Decision
-	// Result goes with DecideResult.
-	Result Result
-	// Cause says why, for the audit trail and for DecideUnknown's record.
-	Cause string
-	// Origin is the request or operator that decided.
-	Origin Origin
-}
-
 // Resolver is a store that can settle unknown outcomes. All of ours are.
 type Resolver interface {
 	// Resolve applies r and returns the record as it is now, or, after
@@ -185,97 +133,11 @@ type Sweeper interface {
 	Sweep(ctx context.Context, limit int) (int, error)
 }
 
-// Filter selects records. Empty fields select all.
-type Filter struct {
-	ID        string
-	State     State
-	Tenant    string
-	Actor     string
-	Operation string
-	Key       string
-	// Lapsed selects records in progress whose lease is over.
-	Lapsed bool
-	// Cause selects unknown records by their cause: the whole text or, with a
-	// * at its end, how the text begins.
-	Cause string
-	// BegunSince and BegunUntil select by Record.BegunAt, which is by the
-	// store's clock. BegunUntil is exclusive.
-	BegunSince, BegunUntil time.Time
-	// After continues a listing behind the record with this fence.
-	After uint64
-	// Limit is the page size: 100 if zero, at most 1,000.
-	Limit int
-}
-
 // Lister is a store that can be looked through.
 type Lister interface {
 	// List returns records in the order of their fences, without their
 	// results. Expired records do not exist.
 	List(ctx context.Context, f Filter) ([]Record, error)
-}
-
-// TrailKind says what happened, in an entry of the audit trail.
-type TrailKind string
-
-// The kinds of audit entries. The first group is written with the record, in
-// one commit; the second behind the answer.
-const (
-	TrailExecuted TrailKind = "executed" // result recorded
-	TrailReleased TrailKind = "released" // certainly no effect
-	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
-	TrailTakeover TrailKind = "taken_over"
-	TrailResolved TrailKind = "resolved"
-	// What somebody decided of a message of the outbox, whose id is the EventID.
-	TrailRedriven  TrailKind = "redriven"
-	TrailCancelled TrailKind = "cancelled"
-	// What somebody decided of an operation's journal, which is that of the entry's
-	// identity. Label says of what to what.
-	TrailStepResolved TrailKind = "step_resolved"
-	TrailRetried      TrailKind = "retried"
-
-	TrailReplayed   TrailKind = "replayed"
-	TrailInProgress TrailKind = "in_progress"
-	TrailMismatch   TrailKind = "mismatch"
-	TrailUnknown    TrailKind = "unknown"
-	TrailFailedOpen TrailKind = "failed_open"
-	// TrailLost says how many entries its writer had to drop before it.
-	TrailLost TrailKind = "lost"
-)
-
-// TrailEntry is one line of the audit trail. It holds no payload.
-type TrailEntry struct {
-	// Position orders the trail of one store; the store assigns it.
-	Position uint64 `json:"position"`
-	// Instance and Seq are the writer's: within one instance Seq has no gaps,
-	// except where a TrailLost entry says so.
-	Instance string    `json:"instance"`
-	Seq      uint64    `json:"seq"`
-	At       time.Time `json:"at"`
-
-	Kind      TrailKind `json:"kind"`
-	RecordID  string    `json:"record_id,omitempty"`
-	Tenant    string    `json:"tenant,omitempty"`
-	Actor     string    `json:"actor,omitempty"`
-	Operation string    `json:"operation,omitempty"`
-	Key       string    `json:"key,omitempty"`
-	Fence     uint64    `json:"fence,omitempty"`
-	Origin
-	// Label is the result's label, or the decision of a resolution.
-	Label string `json:"label,omitempty"`
-	Cause string `json:"cause,omitempty"`
-	// Count is how many answers the entry stands for, if more than one; in a
-	// TrailLost entry, how many entries were dropped.
-	Count uint64 `json:"count,omitempty"`
-}
-
-// TrailFilter selects audit entries. Empty fields select all.
-type TrailFilter struct {
-	RecordID, Tenant, Actor, Operation, Key string
-	RequestID, EventID, TraceID             string
-	Kind                                    TrailKind
-	Since, Until                            time.Time // by the store's clock; Until is exclusive
-	After                                   uint64    // continues behind this position
-	Limit                                   int       // 100 if zero, at most 1,000
 }
 
 // Trail is a store with an audit trail. Entries for executions, releases,
@@ -293,3 +155,53 @@ type Trail interface {
 	// Trail returns entries in the order of their positions.
 	Trail(ctx context.Context, f TrailFilter) ([]TrailEntry, error)
 }
+
+// Watcher is a store that hears when records change, also through other
+// processes. It spares waiting submits part of their polling; they never rely
+// on it.
+type Watcher interface {
+	// Watch returns a channel on which a value arrives soon after the record
+	// of id was completed, released, held or resolved, by whatever process.
+	// Values may be missed and may come without a change. It does not block.
+	// stop ends the watch and must be called.
+	Watch(id Identity) (changed <-chan struct{}, stop func())
+}
+
+// Token is the random half of a claim. It proves ownership where a fence
+// alone could be guessed or, after a store was restored from a backup, repeat.
+type Token [16]byte
+
+// Attempt is what a store needs to grant a claim. Make one with NewAttempt,
+// which fills in Token.
+type Attempt struct {
+	Identity    Identity
+	Fingerprint Fingerprint
+	Origin      Origin
+
+	// Token makes Begin repeatable: a Begin whose answer was lost may be
+	// called again with the same token and is granted the same claim. Two
+	// owners must never share a token.
+	Token Token
+
+	// Lease is how long the claim holds without renewal.
+	Lease time.Duration
+	// Retention is how long the result answers replays, from completion on.
+	Retention time.Duration
+
+	// Takeover is zero, or the fence of a record that the caller has seen
+	// and may take over. Of a record the store grants that only while it still
+	// has that fence and is unknown, or in progress with a lapsed lease, by
+	// the store's clock. If there is no record any more it does not matter.
+	Takeover uint64
+}
+
+// NewAttempt returns an attempt on id with a fresh token.
+func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Attempt {
+	a := Attempt{Identity: id, Fingerprint: fp, Lease: lease, Retention: retention}
+	_, _ = rand.Read(a.Token[:]) // never fails: crypto/rand aborts the process instead
+	return a
+}
+
+// NewRecordID returns an unguessable record id: 128 random bits in 26 letters
+// and digits.
+func NewRecordID() string { return strings.ToLower(rand.Text()) }

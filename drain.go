@@ -2,6 +2,7 @@ package semel
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -147,3 +148,56 @@ func (w *work) count() int {
 	defer w.mu.Unlock()
 	return w.running + w.behind
 }
+
+// Load is how much of its bounds a guard is using, together with those that are
+// made from it and that it was made from by With.
+type Load struct {
+	Executions, MaxExecutions int // submits that claim or execute
+	Detached, MaxDetached     int // of those, the detached
+	Waiters, MaxWaiters       int
+}
+
+// Load returns the guard's load now.
+func (g *Guard) Load() Load {
+	w, c := g.work, &g.work.config
+	w.mu.Lock()
+	l := Load{
+		Executions: w.running, MaxExecutions: c.MaxExecutions,
+		Detached: w.detached, MaxDetached: c.MaxDetached, MaxWaiters: c.MaxWaiters,
+	}
+	w.mu.Unlock()
+	g.waiters.mu.Lock()
+	defer g.waiters.mu.Unlock()
+	l.Waiters = g.waiters.total
+	return l
+}
+
+// Drain stops g, and every guard that shares its work, from taking new submits
+// and waits until running executions have been settled. If ctx ends first it
+// returns an error that says how many are left; they go on, and would leave
+// unknown records if the process ended now.
+//
+// Call it after the server's Shutdown, which does not wait for the handlers of
+// HTTP/2 requests that their clients have reset.
+func (g *Guard) Drain(ctx context.Context) error {
+	idle := g.work.drain()
+	if g.notes != nil {
+		g.notes.end()
+	}
+	select {
+	case <-idle:
+		return nil
+	default:
+	}
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("semel: drain: %d executions still running: %w", g.work.count(), context.Cause(ctx))
+	}
+}
+
+// OnDrain has f called, in a goroutine of its own, once Drain is called: for an
+// entry point that holds requests before it submits them. stop takes that back
+// and reports whether it came in time, like that of context.AfterFunc.
+func (g *Guard) OnDrain(f func()) (stop func() bool) { return context.AfterFunc(g.work.stopping, f) }
