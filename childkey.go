@@ -102,9 +102,9 @@ type currentStep struct {
 }
 
 // WithStep returns a context whose calls to other services are made under the
-// step's key, by clients that know of it, such as those of package semelhttp.
+// step's key, by clients that know of it, such as those of package semelclient.
 // They must all be the same call. It is for packages that name steps for a
-// handler, as package steps does; handlers use semelhttp.WithStep.
+// handler, as package steps does; handlers use semelclient.WithStep.
 func WithStep(ctx context.Context, s Step) context.Context {
 	x, _ := CurrentExecution(ctx)
 	s.called = new(atomic.Bool)

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/httpfield"
 )
 
 // SchemeHTTP is the scheme of fingerprints made with the zero
@@ -192,7 +193,7 @@ func within(p, q string) bool {
 func whyNotFingerprinted(name string) string {
 	lower := strings.ToLower(name)
 	switch {
-	case !isToken(name):
+	case !httpfield.IsToken(name):
 		return "is not a header name"
 	case lower == "idempotency-key":
 		return "is part of the identity"
@@ -211,17 +212,6 @@ func whyNotFingerprinted(name string) string {
 		return "belongs to the transfer, not to the request"
 	}
 	return ""
-}
-
-// isToken reports whether s is a token of RFC 9110 5.6.2.
-func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // Scheme returns the scheme of f's fingerprints: SchemeHTTP, or a name of its

@@ -1,4 +1,4 @@
-package semelhttp
+package semelclient
 
 import (
 	"context"
@@ -13,21 +13,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
-)
-
-// Header fields of OASIS Repeatable Requests 1.0.
-const (
-	headerRepeatabilityID        = "Repeatability-Request-Id" // on the wire, case does not matter
-	headerRepeatabilityFirstSent = "Repeatability-First-Sent"
-)
-
-// Defaults of a TransportConfig that leaves them zero.
-const (
-	DefaultMaxTries      = 5
-	DefaultMaxElapsed    = time.Minute
-	DefaultMinBackoff    = 200 * time.Millisecond
-	DefaultMaxBackoff    = 10 * time.Second
-	DefaultMaxReplayBody = 1 << 20
+	"github.com/semelhq/semel/semelhttp"
 )
 
 const (
@@ -41,273 +27,8 @@ const (
 	problemTime = 5 * time.Second
 )
 
-// Why a try ended that a TransportConfig bounds.
-var (
-	// ErrTryTimeout: it took longer than TryTimeout.
-	ErrTryTimeout error = timeoutError("semelhttp: no answer within the try's timeout")
-	// ErrElapsed: with it, the call took longer than MaxElapsed.
-	ErrElapsed error = timeoutError("semelhttp: no answer within the time of the call")
-)
-
-type timeoutError string
-
-func (e timeoutError) Error() string { return string(e) }
-func (e timeoutError) Timeout() bool { return true }
-
-// TransportConfig says how a Transport sends. Functions must be safe for
-// concurrent use. Durations are by the monotonic clock of this process.
-type TransportConfig struct {
-	// Base sends. Default: http.DefaultTransport. It must send a request at most
-	// once for each call, as http.Transport does when it is asked the way a
-	// Transport asks, and must not retry on its own.
-	Base http.RoundTripper
-
-	// NeedsKey says which requests get a key if they have none. Default: POST
-	// and PATCH. A stream of a protocol of its own, gRPC's for one, should get none.
-	NeedsKey func(*http.Request) bool
-	// Header is the field that carries the key. Default HeaderKey.
-	Header string
-	// BareKeys sends keys as they are, as Stripe and most others expect it,
-	// instead of as a Structured Field String.
-	BareKeys bool
-	// Repeatability sends the header fields of OASIS Repeatable Requests 1.0,
-	// Repeatability-Request-ID and Repeatability-First-Sent, instead of Header.
-	// The second is the same in each try of an operation.
-	Repeatability bool
-
-	// MaxTries bounds how often a request is sent in one call. Default
-	// DefaultMaxTries; 1 never retries.
-	MaxTries int
-	// MaxElapsed bounds a call: all its tries, and the waits between them, to
-	// the header of the answer that is returned. A try that it ends may have
-	// taken effect. If a Retry-After goes beyond it, the answer is returned at
-	// once. Default DefaultMaxElapsed, so where one answer takes longer than
-	// that, it has to be set.
-	MaxElapsed time.Duration
-	// TryTimeout bounds the time from the begin of a try to the header of its
-	// answer. The first try begins with the reading of the request's body. A try
-	// that it ends may have taken effect. Zero: no bound but MaxElapsed and the
-	// request's context. (http.Client.Timeout is for all tries together, and
-	// may put an error of its own, without key and effect, in place of the
-	// TransportError. Prefer this and a context with a deadline.)
-	TryTimeout time.Duration
-	// MinBackoff and MaxBackoff bound the wait between tries. It is chosen at
-	// random between zero and a bound that begins with MinBackoff and doubles up
-	// to MaxBackoff. After a Retry-After, the wait is that and up to MinBackoff
-	// more. Default DefaultMinBackoff and DefaultMaxBackoff.
-	MinBackoff, MaxBackoff time.Duration
-	// RetryStatus says of an answer with a status of 400 or more whether it asks
-	// for another try of a request that may be tried again. It is not asked
-	// where the answer itself says so (see Transport). h must not be changed.
-	// Default: DefaultRetryStatus.
-	RetryStatus func(status int, h http.Header) bool
-	// MaxReplayBody is the largest request body in bytes that is kept in memory
-	// to be sent again, where the request has no GetBody. Default
-	// DefaultMaxReplayBody.
-	MaxReplayBody int64
-
-	// Observer is told what the transport does.
-	Observer TransportObserver
-}
-
-func (c TransportConfig) withDefaults() TransportConfig {
-	if c.Base == nil {
-		c.Base = http.DefaultTransport
-	}
-	if c.NeedsKey == nil {
-		c.NeedsKey = func(r *http.Request) bool {
-			return r.Method == http.MethodPost || r.Method == http.MethodPatch
-		}
-	}
-	switch {
-	case c.Repeatability && c.Header == "":
-		c.Header = headerRepeatabilityID
-	case c.Header == "":
-		c.Header = HeaderKey
-	}
-	if c.MaxTries == 0 {
-		c.MaxTries = DefaultMaxTries
-	}
-	if c.MaxElapsed == 0 {
-		c.MaxElapsed = DefaultMaxElapsed
-	}
-	if c.MinBackoff == 0 {
-		c.MinBackoff = DefaultMinBackoff
-	}
-	if c.MaxBackoff == 0 {
-		c.MaxBackoff = max(DefaultMaxBackoff, c.MinBackoff)
-	}
-	if c.RetryStatus == nil {
-		c.RetryStatus = DefaultRetryStatus
-	}
-	if c.MaxReplayBody == 0 {
-		c.MaxReplayBody = DefaultMaxReplayBody
-	}
-	return c
-}
-
-func (c TransportConfig) validate() error {
-	var errs []error
-	if !isToken(c.Header) {
-		errs = append(errs, fmt.Errorf("field Header is %q, which is no name of a header field", c.Header))
-	}
-	if c.Repeatability && c.Header != headerRepeatabilityID {
-		errs = append(errs, errors.New("field Header is set, and so is Repeatability, which names the fields itself"))
-	}
-	if c.MaxTries < 0 {
-		errs = append(errs, fmt.Errorf("field MaxTries is %d; it must be positive", c.MaxTries))
-	}
-	for _, f := range []struct {
-		name string
-		d    time.Duration
-	}{{"MaxElapsed", c.MaxElapsed}, {"MinBackoff", c.MinBackoff}, {"MaxBackoff", c.MaxBackoff}} {
-		if f.d <= 0 {
-			errs = append(errs, fmt.Errorf("field %s is %v; it must be positive", f.name, f.d))
-		}
-	}
-	if c.MaxBackoff < c.MinBackoff {
-		errs = append(errs, fmt.Errorf("field MaxBackoff %v is less than MinBackoff %v", c.MaxBackoff, c.MinBackoff))
-	}
-	if c.TryTimeout < 0 {
-		errs = append(errs, fmt.Errorf("field TryTimeout is %v; it must not be negative", c.TryTimeout))
-	}
-	if c.MaxReplayBody < 0 {
-		errs = append(errs, fmt.Errorf("field MaxReplayBody is %d; it must not be negative", c.MaxReplayBody))
-	}
-	return errors.Join(errs...)
-}
-
-// TransportObserver is told what a Transport does, for metrics and logs. Every
-// field may be nil. Functions are called in the goroutine at work and must not
-// block. What they are given holds no key and no payload.
-type TransportObserver struct {
-	// Tried: a request was tried, and answered or not.
-	Tried func(context.Context, Tried)
-	// GaveUp: a call ended with an error, or with an answer that asks to come
-	// back.
-	GaveUp func(context.Context, GaveUp)
-}
-
-// Tried is one try of a request.
-type Tried struct {
-	Method string
-	Try    int  // from 1
-	Keyed  bool // the request carries a key
-	Status int  // of the answer; zero if there was none
-	Err    error
-	// Retry is set if there will be another try, after Wait.
-	Retry bool
-	Wait  time.Duration
-	Took  time.Duration // until the header of the answer
-}
-
-// GaveUp is a call without a final answer.
-type GaveUp struct {
-	Method string
-	Tries  int
-	Status int // of the last answer; zero if the last try got none
-	Err    error
-	Reason Reason
-	Effect semel.Effect // EffectNone or EffectMaybe
-}
-
-// Reason is why a call was not tried again.
-type Reason string
-
-const (
-	// ReasonUnsafe: the request has no key, its method is not idempotent, and it
-	// may have been sent.
-	ReasonUnsafe Reason = "unsafe"
-	// ReasonBody: its body cannot be sent again.
-	ReasonBody Reason = "body"
-	// ReasonTries: MaxTries are over.
-	ReasonTries Reason = "tries"
-	// ReasonElapsed: MaxElapsed is over, or the next try would be later than
-	// that, or than the deadline of the request's context.
-	ReasonElapsed Reason = "elapsed"
-	// ReasonContext: the request's context has ended.
-	ReasonContext Reason = "context"
-	// ReasonRefused: the request was not sent because something is wrong with
-	// it, as a body that did not come in time, or with the server's certificate.
-	ReasonRefused Reason = "refused"
-)
-
-// TransportError is every error of a Transport's RoundTrip: the last try got no
-// answer. It matches semel.ErrNoEffect or semel.ErrMaybeEffect, and Err.
-//
-// Certainly no effect is said of the key: of this call and all before it. So it
-// is said where the transport knows them all: of a key that it made for this
-// call, of NewOperation's with the calls made with its context, and of WithStep's
-// unless the execution is in doubt. What became of a key that somebody
-// else made or kept, it cannot know: a call under such a key never ends with
-// certainly no effect.
-type TransportError struct {
-	Tries  int
-	Reason Reason
-	// Err is what became of the last try, or what is wrong with the request.
-	Err error
-
-	effect  semel.Effect
-	earlier bool // only calls before this one may have had an effect
-	op      Operation
-}
-
-// Effect is semel.EffectNone or semel.EffectMaybe.
-func (e *TransportError) Effect() semel.Effect { return e.effect }
-
-// Operation has the key to come back with: with another key, what may have
-// taken effect could do so twice. The key is empty if the request had none.
-func (e *TransportError) Operation() Operation { return e.op }
-
-// Error does not tell the key.
-func (e *TransportError) Error() string {
-	s := "semelhttp: no answer after " + plural(e.Tries, "try", "tries") + "; the request "
-	switch {
-	case e.effect == semel.EffectNone:
-		s += "had no effect"
-	case e.earlier:
-		s += "had no effect, but one before it under its key may have had; retry it under the same key only"
-	case e.op.Key != "":
-		s += "may have taken effect, retry it under the same key only"
-	default:
-		s += "may have taken effect"
-	}
-	return s + ": " + e.Err.Error()
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
-// Unwrap returns Err.
-func (e *TransportError) Unwrap() error { return e.Err }
-
-// Timeout reports whether the last try timed out. It makes
-// url.Error.Timeout work, which looks no deeper.
-func (e *TransportError) Timeout() bool {
-	t, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](e.Err)
-	return ok && t.Timeout()
-}
-
-// Is matches semel.ErrNoEffect and semel.ErrMaybeEffect.
-func (e *TransportError) Is(target error) bool {
-	switch target {
-	case semel.ErrNoEffect:
-		return e.effect == semel.EffectNone
-	case semel.ErrMaybeEffect:
-		return e.effect == semel.EffectMaybe
-	}
-	return false
-}
-
 // Transport is an http.RoundTripper that sends a request as often as it takes
-// and as is safe, under one key. Make it with NewTransport and give it to an
+// and as is safe, under one key. Make it with New and give it to an
 // http.Client, or to an SDK that takes one. It is safe for concurrent use.
 //
 // # Keys
@@ -340,7 +61,7 @@ func (e *TransportError) Is(target error) bool {
 //   - otherwise if RetryStatus says so. Of a request without a key, 409 does not
 //     ask.
 //
-// Whether an answer is a problem is looked for in the first MaxProblemBytes of
+// Whether an answer is a problem is looked for in the first semelhttp.MaxProblemBytes of
 // its body, and for 5 seconds: then what its header says goes. The body that is
 // returned is whole.
 //
@@ -376,15 +97,15 @@ func (e *TransportError) Is(target error) bool {
 // goroutine ends when Read returns, and what Read then returns is dropped. A
 // GetBody that does not return holds RoundTrip up.
 type Transport struct {
-	config TransportConfig
+	config Config
 }
 
-// NewTransport returns a transport, or one error that names everything wrong
+// New returns a transport, or one error that names everything wrong
 // with c.
-func NewTransport(c TransportConfig) (*Transport, error) {
+func New(c Config) (*Transport, error) {
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {
-		return nil, fmt.Errorf("semelhttp: transport config: %w", err)
+		return nil, fmt.Errorf("semelclient: transport config: %w", err)
 	}
 	c.Header = http.CanonicalHeaderKey(c.Header)
 	return &Transport{config: c}, nil
@@ -412,7 +133,7 @@ type call struct {
 
 // RoundTrip implements http.RoundTripper. It does not change the request and
 // closes its body. The response's request has the key, in its header and as the
-// operation in its context. The error is a *TransportError. When the request's
+// operation in its context. The error is a *Error. When the request's
 // context ends, so does RoundTrip.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	x, _ := semel.CurrentExecution(r.Context())
@@ -516,7 +237,7 @@ func (t *Transport) setKey(c *call) error {
 			return nil
 		}
 		c.op.doubt = true // whoever made it may have used it
-		key, err := ParseKey(values, false)
+		key, err := semelhttp.ParseKey(values, false)
 		if err != nil {
 			return nil // the server's to refuse
 		}
@@ -555,15 +276,15 @@ func field(h http.Header, name string) (values []string, ok bool) {
 }
 
 func (t *Transport) format(key string) (string, error) {
-	value, err := FormatKey(key)
+	value, err := semelhttp.FormatKey(key)
 	if err != nil {
 		return "", err
 	}
 	if !t.config.BareKeys && !t.config.Repeatability {
 		return value, nil
 	}
-	if bare, err := ParseKey([]string{key}, false); err != nil || bare != key {
-		return "", &KeyError{KeyBareCharacter}
+	if bare, err := semelhttp.ParseKey([]string{key}, false); err != nil || bare != key {
+		return "", &semelhttp.KeyError{Reason: semelhttp.KeyBareCharacter}
 	}
 	return key, nil
 }
@@ -650,7 +371,7 @@ func once(out *http.Request, repeatable bool) {
 		out.GetBody = nil
 		return
 	}
-	for _, name := range []string{HeaderKey, "X-Idempotency-Key"} {
+	for _, name := range []string{semelhttp.HeaderKey, "X-Idempotency-Key"} {
 		values, ok := out.Header[name]
 		if !ok {
 			continue
@@ -680,7 +401,7 @@ func (a *attempt) mayHaveEffect() bool {
 	if a.err != nil {
 		return !a.unsent
 	}
-	return !DefaultNoEffectStatus(a.resp.StatusCode, a.resp.Header)
+	return !semelhttp.DefaultNoEffectStatus(a.resp.StatusCode, a.resp.Header)
 }
 
 // end frees what the try holds, once its answer was read.
@@ -759,7 +480,7 @@ func (c *call) shown() *http.Request {
 // giveUp returns the error of a call.
 func (t *Transport) giveUp(c *call, status int, err error, reason Reason) error {
 	t.gaveUp(c, status, err, reason)
-	return &TransportError{
+	return &Error{
 		Tries: c.tries, Reason: reason, Err: err, effect: c.effect(), earlier: !c.doubt && c.op.inDoubt(), op: c.op.Operation(),
 	}
 }

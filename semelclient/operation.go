@@ -1,4 +1,4 @@
-package semelhttp
+package semelclient
 
 import (
 	"context"
@@ -49,7 +49,7 @@ type operationKey struct{}
 // it is within a step of package steps, whose context has a key of its own.
 //
 // The key may have been used before, so no error of these requests says
-// certainly no effect (see TransportError).
+// certainly no effect (see Error).
 func WithOperation(ctx context.Context, op Operation) context.Context {
 	return newOperation(ctx, &operation{key: op.Key, firstSent: op.FirstSent, doubt: true})
 }
@@ -90,7 +90,7 @@ func WithStep(ctx context.Context, step string) (context.Context, error) {
 	}
 	key, err := x.ChildKey(step)
 	if err != nil {
-		return nil, fmt.Errorf("semelhttp: %w", err)
+		return nil, fmt.Errorf("semelclient: %w", err)
 	}
 	return newOperation(ctx, &operation{key: key, doubt: x.InDoubt()}), nil
 }
@@ -98,11 +98,11 @@ func WithStep(ctx context.Context, step string) (context.Context, error) {
 // Errors of requests within and without executions.
 var (
 	// ErrNoExecution is WithStep's answer to a context that is in no execution.
-	ErrNoExecution = errors.New("semelhttp: a step needs the context of an execution")
+	ErrNoExecution = errors.New("semelclient: a step needs the context of an execution")
 	// ErrNoStep: a request in an execution needs a key, and none was given. A
 	// fresh key would be another one if the operation is executed again, and the
 	// call would take effect twice.
-	ErrNoStep = errors.New("semelhttp: the request is part of an execution and has no key; name its step with WithStep, or set its key")
+	ErrNoStep = errors.New("semelclient: the request is part of an execution and has no key; name its step with WithStep, or set its key")
 )
 
 // CurrentOperation returns the operation that the requests of ctx are tries of.
