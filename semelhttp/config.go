@@ -291,7 +291,7 @@ func (c Config) validate() error {
 	if c.InFlight == InFlightAccept && c.Resources == nil {
 		errs = append(errs, errors.New("field InFlight is accept, but Resources is nil: there would be nothing to point to"))
 	}
-	if c.IssuedOnly && (c.Resources == nil || c.Resources.Keys == nil) {
+	if c.IssuedOnly && (c.Resources == nil || c.Resources.config.Keys == nil) {
 		errs = append(errs, errors.New("field IssuedOnly is set, but Resources issue no keys"))
 	}
 	if c.KeyOf != nil && (c.IssuedOnly || c.Contract.FirstSentHeader != "" || c.Contract.ClientIDHeader != "") {
@@ -302,8 +302,8 @@ func (c Config) validate() error {
 			errs = append(errs, fmt.Errorf("field Guard keeps records for %v; with KeyRules.MaxUUIDAge it must be longer than the %v of that and of clocks that are apart", keep, need))
 		}
 	}
-	if c.Guard != nil && c.Resources != nil && c.Resources.Keys != nil && c.Resources.Keys.config.Retention > c.Guard.Policy().Retention {
-		errs = append(errs, fmt.Errorf("field Guard keeps records for %v, shorter than the %v that Resources issue keys for", c.Guard.Policy().Retention, c.Resources.Keys.config.Retention))
+	if c.Guard != nil && c.Resources != nil && c.Resources.config.Keys != nil && c.Resources.config.Keys.config.Retention > c.Guard.Policy().Retention {
+		errs = append(errs, fmt.Errorf("field Guard keeps records for %v, shorter than the %v that Resources issue keys for", c.Guard.Policy().Retention, c.Resources.config.Keys.config.Retention))
 	}
 	return errors.Join(append(errs, c.Contract.validate(), c.KeyRules.Validate())...)
 }

@@ -245,10 +245,10 @@ func (p *protector) firstSent(lines []string) Problem {
 // verifyIssued checks the key against the issuer, if there is one. An expired
 // key may still lead to the result of an earlier use.
 func (p *protector) verifyIssued(w http.ResponseWriter, r *http.Request, key string, scope semel.Scope) (expired, ok bool) {
-	if p.Resources == nil || p.Resources.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
+	if p.Resources == nil || p.Resources.config.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
 		return false, true
 	}
-	switch err := p.Resources.Keys.Verify(key, scope); {
+	switch err := p.Resources.config.Keys.Verify(key, scope); {
 	case err == nil:
 		return false, true
 	case errors.Is(err, ErrKeyExpired):
