@@ -11,7 +11,7 @@ import (
 // identity. The zero Fingerprint means "not compared".
 type Fingerprint struct {
 	// Scheme names how the digest was made, with its version, for example
-	// "http/1". Fingerprints of different schemes cannot be compared.
+	// "request/2". Fingerprints of different schemes cannot be compared.
 	Scheme string
 	// Sum is a SHA-256 digest.
 	Sum [sha256.Size]byte

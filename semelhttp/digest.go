@@ -13,6 +13,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/semelhq/semel/semelhttp/internal/canonjson"
 )
 
 // keepBytes is the largest buffer that goes back to the pool: larger ones are
@@ -20,7 +22,7 @@ import (
 const keepBytes = 256 << 10
 
 func (f *Fingerprinter) put(d *digester) {
-	d.json.reset()
+	d.json.Reset(keepBytes)
 	clear(d.fields)
 	d.fields = d.fields[:0]
 	if cap(d.fields) > keepBytes/32 {
@@ -43,7 +45,7 @@ type digester struct {
 	w       *bufio.Writer
 	frame   [binary.MaxVarintLen64]byte
 	sum     [sha256.Size]byte
-	json    jsonDocument
+	json    canonjson.Document
 	fields  []formField
 	scratch []byte
 	copy    []byte

@@ -18,6 +18,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/internal/httpfield"
+	"github.com/semelhq/semel/semelhttp/internal/canonjson"
 )
 
 // SchemeHTTP is the scheme of fingerprints made with the zero
@@ -25,7 +26,7 @@ import (
 // name with a digest of the configuration behind it: records made before the
 // configuration was changed cannot be compared with requests made after it,
 // and what cannot be compared is not a mismatch.
-const SchemeHTTP = "http/2"
+const SchemeHTTP = "request/2"
 
 // FingerprintMode says how a body is read.
 type FingerprintMode uint8
@@ -82,12 +83,10 @@ func (c FingerprintConfig) Validate() error {
 type Fingerprinter struct {
 	scheme  string
 	mode    FingerprintMode
-	include []includedValue
-	exclude *pointerNode // nil if nothing is
-	headers []string     // canonical, sorted
-	depth   int          // of the deepest pointer; 0 without pointers
-	max     int64        // of what is read as JSON or a form
-	pool    sync.Pool    // of *digester
+	parts   *canonjson.Selection // of a JSON body
+	headers []string             // canonical, sorted
+	max     int64                // of what is read as JSON or a form
+	pool    sync.Pool            // of *digester
 }
 
 // NewFingerprinter returns a Fingerprinter for c, or every reason why c cannot
@@ -107,9 +106,20 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	if c.Mode == FingerprintRaw && len(c.Include)+len(c.Exclude) > 0 {
 		errs = append(errs, errors.New("fingerprint mode raw cannot include or exclude JSON pointers"))
 	}
-	var include, exclude []string
-	include, errs = checkPointers(errs, "include", c.Include)
-	exclude, errs = checkPointers(errs, "exclude", c.Exclude)
+	pointers := func(setting string, texts []string) (sorted []string, parsed []canonjson.Pointer) {
+		for _, text := range slices.Compact(slices.Sorted(slices.Values(texts))) {
+			p, err := canonjson.ParsePointer(text)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, text, err))
+				continue
+			}
+			sorted, parsed = append(sorted, text), append(parsed, p)
+		}
+		return sorted, parsed
+	}
+	include, included := pointers("include", c.Include)
+	exclude, excluded := pointers("exclude", c.Exclude)
+	f.parts = canonjson.Select(included, excluded)
 	for _, e := range exclude {
 		if e == "" {
 			errs = append(errs, errors.New(`fingerprint exclude "" would make all bodies equal`))
@@ -137,20 +147,6 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 		return nil, err
 	}
 
-	for _, p := range exclude {
-		if f.exclude == nil {
-			f.exclude = &pointerNode{}
-		}
-		tokens := pointerTokens(p)
-		f.exclude.add(tokens)
-		f.depth = max(f.depth, len(tokens))
-	}
-	for _, p := range include {
-		v := includedValue{tokens: pointerTokens(p)}
-		v.exclude = f.exclude.at(v.tokens)
-		f.include = append(f.include, v)
-		f.depth = max(f.depth, len(v.tokens))
-	}
 	if f.mode != FingerprintAuto || len(include)+len(exclude)+len(f.headers) > 0 || f.max != DefaultMaxCanonical {
 		sum := sha256.New()
 		b := []byte{byte(f.mode)}
@@ -168,20 +164,6 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	}
 	f.pool.New = func() any { return newDigester() }
 	return f, nil
-}
-
-// checkPointers returns the sorted pointers without repetitions.
-func checkPointers(errs []error, setting string, pointers []string) ([]string, []error) {
-	var ok []string
-	for _, p := range pointers {
-		if err := checkPointer(p); err != nil {
-			errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, p, err))
-			continue
-		}
-		ok = append(ok, p)
-	}
-	slices.Sort(ok)
-	return slices.Compact(ok), errs
 }
 
 // within reports whether the value at pointer p is the one at q, or inside it.
@@ -370,11 +352,11 @@ func (f *Fingerprinter) canonical(d *digester, header http.Header, body []byte) 
 	}
 	switch kind {
 	case bodyJSON:
-		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.parse(body, f.depth) {
+		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.Parse(body, f.parts) {
 			return false
 		}
 		d.kind(bodyJSON, mediaType)
-		d.json.emitSelected(d.w, f.include, f.exclude)
+		d.json.Write(d.w, f.parts)
 		return true
 	case bodyForm:
 		if !d.parseForm(body) {

@@ -18,12 +18,12 @@ func TestFingerprintFramingOfSelections(t *testing.T) {
 		{
 			FingerprintConfig{Exclude: []string{"/b", "/c/0", "/d/x"}},
 			nil,
-			"http/2-9dde92c602ed1909", "j\x10application/json" + `{"a":1,"c":[2,{"y":1,"z":2}],"d":{"y":2},"e":3}`,
+			"request/2-9dde92c602ed1909", "j\x10application/json" + `{"a":1,"c":[2,{"y":1,"z":2}],"d":{"y":2},"e":3}`,
 		},
 		{
 			FingerprintConfig{Include: []string{"/e", "/c/2", "/f"}, Headers: []string{"x-b", "X-A"}},
 			http.Header{"X-B": {"1", "2"}},
-			"http/2-430ae4fd55ca3551", "\x00\x02\x011\x012" + "j\x10application/json\x01{\"y\":1,\"z\":2}\x013\x00",
+			"request/2-430ae4fd55ca3551", "\x00\x02\x011\x012" + "j\x10application/json\x01{\"y\":1,\"z\":2}\x013\x00",
 		},
 	} {
 		f := fingerprinter(t, tc.config)

@@ -109,7 +109,7 @@ func TestFingerprintFraming(t *testing.T) {
 		},
 	} {
 		got := tc.r.fingerprint(t, f)
-		if want := (semel.Fingerprint{Scheme: "http/2", Sum: sha256.Sum256([]byte(tc.want))}); got != want {
+		if want := (semel.Fingerprint{Scheme: "request/2", Sum: sha256.Sum256([]byte(tc.want))}); got != want {
 			t.Errorf("%q: the digest is not that of %q", tc.r, tc.want)
 		}
 	}
