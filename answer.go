@@ -4,30 +4,33 @@ import (
 	"fmt"
 )
 
-// Answer is what a submit came to.
+// Answer is the outcome of a submit.
 type Answer uint8
 
 const (
-	// AnswerExecuted: this submit executed and the record of it is durable.
+	// AnswerExecuted means that this submit executed, and that its record is
+	// durable.
 	AnswerExecuted Answer = iota + 1
-	// AnswerReplayed: the identity had completed before; the result is from the record.
+	// AnswerReplayed means that the identity had completed before. The result is
+	// read from its record.
 	AnswerReplayed
-	// AnswerReleased: this submit executed, reported that it certainly had no
-	// effect, and the identity is free again.
+	// AnswerReleased means that this submit executed and reported that it
+	// certainly had no effect. The identity is free again.
 	AnswerReleased
-	// AnswerInProgress: another submit of this identity is executing, or this
-	// one still is and its caller stopped waiting.
+	// AnswerInProgress means that another submit of the identity is executing,
+	// or that this one is and its caller has stopped waiting.
 	AnswerInProgress
-	// AnswerMismatch: the identity belongs to another request.
+	// AnswerMismatch means that the identity was used for another request.
 	AnswerMismatch
-	// AnswerUnknown: whether the effect happened is not known.
+	// AnswerUnknown means that it is not known whether the effect happened.
 	AnswerUnknown
-	// AnswerRejected: the submit is malformed; nothing was looked up.
+	// AnswerRejected means that the submit is malformed. The store was not
+	// asked.
 	AnswerRejected
-	// AnswerUnavailable: the store could not be asked, a bound is reached, or the
-	// guard is draining. This submit executed nothing, but an earlier one of
-	// the identity may have. Where Error.Claimed is set it did execute, and the
-	// store could not be told what became of it.
+	// AnswerUnavailable means that the store could not be asked, that a limit of
+	// the guard is reached, or that the guard is draining. This submit executed
+	// nothing, but an earlier one of the identity may have. If Error.Claimed is
+	// set, this submit did execute, and its outcome could not be recorded.
 	AnswerUnavailable
 )
 
@@ -47,12 +50,13 @@ func (a Answer) String() string {
 type Effect uint8
 
 const (
-	// EffectMaybe: it may have happened, or be about to.
+	// EffectMaybe means that the effect may have happened, or may yet happen.
 	EffectMaybe Effect = iota
-	// EffectNone: it certainly did not happen, neither through this submit
-	// nor through an earlier one of the same request.
+	// EffectNone means that the effect certainly did not happen, neither through
+	// this submit nor through an earlier one of the same request.
 	EffectNone
-	// EffectDone: it happened, once, and the result is at hand.
+	// EffectDone means that the effect happened once and its result is
+	// available.
 	EffectDone
 )
 
@@ -66,7 +70,7 @@ func (e Effect) String() string {
 	return "maybe"
 }
 
-// Effect tells what the answer says about the effect.
+// Effect returns what the answer says about the effect.
 func (a Answer) Effect() Effect {
 	switch a {
 	case AnswerExecuted, AnswerReplayed:
@@ -77,23 +81,24 @@ func (a Answer) Effect() Effect {
 	return EffectMaybe
 }
 
-// RetryAdvice is the advice that goes with an answer.
+// RetryAdvice says whether, and how, to retry after an answer.
 type RetryAdvice string
 
 const (
-	// RetrySameKey: the same request under the same key is safe, and is how
-	// to learn the result.
+	// RetrySameKey means that retrying the same request under the same key is
+	// safe, and is the way to learn the result.
 	RetrySameKey RetryAdvice = "same-key"
-	// RetryNewKey: correct the request and send it under a new key.
+	// RetryNewKey means that the request must be corrected and sent under a new
+	// key.
 	RetryNewKey RetryAdvice = "new-key"
-	// RetryAfterResolution: the same key, after someone resolved the record.
-	// A new key might repeat the effect.
+	// RetryAfterResolution means that the same key can be used again once the
+	// record has been resolved. A new key might repeat the effect.
 	RetryAfterResolution RetryAdvice = "after-resolution"
-	// RetryNo: retrying cannot help.
+	// RetryNo means that retrying cannot help.
 	RetryNo RetryAdvice = "no"
 )
 
-// Retry is the advice for the answer.
+// Retry returns the advice for the answer.
 func (a Answer) Retry() RetryAdvice {
 	switch a {
 	case AnswerReleased, AnswerInProgress, AnswerUnavailable:

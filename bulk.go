@@ -12,92 +12,93 @@ import (
 // BulkResolution settles many unknown outcomes by one rule. See
 // Guard.ResolveWhere.
 type BulkResolution struct {
-	// Where selects records, by anything but State, Lapsed and Limit, which
-	// must be zero. After continues a run: see BulkReport.Next.
+	// Where selects the records. State, Lapsed and Limit must be zero. After
+	// continues a run from its BulkReport.Next.
 	Where Filter
-	// AsOf is a time by the store's clock: only records that were unknown by
-	// then are settled. BulkReport.AsOf of a dry run is one. Required with
-	// Decide.
+	// AsOf is a time by the clock of the store, such as BulkReport.AsOf of a dry
+	// run. Only records that were unknown at that time are settled. It is required
+	// if Decide is set.
 	//
-	// Whoever looked before a record became unknown saw nothing of an effect
-	// that came in between. So the order is: dry run, then look, then settle.
+	// An effect can appear after somebody has looked for it and before its record
+	// becomes unknown. So the order is: dry run, then look, then settle.
 	AsOf time.Time
-	// Decide says how to settle a record, which comes without its result. It
-	// returns Decision, Result, Cause and, if it is not that of the bulk
-	// resolution, Origin. A zero Decision leaves the record as it is;
-	// DecideUnknown is an error. An error ends the run.
+	// Decide says how to settle a record, which it gets without its result. It sets
+	// Decision, Result, Cause and, if it differs from that of the bulk resolution,
+	// Origin. A zero Decision leaves the record as it is. DecideUnknown is an error.
+	// An error ends the run.
 	//
-	// It may be called from Parallel goroutines at once, and is given at most
-	// one lease of time. Nil makes it a dry run.
+	// Decide is called concurrently, by Parallel goroutines, and each call has at
+	// most one lease of time. If Decide is nil, the run is a dry run.
 	Decide func(ctx context.Context, r Record) (Resolution, error)
-	// Origin is the request or operator that decided.
+	// Origin is the request or the operator that made the decision.
 	Origin Origin
-	// Limit is how many records are decided, and how many marked, at most; 0
-	// for all.
+	// Limit is the largest number of records to decide, and of records to mark.
+	// Zero means no limit.
 	Limit int
 	// Parallel is how many records are settled at the same time. Default 16.
 	Parallel int
-	// Seen is told of each record that a dry run selects, without its result;
-	// nil for nobody.
+	// Seen, if not nil, is called for each record that a dry run selects, without
+	// its result. The run waits for it.
 	Seen func(r Record)
-	// Progress is told after each page of at most 1,000 records how far the run
-	// has come; nil for nobody. Like Seen, it holds the run up until it returns.
+	// Progress, if not nil, is called after each page of up to 1,000 records. The
+	// run waits for it.
 	Progress func(BulkReport)
 }
 
-// BulkReport is what a bulk resolution did, or in a dry run, has to do.
+// BulkReport says what a bulk resolution did or, in a dry run, would have to do.
 type BulkReport struct {
-	// AsOf is that of the resolution. In a dry run without one it is the
-	// newest time seen, by the store's clock; zero if no record was selected.
+	// AsOf is that of the resolution. In a dry run without one, it is the latest
+	// time found, by the clock of the store, or zero if no record was selected.
 	AsOf time.Time
-	// Selected counts records that were unknown as of then. Of a run that
-	// settles, those that it came to: each is among the next four.
+	// Selected counts the records that were unknown at AsOf. In a run that settles,
+	// it counts those that were reached, each of which is in one of the next four.
 	Selected int
-	// Settled counts records that were settled, each with its own entry in
-	// the audit trail.
+	// Settled counts the records that were settled. Each has its own entry in the
+	// audit trail.
 	Settled int
-	// Left counts records that Decide left as they are.
+	// Left counts the records that Decide left as they are.
 	Left int
-	// Moved counts records that somebody else had settled, or taken over, by
-	// the time they were decided. Nothing was written to them.
+	// Moved counts the records that somebody else had settled or taken over by the
+	// time they were decided. Nothing was written to them.
 	Moved int
-	// InDoubt counts records whose decision the store did not confirm. The
-	// next run finds those that were not settled.
+	// InDoubt counts the records whose decision the store did not confirm. The next
+	// run finds those that were not settled.
 	InDoubt int
-	// Newer counts records that became unknown after AsOf. They are left.
+	// Newer counts the records that became unknown after AsOf. They are left as
+	// they are.
 	Newer int
-	// Lapsed counts records in progress, begun by AsOf, whose lease is over.
-	// Where.Cause selects none of them. Marked counts those that were marked
-	// unknown, and are left for a later run.
+	// Lapsed counts the records in progress, begun by AsOf, whose lease has lapsed.
+	// It is zero if Where.Cause is set. Marked counts those of them that were marked
+	// as unknown and left to a later run.
 	Lapsed, Marked int
-	// More says that Limit, or an error, ended the run before its end.
+	// More reports whether the run stopped early, because of Limit or an error.
 	More bool
-	// Next is the fence of the last record dealt with, for Where.After. Without
-	// it, the next run begins with the records that this one left.
+	// Next is the fence of the last record that was reached, for Where.After.
+	// Without it, the next run begins with the records that this one has left.
 	Next uint64
 }
 
-// ResolveWhere settles the unknown records that b selects. Without b.Decide it
-// is a dry run, which only counts them. See Resolution for why the order is:
-// mark, then look, then settle.
+// ResolveWhere settles the unknown records that b selects. If b.Decide is nil, it
+// only counts them, which is a dry run. See Resolution for why the order is: mark,
+// then look, then settle.
 //
 //	report, err := guard.ResolveWhere(ctx, b) // a dry run
 //	...
 //	b.AsOf, b.Decide = report.AsOf, lookUp
 //	report, err = guard.ResolveWhere(ctx, b)
 //
-// Records in progress under a lease are not touched. Those whose lease has
-// lapsed are only marked unknown, after which a later dry run counts them and
-// their owners can no longer renew. A record that was reopened waits for its
-// next submit and is left.
+// Records in progress under a lease are left as they are. Those whose lease has
+// lapsed are marked as unknown: their owners can no longer renew, and a later dry
+// run counts them. A record that was reopened is left to its next submit.
 //
-// A record is decided at its fence, so nobody else's decision is overwritten
-// and no record is settled twice, however many runs there are. When ctx ends,
-// or with the first error, the run ends as soon as the records under way are
-// settled; the report is valid then too. A run with the same resolution goes on
-// with what is left.
+// A decision holds for the fence of the record. So it does not overwrite another
+// decision, and no record is settled twice, even if several runs are made at the
+// same time. If ctx ends, or after the first error, the run ends when the decisions
+// under way have been made, and the report is valid. Another run with the same
+// resolution continues with the rest.
 //
-// The error is errors.ErrUnsupported if the store is no Lister and Resolver.
+// The error wraps errors.ErrUnsupported unless the store implements Lister and
+// Resolver.
 func (g *Guard) ResolveWhere(ctx context.Context, b BulkResolution) (BulkReport, error) {
 	lister, ok := g.store.(Lister)
 	if !ok || g.resolver == nil {

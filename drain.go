@@ -149,15 +149,15 @@ func (w *work) count() int {
 	return w.running + w.behind
 }
 
-// Load is how much of its bounds a guard is using, together with those that are
-// made from it and that it was made from by With.
+// Load is how much of their limits the guards that With has made from one another
+// use together.
 type Load struct {
 	Executions, MaxExecutions int // submits that claim or execute
-	Detached, MaxDetached     int // of those, the detached
+	Detached, MaxDetached     int // the detached among them
 	Waiters, MaxWaiters       int
 }
 
-// Load returns the guard's load now.
+// Load returns the current load.
 func (g *Guard) Load() Load {
 	w, c := g.work, &g.work.config
 	w.mu.Lock()
@@ -172,13 +172,13 @@ func (g *Guard) Load() Load {
 	return l
 }
 
-// Drain stops g, and every guard that shares its work, from taking new submits
-// and waits until running executions have been settled. If ctx ends first it
-// returns an error that says how many are left; they go on, and would leave
-// unknown records if the process ended now.
+// Drain stops g, and the guards made from it or that it was made from, from
+// accepting submits, and waits until all executions have ended. If ctx ends first,
+// the error says how many are left. They go on; if the process exits before they
+// end, their records become unknown.
 //
-// Call it after the server's Shutdown, which does not wait for the handlers of
-// HTTP/2 requests that their clients have reset.
+// Call Drain after Shutdown of an http.Server, which does not wait for the
+// handlers of HTTP/2 requests that were reset by their clients.
 func (g *Guard) Drain(ctx context.Context) error {
 	idle := g.work.drain()
 	if g.notes != nil {
@@ -197,7 +197,7 @@ func (g *Guard) Drain(ctx context.Context) error {
 	}
 }
 
-// OnDrain has f called, in a goroutine of its own, once Drain is called: for an
-// entry point that holds requests before it submits them. stop takes that back
-// and reports whether it came in time, like that of context.AfterFunc.
+// OnDrain arranges to call f in its own goroutine when Drain is called. It is for
+// programs that hold requests before they submit them. Calling stop undoes this,
+// and reports whether it did, as that of context.AfterFunc.
 func (g *Guard) OnDrain(f func()) (stop func() bool) { return context.AfterFunc(g.work.stopping, f) }

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// Sentinels for errors.Is. The first three answer the caller's first
-// question; the others name the case.
+// Errors to be matched with errors.Is. The first three say whether there was an
+// effect; the others name the case.
 var (
-	// ErrNoEffect: the effect certainly did not happen.
+	// ErrNoEffect means that the effect certainly did not happen.
 	ErrNoEffect = errors.New("semel: certainly no effect")
-	// ErrMaybeEffect: the effect may have happened. Never retry under
+	// ErrMaybeEffect means that the effect may have happened. Do not retry under
 	// another key.
 	ErrMaybeEffect = errors.New("semel: maybe an effect")
-	// ErrRecorded: the operation failed for good, and that is on record: a
-	// retry is told the same.
+	// ErrRecorded means that the operation failed for good and that the failure
+	// is recorded. A retry returns the same failure.
 	ErrRecorded = errors.New("semel: recorded failure")
 
-	// ErrResultNotRetained: the operation completed, once, but its result
-	// was not kept. Read the resource instead.
+	// ErrResultNotRetained means that the operation completed once but its
+	// result was not kept. Read the resource instead.
 	ErrResultNotRetained = errors.New("semel: completed, result not retained")
 
 	ErrInProgress  = errors.New("semel: in progress")
@@ -29,29 +29,31 @@ var (
 	ErrUnavailable = errors.New("semel: store unavailable")
 )
 
-// Error is how Guard.Do reports every answer but Executed and Replayed.
-// errors.Is matches it against the sentinel of its answer, against ErrNoEffect
-// or ErrMaybeEffect, and against the cause in Err.
+// Error is the error of Guard.Do for every answer other than AnswerExecuted and
+// AnswerReplayed. It matches the error variable of its answer, ErrNoEffect or
+// ErrMaybeEffect, and Err.
 type Error struct {
 	Answer Answer
-	// RetryAfter is when a retry may find something new; zero if unknown.
+	// RetryAfter is how long to wait before a retry. Zero means unknown.
 	RetryAfter time.Duration
-	// Record is the record in the way, without its result; nil if none was seen.
+	// Record is the conflicting record, without its result. It is nil if none
+	// was found.
 	Record *Record
-	// Claimed says that the identity was granted to this submit, as in Outcome:
-	// the failure is its own, and not that of an earlier one.
+	// Claimed reports whether the identity was granted to this submit, as in
+	// Outcome. If so, the failure is that of this submit and not of an earlier
+	// one.
 	Claimed bool
-	// Err is the cause: the handler's error, the store's, or the context's.
+	// Err is the cause: the error of the handler, the store or the context.
 	Err error
 
 	// advice replaces the answer's, where the policy knows better.
 	advice RetryAdvice
 }
 
-// Effect says whether the effect may have happened.
+// Effect returns whether the effect may have happened.
 func (e *Error) Effect() Effect { return e.Answer.Effect() }
 
-// Retry says whether and how to try again.
+// Retry returns whether and how to retry.
 func (e *Error) Retry() RetryAdvice {
 	if e.advice != "" {
 		return e.advice
@@ -88,7 +90,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is matches the sentinels that fit the answer.
+// Is reports whether target is the error variable of e's answer, or the one of
+// ErrNoEffect and ErrMaybeEffect that applies.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case ErrNoEffect:
@@ -109,11 +112,12 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// RecordedError is a final failure, fresh or replayed. It matches ErrRecorded.
+// RecordedError is a failure that is on record, either of this submit or
+// replayed. It matches ErrRecorded.
 type RecordedError struct {
-	// Message is the text of the error the handler wrapped in Final.
+	// Message is the text of the error that the handler wrapped with Final.
 	Message string
-	// Err is that error itself, in the submit that executed; nil in a replay.
+	// Err is that error. It is nil in a replay.
 	Err error
 }
 
@@ -121,16 +125,17 @@ func (e *RecordedError) Error() string { return e.Message }
 
 func (e *RecordedError) Unwrap() error { return e.Err }
 
-// Is matches ErrRecorded.
+// Is reports whether target is ErrRecorded.
 func (e *RecordedError) Is(target error) bool { return target == ErrRecorded }
 
-// ErrDraining: the guard takes no new work because the process is stopping.
+// ErrDraining means that the guard accepts no new submits because Drain was
+// called.
 var ErrDraining = errors.New("semel: draining")
 
-// BusyError is the cause of an Unavailable answer where a bound of the guard's
-// Config is reached. Nothing was looked up and nothing was stored.
+// BusyError is the cause of AnswerUnavailable when a limit of the guard's Config
+// is reached. The store was not asked.
 type BusyError struct {
-	Bound string // the name of the Config's field
+	Bound string // the name of the field of Config
 	Limit int
 }
 
@@ -141,11 +146,11 @@ func (e *BusyError) Error() string {
 // PanicError is the cause of an unknown outcome when the handler panicked or
 // called runtime.Goexit.
 type PanicError struct {
-	// Value is what was passed to panic; nil for runtime.Goexit.
+	// Value is the value passed to panic. It is nil for runtime.Goexit.
 	Value any
-	// Stack is the handler's stack, as runtime/debug.Stack prints it.
+	// Stack is the handler's stack, as formatted by runtime/debug.Stack.
 	Stack []byte
 }
 
-// Error does not print Value, which may hold payload.
+// Error returns the type of Value but not Value itself, which may hold payload.
 func (e *PanicError) Error() string { return fmt.Sprintf("the handler panicked with a %T", e.Value) }

@@ -9,16 +9,17 @@ import (
 )
 
 // Causes of the cancellation of an execution's context, for context.Cause.
+// ErrLostClaim is another.
 var (
-	// ErrDeadline: the policy's deadline for one execution has passed.
+	// ErrDeadline means that the policy's Deadline has passed.
 	ErrDeadline = errors.New("semel: operation deadline passed")
-	// ErrLeaseLapsed: the claim could not be renewed in time, so another
-	// submit may have taken it.
+	// ErrLeaseLapsed means that the claim could not be renewed in time, so that
+	// another submit may have taken it over.
 	ErrLeaseLapsed = errors.New("semel: lease lapsed without renewal")
 )
 
-// Execution is a claim being executed. A handler gets its own from
-// CurrentExecution.
+// Execution is an execution of an operation, under a claim. A handler gets its own
+// by calling CurrentExecution.
 type Execution struct {
 	guard  *Guard
 	submit Submit
@@ -64,29 +65,30 @@ func (c *workContext) Value(key any) any {
 	return c.lazyContext.Value(key)
 }
 
-// CurrentExecution returns the execution that ctx belongs to. Handlers pass
-// its key and fence to effects that are idempotent themselves.
+// CurrentExecution returns the execution that ctx belongs to, if any. Handlers pass
+// its key and fence on to effects that are idempotent themselves.
 func CurrentExecution(ctx context.Context) (*Execution, bool) {
 	x, ok := ctx.Value(executionKey{}).(*Execution)
 	return x, ok
 }
 
-// Identity is what is being executed.
+// Identity returns the identity that is being executed.
 func (x *Execution) Identity() Identity { return x.submit.Identity }
 
-// Fingerprint is that of the submit which is executed.
+// Fingerprint returns the fingerprint of the submit that is being executed.
 func (x *Execution) Fingerprint() Fingerprint { return x.submit.Fingerprint }
 
-// RecordID is the opaque id of the record.
+// RecordID returns the ID of the record.
 func (x *Execution) RecordID() string { return x.claim.RecordID() }
 
-// Fence is the claim's fence: higher than that of every earlier claim in the
-// store. An effect's owner that remembers the highest fence it has seen can
+// Fence returns the fence of the claim, which is higher than that of every earlier
+// claim in the store. A service that remembers the highest fence it has seen can
 // refuse a claim that was taken over.
 func (x *Execution) Fence() uint64 { return x.claim.Fence() }
 
-// Transactional reports whether the claim lives in a database transaction: then
-// nothing has happened before the handler has returned and Do has committed.
+// Transactional reports whether the claim lives in a database transaction. If so,
+// what the handler does in it takes effect when Do commits, after the handler has
+// returned.
 func (x *Execution) Transactional() bool { return x.claim.Transactional() }
 
 // joined reports whether the claim lives in a transaction of Do's caller.

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Find returns the record of id, or ErrNotFound. Like every look-up of the guard
-// it takes the policy's StoreTimeout at most.
+// Find returns the record of id, or ErrNotFound. Like all look-ups of a guard, it
+// takes no longer than the policy's StoreTimeout.
 func (g *Guard) Find(ctx context.Context, id Identity) (Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
 	defer cancel()
 	return g.store.Find(ctx, id)
 }
 
-// FindID returns the record with this opaque id if it belongs to the scope's
-// tenant and actor, of whatever operation; otherwise, and if there is none, the
-// error is ErrNotFound. It is errors.ErrUnsupported if the store is no Lister.
+// FindID returns the record with the given ID if it belongs to the tenant and the
+// actor of s, whatever its operation. Otherwise the error is ErrNotFound. It wraps
+// errors.ErrUnsupported unless the store implements Lister.
 func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, error) {
 	lister, ok := g.store.(Lister)
 	if !ok {
@@ -46,9 +46,10 @@ func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, e
 	return Record{}, ErrNotFound
 }
 
-// Await returns the record of id as soon as nobody is executing it any more, or
-// as it is when the wait or ctx ends. The error is ErrNotFound where there is
-// none, after a release, and if another record has replaced it meanwhile.
+// Await waits until the identity is not being executed, or until wait has passed
+// or ctx has ended, and returns the record as it is then. The error is ErrNotFound
+// if there is none, as after a release, and if another record has replaced the
+// first one found.
 func (g *Guard) Await(ctx context.Context, id Identity, wait time.Duration) (Record, error) {
 	w := g.newWaiter(id, wait)
 	defer w.leave()

@@ -5,24 +5,28 @@ import (
 	"fmt"
 )
 
+// Decision is how an unknown outcome is settled.
+type Decision uint8
+
 const (
-	// DecideUnknown marks a lapsed record unknown, and no longer reopened.
-	// The fence stays, so the owner may still settle the record, but it can
-	// no longer renew its claim.
+	// DecideUnknown marks a lapsed record as unknown, and as no longer reopened.
+	// The record keeps its fence, so that its owner can still settle it, but the
+	// owner can no longer renew its claim.
 	DecideUnknown Decision = iota + 1
 	// DecideResult completes the record with a result learned elsewhere.
 	DecideResult
-	// DecideNoEffect removes the record: the effect certainly never happened
-	// and the identity is free again.
+	// DecideNoEffect removes the record. The effect certainly never happened, and
+	// the identity is free again.
 	DecideNoEffect
-	// DecideExecuteAgain gives the record a new fence and lets the next
-	// submit of the same request execute. The fingerprint stays: another
-	// request under this key is still a mismatch.
+	// DecideExecuteAgain gives the record a new fence and allows the next submit
+	// of the same request to execute. The record keeps its fingerprint, so another
+	// request under the key is still a mismatch.
 	DecideExecuteAgain
 )
 
-// Decision is how an unknown outcome is settled.
-type Decision uint8
+var decisionNames = [...]string{
+	DecideUnknown: "unknown", DecideResult: "result", DecideNoEffect: "no_effect", DecideExecuteAgain: "execute_again",
+}
 
 func (d Decision) String() string {
 	if int(d) < len(decisionNames) && d > 0 {
@@ -31,7 +35,30 @@ func (d Decision) String() string {
 	return fmt.Sprintf("Decision(%d)", uint8(d))
 }
 
-// Resolve settles an unknown outcome by hand. See Resolution.
+// Resolution settles the record of Identity if it has Fence and is unknown.
+// DecideUnknown also settles it if it is in progress with a lapsed lease.
+// Otherwise nothing is written, and the error is ErrStaleFence, or ErrNotFound if
+// there is no record.
+//
+// So the order is: mark, then look, then settle. The owner of a record that has
+// only lapsed may come back, renew its claim, and have its effect after somebody
+// looked and saw none. The owner of one that is marked unknown cannot renew.
+//
+// Every decision except DecideUnknown ends the old claim: the record, if it
+// remains, has a new fence, and the methods of the claim return ErrLostClaim.
+type Resolution struct {
+	Identity Identity
+	Fence    uint64
+	Decision Decision
+	// Result is the result for DecideResult.
+	Result Result
+	// Cause says why, for the audit trail and, with DecideUnknown, for the record.
+	Cause string
+	// Origin is the request or the operator that made the decision.
+	Origin Origin
+}
+
+// Resolve settles an unknown outcome. See Resolution.
 func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	if g.resolver == nil {
 		return Record{}, fmt.Errorf("semel: resolve: %T is no Resolver", g.store)
@@ -39,31 +66,4 @@ func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
 	defer cancel()
 	return g.resolver.Resolve(ctx, r)
-}
-
-var decisionNames = [...]string{
-	DecideUnknown: "unknown", DecideResult: "result", DecideNoEffect: "no_effect", DecideExecuteAgain: "execute_again",
-}
-
-// Resolution settles the record of Identity, provided that it still has Fence
-// and is unknown; DecideUnknown instead needs it in progress with a lapsed
-// lease, or finds it done. Otherwise nothing is written and the error is
-// ErrStaleFence, or ErrNotFound if there is no record.
-//
-// So the order is: mark, then look, then settle. The owner of a record that
-// has merely lapsed may come back, renew its claim and have its effect after
-// somebody looked and saw none. Of one that is marked unknown it cannot.
-//
-// Every decision but DecideUnknown ends the old claim: the record, if it
-// remains, has a new fence, and whatever the owner still tries is ErrLostClaim.
-type Resolution struct {
-	Identity Identity
-	Fence    uint64
-	Decision Decision
-	// Result goes with DecideResult.
-	Result Result
-	// Cause says why, for the audit trail and for DecideUnknown's record.
-	Cause string
-	// Origin is the request or operator that decided.
-	Origin Origin
 }

@@ -6,6 +6,70 @@ import (
 	"time"
 )
 
+// TrailKind is the kind of an entry of the audit trail.
+type TrailKind string
+
+// The kinds of entries of the audit trail. Those of the first group are written in
+// the commit of the record, those of the second after the answer.
+const (
+	TrailExecuted TrailKind = "executed" // result recorded
+	TrailReleased TrailKind = "released" // certainly no effect
+	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
+	TrailTakeover TrailKind = "taken_over"
+	TrailResolved TrailKind = "resolved"
+	// Decisions on a message of an outbox, whose id is the EventID.
+	TrailRedriven  TrailKind = "redriven"
+	TrailCancelled TrailKind = "cancelled"
+	// Decisions on a step in the journal of the entry's identity. Label has the
+	// states before and after.
+	TrailStepResolved TrailKind = "step_resolved"
+	TrailRetried      TrailKind = "retried"
+
+	TrailReplayed   TrailKind = "replayed"
+	TrailInProgress TrailKind = "in_progress"
+	TrailMismatch   TrailKind = "mismatch"
+	TrailUnknown    TrailKind = "unknown"
+	TrailFailedOpen TrailKind = "failed_open"
+	// TrailLost says how many entries were dropped before it.
+	TrailLost TrailKind = "lost"
+)
+
+// TrailEntry is an entry of the audit trail. It holds no payload.
+type TrailEntry struct {
+	// Position orders the trail of a store. The store assigns it.
+	Position uint64 `json:"position"`
+	// Instance identifies the process that wrote the entry. Within an instance,
+	// Seq has no gaps except those that a TrailLost entry counts.
+	Instance string    `json:"instance"`
+	Seq      uint64    `json:"seq"`
+	At       time.Time `json:"at"`
+
+	Kind      TrailKind `json:"kind"`
+	RecordID  string    `json:"record_id,omitempty"`
+	Tenant    string    `json:"tenant,omitempty"`
+	Actor     string    `json:"actor,omitempty"`
+	Operation string    `json:"operation,omitempty"`
+	Key       string    `json:"key,omitempty"`
+	Fence     uint64    `json:"fence,omitempty"`
+	Origin
+	// Label is the result's label, or the decision of a resolution.
+	Label string `json:"label,omitempty"`
+	Cause string `json:"cause,omitempty"`
+	// Count is the number of answers that the entry stands for, if more than one.
+	// In a TrailLost entry it is the number of entries that were dropped.
+	Count uint64 `json:"count,omitempty"`
+}
+
+// TrailFilter selects entries of the audit trail. Zero fields select all.
+type TrailFilter struct {
+	RecordID, Tenant, Actor, Operation, Key string
+	RequestID, EventID, TraceID             string
+	Kind                                    TrailKind
+	Since, Until                            time.Time // by the store's clock; Until is exclusive
+	After                                   uint64    // continue after this position
+	Limit                                   int       // at most 1,000; default 100
+}
+
 // maxTallies bounds how many records have a tally. Answers about others have an
 // entry of the trail each.
 const maxTallies = 4096
@@ -111,8 +175,8 @@ func entry(s *Submit, e TrailEntry) TrailEntry {
 	return e
 }
 
-// NoteFailedOpen puts on the audit trail that a submit was let through without
-// protection. For entry points that are configured to fail open.
+// NoteFailedOpen adds an entry to the audit trail for a submit that was let
+// through without protection. It is for callers that are configured to fail open.
 func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
 	if g.notes != nil {
 		g.notes.trail.Note(entry(&s, TrailEntry{Kind: TrailFailedOpen, Cause: "store unavailable"}))
@@ -120,68 +184,4 @@ func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
 	if g.observe.FailedOpen != nil {
 		g.observe.FailedOpen(ctx, s.Identity.Scope, cause)
 	}
-}
-
-// TrailKind says what happened, in an entry of the audit trail.
-type TrailKind string
-
-// The kinds of audit entries. The first group is written with the record, in
-// one commit; the second behind the answer.
-const (
-	TrailExecuted TrailKind = "executed" // result recorded
-	TrailReleased TrailKind = "released" // certainly no effect
-	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
-	TrailTakeover TrailKind = "taken_over"
-	TrailResolved TrailKind = "resolved"
-	// What somebody decided of a message of the outbox, whose id is the EventID.
-	TrailRedriven  TrailKind = "redriven"
-	TrailCancelled TrailKind = "cancelled"
-	// What somebody decided of an operation's journal, which is that of the entry's
-	// identity. Label says of what to what.
-	TrailStepResolved TrailKind = "step_resolved"
-	TrailRetried      TrailKind = "retried"
-
-	TrailReplayed   TrailKind = "replayed"
-	TrailInProgress TrailKind = "in_progress"
-	TrailMismatch   TrailKind = "mismatch"
-	TrailUnknown    TrailKind = "unknown"
-	TrailFailedOpen TrailKind = "failed_open"
-	// TrailLost says how many entries its writer had to drop before it.
-	TrailLost TrailKind = "lost"
-)
-
-// TrailEntry is one line of the audit trail. It holds no payload.
-type TrailEntry struct {
-	// Position orders the trail of one store; the store assigns it.
-	Position uint64 `json:"position"`
-	// Instance and Seq are the writer's: within one instance Seq has no gaps,
-	// except where a TrailLost entry says so.
-	Instance string    `json:"instance"`
-	Seq      uint64    `json:"seq"`
-	At       time.Time `json:"at"`
-
-	Kind      TrailKind `json:"kind"`
-	RecordID  string    `json:"record_id,omitempty"`
-	Tenant    string    `json:"tenant,omitempty"`
-	Actor     string    `json:"actor,omitempty"`
-	Operation string    `json:"operation,omitempty"`
-	Key       string    `json:"key,omitempty"`
-	Fence     uint64    `json:"fence,omitempty"`
-	Origin
-	// Label is the result's label, or the decision of a resolution.
-	Label string `json:"label,omitempty"`
-	Cause string `json:"cause,omitempty"`
-	// Count is how many answers the entry stands for, if more than one; in a
-	// TrailLost entry, how many entries were dropped.
-	Count uint64 `json:"count,omitempty"`
-}
-
-// TrailFilter selects audit entries. Empty fields select all.
-type TrailFilter struct {
-	RecordID, Tenant, Actor, Operation, Key string
-	RequestID, EventID, TraceID             string
-	Kind                                    TrailKind
-	Since, Until                            time.Time // by the store's clock; Until is exclusive
-	After                                   uint64    // continues behind this position
-	Limit                                   int       // 100 if zero, at most 1,000
 }
