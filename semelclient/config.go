@@ -16,7 +16,7 @@ const (
 	headerRepeatabilityFirstSent = "Repeatability-First-Sent"
 )
 
-// Defaults of a Config that leaves them zero.
+// Defaults of the fields of Config.
 const (
 	DefaultMaxTries      = 5
 	DefaultMaxElapsed    = time.Minute
@@ -25,59 +25,61 @@ const (
 	DefaultMaxReplayBody = 1 << 20
 )
 
-// Config says how a Transport sends. Functions must be safe for
-// concurrent use. Durations are by the monotonic clock of this process.
+// Config is the configuration of a Transport. Its functions must be safe for
+// concurrent use. Durations are measured by the monotonic clock.
 type Config struct {
-	// Base sends. Default: http.DefaultTransport. It must send a request at most
-	// once for each call, as http.Transport does when it is asked the way a
-	// Transport asks, and must not retry on its own.
+	// Base sends the requests. It must send a request at most once in each call of
+	// RoundTrip, as http.Transport does with the requests of a Transport, and must
+	// not retry by itself. Default http.DefaultTransport.
 	Base http.RoundTripper
 
-	// NeedsKey says which requests get a key if they have none. Default: POST
-	// and PATCH. A stream of a protocol of its own, gRPC's for one, should get none.
+	// NeedsKey reports whether a request without a key gets one. Requests of other
+	// protocols, such as gRPC, should not. By default, POST and PATCH requests do.
 	NeedsKey func(*http.Request) bool
-	// Header is the field that carries the key. Default semelhttp.HeaderKey.
+	// Header is the name of the header field for the key. Default
+	// semelhttp.HeaderKey.
 	Header string
-	// BareKeys sends keys as they are, as Stripe and most others expect it,
-	// instead of as a Structured Field String.
+	// BareKeys sends keys as they are, as Stripe and most others expect, instead of
+	// as Structured Field Strings.
 	BareKeys bool
 	// Repeatability sends the header fields of OASIS Repeatable Requests 1.0,
-	// Repeatability-Request-ID and Repeatability-First-Sent, instead of Header.
-	// The second is the same in each try of an operation.
+	// Repeatability-Request-ID and Repeatability-First-Sent, instead of Header. All
+	// attempts of an operation have the same values.
 	Repeatability bool
 
-	// MaxTries bounds how often a request is sent in one call. Default
-	// DefaultMaxTries; 1 never retries.
+	// MaxTries is the largest number of attempts in one call. If it is 1, there are
+	// no retries. Default DefaultMaxTries.
 	MaxTries int
-	// MaxElapsed bounds a call: all its tries, and the waits between them, to
-	// the header of the answer that is returned. A try that it ends may have
-	// taken effect. If a Retry-After goes beyond it, the answer is returned at
-	// once. Default DefaultMaxElapsed, so where one answer takes longer than
-	// that, it has to be set.
+	// MaxElapsed limits the time of a call, with all its attempts and the waits
+	// between them, until the header of the response that is returned. An attempt
+	// that it ends may have taken effect. If a Retry-After would exceed it, the
+	// response is returned at once. Set it if a single response may take longer.
+	// Default DefaultMaxElapsed.
 	MaxElapsed time.Duration
-	// TryTimeout bounds the time from the begin of a try to the header of its
-	// answer. The first try begins with the reading of the request's body. A try
-	// that it ends may have taken effect. Zero: no bound but MaxElapsed and the
-	// request's context. (http.Client.Timeout is for all tries together, and
-	// may put an error of its own, without key and effect, in place of the
-	// Error. Prefer this and a context with a deadline.)
+	// TryTimeout limits the time from the start of an attempt until the header of
+	// its response. The first attempt includes reading the request body. An attempt
+	// that it ends may have taken effect. Zero means no limit other than MaxElapsed
+	// and the context of the request.
+	//
+	// Prefer it, and a context with a deadline, to http.Client.Timeout, which limits
+	// all attempts together and can replace the Error, with its key and effect, by
+	// an error of its own.
 	TryTimeout time.Duration
-	// MinBackoff and MaxBackoff bound the wait between tries. It is chosen at
-	// random between zero and a bound that begins with MinBackoff and doubles up
-	// to MaxBackoff. After a Retry-After, the wait is that and up to MinBackoff
-	// more. Default DefaultMinBackoff and DefaultMaxBackoff.
+	// MinBackoff and MaxBackoff limit the wait between attempts. The wait is random,
+	// below a limit that starts at MinBackoff and doubles up to MaxBackoff. After a
+	// Retry-After it is that time plus up to MinBackoff. Defaults DefaultMinBackoff
+	// and DefaultMaxBackoff.
 	MinBackoff, MaxBackoff time.Duration
-	// RetryStatus says of an answer with a status of 400 or more whether it asks
-	// for another try of a request that may be tried again. It is not asked
-	// where the answer itself says so (see Transport). h must not be changed.
-	// Default: DefaultRetryStatus.
+	// RetryStatus reports whether a response with a status of 400 or above asks for
+	// a retry. It is called unless the response itself says so; see Transport. It
+	// must not change h. Default DefaultRetryStatus.
 	RetryStatus func(status int, h http.Header) bool
-	// MaxReplayBody is the largest request body in bytes that is kept in memory
-	// to be sent again, where the request has no GetBody. Default
+	// MaxReplayBody is the size in bytes of the largest request body that is kept in
+	// memory for retries if the request has no GetBody. Default
 	// DefaultMaxReplayBody.
 	MaxReplayBody int64
 
-	// Observer is told what the transport does.
+	// Observer has functions to call when something happens.
 	Observer Observer
 }
 

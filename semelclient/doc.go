@@ -1,15 +1,13 @@
-// Package semelclient sends requests that take effect once: the client's side
-// of Idempotency-Key.
+// Package semelclient sends requests that take effect once. It is the client's side
+// of the Idempotency-Key header; package semelhttp is the server's.
 //
-// [Transport] is an http.RoundTripper for any http.Client, or any SDK that takes
-// one. It gives each request that needs a key one, tries it again under that key
-// as long as this is safe, and says in its [Error] whether the request may have
-// taken effect, and with which key to come back.
+// A [Transport] is an http.RoundTripper for any http.Client, or any SDK that takes
+// one. It adds a key to each request that needs one and retries the request under
+// that key while this is safe. Its [Error] says whether the request may have taken
+// effect, and has the [Operation] to retry with.
 //
-// An [Operation] in the context makes several calls tries of one operation:
-// [NewOperation] has a fresh key, [WithKey] one that the caller has kept, and
-// [WithStep] one for a call that a protected operation makes itself. The clients
-// of adapter/grpc and adapter/connect go by the same context.
-//
-// Package semelhttp is the server's side.
+// An Operation in a context makes several calls one operation: [NewOperation] has a
+// fresh key, [WithKey] a key that the caller has kept, and [WithStep] a key for a
+// call that a protected operation makes to another service. The clients in
+// adapter/grpc and adapter/connect use the same context.
 package semelclient

@@ -7,11 +7,11 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Why a try ended that a Config bounds.
+// Why an attempt was ended.
 var (
-	// ErrTryTimeout: it took longer than TryTimeout.
+	// ErrTryTimeout means that the attempt took longer than TryTimeout.
 	ErrTryTimeout error = timeoutError("semelclient: no answer within the try's timeout")
-	// ErrElapsed: with it, the call took longer than MaxElapsed.
+	// ErrElapsed means that the call took longer than MaxElapsed.
 	ErrElapsed error = timeoutError("semelclient: no answer within the time of the call")
 )
 
@@ -21,40 +21,40 @@ func (e timeoutError) Error() string { return string(e) }
 
 func (e timeoutError) Timeout() bool { return true }
 
-// Reason is why a call was not tried again.
+// Reason says why a request was not retried.
 type Reason string
 
 const (
-	// ReasonUnsafe: the request has no key, its method is not idempotent, and it
-	// may have been sent.
+	// ReasonUnsafe means that the request may have been sent, has no key, and its
+	// method is not idempotent.
 	ReasonUnsafe Reason = "unsafe"
-	// ReasonBody: its body cannot be sent again.
+	// ReasonBody means that the body cannot be sent again.
 	ReasonBody Reason = "body"
-	// ReasonTries: MaxTries are over.
+	// ReasonTries means that MaxTries was reached.
 	ReasonTries Reason = "tries"
-	// ReasonElapsed: MaxElapsed is over, or the next try would be later than
-	// that, or than the deadline of the request's context.
+	// ReasonElapsed means that MaxElapsed has passed, or that the next attempt would
+	// be after it or after the deadline of the request's context.
 	ReasonElapsed Reason = "elapsed"
-	// ReasonContext: the request's context has ended.
+	// ReasonContext means that the context of the request has ended.
 	ReasonContext Reason = "context"
-	// ReasonRefused: the request was not sent because something is wrong with
-	// it, as a body that did not come in time, or with the server's certificate.
+	// ReasonRefused means that the request was not sent because something is wrong
+	// with it, such as a body that did not arrive in time, or with the certificate
+	// of the server.
 	ReasonRefused Reason = "refused"
 )
 
-// Error is every error of a Transport's RoundTrip: the last try got no
-// answer. It matches semel.ErrNoEffect or semel.ErrMaybeEffect, and Err.
+// Error is the error of Transport.RoundTrip: the last attempt got no response. It
+// matches semel.ErrNoEffect or semel.ErrMaybeEffect, and Err.
 //
-// Certainly no effect is said of the key: of this call and all before it. So it
-// is said where the transport knows them all: of a key that it made for this
-// call, of NewOperation's with the calls made with its context, and of WithStep's
-// unless the execution is in doubt. What became of a key that somebody
-// else made or kept, it cannot know: a call under such a key never ends with
-// certainly no effect.
+// ErrNoEffect holds for this call and all earlier ones under the key. The
+// transport knows these only for a key that it made for the call, for the key of
+// NewOperation if all calls were made with its context, and for the key of WithStep
+// unless the execution is in doubt. Under a key that somebody else has made or
+// kept, an error always matches ErrMaybeEffect.
 type Error struct {
 	Tries  int
 	Reason Reason
-	// Err is what became of the last try, or what is wrong with the request.
+	// Err is the error of the last attempt, or says what is wrong with the request.
 	Err error
 
 	effect  semel.Effect
@@ -62,14 +62,14 @@ type Error struct {
 	op      Operation
 }
 
-// Effect is semel.EffectNone or semel.EffectMaybe.
+// Effect returns semel.EffectNone or semel.EffectMaybe.
 func (e *Error) Effect() semel.Effect { return e.effect }
 
-// Operation has the key to come back with: with another key, what may have
-// taken effect could do so twice. The key is empty if the request had none.
+// Operation returns the operation to retry with. Under another key, a request that
+// has taken effect could do so twice. Its Key is empty if the request had none.
 func (e *Error) Operation() Operation { return e.op }
 
-// Error does not tell the key.
+// Error returns a message that does not contain the key.
 func (e *Error) Error() string {
 	s := "semelclient: no answer after " + plural(e.Tries, "try", "tries") + "; the request "
 	switch {
@@ -95,8 +95,7 @@ func plural(n int, one, many string) string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Timeout reports whether the last try timed out. It makes
-// url.Error.Timeout work, which looks no deeper.
+// Timeout reports whether the last attempt timed out, also to url.Error.Timeout.
 func (e *Error) Timeout() bool {
 	t, ok := errors.AsType[interface {
 		error
@@ -105,7 +104,8 @@ func (e *Error) Timeout() bool {
 	return ok && t.Timeout()
 }
 
-// Is matches semel.ErrNoEffect and semel.ErrMaybeEffect.
+// Is reports whether target is the one of semel.ErrNoEffect and
+// semel.ErrMaybeEffect that applies.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case semel.ErrNoEffect:

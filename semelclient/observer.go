@@ -7,35 +7,35 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Observer is told what a Transport does, for metrics and logs. Every
-// field may be nil. Functions are called in the goroutine at work and must not
-// block. What they are given holds no key and no payload.
+// Observer has functions that a Transport calls, for metrics and logs. Each may be
+// nil. They are called synchronously and must not block. Their arguments hold
+// neither keys nor payload.
 type Observer struct {
-	// Tried: a request was tried, and answered or not.
+	// Tried is called after each attempt, even if there was no response.
 	Tried func(context.Context, Tried)
-	// GaveUp: a call ended with an error, or with an answer that asks to come
-	// back.
+	// GaveUp is called when a call ends with an error, or with a response that asks
+	// for a retry.
 	GaveUp func(context.Context, GaveUp)
 }
 
-// Tried is one try of a request.
+// Tried describes an attempt to send a request.
 type Tried struct {
 	Method string
-	Try    int  // from 1
-	Keyed  bool // the request carries a key
-	Status int  // of the answer; zero if there was none
+	Try    int  // the number of the attempt, from 1
+	Keyed  bool // whether the request has a key
+	Status int  // of the response; zero if there was none
 	Err    error
-	// Retry is set if there will be another try, after Wait.
+	// Retry reports whether there will be another attempt, after Wait.
 	Retry bool
 	Wait  time.Duration
-	Took  time.Duration // until the header of the answer
+	Took  time.Duration // until the header of the response
 }
 
-// GaveUp is a call without a final answer.
+// GaveUp describes a call that ended without a final response.
 type GaveUp struct {
 	Method string
 	Tries  int
-	Status int // of the last answer; zero if the last try got none
+	Status int // of the last response; zero if the last attempt got none
 	Err    error
 	Reason Reason
 	Effect semel.Effect // EffectNone or EffectMaybe

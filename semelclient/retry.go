@@ -11,8 +11,8 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// DefaultRetryStatus is the default of Config.RetryStatus: 408, 409,
-// 425, 429, 502, 503 and 504.
+// DefaultRetryStatus is the default of Config.RetryStatus. It reports true for 408,
+// 409, 425, 429, 502, 503 and 504.
 func DefaultRetryStatus(status int, _ http.Header) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests,

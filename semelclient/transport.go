@@ -27,81 +27,81 @@ const (
 	problemTime = 5 * time.Second
 )
 
-// Transport is an http.RoundTripper that sends a request as often as it takes
-// and as is safe, under one key. Make it with New and give it to an
-// http.Client, or to an SDK that takes one. It is safe for concurrent use.
+// Transport is an http.RoundTripper that sends a request under one key, and retries
+// it while that is safe. Give it to an http.Client, or to an SDK that takes one. It
+// is safe for concurrent use.
 //
 // # Keys
 //
-// A request's key is, in this order: the one in its header; that of the
-// operation in its context (NewOperation, WithKey, WithStep); that of the
-// request that it was redirected from; a fresh one, for this call alone. In an
-// execution there is no fresh one, and a request that needs it is refused with
-// ErrNoStep. All tries of a call have the same key. Only requests that NeedsKey
-// names are given one.
+// The key of a request is, in this order: the one in its header; that of the
+// operation in its context (see NewOperation, WithKey and WithStep); that of the
+// request it was redirected from; a fresh one for this call. In an execution there
+// is no fresh one, and a request that needs it is refused with ErrNoStep. All
+// attempts of a call have the same key. Only requests for which Config.NeedsKey
+// reports true are given a key.
 //
-// Whoever retries above the transport must put the operation into the context,
-// or the key into the header: else each of its calls is another operation.
+// A program that retries calls of the transport must put the operation into the
+// context, or the key into the header. Otherwise each call is another operation.
 //
-// # Tries
+// # Retries
 //
-// A request may be tried again if it carries a key, if its method is idempotent
-// (GET, HEAD, OPTIONS, TRACE, PUT, DELETE), if its header has the key's field
-// with no values at all, which package net/http takes to mean the same, or if
-// certainly nothing was sent because there was no connection. It is tried again
-// after an error, and after an answer that asks for it:
+// A request may be retried if it has a key, if its method is idempotent (GET, HEAD,
+// OPTIONS, TRACE, PUT, DELETE), if its header has the field for the key without any
+// value, to which net/http gives the same meaning, or if it was certainly not sent
+// because there was no connection. It is retried after an error, and after a
+// response as follows:
 //
-//   - never with a status below 400, and 401 and 407 need other credentials;
-//   - never if a problem (RFC 9457) has a member "retry" other than "same-key",
-//     or Stripe-Should-Retry is false;
-//   - otherwise if the member is "same-key" and the request has a key, or
-//     Stripe-Should-Retry is true;
-//   - otherwise not if the answer is marked as recorded (Idempotency-Expires,
-//     Idempotency-Replayed, Idempotent-Replayed);
-//   - otherwise if RetryStatus says so. Of a request without a key, 409 does not
-//     ask.
+//   - A status below 400 is not retried, nor are 401 and 407, which need other
+//     credentials.
+//   - If a problem (RFC 9457) has a member "retry" other than "same-key", or
+//     Stripe-Should-Retry is false, it is not retried.
+//   - Otherwise, if the member is "same-key" and the request has a key, or
+//     Stripe-Should-Retry is true, it is retried.
+//   - Otherwise, if the response says that it is recorded, by Idempotency-Expires,
+//     Idempotency-Replayed or Idempotent-Replayed, it is not retried.
+//   - Otherwise it is retried if Config.RetryStatus reports true. A 409 is not
+//     retried without a key.
 //
-// Whether an answer is a problem is looked for in the first semelhttp.MaxProblemBytes of
-// its body, and for 5 seconds: then what its header says goes. The body that is
-// returned is whole.
+// To find out whether a response is a problem, up to semelhttp.MaxProblemBytes of
+// its body are read, for up to 5 seconds. After that the header decides. The body
+// that is returned is complete even so.
 //
-// The answer of the last try is returned whatever its status. An answer that
-// breaks off while its body is read is not tried again: call again with the
-// operation in the context.
+// The response of the last attempt is returned, whatever its status. A response that
+// breaks off while its body is read is not retried. Call again with the operation in
+// the context.
 //
-// # One send
+// # Requests on the wire
 //
-// By itself, http.Transport sends a request that has an Idempotency-Key again,
-// unseen, when a connection breaks that it had used before. Here, each try is
-// sent once: the base is given no GetBody, and of a request without a body the
-// key's field name in lower case, which to the server is the same, but not to a
-// round tripper in between that looks for the canonical name. There are two
-// exceptions, both harmless: requests with a safe method, and those without a
-// body over HTTP/2 that the server resets as refused.
+// http.Transport resends a request that has an Idempotency-Key by itself if a reused
+// connection breaks. A Transport prevents this, so that each attempt is one request
+// on the wire: the base gets a request without GetBody and, if the request has no
+// body, with the field name for the key in lower case, which is the same to a server
+// but not to a round tripper that looks for the canonical name. There are two
+// harmless exceptions: requests with a safe method, and requests without a body that
+// a server refuses over HTTP/2.
 //
-// http.Client follows redirects by itself: 307 and 308 send the request on, body
-// and key, to wherever the server says. Set CheckRedirect to return
-// http.ErrUseLastResponse where it should not.
+// http.Client follows redirects by itself. With 307 and 308 it sends the request,
+// with its body and key, to the location that the server names. To prevent this, set
+// CheckRedirect to return http.ErrUseLastResponse.
 //
 // # Bodies
 //
-// A body is sent again if the request has a GetBody, or if it may be tried
-// again, its ContentLength is not -1 and it is no longer than MaxReplayBody: then it is
-// read whole before the first try. Any other is sent once.
+// A body can be sent again if the request has a GetBody. It can also be sent again if
+// the request may be retried, its ContentLength is not -1 and it is no larger than
+// Config.MaxReplayBody; it is then read to its end before the first attempt. Any other
+// body is sent once.
 //
-// A body that is not in memory (bytes.Reader, bytes.Buffer, strings.Reader) is
-// read in a goroutine of its own, because a Read cannot be interrupted: when the
-// try ends, by a bound or by the request's context, nobody waits for it any
-// longer. The body is then closed, while Read is still running, as net/http does
-// over HTTP/2; that ends the Read of a pipe, a file or a connection. The
-// goroutine ends when Read returns, and what Read then returns is dropped. A
-// GetBody that does not return holds RoundTrip up.
+// A body other than a bytes.Reader, bytes.Buffer or strings.Reader is read in its own
+// goroutine, because a Read cannot be interrupted. When the attempt ends, by a limit
+// or by the context of the request, the body is closed even while a Read is running,
+// as net/http does over HTTP/2, which ends the Read of a pipe, a file or a connection.
+// RoundTrip does not wait for that Read. A GetBody that does not return does block
+// RoundTrip.
 type Transport struct {
 	config Config
 }
 
-// New returns a transport, or one error that names everything wrong
-// with c.
+// New returns a transport for c. The error names everything that is wrong with c.
 func New(c Config) (*Transport, error) {
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {
@@ -111,7 +111,7 @@ func New(c Config) (*Transport, error) {
 	return &Transport{config: c}, nil
 }
 
-// CloseIdleConnections closes those of the base, if it can.
+// CloseIdleConnections calls CloseIdleConnections of the base, if it has that.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.config.Base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -131,10 +131,10 @@ type call struct {
 	doubt      bool // a try may have had the effect
 }
 
-// RoundTrip implements http.RoundTripper. It does not change the request and
-// closes its body. The response's request has the key, in its header and as the
-// operation in its context. The error is a *Error. When the request's
-// context ends, so does RoundTrip.
+// RoundTrip implements http.RoundTripper. It does not change the request, and
+// closes its body. The Request of the response has the key, in its header and as
+// the operation in its context. The error is an *Error. RoundTrip returns when the
+// context of the request ends.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	x, _ := semel.CurrentExecution(r.Context())
 	c := &call{request: r, until: time.Now().Add(t.config.MaxElapsed), op: &operation{execution: x}}
