@@ -1,4 +1,4 @@
-package semelhttp_test
+package semelclient_test
 
 import (
 	"bufio"
@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +17,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -145,9 +144,9 @@ func TestTransportOneSend(t *testing.T) {
 			}
 			var tried atomic.Int64
 			s := send(t, func(base http.RoundTripper) http.RoundTripper {
-				return transport(t, base, func(c *semelhttp.TransportConfig) {
+				return transport(t, base, func(c *semelclient.Config) {
 					c.MaxTries = 3
-					c.Observer.Tried = func(context.Context, semelhttp.Tried) { tried.Add(1) }
+					c.Observer.Tried = func(context.Context, semelclient.Tried) { tried.Add(1) }
 				})
 			})
 			if s.asked.Load() != int64(tt.tries) || tried.Load() != int64(tt.tries) {
@@ -189,8 +188,8 @@ func TestTransportOneSendHTTP2(t *testing.T) {
 		unencrypted := new(http.Protocols)
 		unencrypted.SetUnencryptedHTTP2(true)
 		base := &http.Transport{Protocols: unencrypted}
-		tr := transport(t, base, func(c *semelhttp.TransportConfig) {
-			c.Observer.Tried = func(context.Context, semelhttp.Tried) { tried.Add(1) }
+		tr := transport(t, base, func(c *semelclient.Config) {
+			c.Observer.Tried = func(context.Context, semelclient.Tried) { tried.Add(1) }
 		})
 		r := request(t, t.Context(), "POST", body)
 		r.URL.Host = l.Addr().String()
@@ -254,7 +253,7 @@ func TestTransportEmptyBodyOnTheWire(t *testing.T) {
 		_, err := io.WriteString(c, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
 		return err == nil
 	})
-	r := request(t, semelhttp.WithKey(t.Context(), "k"), "POST", "")
+	r := request(t, semelclient.WithKey(t.Context(), "k"), "POST", "")
 	r.URL.Host = strings.TrimPrefix(s.url, "http://")
 	resp, err := transport(t, closing(t, &http.Transport{})).RoundTrip(r)
 	if err != nil {
@@ -275,19 +274,6 @@ func TestTransportEmptyBodyOnTheWire(t *testing.T) {
 	}
 }
 
-// lossy has h handle a request without the client hearing of it, lost times.
-func lossy(h http.Handler, lost int64) http.Handler {
-	var n atomic.Int64
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if n.Add(1) > lost {
-			h.ServeHTTP(w, r)
-			return
-		}
-		h.ServeHTTP(httptest.NewRecorder(), r)
-		panic(http.ErrAbortHandler)
-	})
-}
-
 // TestTransportLostAnswer: the server executes, its answer is lost, and the
 // retry gets it replayed. One effect.
 func TestTransportLostAnswer(t *testing.T) {
@@ -295,8 +281,7 @@ func TestTransportLostAnswer(t *testing.T) {
 		for _, body := range []string{`{"item":"book"}`, ""} {
 			t.Run(fmt.Sprintf("http2 %v, body %q", http2, body), func(t *testing.T) {
 				var o orders
-				f := newFixture(t)
-				s, _ := serve(t, lossy(f.protect(t, &o, func(c *semelhttp.Config) { c.RequireKey, c.StrictKey = true, true }), 2), http2)
+				s := serve(t, lossy(protect(t, &o, func(c *semelhttp.Config) { c.RequireKey, c.StrictKey = true, true }), 2), http2)
 				client := s.Client()
 				client.Transport = transport(t, client.Transport)
 				resp, err := client.Post(s.URL+"/orders", "application/json", strings.NewReader(body))
@@ -318,9 +303,8 @@ func TestTransportLostAnswer(t *testing.T) {
 // that the error has. One effect.
 func TestTransportLostAnswerLater(t *testing.T) {
 	var o orders
-	f := newFixture(t)
-	s, _ := serve(t, lossy(f.protect(t, &o), 2), false)
-	client := &http.Client{Transport: transport(t, s.Client().Transport, func(c *semelhttp.TransportConfig) { c.MaxTries = 2 })}
+	s := serve(t, lossy(protect(t, &o), 2), false)
+	client := &http.Client{Transport: transport(t, s.Client().Transport, func(c *semelclient.Config) { c.MaxTries = 2 })}
 	post := func(ctx context.Context) (*http.Response, error) {
 		r, err := http.NewRequestWithContext(ctx, "POST", s.URL+"/orders", strings.NewReader("{}"))
 		if err != nil {
@@ -334,7 +318,7 @@ func TestTransportLostAnswerLater(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	o.want(t, 1)
-	resp, err := post(semelhttp.WithOperation(t.Context(), e.Operation()))
+	resp, err := post(semelclient.WithOperation(t.Context(), e.Operation()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,19 +335,18 @@ func TestTransportLostAnswerLater(t *testing.T) {
 func TestTransportWaitsForTheFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o orders
-		f := newFixture(t)
 		slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			time.Sleep(10 * time.Second)
 			o.ServeHTTP(w, r)
 		})
-		dial, stop := inMemory(f.protect(t, slow))
+		dial, stop := inMemory(protect(t, slow))
 		defer stop()
 		base := &http.Transport{DialContext: dial}
 		defer base.CloseIdleConnections()
 		var statuses []int
-		tr := transport(t, base, func(c *semelhttp.TransportConfig) {
+		tr := transport(t, base, func(c *semelclient.Config) {
 			c.TryTimeout = time.Second
-			c.Observer.Tried = func(_ context.Context, g semelhttp.Tried) { statuses = append(statuses, g.Status) }
+			c.Observer.Tried = func(_ context.Context, g semelclient.Tried) { statuses = append(statuses, g.Status) }
 		})
 		resp, err := tr.RoundTrip(request(t, t.Context(), "POST", "{}"))
 		if err != nil {
@@ -378,210 +361,11 @@ func TestTransportWaitsForTheFirst(t *testing.T) {
 	})
 }
 
-// inMemory serves h over net.Pipe.
-func inMemory(h http.Handler) (dial func(context.Context, string, string) (net.Conn, error), stop func()) {
-	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	s := &http.Server{Handler: h, Protocols: protocols}
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.Serve(l) })
-	dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		ours, theirs := net.Pipe()
-		select {
-		case l.conns <- theirs:
-			return ours, nil
-		case <-l.closed:
-			return nil, net.ErrClosed
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return dial, func() {
-		_ = s.Shutdown(context.Background()) // and so no connection is left
-		wg.Wait()
-	}
-}
-
-type pipeListener struct {
-	conns  chan net.Conn
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "pipe"} }
-
-// TestTransportNeverSent: without a connection nothing was sent, so that is
-// tried again whatever the request is, and the error is certain.
-func TestTransportNeverSent(t *testing.T) {
-	var o orders
-	s, _ := serve(t, &o, false)
-	refused := errors.New("refused")
-	tests := []struct {
-		name   string
-		method string
-		keyed  bool
-		body   func(r *http.Request)
-		fails  int
-		want   string
-	}{
-		{"POST without key", "POST", false, nil, 2, "answer"},
-		{"POST with key", "POST", true, nil, 2, "answer"},
-		{"never", "POST", false, nil, 9, "none"},
-		{"never with key", "POST", true, nil, 9, "none"},
-		{"body read on the way", "POST", false, func(r *http.Request) {
-			r.Body = io.NopCloser(io.LimitReader(r.Body, 100)) // as any that is not in memory
-		}, 2, "answer"},
-		{"body that is no more", "POST", false, func(r *http.Request) { r.GetBody = nil }, 1, "none"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			before := o.count()
-			var dials int
-			base := closing(t, &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if dials++; dials <= tt.fails {
-					return nil, refused
-				}
-				return (&net.Dialer{}).DialContext(ctx, network, addr)
-			}})
-			tr := transport(t, base, func(c *semelhttp.TransportConfig) { c.NeedsKey = func(*http.Request) bool { return tt.keyed } })
-			r := request(t, t.Context(), tt.method, "{}")
-			r.URL.Host = strings.TrimPrefix(s.URL, "http://")
-			if tt.body != nil {
-				tt.body(r)
-			}
-			resp, err := tr.RoundTrip(r)
-			if tt.want == "answer" {
-				if err != nil || resp.StatusCode != 201 || o.count() != before+1 || dials != 3 {
-					t.Fatalf("%d effects, %d dials, error %v", o.count()-before, dials, err)
-				}
-				_ = resp.Body.Close()
-				return
-			}
-			if !errors.Is(err, semel.ErrNoEffect) || errors.Is(err, semel.ErrMaybeEffect) || !errors.Is(err, refused) || o.count() != before {
-				t.Errorf("%d effects, error %v", o.count()-before, err)
-			}
-		})
-	}
-	t.Run("TLS handshake", func(t *testing.T) {
-		secure := httptest.NewUnstartedServer(&o)
-		secure.Config.ErrorLog = log.New(io.Discard, "", 0)
-		secure.StartTLS()
-		defer secure.Close()
-		r := request(t, t.Context(), "POST", "{}")
-		r.URL.Scheme, r.URL.Host = "https", strings.TrimPrefix(secure.URL, "https://")
-		before := o.count()
-		_, err := transport(t, closing(t, &http.Transport{})).RoundTrip(r) // does not trust the server
-		if e := failure(t, err); !errors.Is(err, semel.ErrNoEffect) || e.Reason != semelhttp.ReasonRefused || e.Tries != 1 || o.count() != before {
-			t.Errorf("%d effects, error %+v", o.count()-before, e)
-		}
-	})
-}
-
-// TestTransportSentBefore: of a request that was sent and cut off, a later try
-// that finds no connection says nothing.
-func TestTransportSentBefore(t *testing.T) {
-	s := newRawServer(t, func(net.Conn) bool { return false })
-	var dials int
-	base := closing(t, &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if dials++; dials > 1 {
-			return nil, errors.New("refused")
-		}
-		return (&net.Dialer{}).DialContext(ctx, network, addr)
-	}})
-	r := request(t, t.Context(), "POST", "{}")
-	r.URL.Host = strings.TrimPrefix(s.url, "http://")
-	_, err := transport(t, base).RoundTrip(r)
-	if e := failure(t, err); !errors.Is(err, semel.ErrMaybeEffect) || errors.Is(err, semel.ErrNoEffect) || e.Tries != semelhttp.DefaultMaxTries || s.asked.Load() != 1 {
-		t.Errorf("%d requests, error %v", s.asked.Load(), err)
-	}
-	// A dial that fails says nothing of what a base has done before it.
-	base2 := &script{answers: []play{func(*http.Request) (*http.Response, error) {
-		return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
-	}}}
-	if _, err := transport(t, base2).RoundTrip(request(t, t.Context(), "POST", "{}")); !errors.Is(err, semel.ErrMaybeEffect) {
-		t.Errorf("an untraced base: %v", err)
-	}
-}
-
-// TestTransportNoEffectOfAKeyUsedBefore: of a key that may have been used by
-// somebody else, a call that sent nothing says nothing. In an execution, those
-// before it count.
-func TestTransportNoEffectOfAKeyUsedBefore(t *testing.T) {
-	refused := errors.New("refused")
-	tr := transport(t, closing(t, &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, refused }}))
-	never := func(t *testing.T, r *http.Request, want error) {
-		t.Helper()
-		_, err := tr.RoundTrip(r)
-		e := failure(t, err)
-		if !errors.Is(err, refused) || !errors.Is(err, want) || errors.Is(err, semel.ErrNoEffect) == errors.Is(err, semel.ErrMaybeEffect) {
-			t.Errorf("effect %v, %v; want %v", e.Effect(), err, want)
-		}
-		if want == semel.ErrMaybeEffect && !strings.Contains(err.Error(), "one before it under its key may have had") {
-			t.Errorf("the error does not say whose effect it may be: %v", err)
-		}
-	}
-	for name, r := range map[string]*http.Request{
-		"made for the call":       request(t, t.Context(), "POST", "{}"),
-		"made for the operation":  request(t, semelhttp.NewOperation(t.Context()), "POST", "{}"),
-		"none":                    request(t, t.Context(), "PUT", "{}"),
-		"none, but the operation": request(t, semelhttp.WithKey(t.Context(), "k"), "GET", ""),
-	} {
-		t.Run(name, func(t *testing.T) { never(t, r, semel.ErrNoEffect) })
-	}
-	for name, r := range map[string]*http.Request{
-		"kept":                     request(t, semelhttp.WithKey(t.Context(), "k"), "POST", "{}"),
-		"of an earlier operation":  request(t, semelhttp.WithOperation(t.Context(), semelhttp.Operation{Key: "k", FirstSent: time.Now()}), "POST", "{}"),
-		"in the header":            request(t, t.Context(), "POST", "{}", "Idempotency-Key: k"),
-		"in the header of another": request(t, semelhttp.NewOperation(t.Context()), "POST", "{}", "Idempotency-Key: k"),
-		"malformed, but a key":     request(t, t.Context(), "POST", "{}", "Idempotency-Key: "+strings.Repeat("k", 300)),
-		"of an idempotent method":  request(t, t.Context(), "PUT", "{}", "Idempotency-Key: k"),
-	} {
-		t.Run(name, func(t *testing.T) { never(t, r, semel.ErrMaybeEffect) })
-	}
-	t.Run("the operation's own, in its header", func(t *testing.T) {
-		ctx := semelhttp.NewOperation(t.Context())
-		op, _ := semelhttp.CurrentOperation(ctx)
-		never(t, request(t, ctx, "POST", "{}", `Idempotency-Key: "`+op.Key+`"`), semel.ErrNoEffect)
-	})
-	t.Run("of a step", func(t *testing.T) {
-		f := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = semel.CrashRetry })
-		submit := semel.Submit{
-			Identity:    semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: "k"},
-			Fingerprint: semel.FingerprintOf([]byte("x")),
-		}
-		for _, want := range []error{semel.ErrNoEffect, semel.ErrMaybeEffect} {
-			_, err := f.guard.Do(t.Context(), submit, func(ctx context.Context) (semel.Result, error) {
-				ctx, err := semelhttp.WithStep(ctx, "charge")
-				if err != nil {
-					return semel.Result{}, err
-				}
-				never(t, request(t, ctx, "POST", "{}"), want)
-				return semel.Result{}, errors.New("cannot tell")
-			})
-			if !errors.Is(err, semel.ErrUnknown) {
-				t.Fatal(err)
-			}
-		}
-	})
-}
-
 // TestTransportRedirect: http.Client follows 307 with the key of the first
 // request, and the response tells it.
 func TestTransportRedirect(t *testing.T) {
 	var keys []string
-	s, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		keys = append(keys, r.Header.Get("Idempotency-Key"))
 		switch r.URL.Path {
 		case "/orders":
@@ -620,7 +404,7 @@ func TestTransportDeadlines(t *testing.T) {
 		} {
 			_, err := do()
 			timeout, ok := errors.AsType[net.Error](err)
-			_, ours := errors.AsType[*semelhttp.TransportError](err)
+			_, ours := errors.AsType[*semelclient.Error](err)
 			if !ok || !timeout.Timeout() || !errors.Is(err, context.DeadlineExceeded) || name == "context" && !ours {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -632,7 +416,7 @@ func TestTransportDeadlines(t *testing.T) {
 // answer is read, leave their connection to the next.
 func TestTransportConnectionReuse(t *testing.T) {
 	var n atomic.Int64
-	s, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n.Add(1)%2 == 1 {
 			w.WriteHeader(503)
 		}

@@ -1,4 +1,4 @@
-package semelhttp
+package semelclient
 
 import (
 	"context"
@@ -11,18 +11,17 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Operation is a client's logical operation: what it sends, however often it
-// has to, under one key.
+// Operation identifies a logical operation of a client: a request that is sent
+// under one key, in one or more attempts.
 type Operation struct {
-	// Key is the key itself, without the quotes it has on the wire.
+	// Key is the key, without the quotes that it has on the wire.
 	Key string
-	// FirstSent is when the request was first sent, by the client's clock. It
-	// goes out as Repeatability-First-Sent. Zero means that the first try will
-	// set it.
+	// FirstSent is when the request was first sent, by the clock of the client. It
+	// is sent as Repeatability-First-Sent. If it is zero, the first attempt sets it.
 	FirstSent time.Time
 }
 
-// String does not tell the key.
+// String returns a text that does not contain the key.
 func (o Operation) String() string { return "an operation" }
 
 // operation is an Operation in a context, shared by all calls of it.
@@ -39,17 +38,18 @@ type operation struct {
 
 type operationKey struct{}
 
-// WithOperation returns a context whose requests are tries of op: each request
-// that needs a key and has none gets op's, in any number of calls, from any
-// number of goroutines. So they must all be the same request. Two requests that
-// mean two things need two contexts.
+// WithOperation returns a context whose requests are attempts of op. Each request
+// that needs a key and has none gets that of op, in any number of calls and
+// goroutines. They must all be the same request; different requests need different
+// contexts.
 //
-// Within an execution (semel.CurrentExecution) a context counts that was made
-// there, and none from outside: the key of the whole is not that of its parts. So
-// it is within a step of package steps, whose context has a key of its own.
+// In an execution (see semel.CurrentExecution), only an operation that was put into
+// the context there counts, because the key of the execution is not that of the
+// calls it makes. The same holds in a step of package steps, whose context has its
+// own key.
 //
-// The key may have been used before, so no error of these requests says
-// certainly no effect (see TransportError).
+// The key may have been used before. So no error of these requests matches
+// semel.ErrNoEffect. See Error.
 func WithOperation(ctx context.Context, op Operation) context.Context {
 	return newOperation(ctx, &operation{key: op.Key, firstSent: op.FirstSent, doubt: true})
 }
@@ -60,29 +60,29 @@ func newOperation(ctx context.Context, op *operation) context.Context {
 	return withOperation(ctx, op)
 }
 
-// WithKey is WithOperation for a key that the caller made or kept: before a
-// process may end, store the key, and come back with it.
+// WithKey is WithOperation for a key that the caller has made or kept. A program
+// that may have to retry after a restart stores the key before it sends.
 func WithKey(ctx context.Context, key string) context.Context {
 	return WithOperation(ctx, Operation{Key: key})
 }
 
-// NewOperation is WithOperation for a fresh key. It makes the calls of whoever
-// retries above the transport, an SDK for one, one operation. CurrentOperation
-// tells the key to whoever wants to store it before the first try.
+// NewOperation is WithOperation for a fresh key. It makes all calls with the context
+// one operation, such as those of an SDK that retries by itself. CurrentOperation
+// returns the key, for callers that store it before the first attempt.
 //
-// In an execution, use WithStep: a fresh key is another one in the next
-// execution.
+// In an execution, use WithStep instead, because the next execution would get
+// another key.
 func NewOperation(ctx context.Context) context.Context {
 	return newOperation(ctx, &operation{key: semel.NewKey()})
 }
 
-// WithStep is WithOperation for a call that a protected operation makes to
-// another service. Its key is derived from the identity being executed and the
-// name of the step, as semel.Execution.ChildKey says: should the operation be
-// executed again, the call is made under the same key again.
+// WithStep is WithOperation for a call that a protected operation makes to another
+// service. The key is semel.Execution.ChildKey of the step: if the operation is
+// executed again, the call is made under the same key.
 //
-// The error is ErrNoExecution, semel.ErrStepRepeated if the execution has named
-// the step before, or says what is wrong with the name.
+// The error is ErrNoExecution if ctx is not that of an execution,
+// semel.ErrStepRepeated if the execution has already named the step, or says what
+// is wrong with the name.
 func WithStep(ctx context.Context, step string) (context.Context, error) {
 	x, ok := semel.CurrentExecution(ctx)
 	if !ok {
@@ -90,24 +90,24 @@ func WithStep(ctx context.Context, step string) (context.Context, error) {
 	}
 	key, err := x.ChildKey(step)
 	if err != nil {
-		return nil, fmt.Errorf("semelhttp: %w", err)
+		return nil, fmt.Errorf("semelclient: %w", err)
 	}
 	return newOperation(ctx, &operation{key: key, doubt: x.InDoubt()}), nil
 }
 
 // Errors of requests within and without executions.
 var (
-	// ErrNoExecution is WithStep's answer to a context that is in no execution.
-	ErrNoExecution = errors.New("semelhttp: a step needs the context of an execution")
-	// ErrNoStep: a request in an execution needs a key, and none was given. A
-	// fresh key would be another one if the operation is executed again, and the
-	// call would take effect twice.
-	ErrNoStep = errors.New("semelhttp: the request is part of an execution and has no key; name its step with WithStep, or set its key")
+	// ErrNoExecution is the error of WithStep for a context that is not that of an
+	// execution.
+	ErrNoExecution = errors.New("semelclient: a step needs the context of an execution")
+	// ErrNoStep means that a request in an execution needs a key and has none.
+	// Under a fresh key, the call would take effect twice if the operation is
+	// executed again.
+	ErrNoStep = errors.New("semelclient: the request is part of an execution and has no key; name its step with WithStep, or set its key")
 )
 
-// CurrentOperation returns the operation that the requests of ctx are tries of.
-// The context of a response's request (http.Response.Request) tells the key
-// that a Transport used.
+// CurrentOperation returns the operation that requests with ctx are attempts of, if
+// any. The context of http.Response.Request has the operation of the response.
 func CurrentOperation(ctx context.Context) (Operation, bool) {
 	op := currentOperation(ctx)
 	if op == nil {

@@ -1,4 +1,4 @@
-package semelhttp
+package semelclient
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/semelhq/semel/semelhttp"
 )
 
 // payload is a request body that is sent once or several times.
@@ -180,14 +182,14 @@ func endWith(resp *http.Response, end func()) {
 
 // problemOf returns the problem that a's answer is, if it is one that can be
 // read within limit. It leaves the answer with the whole body.
-func problemOf(a *attempt, limit time.Duration) Problem {
+func problemOf(a *attempt, limit time.Duration) semelhttp.Problem {
 	resp := a.resp
 	contentType := resp.Header.Get("Content-Type")
 	if resp.Body == nil || resp.Header.Get("Content-Encoding") != "" {
-		return Problem{}
+		return semelhttp.Problem{}
 	}
-	if _, err := ParseProblem(http.NoBody, contentType); err == ErrNotProblem {
-		return Problem{} // whose body may take its time
+	if _, err := semelhttp.ParseProblem(http.NoBody, contentType); err == semelhttp.ErrNotProblem {
+		return semelhttp.Problem{} // whose body may take its time
 	}
 	b := &ahead{body: resp.Body, done: make(chan struct{})}
 	resp.Body = b
@@ -197,14 +199,14 @@ func problemOf(a *attempt, limit time.Duration) Problem {
 	select {
 	case <-b.done:
 	case <-timer.C:
-		return Problem{}
+		return semelhttp.Problem{}
 	case <-a.ctx.Done():
-		return Problem{}
+		return semelhttp.Problem{}
 	}
 	// Of a body that broke off, or goes on, nothing parses.
-	p, err := ParseProblem(bytes.NewReader(b.read), contentType)
+	p, err := semelhttp.ParseProblem(bytes.NewReader(b.read), contentType)
 	if err != nil {
-		return Problem{}
+		return semelhttp.Problem{}
 	}
 	return p
 }
@@ -221,8 +223,8 @@ type ahead struct {
 
 func (b *ahead) fill() {
 	defer close(b.done)
-	b.read, b.err = io.ReadAll(io.LimitReader(b.body, MaxProblemBytes+1))
-	if b.err == nil && len(b.read) <= MaxProblemBytes {
+	b.read, b.err = io.ReadAll(io.LimitReader(b.body, semelhttp.MaxProblemBytes+1))
+	if b.err == nil && len(b.read) <= semelhttp.MaxProblemBytes {
 		b.err = io.EOF
 	}
 }

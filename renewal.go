@@ -1,6 +1,7 @@
 package semel
 
 import (
+	"errors"
 	"sync"
 	"time"
 )
@@ -116,5 +117,89 @@ func (b *beats) drain() {
 	b.draining = true
 	if b.first == nil {
 		b.disarm()
+	}
+}
+
+// tick renews the claim, and gives the handler up once it is overdue.
+func (x *Execution) tick() {
+	x.mu.Lock()
+	if x.stopped {
+		x.mu.Unlock()
+		return
+	}
+	x.guard.work.enterBackground()
+	defer x.guard.work.leaveBackground()
+	leaseEnd, settling := x.leaseEnd, x.settling
+	x.mu.Unlock()
+
+	p := x.guard.policy
+	overdue := x.work.deadline.Add(p.Heartbeat)
+	now := time.Now()
+	if !settling && !now.Before(overdue) {
+		x.giveUp()
+		return
+	}
+	if !now.Before(leaseEnd) {
+		x.lose(ErrLeaseLapsed)
+		leaseEnd = now.Add(p.Lease) // keep trying: until a takeover the claim can still be settled
+	}
+
+	next := p.Heartbeat
+	ctx := storeContext(x.work.parent, min(p.StoreTimeout, leaseEnd.Sub(now)))
+	err := x.claim.Renew(ctx)
+	ctx.over()
+	if errors.Is(err, ErrLostClaim) {
+		x.lose(ErrLostClaim)
+		x.stop()
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.stopped {
+		return
+	}
+	if err == nil {
+		leaseEnd = now.Add(p.Lease)
+	} else {
+		if x.guard.observe.StoreFailed != nil {
+			x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: "renew", Err: err})
+		}
+		next = min(next, max(p.Heartbeat/4, time.Millisecond), max(time.Until(leaseEnd), time.Millisecond))
+	}
+	x.leaseEnd = leaseEnd
+	if !x.settling {
+		next = min(next, max(time.Until(overdue), time.Millisecond))
+	}
+	if x.timer == nil {
+		x.timer = time.AfterFunc(next, x.tick)
+	} else {
+		x.timer.Reset(next)
+	}
+}
+
+// lose cancels the work because its claim is lost. Once fn has ended a renewal
+// cannot tell that from a record that was settled just now, and nothing is left
+// to cancel.
+func (x *Execution) lose(cause error) {
+	x.mu.Lock()
+	settling := x.settling || x.stopped
+	x.mu.Unlock()
+	if settling {
+		return
+	}
+	x.work.end(cause)
+	if x.guard.observe.LeaseLost != nil {
+		x.guard.observe.LeaseLost(x.work.parent, LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause})
+	}
+}
+
+// stop ends the ticks. One that is under way may go on to its end.
+func (x *Execution) stop() {
+	x.guard.beats.leave(x)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stopped = true
+	if x.timer != nil {
+		x.timer.Stop()
 	}
 }

@@ -1,4 +1,4 @@
-package semelhttp
+package semelclient
 
 import (
 	"math/big"
@@ -72,7 +72,7 @@ func FuzzRetryAfter(f *testing.F) {
 }
 
 func TestBackoffBounds(t *testing.T) {
-	tr, err := NewTransport(TransportConfig{MinBackoff: 100 * time.Millisecond, MaxBackoff: 350 * time.Millisecond})
+	tr, err := New(Config{MinBackoff: 100 * time.Millisecond, MaxBackoff: 350 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestBackoffBounds(t *testing.T) {
 			t.Errorf("after try %d: %d low and %d high waits: the jitter is not full", try, low, high)
 		}
 	}
-	huge, err := NewTransport(TransportConfig{MinBackoff: 1, MaxBackoff: 1<<63 - 1})
+	huge, err := New(Config{MinBackoff: 1, MaxBackoff: 1<<63 - 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package semelhttp_test
+package semelclient_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 )
@@ -44,8 +45,8 @@ func ExampleTransport() {
 	server.Start()
 	defer server.Close()
 
-	transport, err := semelhttp.NewTransport(semelhttp.TransportConfig{
-		Observer: semelhttp.TransportObserver{Tried: func(_ context.Context, t semelhttp.Tried) {
+	transport, err := semelclient.New(semelclient.Config{
+		Observer: semelclient.Observer{Tried: func(_ context.Context, t semelclient.Tried) {
 			fmt.Println("try", t.Try, "status", t.Status, "again:", t.Retry)
 		}},
 	})
@@ -69,14 +70,14 @@ func ExampleTransport() {
 
 // Whoever may come back later keeps the key: here a person who presses the
 // button again after an error.
-func ExampleTransportError() {
+func ExampleError() {
 	var made orders
 	server := httptest.NewUnstartedServer(protectedOrders(&made, 2))
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.Start()
 	defer server.Close()
 
-	transport, err := semelhttp.NewTransport(semelhttp.TransportConfig{MaxTries: 2})
+	transport, err := semelclient.New(semelclient.Config{MaxTries: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -90,13 +91,13 @@ func ExampleTransportError() {
 	}
 
 	_, err = order(context.Background())
-	failure, ok := errors.AsType[*semelhttp.TransportError](err)
+	failure, ok := errors.AsType[*semelclient.Error](err)
 	if !ok {
 		log.Fatal(err)
 	}
 	fmt.Println("may have taken effect:", errors.Is(err, semel.ErrMaybeEffect))
 
-	again := semelhttp.WithOperation(context.Background(), failure.Operation())
+	again := semelclient.WithOperation(context.Background(), failure.Operation())
 	resp, err := order(again)
 	if err != nil {
 		log.Fatal(err)

@@ -2,6 +2,7 @@ package semel
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -147,3 +148,56 @@ func (w *work) count() int {
 	defer w.mu.Unlock()
 	return w.running + w.behind
 }
+
+// Load is how much of their limits the guards that With has made from one another
+// use together.
+type Load struct {
+	Executions, MaxExecutions int // submits that claim or execute
+	Detached, MaxDetached     int // the detached among them
+	Waiters, MaxWaiters       int
+}
+
+// Load returns the current load.
+func (g *Guard) Load() Load {
+	w, c := g.work, &g.work.config
+	w.mu.Lock()
+	l := Load{
+		Executions: w.running, MaxExecutions: c.MaxExecutions,
+		Detached: w.detached, MaxDetached: c.MaxDetached, MaxWaiters: c.MaxWaiters,
+	}
+	w.mu.Unlock()
+	g.waiters.mu.Lock()
+	defer g.waiters.mu.Unlock()
+	l.Waiters = g.waiters.total
+	return l
+}
+
+// Drain stops g, and the guards made from it or that it was made from, from
+// accepting submits, and waits until all executions have ended. If ctx ends first,
+// the error says how many are left. They go on; if the process exits before they
+// end, their records become unknown.
+//
+// Call Drain after Shutdown of an http.Server, which does not wait for the
+// handlers of HTTP/2 requests that were reset by their clients.
+func (g *Guard) Drain(ctx context.Context) error {
+	idle := g.work.drain()
+	if g.notes != nil {
+		g.notes.end()
+	}
+	select {
+	case <-idle:
+		return nil
+	default:
+	}
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("semel: drain: %d executions still running: %w", g.work.count(), context.Cause(ctx))
+	}
+}
+
+// OnDrain arranges to call f in its own goroutine when Drain is called. It is for
+// programs that hold requests before they submit them. Calling stop undoes this,
+// and reports whether it did, as that of context.AfterFunc.
+func (g *Guard) OnDrain(f func()) (stop func() bool) { return context.AfterFunc(g.work.stopping, f) }

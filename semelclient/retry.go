@@ -1,4 +1,4 @@
-package semelhttp
+package semelclient
 
 import (
 	"math/rand/v2"
@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelhttp"
 )
 
-// DefaultRetryStatus is the default of TransportConfig.RetryStatus: 408, 409,
-// 425, 429, 502, 503 and 504.
+// DefaultRetryStatus is the default of Config.RetryStatus. It reports true for 408,
+// 409, 425, 429, 502, 503 and 504.
 func DefaultRetryStatus(status int, _ http.Header) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests,
@@ -51,7 +52,7 @@ func wantsRetry(a *attempt, keyed bool, byStatus func(int, http.Header) bool, li
 
 // isRecorded reports whether an answer says that it is on record.
 func isRecorded(h http.Header) bool {
-	return h.Get(HeaderExpires) != "" || strings.EqualFold(h.Get(HeaderReplayed), "true") ||
+	return h.Get(semelhttp.HeaderExpires) != "" || strings.EqualFold(h.Get(semelhttp.HeaderReplayed), "true") ||
 		strings.EqualFold(h.Get("Idempotent-Replayed"), "true")
 }
 

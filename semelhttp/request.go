@@ -1,10 +1,15 @@
 package semelhttp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -202,4 +207,163 @@ func stopping() Problem {
 		Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable), Retry: semel.RetrySameKey,
 		Detail: "The server is stopping and takes no new work. Nothing was executed.", RetryAfter: time.Second,
 	}
+}
+
+// bodyReader is a request body in memory. It cannot be rewound, or a transport
+// might send it again by itself. Who reads on after the end has an error.
+type bodyReader struct {
+	mu   sync.Mutex
+	rest []byte
+	over bool
+	lent int // calls of WriteTo under way
+}
+
+func (b *bodyReader) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.over:
+		return 0, http.ErrBodyReadAfterClose
+	case len(b.rest) == 0:
+		return 0, io.EOF
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// WriteTo implements io.WriterTo. It has w at the bytes themselves, which are
+// not used for another request as long as it is.
+func (b *bodyReader) WriteTo(w io.Writer) (int64, error) {
+	b.mu.Lock()
+	if b.over {
+		b.mu.Unlock()
+		return 0, http.ErrBodyReadAfterClose
+	}
+	rest := b.rest
+	b.rest = nil
+	b.lent++
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.lent--
+		b.mu.Unlock()
+	}()
+	if len(rest) == 0 {
+		return 0, nil
+	}
+	n, err := w.Write(rest)
+	if n < len(rest) && err == nil {
+		err = io.ErrShortWrite
+	}
+	return int64(n), err
+}
+
+func (*bodyReader) Close() error { return nil }
+
+// end lets nobody read any more. It reports whether nobody has the bytes.
+func (b *bodyReader) end() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rest, b.over = nil, true
+	return b.lent == 0
+}
+
+// spoolReader is a request body in a spool. It cannot be rewound either.
+type spoolReader struct{ r *io.SectionReader }
+
+func (s *spoolReader) Read(p []byte) (int, error) { return s.r.Read(p) }
+
+func (*spoolReader) Close() error { return nil }
+
+// request returns the handler's request, with ctx. It is the handler's to
+// change.
+func (e *exchange) request(ctx context.Context) *http.Request {
+	r := e.r.WithContext(ctx)
+	r.Body = http.NoBody
+	switch {
+	case e.body.file != nil:
+		r.Body = &spoolReader{e.body.reader()}
+	case len(e.body.mem) > 0:
+		e.reader.rest = e.body.mem
+		r.Body = &e.reader
+	}
+	r.GetBody = nil
+	r.TransferEncoding = nil
+	r.ContentLength = e.body.size()
+	if len(r.Trailer) > 0 {
+		r.ContentLength = -1 // trailers come behind a body of unknown length
+	}
+	waiting := (e.MaxWait > 0 || e.async) && len(r.Header[headerPrefer]) > 0
+	if waiting || len(r.Header["Expect"]) > 0 {
+		r.Header = r.Header.Clone()
+		r.Header.Del("Expect") // has been met
+		if waiting {
+			withoutWaiting(r.Header)
+		}
+	}
+	return r
+}
+
+// overrides are the header fields by which a request asks to be taken for one of
+// another method, where the server behind heeds them.
+var overrides = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
+// MethodsAsked returns the methods, in capitals, that a server may take the request
+// to be of: its own, and those that X-HTTP-Method-Override and its like ask for.
+func MethodsAsked(r *http.Request) []string {
+	methods := []string{strings.ToUpper(r.Method)}
+	for _, name := range overrides {
+		for _, method := range r.Header[name] {
+			methods = append(methods, strings.ToUpper(strings.Trim(method, " \t")))
+		}
+	}
+	return methods
+}
+
+// passes reports whether the request is of a safe method (RFC 9110 9.2.1) and
+// does not ask to be taken for one of another. Case does not matter: servers that mind
+// it refuse the request, and of others nobody knows.
+func passes(r *http.Request) bool {
+	switch strings.ToUpper(r.Method) {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+	default:
+		return false
+	}
+	for _, name := range overrides {
+		if len(r.Header[name]) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// ProtectMethods is a Config.Protects for requests of the given methods, in
+// whatever case, also where X-HTTP-Method-Override or one of its like asks for
+// them.
+func ProtectMethods(methods ...string) func(*http.Request) bool {
+	protects := func(method string) bool {
+		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })
+	}
+	return func(r *http.Request) bool {
+		return protects(r.Method) || slices.ContainsFunc(MethodsAsked(r), protects)
+	}
+}
+
+// asSent returns the request's target as the client sent it. Routers and
+// http.StripPrefix change r.URL, and what they take away may be all that tells
+// two operations apart.
+func asSent(r *http.Request) *url.URL {
+	uri := r.RequestURI
+	if uri == "" { // not from a server
+		return r.URL
+	}
+	if path, query, _ := strings.Cut(uri, "?"); path == r.URL.Path && query == r.URL.RawQuery && r.URL.RawPath == "" {
+		return r.URL // spares the usual request the parser
+	}
+	u, err := url.ParseRequestURI(uri)
+	if err != nil {
+		return r.URL
+	}
+	return u
 }

@@ -1,14 +1,13 @@
-package semelhttp
+// Package canonjson writes JSON documents in one form for all that say the same,
+// whole or in parts that JSON pointers select.
+package canonjson
 
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -18,29 +17,30 @@ import (
 // names are found here, by sorting, which needs no table of all names.
 var jsonOptions = []jsontext.Options{jsontext.AllowDuplicateNames(true)}
 
-// jsonDocument is a JSON document, ready to be written with its members sorted.
+// Document is a JSON document, ready to be written with its members sorted. It
+// can be used for one after the other.
 //
 // jsontext can sort as well, but moves the text of an object once for every
 // object around it: a small deeply nested document would take minutes. Here
 // every byte is written once, whatever the depth.
-type jsonDocument struct {
-	text    []byte       // without white space, members in their own order
-	objects []jsonObject // in the order of their opening braces
-	members []jsonMember // of all objects; those of one are together and sorted
+type Document struct {
+	text    []byte   // without white space, members in their own order
+	objects []object // in the order of their opening braces
+	members []member // of all objects; those of one are together and sorted
 
 	open    []openContainer
-	pending []jsonMember // of the open objects
+	pending []member // of the open objects
 }
 
-// jsonObject is an object whose members are looked at: because they are out of
+// object is an object whose members are looked at: because they are out of
 // order, or because a pointer may lead through them.
-type jsonObject struct {
+type object struct {
 	start, end uint32 // of the text between the braces
 	first, n   uint32 // its members; with n = 0 the text is written as it is
 	after      uint32 // index of the first object behind this one
 }
 
-type jsonMember struct {
+type member struct {
 	name    uint32 // offset of the quoted name
 	colon   uint32
 	end     uint32 // of the value
@@ -53,19 +53,20 @@ type openContainer struct {
 	deep    bool // no pointer leads through it
 }
 
-func (d *jsonDocument) reset() {
-	if cap(d.text) > keepBytes {
+// Reset gives buffers up that are larger than keep, in bytes.
+func (d *Document) Reset(keep int) {
+	if cap(d.text) > keep {
 		d.text = nil
 	}
-	if cap(d.objects)+cap(d.members)+cap(d.open)+cap(d.pending) > keepBytes/16 {
-		*d = jsonDocument{text: d.text}
+	if cap(d.objects)+cap(d.members)+cap(d.open)+cap(d.pending) > keep/16 {
+		*d = Document{text: d.text}
 	}
 }
 
-// parse reads a document. It reports false for one that is not valid UTF-8
-// JSON in all its strings, repeats a member name or is too deep. Objects in
-// less than the given depth can then be looked into.
-func (d *jsonDocument) parse(body []byte, depth int) bool {
+// Parse reads a document, of which s can then be written. It reports false for
+// one that is not valid UTF-8 JSON in all its strings, repeats a member name or
+// is too deep.
+func (d *Document) Parse(body []byte, s *Selection) bool {
 	d.text, d.objects, d.members, d.open, d.pending = d.text[:0], d.objects[:0], d.members[:0], d.open[:0], d.pending[:0]
 	if len(body) > math.MaxInt32 { // offsets would not fit; the minimal text is never longer than body
 		return false
@@ -81,15 +82,15 @@ func (d *jsonDocument) parse(body []byte, depth int) bool {
 		case '"':
 			end := skipString(d.text, i)
 			if inName {
-				d.pending = append(d.pending, jsonMember{name: uint32(i), colon: uint32(end), objects: uint32(len(d.objects))})
+				d.pending = append(d.pending, member{name: uint32(i), colon: uint32(end), objects: uint32(len(d.objects))})
 				inName = false
 				end++
 			}
 			i = end
 			continue
 		case '{':
-			d.open = append(d.open, openContainer{object: int32(len(d.objects)), pending: uint32(len(d.pending)), deep: len(d.open) >= depth})
-			d.objects = append(d.objects, jsonObject{start: uint32(i + 1)})
+			d.open = append(d.open, openContainer{object: int32(len(d.objects)), pending: uint32(len(d.pending)), deep: len(d.open) >= s.depth})
+			d.objects = append(d.objects, object{start: uint32(i + 1)})
 			inName = d.text[i+1] == '"'
 		case '[':
 			d.open = append(d.open, openContainer{object: -1})
@@ -112,7 +113,7 @@ func (d *jsonDocument) parse(body []byte, depth int) bool {
 
 // close ends the innermost object at offset i. It reports whether the
 // object's names are all different.
-func (d *jsonDocument) close(i int) bool {
+func (d *Document) close(i int) bool {
 	top := d.open[len(d.open)-1]
 	d.open = d.open[:len(d.open)-1]
 	o := &d.objects[top.object]
@@ -150,7 +151,7 @@ func (d *jsonDocument) close(i int) bool {
 
 // compare orders members by the bytes of their names in minimal quotes. Any
 // fixed order will do; this one needs no unquoting.
-func (d *jsonDocument) compare(a, b jsonMember) int {
+func (d *Document) compare(a, b member) int {
 	return bytes.Compare(d.text[a.name:a.colon], d.text[b.name:b.colon])
 }
 
@@ -193,7 +194,7 @@ func skipValue(text []byte, i int) int {
 
 // emit writes the values in text[i:end] with their members sorted. k is the
 // index of the first object at or behind i.
-func (d *jsonDocument) emit(w *bufio.Writer, i, end, k uint32) {
+func (d *Document) emit(w *bufio.Writer, i, end, k uint32) {
 	for int(k) < len(d.objects) && d.objects[k].start <= end {
 		o := d.objects[k]
 		if o.n == 0 {
@@ -213,14 +214,15 @@ func (d *jsonDocument) emit(w *bufio.Writer, i, end, k uint32) {
 	_, _ = w.Write(d.text[i:end])
 }
 
-// emitSelected writes what include and exclude leave of the document.
-func (d *jsonDocument) emitSelected(w *bufio.Writer, include []includedValue, exclude *pointerNode) {
-	if include == nil {
-		d.emitWithout(w, 0, uint32(len(d.text)), 0, exclude)
+// Write writes what s selects of the document. Of what is included it says first,
+// in a byte, whether it is there.
+func (d *Document) Write(w *bufio.Writer, s *Selection) {
+	if s.include == nil {
+		d.emitWithout(w, 0, uint32(len(d.text)), 0, s.exclude)
 		return
 	}
-	for _, v := range include {
-		i, end, k, found := d.find(v.tokens)
+	for _, v := range s.include {
+		i, end, k, found := d.find(v.at)
 		if !found {
 			_ = w.WriteByte(0)
 			continue
@@ -233,7 +235,7 @@ func (d *jsonDocument) emitSelected(w *bufio.Writer, include []includedValue, ex
 // emitWithout is emit for one value, without what the pointers below node
 // lead to. What is written of an array does not say which elements were left
 // out; that is the same in every document.
-func (d *jsonDocument) emitWithout(w *bufio.Writer, i, end, k uint32, node *pointerNode) {
+func (d *Document) emitWithout(w *bufio.Writer, i, end, k uint32, node *tree) {
 	switch {
 	case node != nil && d.text[i] == '{':
 		o := d.objects[k]
@@ -277,15 +279,15 @@ func (d *jsonDocument) emitWithout(w *bufio.Writer, i, end, k uint32, node *poin
 	}
 }
 
-// find returns where the value is that tokens lead to.
-func (d *jsonDocument) find(tokens []pointerToken) (i, end, k uint32, found bool) {
+// find returns where the value is that p leads to.
+func (d *Document) find(p Pointer) (i, end, k uint32, found bool) {
 	end = uint32(len(d.text))
-	for _, t := range tokens {
+	for _, t := range p {
 		switch d.text[i] {
 		case '{':
 			o := d.objects[k]
 			own := d.members[o.first : o.first+o.n]
-			n, ok := slices.BinarySearchFunc(own, t.name, func(m jsonMember, name []byte) int {
+			n, ok := slices.BinarySearchFunc(own, t.name, func(m member, name []byte) int {
 				return bytes.Compare(d.text[m.name:m.colon], name)
 			})
 			if !ok {
@@ -317,96 +319,9 @@ func (d *jsonDocument) find(tokens []pointerToken) (i, end, k uint32, found bool
 
 // objectFrom returns the index of the first object at or behind offset i,
 // given that of one at or before it.
-func (d *jsonDocument) objectFrom(i, k uint32) uint32 {
+func (d *Document) objectFrom(i, k uint32) uint32 {
 	for int(k) < len(d.objects) && d.objects[k].start <= i {
 		k = d.objects[k].after
 	}
 	return k
-}
-
-// includedValue is a value that takes part.
-type includedValue struct {
-	tokens  []pointerToken
-	exclude *pointerNode // what is left out of it
-}
-
-// pointerToken is one step of a JSON pointer.
-type pointerToken struct {
-	name  []byte // the member's name in minimal quotes
-	index int    // the element's index, or -1
-}
-
-// pointerNode is a tree of pointers.
-type pointerNode struct {
-	end      bool // a pointer ends here, whatever is below
-	members  map[string]*pointerNode
-	elements map[int]*pointerNode
-}
-
-func (n *pointerNode) isEnd() bool { return n != nil && n.end }
-
-func (n *pointerNode) add(tokens []pointerToken) {
-	for _, t := range tokens {
-		next := n.members[string(t.name)]
-		if next == nil {
-			if n.members == nil {
-				n.members, n.elements = map[string]*pointerNode{}, map[int]*pointerNode{}
-			}
-			next = &pointerNode{}
-			n.members[string(t.name)] = next
-			if t.index >= 0 {
-				n.elements[t.index] = next
-			}
-		}
-		n = next
-	}
-	n.end = true
-}
-
-// at returns the tree below tokens, or nil.
-func (n *pointerNode) at(tokens []pointerToken) *pointerNode {
-	for _, t := range tokens {
-		if n == nil {
-			return nil
-		}
-		n = n.members[string(t.name)]
-	}
-	return n
-}
-
-// checkPointer reports what keeps p from being a JSON pointer that can lead to
-// a value.
-func checkPointer(p string) error {
-	if p != "" && p[0] != '/' {
-		return errors.New("is not a JSON pointer (RFC 6901): it does not start with a slash")
-	}
-	if !utf8.ValidString(p) {
-		return errors.New("is not valid UTF-8")
-	}
-	for i := range len(p) {
-		if p[i] == '~' && (i+1 == len(p) || p[i+1] != '0' && p[i+1] != '1') {
-			return errors.New("is not a JSON pointer (RFC 6901): a tilde must be written ~0")
-		}
-	}
-	return nil
-}
-
-var pointerUnescaper = strings.NewReplacer("~1", "/", "~0", "~")
-
-// pointerTokens splits a valid pointer.
-func pointerTokens(p string) []pointerToken {
-	if p == "" {
-		return nil
-	}
-	var tokens []pointerToken
-	for s := range strings.SplitSeq(p[1:], "/") {
-		s = pointerUnescaper.Replace(s)
-		quoted, _ := jsontext.AppendQuote(nil, s) // valid UTF-8: see checkPointer
-		t := pointerToken{name: quoted, index: -1}
-		if n, err := strconv.ParseUint(s, 10, 31); err == nil && strconv.FormatUint(n, 10) == s {
-			t.index = int(n)
-		}
-		tokens = append(tokens, t)
-	}
-	return tokens
 }
