@@ -2,11 +2,14 @@ package postgres
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
 )
@@ -54,3 +57,38 @@ func LockRow(ctx context.Context, wait time.Duration, dest []any, sql string, ar
 }
 
 const setLockWait = "SELECT set_config('lock_timeout', $1, true)"
+
+// hash is a 64-bit number for parts that frame themselves by their lengths.
+// It is the key of advisory locks: those of other applications in the database
+// are as unlikely to have it as another identity is. Where two do share one,
+// they are never in flight together, and nothing else.
+func hash(parts ...string) int64 {
+	h := sha256.New()
+	h.Write([]byte("semel/1"))
+	for _, p := range parts {
+		var n [8]byte
+		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
+		h.Write(n[:])
+		h.Write([]byte(p))
+	}
+	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
+}
+
+// lockKey is the advisory lock of an identity: that part of its digest which is
+// of the whole of it.
+func lockKey(digest pgtype.UUID) int64 { return int64(binary.BigEndian.Uint64(digest.Bytes[8:])) }
+
+// wait measures for how long a statement has been under way.
+type wait struct{ since time.Time }
+
+func startWait() wait { return wait{time.Now()} }
+
+// gaveUp reports whether the statement failed because it had waited for another
+// transaction for as long as it may. Where the time is over just as one lock is
+// granted, and the statement goes on to wait for another, as behind others that wait
+// for the same row, the server has forgotten what it was over for: it says that the
+// user has cancelled it.
+func (w wait) gaveUp(err error, most time.Duration) bool {
+	state := sqlState(err)
+	return state == codeLockWait || state == codeCancelled && time.Since(w.since) >= most
+}

@@ -276,31 +276,3 @@ func (w *watchers) tell(ctx context.Context, messages <-chan struct{}) {
 		}
 	}
 }
-
-// hints wakes those in this process who wait for messages.
-type hints struct {
-	mu sync.Mutex
-	to map[chan struct{}]struct{}
-}
-
-func (h *hints) send() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for c := range h.to {
-		hint(c)
-	}
-}
-
-func (h *hints) add(c chan struct{}) (stop func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.to == nil {
-		h.to = make(map[chan struct{}]struct{})
-	}
-	h.to[c] = struct{}{}
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.to, c)
-	}
-}

@@ -2,16 +2,12 @@ package postgres
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
@@ -251,63 +247,6 @@ var (
 	_ semel.Watcher  = (*Store)(nil)
 )
 
-// namer makes the ids of records and finds identities. It is a recordid.Namer.
-type namer interface {
-	ID(number uint64) string
-	Number(id string) (number uint64, ok bool)
-	Digest(id semel.Identity) [16]byte
-}
-
-// statements are the statements for one schema.
-type statements struct {
-	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                              string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                                                   string
-	lock, lockJoined, beginInbox                                                                                   string
-	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape                             string
-	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                                             string
-	piece, insertPiece                                                                                             string
-	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, delivered, settledBefore, settleInside string
-	status, surplus, sweepSettled                                                                                  string
-}
-
-// peer says how a store's sessions are to get a TCP timeout.
-type peer uint8
-
-const (
-	peerNone        peer = iota
-	peerTransaction      // for each transaction: sessions are shared
-	peerSession
-)
-
-// newStatements returns a store's statements.
-func newStatements(c Config, p peer) statements {
-	q := func(sql string) string { return in(c.Schema, sql) }
-	lock, settings := sqlLock, fmt.Sprintf(idleSetting, milliseconds(c.IdleTimeout))
-	if c.NoAdvisoryLocks {
-		lock = sqlNoLock
-	}
-	if p != peerNone {
-		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout),
-			strconv.FormatBool(p == peerTransaction))
-	}
-	return statements{
-		look: q(sqlLook), find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
-		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
-		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
-		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
-		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
-		beginInbox:      fmt.Sprintf(sqlBeginInbox, milliseconds(c.LockTimeout), settings),
-		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen),
-		takeoverOpen: q(sqlTakeoverOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
-		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
-		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
-		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
-		countPending: q(sqlCountPending), claimNamed: q(claimNamed + sqlClaimMessages), claimAny: q(claimAny + sqlClaimMessages), markMessage: q(sqlMark),
-		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), delivered: q(sqlDelivered), settledBefore: q(sqlSettledBefore), settleInside: q(sqlSettleInside),
-		status: q(sqlStatus), surplus: q(sqlSurplus), sweepSettled: q(sqlSweepSettled),
-	}
-}
-
 // New makes a store on a pool of connections to the primary, which stays the
 // caller's: close the store first, then the pool. It brings the tables up to
 // date (Migrate) unless they are, and starts the goroutine that writes the
@@ -431,23 +370,3 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 	return nil
 }
-
-// hash is a 64-bit number for parts that frame themselves by their lengths.
-// It is the key of advisory locks: those of other applications in the database
-// are as unlikely to have it as another identity is. Where two do share one,
-// they are never in flight together, and nothing else.
-func hash(parts ...string) int64 {
-	h := sha256.New()
-	h.Write([]byte("semel/1"))
-	for _, p := range parts {
-		var n [8]byte
-		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
-		h.Write(n[:])
-		h.Write([]byte(p))
-	}
-	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
-}
-
-// lockKey is the advisory lock of an identity: that part of its digest which is
-// of the whole of it.
-func lockKey(digest pgtype.UUID) int64 { return int64(binary.BigEndian.Uint64(digest.Bytes[8:])) }

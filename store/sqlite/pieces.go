@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"github.com/semelhq/semel"
 )
@@ -187,4 +188,41 @@ func checkPieces(r semel.Result) error {
 		return fmt.Errorf("sqlite: %w: it has a body and pieces", semel.ErrTooLarge)
 	}
 	return nil
+}
+
+// stagingOf takes the body that was left behind by an earlier Complete out of
+// the claim, or for other pieces makes a new one.
+func (c *claim) stagingOf(p *semel.Pieces) *staging {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.staged
+	c.staged = nil
+	if p != nil && (g == nil || g.from != p) {
+		g = newStaging(p)
+	}
+	return g
+}
+
+func (c *claim) completePieces(ctx context.Context, res semel.Result) (expires time.Time, err error) {
+	s, g := c.store, c.stagingOf(res.Pieces)
+	err = s.stage(ctx, g, c.fence, func(t *tx) (bool, error) {
+		state, _, err := c.state(t)
+		return state == semel.StateInProgress || state == semel.StateUnknown, err
+	})
+	if err == nil {
+		expires, err = write(ctx, s, resultBytes(res), func(t *tx) (time.Time, error) { return c.complete(t, res, g) })
+	}
+	switch {
+	case errors.Is(err, errMoved):
+		s.discard(ctx, g)
+		return write(ctx, s, 0, c.completed)
+	case errors.Is(err, semel.ErrTooLarge), errors.Is(err, semel.ErrLostClaim), errors.Is(err, errIncomplete):
+		s.discard(ctx, g)
+	case err != nil:
+		// The caller will try again, and find there what is in the file.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.staged = g
+	}
+	return expires, err
 }
