@@ -5,9 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	osexec "os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -398,4 +403,60 @@ func TestHostsWithClocksApart(t *testing.T) {
 			t.Errorf("%d of %d entries are dated by another clock than the server's", off, entries)
 		}
 	})
+}
+
+// Two hosts whose clocks are an hour apart agree, because the package asks no
+// clock but the server's: time.Now measures ages and durations only.
+func TestNoClockOfItsOwn(t *testing.T) {
+	allowed := map[string]bool{"trail.go": true, "sweep.go": true, "outboxlook.go": true, "wait.go": true}
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") || allowed[name] {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				if x, ok := s.X.(*ast.Ident); ok && x.Name == "time" && (s.Sel.Name == "Now" || s.Sel.Name == "Since" || s.Sel.Name == "Until") {
+					t.Errorf("%s asks this host's clock: time.%s", name, s.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}
+
+// A transaction that was begun long ago does not carry its old time along.
+func TestTimesAreOfTheMomentNotTheTransaction(t *testing.T) {
+	shop := newShop(t)
+	s := open(t, shop.direct, transactional())
+	tx, err := shop.direct.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "SELECT pg_sleep(0.2)"); err != nil {
+		t.Fatal(err)
+	}
+	claim, err := s.Begin(postgres.WithTx(t.Context(), tx), attempt("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expires, err := claim.Complete(t.Context(), result("done"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var age time.Duration
+	if err := tx.QueryRow(t.Context(), "SELECT $1::timestamptz - interval '24 hours' - now()", expires).Scan(&age); err != nil {
+		t.Fatal(err)
+	}
+	if age < 200*time.Millisecond {
+		t.Fatalf("completed %v after the transaction began, which slept for 200 ms", age)
+	}
 }
