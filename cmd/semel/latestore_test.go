@@ -101,7 +101,7 @@ func TestHopelessStore(t *testing.T) {
 	newer := filepath.Join(dir, "newer.db")
 	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: newer})
 	noError(t, err)
-	noError(t, s.Close())
+	noError(t, s.Close(context.Background()))
 	db, err := sql.Open("sqlite", newer)
 	noError(t, err)
 	_, err = db.Exec("PRAGMA user_version = 999")
@@ -240,7 +240,7 @@ func TestLateStore(t *testing.T) {
 		}
 		stop()
 		noError(t, <-ended)
-		noError(t, s.Close())
+		noError(t, s.Close(context.Background()))
 	})
 }
 
@@ -259,7 +259,7 @@ func TestLateStoreGivesUp(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 		want(t, "tries", tries, 3)
-		noError(t, s.Close())
+		noError(t, s.Close(context.Background()))
 	})
 }
 

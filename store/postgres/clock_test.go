@@ -53,7 +53,7 @@ type hostReply struct {
 func serveHost(t *testing.T, url string) {
 	pool := connect(t, url, nil)
 	stores := map[postgres.Mode]*postgres.Store{
-		postgres.Leased: open(t, pool, postgres.Config{}), postgres.Transactional: open(t, pool, transactional()),
+		postgres.ModeLeased: open(t, pool, postgres.Config{}), postgres.ModeTransactional: open(t, pool, transactional()),
 	}
 	submitted := func(c hostCall, handler func(ctx context.Context) error) hostReply {
 		g := guard(t, stores[c.Mode], semel.Policy{Lease: c.Lease, Heartbeat: min(50*time.Millisecond, c.Lease/3), Retention: halfAnHour, OnCrash: c.OnCrash})
@@ -61,7 +61,7 @@ func serveHost(t *testing.T, url string) {
 			if err := handler(ctx); err != nil {
 				return semel.Result{}, err
 			}
-			if c.Mode == postgres.Transactional {
+			if c.Mode == postgres.ModeTransactional {
 				return result("paid"), pay(ctx, c.Key)
 			}
 			_, err := pool.Exec(ctx, "INSERT INTO payment (key) VALUES ($1)", c.Key)
@@ -119,7 +119,7 @@ func serveHost(t *testing.T, url string) {
 			}
 			return r
 		case "sweep":
-			n, err := stores[postgres.Leased].Sweep(t.Context(), 100)
+			n, err := stores[postgres.ModeLeased].Sweep(t.Context(), 100)
 			r := hostReply{Swept: n}
 			if err != nil {
 				r.Err = err.Error()
@@ -252,7 +252,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 		}
 	}
 
-	for _, mode := range []postgres.Mode{postgres.Leased, postgres.Transactional} {
+	for _, mode := range []postgres.Mode{postgres.ModeLeased, postgres.ModeTransactional} {
 		t.Run(mode.String(), func(t *testing.T) {
 			for _, owner := range hosts {
 				c := hostCall{Mode: mode, Key: mode.String() + " of " + owner.name, OnCrash: semel.CrashRetry, Lease: halfAnHour}
@@ -261,7 +261,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 				if r := ask(owner, "hold"); r.Answer != "at work" {
 					t.Fatalf("%s: %s; want it at work", c.Key, r.Answer)
 				}
-				if mode == postgres.Leased {
+				if mode == postgres.ModeLeased {
 					await(t, func() (renewed bool) {
 						err := shop.direct.QueryRow(t.Context(), "SELECT lease_until > begun_at + $2::interval FROM semel.record WHERE key = $1", c.Key, halfAnHour).Scan(&renewed)
 						return err == nil && renewed
@@ -272,7 +272,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 						t.Fatalf("host %s answers %s beside the owner of %q; want it in progress", h.name, r.Answer, c.Key)
 					}
 					r := ask(h, "find")
-					if mode == postgres.Leased && (r.State != "in_progress" || r.Lease <= halfAnHour-10*time.Minute || r.Lease > halfAnHour) {
+					if mode == postgres.ModeLeased && (r.State != "in_progress" || r.Lease <= halfAnHour-10*time.Minute || r.Lease > halfAnHour) {
 						t.Fatalf("host %s sees %q %s with %v left of a lease of %v", h.name, c.Key, r.State, r.Lease, halfAnHour)
 					}
 				}

@@ -25,16 +25,16 @@ var (
 type Mode uint8
 
 const (
-	// Leased: a claim is a committed record under a lease, which the owner
+	// ModeLeased: a claim is a committed record under a lease, which the owner
 	// renews. For effects somewhere else.
-	Leased Mode = iota
-	// Transactional: a claim is a transaction, which the handler uses for its
+	ModeLeased Mode = iota
+	// ModeTransactional: a claim is a transaction, which the handler uses for its
 	// own changes. They and the record commit together, or not at all. For
 	// effects in this database, and nowhere else.
-	Transactional
+	ModeTransactional
 )
 
-var modeNames = [...]string{Leased: "leased", Transactional: "transactional"}
+var modeNames = [...]string{ModeLeased: "leased", ModeTransactional: "transactional"}
 
 func (m Mode) String() string {
 	if int(m) < len(modeNames) {
@@ -164,8 +164,8 @@ func (c Config) validate() error {
 		mostName        = 63        // of PostgreSQL's names, which are cut there
 	)
 	var errs []error
-	if c.Mode > Transactional {
-		errs = append(errs, fmt.Errorf("field Mode is %v; use Leased or Transactional", c.Mode))
+	if c.Mode > ModeTransactional {
+		errs = append(errs, fmt.Errorf("field Mode is %v; use ModeLeased or ModeTransactional", c.Mode))
 	}
 	if err := checkName("field Schema", c.Schema, false); err != nil {
 		errs = append(errs, err)
@@ -174,7 +174,7 @@ func (c Config) validate() error {
 	}
 	switch c.Isolation {
 	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
-		if c.Mode == Leased && c.Isolation != pgx.ReadCommitted {
+		if c.Mode == ModeLeased && c.Isolation != pgx.ReadCommitted {
 			errs = append(errs, errors.New("field Isolation is set, but Mode is leased"))
 		}
 	default:
@@ -235,7 +235,8 @@ type Store struct {
 	closed bool
 	open   map[*txClaim]struct{} // claims with a transaction of their own
 
-	closing sync.Once
+	closing  sync.Once
+	closeErr error
 }
 
 var (
@@ -332,11 +333,11 @@ func checkDatabase(ctx context.Context, pool *pgxpool.Pool) (p peer, err error) 
 	return peerSession, nil
 }
 
-// Close writes the audit trail out and ends the store's claims that live in
-// transactions, which rolls them back. The error says how many entries could
-// not be written before ctx ended. Calls that come later fail with
-// ErrClosed. The pool stays open.
-func (s *Store) Close(ctx context.Context) (err error) {
+// Close rolls back transactional claims that are open, but not those that joined a
+// transaction of the caller's, and writes the audit trail out. Calls that come
+// later fail with ErrClosed. The pool stays open. The error says how many entries
+// could not be written before ctx ended. Closing again returns the same.
+func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {
 		s.mu.Lock()
 		s.closed = true
@@ -349,9 +350,9 @@ func (s *Store) Close(ctx context.Context) (err error) {
 		if s.watchers != nil {
 			s.watchers.close()
 		}
-		err = s.notes.close(ctx)
+		s.closeErr = s.notes.close(ctx)
 	})
-	return err
+	return s.closeErr
 }
 
 func (s *Store) isClosed() bool {

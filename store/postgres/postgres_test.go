@@ -104,7 +104,7 @@ func harness(direct, pool *pgxpool.Pool, proxy *testenv.Proxy, config postgres.C
 				}
 			},
 		}
-		if c.Mode == postgres.Transactional {
+		if c.Mode == postgres.ModeTransactional {
 			withTransactions(t, &h, direct, proxy, c.Schema)
 		}
 		return h
@@ -154,7 +154,7 @@ func TestConfig(t *testing.T) {
 		{Schema: "a\x00"},
 		{Schema: strings.Repeat("x", 64)},
 		{Isolation: pgx.Serializable},
-		{Mode: postgres.Transactional, Isolation: "read uncommitted"},
+		{Mode: postgres.ModeTransactional, Isolation: "read uncommitted"},
 		{LockTimeout: -1},
 		{IdleTimeout: -1},
 		{PeerTimeout: 25 * time.Hour},

@@ -270,9 +270,9 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	a.Origin, a.Lease, a.Retention = textOrigin(a.Origin), whole(a.Lease), whole(a.Retention)
 	callers, joined := joinedTx(ctx)
 	switch {
-	case s.config.Mode == Transactional && joined:
+	case s.config.Mode == ModeTransactional && joined:
 		return s.beginJoined(ctx, a, callers)
-	case s.config.Mode == Transactional:
+	case s.config.Mode == ModeTransactional:
 		return s.beginTx(ctx, a)
 	case joined:
 		return nil, errors.New("postgres: begin: a leased store cannot join a transaction: its claims are committed at once")

@@ -192,7 +192,7 @@ func TestGrants(t *testing.T) {
 	})
 	exec(t, owner, postgres.Schema(schema)+postgres.Grants(schema, role))
 	pool := connect(t, server, func(c *pgxpool.Config) { c.ConnConfig.User = role })
-	for _, c := range []postgres.Config{{}, {Mode: postgres.Transactional}} {
+	for _, c := range []postgres.Config{{}, {Mode: postgres.ModeTransactional}} {
 		c.Schema, c.NoMigrate = schema, true
 		s := open(t, pool, c)
 		if _, err := begin(t, s, c.Mode.String()).Complete(t.Context(), result("done")); err != nil {

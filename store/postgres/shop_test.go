@@ -97,7 +97,7 @@ func guard(t testing.TB, s semel.Store, p semel.Policy) *semel.Guard {
 	return g
 }
 
-func transactional() postgres.Config { return postgres.Config{Mode: postgres.Transactional} }
+func transactional() postgres.Config { return postgres.Config{Mode: postgres.ModeTransactional} }
 
 // levels are the ways in which a transaction can be begun.
 var levels = map[string]func(*postgres.Config){

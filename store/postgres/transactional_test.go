@@ -374,7 +374,7 @@ func TestWaitThatTheServerCallsCancelled(t *testing.T) {
 		most   time.Duration
 		waited bool
 	}{{"waited", time.Millisecond, true}, {"cancelled", time.Hour, false}} {
-		s := open(t, pool, postgres.Config{Mode: postgres.Transactional, Schema: tt.schema, NoAdvisoryLocks: true, LockTimeout: tt.most})
+		s := open(t, pool, postgres.Config{Mode: postgres.ModeTransactional, Schema: tt.schema, NoAdvisoryLocks: true, LockTimeout: tt.most})
 		exec(t, pool, "CREATE FUNCTION "+tt.schema+`.cancel() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			PERFORM pg_sleep(0.002);
 			RAISE 'canceling statement due to user request' USING ERRCODE = 'query_canceled';
@@ -431,7 +431,7 @@ func TestTransactionalWithoutAdvisoryLocks(t *testing.T) {
 
 func testTransactional(t *testing.T, c postgres.Config) {
 	t.Parallel()
-	c.Mode = postgres.Transactional
+	c.Mode = postgres.ModeTransactional
 	server := testenv.Postgres(t)
 	proxied, proxy := through(t, server)
 	storetest.Run(t, storetest.Config{

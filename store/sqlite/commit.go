@@ -12,7 +12,7 @@ import (
 )
 
 // commit writes t's counters and commits it.
-func (s *TxStore) commit(t *tx) error {
+func (s *transactions) commit(t *tx) error {
 	_ = t.flush() // kept in t.err
 	if t.err == nil {
 		_, _ = t.exec("UPDATE counter SET fence = ?, position = ?", int64(t.fence), int64(t.position))

@@ -18,7 +18,7 @@ func TestSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	defer s.Close(context.Background())
 	ask := func(query func(string, func(*row), ...driver.Value) error, pragma, want string) {
 		t.Helper()
 		var got string

@@ -102,7 +102,7 @@ func openFaulty(t *testing.T, f *faults, c Config) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	// The cache relies on it that the writer leaves completed records alone until
 	// they have expired.
 	for _, change := range []string{"DELETE", "UPDATE OF number, digest, state, fence, token, position, retention, tenant, actor, operation, key, codec, label, reference, pieces, head, body"} {
@@ -161,7 +161,7 @@ func (l lives) fail(t *testing.T, instead bool) {
 		})
 		life := fmt.Sprint("life ", at, ": ")
 		l.live(t, s, life)
-		err := s.Close()
+		err := s.Close(context.Background())
 		calls, _ := f.counted()
 		if err != nil {
 			t.Errorf("Close: %v", err)

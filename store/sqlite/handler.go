@@ -45,7 +45,7 @@ type handlerKey struct{}
 
 // handler is what a handler's context carries.
 type handler struct {
-	store    *TxStore
+	store    *transactions
 	work     *sql.Tx     // ends with the handler, and the transaction goes on: see handlerConn
 	enqueued atomic.Bool // messages, to the outbox
 }

@@ -19,17 +19,17 @@ import (
 // transaction is the one that Tx returns, and Enqueue enqueues in. It ends with the
 // store, which waits for handlers under way.
 //
-// Transact holds the write lock of the whole file, as claims of a TxStore do, so one
+// Transact holds the write lock of the whole file, as a transactional claim does, so one
 // handler is at work at a time; batches share a sync of the disk. Where the lock is
 // not to be had it fails with ErrBusy: another handler has it, of the same
 // message or any other. Look-ups wait for nobody. The clock is the host's: ids that
 // were recorded before it was set back are kept longer by as much.
-type Inbox struct{ store *TxStore }
+type Inbox struct{ store *Store }
 
 var _ inbox.Store = (*Inbox)(nil)
 
 // Inbox returns the inbox in the store's file.
-func (s *TxStore) Inbox() *Inbox { return &Inbox{s} }
+func (s *Store) Inbox() *Inbox { return &Inbox{s} }
 
 const (
 	insertReceived = "INSERT INTO inbox (consumer, id, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
@@ -49,7 +49,7 @@ const (
 // Transact implements inbox.Store.
 func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) error {
 	var first []bool
-	return b.store.transact(ctx, func(t *tx) (more bool, err error) {
+	return b.store.txs.transact(ctx, func(t *tx) (more bool, err error) {
 		first, err = t.receive(consumer, ids)
 		return slices.Contains(first, true), err
 	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
@@ -84,7 +84,7 @@ func (e *txError) as(rolledBack, inDoubt error) error {
 
 // transact calls first and work in a transaction, and commits it. If first says that
 // there is nothing to do, work is not called and nothing is written.
-func (s *TxStore) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *txError {
+func (s *transactions) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *txError {
 	failed := func(err error) *txError { return &txError{txFailed, err} }
 	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
 		return failed(errNested)
@@ -247,7 +247,7 @@ func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) (seen [
 func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)
-		n, err := write(ctx, b.store.Store, 0, func(t *tx) (int64, error) {
+		n, err := write(ctx, b.store, 0, func(t *tx) (int64, error) {
 			return t.exec(deleteReceived, consumer, t.now-micros(retention), int64(rows))
 		})
 		if err != nil {

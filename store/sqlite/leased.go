@@ -4,22 +4,14 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/semelhq/semel"
 )
 
-// Begin implements semel.Store.
-func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
-	if err := errors.Join(
-		a.Identity.Validate(),
-		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
-	); err != nil {
-		return nil, fmt.Errorf("sqlite: begin: %w", err)
-	}
-	a.Origin = cutOrigin(a.Origin)
+// beginLeased claims an identity with a record under a lease.
+func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
 	// A repeated request is better answered by a look than by a turn of the
 	// writer, for which it may have to wait and whose lock it does not need.
 	// For a first one the look would be wasted, and it costs half as much as

@@ -19,7 +19,7 @@ import (
 
 // ErrNoTransaction: the context is not that of a handler that works in the
 // transaction of its claim. Nothing was enqueued.
-var ErrNoTransaction = errors.New("sqlite: the context carries no transaction of a claim: use EnqueueTx, or a TxStore")
+var ErrNoTransaction = errors.New("sqlite: the context carries no transaction of a claim: use EnqueueTx, or a transactional store")
 
 // Enqueue adds messages to the outbox in the transaction of the claim that a
 // handler works under, or of the message that it handles (Inbox), which ctx comes

@@ -119,7 +119,7 @@ func playOpen(path string, in *bufio.Scanner) error {
 	}
 	fmt.Println("open")
 	in.Scan()
-	return s.Close()
+	return s.Close(context.Background())
 }
 
 // Two processes that find no file, or an empty one, both set it up.
@@ -240,7 +240,7 @@ func playRace(path string, in *bufio.Scanner) error {
 		}
 		fmt.Println(strings.Join(answers, " "))
 	}
-	return errors.Join(g.Drain(context.Background()), s.Close())
+	return errors.Join(g.Drain(context.Background()), s.Close(context.Background()))
 }
 
 func TestProcessesRaceOnOneIdentity(t *testing.T) {
@@ -318,7 +318,7 @@ func playMeddle(path string, in *bufio.Scanner) error {
 		}
 		fmt.Println("done")
 	}
-	return errors.Join(db.Close(), s.Close())
+	return errors.Join(db.Close(), s.Close(context.Background()))
 }
 
 // What another process does to a completed record is seen by whoever asks after

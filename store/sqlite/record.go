@@ -243,4 +243,19 @@ func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, erro
 	return rec.Record, nil
 }
 
+// Begin implements semel.Store.
+func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
+	if err := errors.Join(
+		a.Identity.Validate(),
+		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
+	); err != nil {
+		return nil, fmt.Errorf("sqlite: begin: %w", err)
+	}
+	a.Origin = cutOrigin(a.Origin)
+	if s.config.Mode == ModeTransactional {
+		return s.txs.begin(ctx, a)
+	}
+	return s.beginLeased(ctx, a)
+}
+
 type none = struct{}

@@ -7,8 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/semelhq/semel"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/semelhq/semel"
 )
 
 // ErrClosed: the store has been closed. A call that was waiting took no effect.
@@ -30,6 +31,40 @@ var (
 	ErrForeign = errors.New("sqlite: the file is not a store")
 )
 
+// Mode is where a claim lives.
+type Mode uint8
+
+const (
+	// ModeLeased makes a claim a committed record under a lease, which the owner
+	// renews. It is for effects outside of the file.
+	ModeLeased Mode = iota
+	// ModeTransactional makes a claim a transaction: the record, the audit entry and
+	// all that the handler changes through Tx are committed together, or not at all.
+	// A process that dies before that commit has changed nothing, so no outcome is
+	// ever unknown. It is for effects in this file, and nowhere else.
+	//
+	// A claim holds the write lock of the whole file, from Begin to the end of the
+	// handler. So one handler is at work at a time, whatever the number of
+	// processes, and the others wait: at most for Config.BusyTimeout, then Begin
+	// fails with ErrBusy. Sweeps and the audit trail's other entries wait as well,
+	// and so do leased claims of other stores over the file. Keep handlers short.
+	// Replays and other reads do not wait.
+	//
+	// While a claim is open, a submit of the same identity through the same Store
+	// is told that it is in progress. Other processes cannot see it: they wait for
+	// the lock like everyone else, and find the record once it is committed.
+	ModeTransactional
+)
+
+var modeNames = [...]string{ModeLeased: "leased", ModeTransactional: "transactional"}
+
+func (m Mode) String() string {
+	if int(m) < len(modeNames) {
+		return modeNames[m]
+	}
+	return fmt.Sprintf("Mode(%d)", uint8(m))
+}
+
 // Config says which file a store keeps its records in, and how. Only Path is
 // required.
 type Config struct {
@@ -38,6 +73,9 @@ type Config struct {
 	// there keeps its mode. SQLite puts two companions beside it, with -wal
 	// and -shm behind the name and of the same mode.
 	Path string
+	// Mode is where claims live. Stores of both modes may share a file: each finds
+	// the claims of the other in its way.
+	Mode Mode
 	// MustExist has Open fail where there is no file, or an empty one. Set it
 	// where that would mean that a volume is not mounted: a store that starts
 	// anew has forgotten what was executed.
@@ -116,6 +154,9 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	const mostResultBytes = 512 << 20 // SQLite holds rows up to 1,000,000,000 bytes
 	errs := []error{validatePath(c.Path)}
+	if c.Mode > ModeTransactional {
+		errs = append(errs, fmt.Errorf("field Mode is %v; use ModeLeased or ModeTransactional", c.Mode))
+	}
 	for _, f := range []struct {
 		name  string
 		value int
@@ -159,6 +200,7 @@ type Store struct {
 	notes    notes
 	hints    hints   // of the outbox
 	pending  pending // in the outbox
+	txs      transactions
 
 	queue chan *op
 	slow  signal        // to those whose turn is long in coming
@@ -166,6 +208,8 @@ type Store struct {
 	done  chan struct{} // closed when the writer has ended
 
 	closing  sync.Once
+	closed   chan struct{} // closed when all is, and closeErr set
+	writeErr error         // of the writer's end
 	closeErr error
 }
 
@@ -199,7 +243,9 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 		queue:    make(chan *op, c.MaxQueue),
 		stop:     make(chan struct{}),
 		done:     make(chan struct{}),
+		closed:   make(chan struct{}),
 	}
+	s.txs.init(s)
 	s.slow.init()
 	s.known.init()
 	s.cache.init(c)
@@ -220,13 +266,32 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 	return s, nil
 }
 
-// Close finishes the writes that wait, writes the audit trail out, and closes
+// Close rolls back transactional claims that are open, once a statement under way
+// has ended, finishes the writes that wait, writes the audit trail out, and closes
 // the file. Calls that come later fail with ErrClosed. The error says what could
-// not be written or closed. Closing again returns the same.
-func (s *Store) Close() error {
+// not be written or closed.
+//
+// If ctx ends first, Close returns its error and the closing goes on. Calling
+// Close again waits for it, and returns what it came to.
+func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {
-		close(s.stop)
-		<-s.done
+		go func() {
+			defer close(s.closed)
+			err := s.txs.close()
+			close(s.stop)
+			<-s.done
+			s.closeErr = errors.Join(err, s.writeErr)
+		}()
 	})
-	return s.closeErr
+	select {
+	case <-s.closed:
+		return s.closeErr
+	default:
+	}
+	select {
+	case <-s.closed:
+		return s.closeErr
+	case <-ctx.Done():
+		return fmt.Errorf("sqlite: the store is still being closed: audit entries that wait are lost if the process ends now; call Close again to wait for it: %w", ctx.Err())
+	}
 }

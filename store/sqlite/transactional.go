@@ -13,21 +13,9 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// TxStore is a Store whose claims are transactions: the record, the audit
-// entry, and all that the handler changes through Tx are committed together. A
-// process that dies before that commit has changed nothing, so no outcome is
-// ever unknown. Handlers must have no effects elsewhere.
-//
-// A claim holds the write lock of the whole file, from Begin to the end of the
-// handler. So one handler is at work at a time, whatever the number of
-// processes, and the others wait: at most for Config.BusyTimeout, then Begin
-// fails with ErrBusy. Leased claims, sweeps and the audit trail's other entries
-// wait as well. Keep handlers short. Replays and other reads do not wait.
-//
-// While a claim is open, a submit of the same identity through the same TxStore
-// is told that it is in progress. Other processes cannot see it: they wait for
-// the lock like everyone else, and find the record once it is committed.
-type TxStore struct {
+// transactions are those in which handlers work, one at a time: of claims where
+// the store's mode is ModeTransactional, and of the inbox and of steps in either.
+type transactions struct {
 	*Store
 	instance instance
 	turn     chan struct{} // a lock that can be waited for with a context
@@ -43,18 +31,13 @@ type TxStore struct {
 	open   map[semel.Identity]*txClaim // also those that wait for the lock
 }
 
-// Transactional returns a view on s whose claims are transactions. Call it once
-// for a store, and close the view instead of the store.
-func (s *Store) Transactional() *TxStore {
-	return &TxStore{
-		Store: s, instance: newInstance(),
-		turn: make(chan struct{}, 1), open: make(map[semel.Identity]*txClaim),
-	}
+func (s *transactions) init(store *Store) {
+	s.Store, s.instance = store, newInstance()
+	s.turn, s.open = make(chan struct{}, 1), make(map[semel.Identity]*txClaim)
 }
 
-// Close rolls back claims that are open, once a statement under way has ended,
-// and closes the store.
-func (s *TxStore) Close() error {
+// close rolls back claims that are open, once a statement under way has ended.
+func (s *transactions) close() error {
 	s.mu.Lock()
 	s.closed = true
 	var claims []*txClaim
@@ -74,7 +57,7 @@ func (s *TxStore) Close() error {
 		s.session = nil
 	}
 	<-s.turn
-	return errors.Join(append(errs, s.Store.Close())...)
+	return errors.Join(errs...)
 }
 
 // session is the connection that claims use, one after the other. Its sql part
@@ -107,7 +90,7 @@ func (c *conn) inTransaction() (bool, error) {
 }
 
 // take waits for the turn, at most for BusyTimeout.
-func (s *TxStore) take(ctx context.Context) error {
+func (s *transactions) take(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -127,7 +110,7 @@ func (s *TxStore) take(ctx context.Context) error {
 
 // lock begins a transaction in the session, which it opens if there is none.
 // It is called with the turn taken.
-func (s *TxStore) lock(ctx context.Context) (*tx, error) {
+func (s *transactions) lock(ctx context.Context) (*tx, error) {
 	if err := s.files.check(); err != nil {
 		return nil, err
 	}
@@ -167,7 +150,7 @@ func (s *TxStore) lock(ctx context.Context) (*tx, error) {
 	return t, nil
 }
 
-func (s *TxStore) connect(ctx context.Context) error {
+func (s *transactions) connect(ctx context.Context) error {
 	c, err := s.dial(ctx, s.files.path, "PRAGMA foreign_keys = 1;", true)
 	if err != nil {
 		return err
@@ -190,7 +173,7 @@ func (s *TxStore) connect(ctx context.Context) error {
 }
 
 // drop gives up a session that is in doubt; its transaction ends with it.
-func (s *TxStore) drop() {
+func (s *transactions) drop() {
 	if s.session != nil {
 		_ = s.session.close() // the errors of a broken connection are known
 		s.session = nil
@@ -198,7 +181,7 @@ func (s *TxStore) drop() {
 }
 
 // rollback takes back what the session's transaction has done, for certain.
-func (s *TxStore) rollback() {
+func (s *transactions) rollback() {
 	// After some errors SQLite has rolled back already, and says so.
 	_, _ = s.session.conn.exec("ROLLBACK")
 	if in, err := s.session.conn.inTransaction(); in || err != nil {
@@ -206,18 +189,11 @@ func (s *TxStore) rollback() {
 	}
 }
 
-// Begin implements semel.Store.
-func (s *TxStore) Begin(ctx context.Context, a semel.Attempt) (_ semel.Claim, err error) {
-	if err := errors.Join(
-		a.Identity.Validate(),
-		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
-	); err != nil {
-		return nil, fmt.Errorf("sqlite: begin: %w", err)
-	}
+// begin claims an identity with a transaction.
+func (s *transactions) begin(ctx context.Context, a semel.Attempt) (_ semel.Claim, err error) {
 	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
 		return nil, errNested
 	}
-	a.Origin = cutOrigin(a.Origin)
 	// Who only wants to know the result does not wait for the lock.
 	rec, found, err := s.find(ctx, a.Identity, s.digest(a.Identity))
 	if err != nil {
@@ -253,7 +229,7 @@ func (s *TxStore) Begin(ctx context.Context, a semel.Attempt) (_ semel.Claim, er
 const unseenLease = time.Second
 
 // enter registers c as the one who is at its identity.
-func (s *TxStore) enter(c *txClaim) error {
+func (s *transactions) enter(c *txClaim) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -270,7 +246,7 @@ func (s *TxStore) enter(c *txClaim) error {
 	return nil
 }
 
-func (s *TxStore) leave(c *txClaim) {
+func (s *transactions) leave(c *txClaim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[c.attempt.Identity] == c {
@@ -291,7 +267,7 @@ const (
 // txClaim is a claim that is a transaction. It has the store's turn while it is
 // live.
 type txClaim struct {
-	store    *TxStore
+	store    *transactions
 	attempt  semel.Attempt
 	settling chan struct{} // a lock that can be waited for with a context
 	granted  bool          // under store.mu

@@ -167,7 +167,7 @@ func (w *writer) run() {
 				w.turn(nil)
 			}
 		case <-s.stop:
-			s.closeErr = w.finish()
+			s.writeErr = w.finish()
 			return
 		}
 	}

@@ -229,7 +229,7 @@ func TestCloseServesTheQueue(t *testing.T) {
 	awaitQueued(t, s, cap(errs))
 	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "note"})
 	closed := make(chan error)
-	go func() { closed <- s.Close() }()
+	go func() { closed <- s.Close(context.Background()) }()
 	<-s.stop
 	if _, err := s.Begin(t.Context(), attempt("late")); !errors.Is(err, ErrClosed) {
 		t.Errorf("Begin while closing was answered %v", err)
@@ -257,7 +257,7 @@ func TestCloseServesTheQueue(t *testing.T) {
 		}
 	}
 	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed, Key: "late"})
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Errorf("the second Close: %v", err)
 	}
 	s = openFaulty(t, f, s.config)
