@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // List implements semel.Lister.
@@ -15,7 +16,7 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	limit := pageSize(f.Limit)
+	limit := storekit.PageSize(f.Limit)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -52,11 +53,4 @@ func hasCause(r *record, cause string) bool {
 		return strings.HasPrefix(r.Cause, prefix)
 	}
 	return r.Cause == cause
-}
-
-func pageSize(limit int) int {
-	if limit <= 0 {
-		return 100
-	}
-	return min(limit, 1000)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -26,7 +27,7 @@ type Outbox struct {
 	rows     []*letter // in the order of their positions
 	ids      map[string]*letter
 	position uint64
-	hints    map[chan struct{}]struct{}
+	hints    storekit.Hints
 }
 
 // letter is a message in an outbox.
@@ -48,7 +49,7 @@ var (
 
 // NewOutbox returns an empty outbox.
 func NewOutbox() *Outbox {
-	return &Outbox{ids: map[string]*letter{}, hints: map[chan struct{}]struct{}{}}
+	return &Outbox{ids: map[string]*letter{}}
 }
 
 // Enqueue adds messages, all or none. It fails with outbox.ErrDuplicate where a
@@ -96,31 +97,12 @@ func (o *Outbox) Enqueue(ctx context.Context, messages ...outbox.Message) error 
 		o.ids[l.ID] = l
 		o.rows = append(o.rows, l)
 	}
-	o.hint()
+	o.hints.Send()
 	return nil
 }
 
-func (o *Outbox) hint() {
-	for c := range o.hints {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
-
 // Watch implements outbox.Watcher.
-func (o *Outbox) Watch() (hints <-chan struct{}, stop func()) {
-	c := make(chan struct{}, 1)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.hints[c] = struct{}{}
-	return c, func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		delete(o.hints, c)
-	}
-}
+func (o *Outbox) Watch() (hints <-chan struct{}, stop func()) { return o.hints.Watch() }
 
 type laneName struct{ topic, key string }
 

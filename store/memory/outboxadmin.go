@@ -182,7 +182,7 @@ func (o *Outbox) redrive(f outbox.Filter, decisions []outbox.Decision) (done []o
 		l.Decisions = append(l.Decisions, decisions...)
 		done = append(done, outbox.Redriven{ID: l.ID, Position: l.Position, OutOfOrder: l.Key != "" && !l.inLane})
 	}
-	o.hint()
+	o.hints.Send()
 	return done
 }
 
@@ -204,7 +204,7 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 		l.Decisions = append(l.Decisions, d)
 		done = append(done, outbox.Redriven{ID: l.ID, Position: l.Position})
 	}
-	o.hint()
+	o.hints.Send()
 	return done, nil
 }
 
@@ -226,6 +226,6 @@ func (o *Outbox) Purge(ctx context.Context, f outbox.Filter) ([]outbox.Entry, er
 		gone = append(gone, e)
 		o.remove(l)
 	}
-	o.hint()
+	o.hints.Send()
 	return gone, nil
 }

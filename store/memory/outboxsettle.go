@@ -72,7 +72,7 @@ func (o *Outbox) settle(settlements []outbox.Settlement) (lost []outbox.Ref) {
 		}
 	}
 	if onward {
-		o.hint()
+		o.hints.Send()
 	}
 	return lost
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // enter writes an audit entry about r. Called with mu held.
@@ -41,7 +42,7 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	limit := pageSize(f.Limit)
+	limit := storekit.PageSize(f.Limit)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []semel.TrailEntry

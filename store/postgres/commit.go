@@ -148,7 +148,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) error {
 		c.state, c.expires = txCommitted, expires
 		c.giveBack(ctx)
 		if c.enqueued.Load() && !c.joined {
-			c.store.hints.send()
+			c.store.hints.Send()
 		}
 		return nil
 	case escaped(err):

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // Inbox is the inbox in a store's schema. It implements inbox.Store: a handler's
@@ -65,7 +66,7 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 	if c == nil {
 		return err
 	}
-	return c.transact(ctx, func(ctx context.Context) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
+	return c.transact(ctx, func(ctx context.Context) error { return work(ctx, first) }).As(inbox.ErrRolledBack, inbox.ErrUnknown)
 }
 
 // begin begins a transaction and records ids in it. Where none is first it returns
@@ -82,33 +83,6 @@ func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *tx
 		return nil, nil, nil
 	}
 	return c, inbox.First(ids, recorded), nil
-}
-
-// txError is why a handler's transaction was not committed, or not for certain.
-type txError struct {
-	class txClass
-	err   error
-}
-
-type txClass uint8
-
-const (
-	txFailed  txClass = iota // the handler
-	txRefused                // COMMIT
-	txInDoubt
-)
-
-// as is the error in the words of a package.
-func (e *txError) as(rolledBack, inDoubt error) error {
-	switch {
-	case e == nil:
-		return nil
-	case e.class == txRefused:
-		return fmt.Errorf("%w: %w", rolledBack, e.err)
-	case e.class == txInDoubt:
-		return fmt.Errorf("%w: %w", inDoubt, e.err)
-	}
-	return e.err
 }
 
 // errWaited: another transaction holds what the first statement of a handler's wants.
@@ -161,7 +135,7 @@ func (c *txClaim) unused(ctx context.Context) {
 }
 
 // transact calls work in the transaction that beginWork has begun, and commits it.
-func (c *txClaim) transact(ctx context.Context, work func(context.Context) error) (err *txError) {
+func (c *txClaim) transact(ctx context.Context, work func(context.Context) error) (err *storekit.TxError) {
 	ended := false
 	defer func() {
 		if ended {
@@ -170,20 +144,22 @@ func (c *txClaim) transact(ctx context.Context, work func(context.Context) error
 		if rerr := c.rollBack(context.WithoutCancel(ctx)); rerr != nil { // also where work panics
 			cause := rerr
 			if err != nil {
-				cause = errors.Join(rerr, err.err)
+				cause = errors.Join(rerr, err.Err)
 			}
-			err = &txError{txInDoubt, cause}
+			err = &storekit.TxError{Class: storekit.TxInDoubt, Err: cause}
 		}
 	}()
 	if err := work(c.Context(ctx)); err != nil {
-		return &txError{txFailed, err}
+		return &storekit.TxError{Class: storekit.TxFailed, Err: err}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	if err := c.shut(ctx, nil); err != nil {
-		return &txError{txRefused, fmt.Errorf("the handler has left a statement under way: %w", err)}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: fmt.Errorf("the handler has left a statement under way: %w", err)}
 	}
-	refused := func(why string) *txError { return &txError{txRefused, errors.New(why)} }
+	refused := func(why string) *storekit.TxError {
+		return &storekit.TxError{Class: storekit.TxRefused, Err: errors.New(why)}
+	}
 	pg := c.tx.Conn().PgConn()
 	switch {
 	case pg.IsClosed():
@@ -206,7 +182,7 @@ func (c *txClaim) transact(ctx context.Context, work func(context.Context) error
 		cerr = err
 	}
 	if escaped(cerr) {
-		return &txError{txInDoubt, errHandlerEnded}
+		return &storekit.TxError{Class: storekit.TxInDoubt, Err: errHandlerEnded}
 	}
 	// The savepoint was there, so the transaction was ours, and it is over or about
 	// to be.
@@ -217,13 +193,13 @@ func (c *txClaim) transact(ctx context.Context, work func(context.Context) error
 		return refused("COMMIT was answered with ROLLBACK")
 	case cerr == nil:
 		if c.enqueued.Load() {
-			c.store.hints.send()
+			c.store.hints.Send()
 		}
 		return nil
 	case certain(cerr, pg):
-		return &txError{txRefused, cerr}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: cerr}
 	}
-	return &txError{txInDoubt, cerr}
+	return &storekit.TxError{Class: storekit.TxInDoubt, Err: cerr}
 }
 
 // again2 is again for what returns two values.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // List implements semel.Lister. Records are found at once by id, by key, by cause
@@ -49,7 +50,7 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 	w.between("begun_at", f.BegunSince, f.BegunUntil)
 	// In the order of their fences: of those whose fence is their number, and of
 	// those that have another one.
-	after, limit := w.arg(int64(f.After)), " LIMIT "+pageSize(f.Limit)
+	after, limit := w.arg(int64(f.After)), " LIMIT "+strconv.Itoa(storekit.PageSize(f.Limit))
 	page := func(condition, order string) string {
 		return "(" + s.sql.list + w.and(condition) + " AND " + order + " > " + after + " ORDER BY " + order + limit + ")"
 	}
@@ -86,14 +87,4 @@ func (s *Store) byKey(w *where, key string) {
 	copy(last.Bytes[:], prefix[:])
 	w.add("digest BETWEEN ? AND ?", first, last)
 	w.equal("key", key)
-}
-
-func pageSize(limit int) string {
-	switch {
-	case limit <= 0:
-		limit = 100
-	case limit > 1000:
-		limit = 1000
-	}
-	return strconv.Itoa(limit)
 }

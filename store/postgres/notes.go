@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/puddle/v2"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 const (
@@ -21,75 +21,30 @@ const (
 	noteRest = time.Second
 	// noteTimeout bounds one attempt to write notes.
 	noteTimeout = 5 * time.Second
-	// notesAtOnce is how many notes go in one statement.
-	notesAtOnce = 1000
 )
-
-// note is an audit entry that waits to be written.
-type note struct {
-	at    time.Time // by this process's monotonic clock, for its age alone
-	entry semel.TrailEntry
-}
 
 // notes is the queue behind Note, and the goroutine that writes it out.
 type notes struct {
-	store   *Store
-	arrived chan struct{} // signals that the queue is no longer empty
-	stop    chan struct{} // closed when Close begins
-	done    chan struct{} // closed when the goroutine has ended
-	cancel  context.CancelFunc
-
-	mu      sync.Mutex
-	entries []note
-	closed  bool
+	storekit.Notes
+	store  *Store
+	stop   chan struct{} // closed when Close begins
+	done   chan struct{} // closed when the goroutine has ended
+	cancel context.CancelFunc
 
 	// Of the goroutine, and of close after it.
-	pending  []note // taken from the queue, not known to be written
-	unsure   bool   // pending may have been written
-	seq      uint64 // of the last entry written
-	position int64  // at or before it
+	pending  []storekit.Note // taken from the queue, not known to be written
+	unsure   bool            // pending may have been written
+	seq      uint64          // of the last entry written
+	position int64           // at or before it
 }
 
 func (q *notes) start(s *Store) {
 	q.store = s
-	q.arrived, q.stop, q.done = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	q.stop, q.done = make(chan struct{}), make(chan struct{})
+	q.Init(s.config.MaxNotes)
 	ctx, cancel := context.WithCancel(context.Background())
 	q.cancel = cancel
 	go q.run(ctx)
-}
-
-func (q *notes) add(n note) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return
-	}
-	if len(q.entries) >= q.store.config.MaxNotes {
-		// What is dropped is counted in the place where it would have been.
-		last := &q.entries[len(q.entries)-1]
-		if last.entry.Kind == semel.TrailLost {
-			last.entry.Count++
-			return
-		}
-		n.entry = semel.TrailEntry{Kind: semel.TrailLost, Count: 1}
-	}
-	if q.entries = append(q.entries, n); len(q.entries) == 1 {
-		select {
-		case q.arrived <- struct{}{}:
-		default:
-		}
-	}
-}
-
-func (q *notes) take() []note {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	n := min(len(q.entries), notesAtOnce)
-	taken := q.entries[:n:n]
-	if q.entries = q.entries[n:]; len(q.entries) == 0 {
-		q.entries = nil
-	}
-	return taken
 }
 
 // run writes notes until the store is closed.
@@ -99,7 +54,7 @@ func (q *notes) run(ctx context.Context) {
 	defer timer.Stop()
 	for {
 		select {
-		case <-q.arrived:
+		case <-q.Arrived():
 			timer.Reset(noteDelay)
 		case <-timer.C:
 			if q.flush(ctx) != nil {
@@ -115,7 +70,7 @@ func (q *notes) run(ctx context.Context) {
 func (q *notes) flush(ctx context.Context) error {
 	for {
 		if len(q.pending) == 0 {
-			q.pending = q.take()
+			q.pending = q.Take(0)
 		}
 		if len(q.pending) == 0 {
 			return nil
@@ -144,11 +99,11 @@ func (q *notes) write(ctx context.Context) error {
 		seq                                               = q.seq
 	)
 	for _, n := range q.pending {
-		e := n.entry
+		e := n.Entry
 		if seq++; e.Kind == semel.TrailLost {
 			seq += e.Count // the lost ones had numbers too
 		}
-		seqs, ages = append(seqs, int64(seq)), append(ages, now.Sub(n.at).Microseconds())
+		seqs, ages = append(seqs, int64(seq)), append(ages, now.Sub(n.At).Microseconds())
 		number, ours := s.names.Number(e.RecordID)
 		if ours {
 			e.RecordID = ""
@@ -202,9 +157,7 @@ func (q *notes) write(ctx context.Context) error {
 
 // close writes what is left.
 func (q *notes) close(ctx context.Context) error {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
+	q.Close()
 	close(q.stop)
 	select {
 	case <-q.done:
@@ -223,7 +176,7 @@ func (q *notes) close(ctx context.Context) error {
 		err = q.flush(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("postgres: close: %d audit entries were not written: %w", len(q.pending)+len(q.entries), err)
+		return fmt.Errorf("postgres: close: %d audit entries were not written: %w", len(q.pending)+q.Len(), err)
 	}
 	return nil
 }
@@ -231,10 +184,5 @@ func (q *notes) close(ctx context.Context) error {
 // Note implements semel.Trail. The entry's time is that of the call, by the
 // server's clock. Texts are cut at 1,024 bytes. After Close, Note does nothing.
 func (s *Store) Note(e semel.TrailEntry) {
-	if e.Kind = semel.TrailKind(text(string(e.Kind))); e.Kind == semel.TrailLost {
-		e.Count = 0
-	}
-	e.Origin, e.Label, e.Cause = textOrigin(e.Origin), text(e.Label), text(e.Cause)
-	e.RecordID, e.Tenant, e.Actor, e.Operation, e.Key = text(e.RecordID), text(e.Tenant), text(e.Actor), text(e.Operation), text(e.Key)
-	s.notes.add(note{at: time.Now(), entry: e})
+	s.notes.Add(storekit.Texts(e, text))
 }

@@ -1,19 +1,16 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -170,26 +167,15 @@ func (o *Outbox) enqueue(origin string, messages []outbox.Message) (all []statem
 		messages = messages[len(some):]
 		args := make([]any, 0, 8*len(some))
 		for _, m := range some {
-			if m.ID == "" {
-				m.ID = semel.NewKey()
+			m, headers, err := storekit.Stored(m, origin)
+			if err != nil {
+				return nil, fmt.Errorf("postgres: %w", err)
 			}
-			m.Origin = cmp.Or(m.Origin, origin)
-			var headers, before any
-			if len(m.Headers) > 0 {
-				b, err := json.Marshal(m.Headers)
-				if err != nil {
-					return nil, fmt.Errorf("postgres: headers: %w", err)
-				}
-				headers = string(b)
-			}
+			var before any
 			if !m.NotBefore.IsZero() {
 				before = ceilMicro(m.NotBefore)
 			}
-			payload := m.Payload
-			if payload == nil {
-				payload = []byte{} // nil would be NULL
-			}
-			args = append(args, m.ID, m.Topic, orNull(m.Key), m.Type, headers, before, orNull(m.Origin), payload)
+			args = append(args, m.ID, m.Topic, orNull(m.Key), m.Type, headers, before, orNull(m.Origin), m.Payload)
 		}
 		build(sqlEnqueue, "($%d::text, $%d::text, $%d::text, $%d::text, $%d::text::jsonb, $%d::timestamptz, $%d::text, $%d::bytea)", len(some), 8, args)
 		all[len(all)-1].messages = len(some)
@@ -220,45 +206,17 @@ func (s *Store) Outbox() *Outbox { return &Outbox{store: s} }
 // Wake has relays look for messages now: those in this process that work on this
 // Store and, with Config.Notify, those that work on another with it. Call it after
 // the commit of a transaction with EnqueueTx. It never blocks.
-func (o *Outbox) Wake() { o.store.hints.send() }
+func (o *Outbox) Wake() { o.store.hints.Send() }
 
 // Watch implements outbox.Watcher. It tells of what was enqueued with Enqueue
 // through this Store and of calls of Wake, and with Config.Notify also of those
 // through other stores with it.
 func (o *Outbox) Watch() (<-chan struct{}, func()) {
 	c := make(chan struct{}, 1)
-	stop := o.store.hints.add(c)
+	stop := o.store.hints.Add(c)
 	if o.store.watchers == nil {
 		return c, stop
 	}
 	stopHearing := o.store.watchers.addTo(outboxPayload, c)
 	return c, func() { stop(); stopHearing() }
-}
-
-// hints wakes those in this process who wait for messages.
-type hints struct {
-	mu sync.Mutex
-	to map[chan struct{}]struct{}
-}
-
-func (h *hints) send() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for c := range h.to {
-		hint(c)
-	}
-}
-
-func (h *hints) add(c chan struct{}) (stop func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.to == nil {
-		h.to = make(map[chan struct{}]struct{})
-	}
-	h.to[c] = struct{}{}
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.to, c)
-	}
 }

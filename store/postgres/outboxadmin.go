@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -176,7 +177,7 @@ func scanEntry(row pgx.CollectableRow, further ...any) (e outbox.Entry, err erro
 		return e, err
 	}
 	e.Position, e.State = uint64(position), stateOf(state)
-	e.Headers, _ = readHeaders(headers) // what is malformed can be looked at all the same
+	e.Headers, _ = storekit.Headers(headers) // what is malformed can be looked at all the same
 	for to, from := range map[*time.Time]*time.Time{&e.NotBefore: before, &e.SettledAt: settledAt} {
 		if from != nil {
 			*to = *from
@@ -240,11 +241,7 @@ func selection(f outbox.Filter, also string) (query string, args []any) {
 	} else if f.Cause != "" {
 		add("cause = $%d", f.Cause)
 	}
-	limit := min(f.Limit, 1000)
-	if limit <= 0 {
-		limit = 100
-	}
-	return " WHERE " + strings.Join(conditions, " AND ") + " ORDER BY position LIMIT " + strconv.Itoa(limit), args
+	return " WHERE " + strings.Join(conditions, " AND ") + " ORDER BY position LIMIT " + strconv.Itoa(storekit.PageSize(f.Limit)), args
 }
 
 // List implements outbox.Admin.

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -249,21 +249,12 @@ func readLook(rows pgx.Rows, fence int64) (l looked, claimed []outbox.Claimed, e
 		if before.Valid {
 			m.NotBefore = before.Time
 		}
-		if m.Headers, m.Malformed = readHeaders(headers); m.Malformed == nil {
+		if m.Headers, m.Malformed = storekit.Headers(headers); m.Malformed == nil {
 			m.Malformed = m.Validate()
 		}
 		claimed = append(claimed, m)
 	}
 	return l, claimed, rows.Err()
-}
-
-func readHeaders(b []byte) (h map[string]string, err error) {
-	if len(b) > 0 {
-		if err := json.Unmarshal(b, &h); err != nil {
-			return nil, errors.New("the headers are not a JSON object of texts")
-		}
-	}
-	return h, nil
 }
 
 // Exchange implements outbox.Store. Messages of several topics are claimed in turn.
@@ -314,7 +305,7 @@ func (o *Outbox) claim(ctx context.Context, steps []step, c outbox.Claim) ([]out
 		switch {
 		case l.parked || l.wrapped:
 		case l.busy:
-			o.store.rest(ctx, rand.N(2*time.Millisecond)) // locks are not held for long
+			storekit.Rest(ctx, o.store.notes.stop, rand.N(2*time.Millisecond)) // locks are not held for long
 		case fully || !o.floors.begin(true):
 			return nil, nil
 		default:

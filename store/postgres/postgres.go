@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 var (
@@ -227,9 +228,9 @@ type Store struct {
 	names    namer
 	sql      statements
 	notes    notes
-	hints    hints     // of the outbox, in this process
-	pending  pending   // in the outbox
-	watchers *watchers // nil without Config.Notify
+	hints    storekit.Hints // of the outbox, in this process
+	pending  pending        // in the outbox
+	watchers *watchers      // nil without Config.Notify
 
 	mu     sync.Mutex
 	closed bool
@@ -297,7 +298,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 		if s.watchers, err = watch(ctx, pool, c, messages); err != nil {
 			return nil, fmt.Errorf("postgres: listen: %w", err)
 		}
-		s.hints.add(messages)
+		s.hints.Add(messages)
 	}
 	s.notes.start(s)
 	return s, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // ErrCollision: an identity has the digest of another one, whose record is in its
@@ -24,9 +25,6 @@ var ErrCollision = errors.New("postgres: the identity has the digest of another 
 const (
 	// keyBytes is how much of a digest is of the key alone.
 	keyBytes = 6
-
-	maxNameBytes = 255  // of a record's id, a fingerprint's scheme, a codec
-	maxTextBytes = 1024 // of texts for people, which are cut there
 )
 
 // stored is a record with what only the store knows of it.
@@ -132,14 +130,7 @@ func text(s string) string {
 	if !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0 {
 		s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 	}
-	if len(s) <= maxTextBytes {
-		return s
-	}
-	end := maxTextBytes
-	for !utf8.RuneStart(s[end]) {
-		end--
-	}
-	return s[:end]
+	return storekit.Cut(s)
 }
 
 // orNull is NULL for an empty text.
@@ -152,35 +143,19 @@ func orNull(s string) any {
 
 func uuid(t semel.Token) pgtype.UUID { return pgtype.UUID{Bytes: t, Valid: true} }
 
-func textOrigin(o semel.Origin) semel.Origin {
-	return semel.Origin{RequestID: text(o.RequestID), EventID: text(o.EventID), TraceID: text(o.TraceID)}
-}
-
 func checkName(what, s string, mayBeEmpty bool) error {
-	switch {
-	case s == "" && !mayBeEmpty:
-		return fmt.Errorf("%s is empty", what)
-	case len(s) > maxNameBytes:
-		return fmt.Errorf("%s is %d bytes long; at most %d are allowed", what, len(s), maxNameBytes)
-	case !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0:
+	if !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0 {
 		return fmt.Errorf("%s is not valid UTF-8, or holds the byte 0", what)
 	}
-	return nil
+	return storekit.CheckName(what, s, mayBeEmpty)
 }
 
 func (s *Store) checkResult(r semel.Result) error {
 	if err := checkName("codec", r.Codec, true); err != nil {
 		return fmt.Errorf("postgres: result: %w", err)
 	}
-	if r.Pieces != nil {
-		if err := checkPieces(r); err != nil {
-			return err
-		}
-	}
-	// Two comparisons, because a size that somebody made up may be any.
-	rest, most := int64(len(r.Head)+len(r.Reference)), int64(s.config.MaxResultBytes)
-	if n := r.Size(); n > most || n+rest > most {
-		return fmt.Errorf("postgres: %w: a body of %d bytes, and %d with it; at most %d are allowed", semel.ErrTooLarge, n, rest, most)
+	if err := storekit.CheckSize(r, s.config.MaxResultBytes); err != nil {
+		return fmt.Errorf("postgres: %w", err)
 	}
 	return nil
 }
@@ -267,7 +242,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	if err := checkAttempt(a); err != nil {
 		return nil, err
 	}
-	a.Origin, a.Lease, a.Retention = textOrigin(a.Origin), whole(a.Lease), whole(a.Retention)
+	a.Origin, a.Lease, a.Retention = storekit.Origin(a.Origin, text), whole(a.Lease), whole(a.Retention)
 	callers, joined := joinedTx(ctx)
 	switch {
 	case s.config.Mode == ModeTransactional && joined:

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // Resolve implements semel.Resolver.
@@ -31,7 +32,7 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 	default:
 		return semel.Record{}, fmt.Errorf("postgres: resolve: no such decision: %v", d.Decision)
 	}
-	o := textOrigin(d.Origin)
+	o := storekit.Origin(d.Origin, text)
 	args = append(args, orNull(o.RequestID), orNull(o.EventID), orNull(o.TraceID), orNull(label), orNull(text(d.Cause)))
 	var rec stored
 	settle := func(q batcher, args []any) error {

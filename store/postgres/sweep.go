@@ -2,8 +2,9 @@ package postgres
 
 import (
 	"context"
-	"errors"
 	"time"
+
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 const (
@@ -65,50 +66,16 @@ type Swept struct {
 // ends, and ErrClosed when the store is closed; a sweep that fails does not end
 // it. Without sweeping nothing breaks, but the tables grow.
 func (s *Store) Run(ctx context.Context) error {
-	ticker := time.NewTicker(s.config.SweepEvery)
-	defer ticker.Stop()
-	for {
-		start := time.Now()
-		var did Swept
-		for {
-			batch := time.Now()
-			records, entries, err := s.sweep(ctx, sweepRows)
-			did.Records += records
-			did.Entries += entries
-			did.Err = err
-			if err != nil || records < sweepRows && entries < sweepRows || !s.rest(ctx, min(time.Since(batch), sweepRest)) {
-				break
-			}
-		}
-		did.Took = time.Since(start)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(did.Err, ErrClosed):
-			return ErrClosed
-		}
-		if s.config.OnSweep != nil {
-			s.config.OnSweep(did)
-		}
-		select {
-		case <-ticker.C:
-		case <-s.notes.stop:
-			return ErrClosed
-		case <-ctx.Done():
-			return nil
-		}
+	if (storekit.Sweeps{
+		Every: s.config.SweepEvery, Batch: sweepRows, Rest: sweepRest, Sweep: s.sweep, Told: s.swept, Done: s.notes.stop,
+	}).Run(ctx) {
+		return ErrClosed
 	}
+	return nil
 }
 
-// rest waits for d, and reports whether nothing ended that.
-func (s *Store) rest(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-s.notes.stop:
-	case <-ctx.Done():
+func (s *Store) swept(did storekit.Swept) {
+	if s.config.OnSweep != nil {
+		s.config.OnSweep(Swept(did))
 	}
-	return false
 }

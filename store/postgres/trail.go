@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // Trail implements semel.Trail.
@@ -44,7 +45,7 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 // are looked at than lie between the ends of a full page.
 func (s *Store) trailQuery(f semel.TrailFilter) (sql string, args []any) {
 	var w where
-	after, limit := w.arg(int64(f.After)), pageSize(f.Limit)
+	after, limit := w.arg(int64(f.After)), strconv.Itoa(storekit.PageSize(f.Limit))
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
 	w.equal("operation", f.Operation)

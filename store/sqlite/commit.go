@@ -9,6 +9,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // commit writes t's counters and commits it.
@@ -96,7 +97,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) (expires time.Time
 	}
 	t.time = time.Now()
 	t.now = t.time.UnixMicro()
-	r.Label = cut(r.Label)
+	r.Label = storekit.Cut(r.Label)
 	expires, err = c.record.complete(t, r, body)
 	if err == nil {
 		err = s.commit(t)
@@ -105,7 +106,7 @@ func (c *txClaim) commit(ctx context.Context, r semel.Result) (expires time.Time
 		c.end(txCommitted)
 		s.known.add(s.digest(c.attempt.Identity))
 		if c.handler.enqueued.Load() {
-			s.hints.send()
+			s.hints.Send()
 		}
 		return expires, nil
 	}
@@ -133,7 +134,7 @@ func (c *txClaim) insert(ctx context.Context, g *staging) (unread, lost error) {
 		piece, err := g.from.ReadPiece(ctx, n)
 		if err != nil {
 			_, lost = t.exec("ROLLBACK TO semel_work")
-			return unreadable(ctx, err), lost
+			return fmt.Errorf("sqlite: %w", storekit.Unreadable(ctx, err)), lost
 		}
 		if _, err := t.exec(insertPiece, g.body, int64(n), piece); err != nil {
 			return nil, err
@@ -249,7 +250,7 @@ func (c *txClaim) Release(ctx context.Context) error {
 
 // Hold implements semel.Claim. It rolls back, so nothing is unknown.
 func (c *txClaim) Hold(ctx context.Context, cause string) error {
-	return c.leave(ctx, txRolledBack, cut(cause))
+	return c.leave(ctx, txRolledBack, storekit.Cut(cause))
 }
 
 // leave rolls back a live claim.

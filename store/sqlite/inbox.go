@@ -13,6 +13,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // Inbox is the inbox in a store's file. It implements inbox.Store: a handler's
@@ -52,40 +53,13 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 	return b.store.txs.transact(ctx, func(t *tx) (more bool, err error) {
 		first, err = t.receive(consumer, ids)
 		return slices.Contains(first, true), err
-	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
-}
-
-// txError is why a handler's transaction was not committed, or not for certain.
-type txError struct {
-	class txClass
-	err   error
-}
-
-type txClass uint8
-
-const (
-	txFailed  txClass = iota // the handler, or it was not begun
-	txRefused                // COMMIT, or the handler has ended it
-	txInDoubt
-)
-
-// as is the error in the words of a package.
-func (e *txError) as(rolledBack, inDoubt error) error {
-	switch {
-	case e == nil:
-		return nil
-	case e.class == txRefused:
-		return fmt.Errorf("%w: %w", rolledBack, e.err)
-	case e.class == txInDoubt:
-		return fmt.Errorf("%w: %w", inDoubt, e.err)
-	}
-	return e.err
+	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).As(inbox.ErrRolledBack, inbox.ErrUnknown)
 }
 
 // transact calls first and work in a transaction, and commits it. If first says that
 // there is nothing to do, work is not called and nothing is written.
-func (s *transactions) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *txError {
-	failed := func(err error) *txError { return &txError{txFailed, err} }
+func (s *transactions) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *storekit.TxError {
+	failed := func(err error) *storekit.TxError { return &storekit.TxError{Class: storekit.TxFailed, Err: err} }
 	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
 		return failed(errNested)
 	}
@@ -140,7 +114,7 @@ func (s *transactions) transact(ctx context.Context, first func(*tx) (more bool,
 		err = errEnded
 	}
 	if err != nil {
-		return &txError{txRefused, err}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: err}
 	}
 	s.session.committing = true
 	_, err = t.conn.exec("COMMIT")
@@ -149,16 +123,16 @@ func (s *transactions) transact(ctx context.Context, first func(*tx) (more bool,
 	case err == nil:
 		ended = true
 		if h.enqueued.Load() {
-			s.hints.send()
+			s.hints.Send()
 		}
 		return nil
 	case code(err)&0xff == sqlite3.SQLITE_CONSTRAINT:
-		return &txError{txRefused, err}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: err}
 	}
 	// It may be in the log all the same, for a recovery to find.
 	ended = true
 	s.drop()
-	return &txError{txInDoubt, err}
+	return &storekit.TxError{Class: storekit.TxInDoubt, Err: err}
 }
 
 // receive records ids, all in one statement, and reports which were not on record.

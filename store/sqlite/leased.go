@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // beginLeased claims an identity with a record under a lease.
@@ -162,7 +163,7 @@ func (c *claim) Complete(ctx context.Context, res semel.Result) (time.Time, erro
 	if err := c.store.checkResult(res); err != nil {
 		return time.Time{}, err
 	}
-	res.Label = cut(res.Label)
+	res.Label = storekit.Cut(res.Label)
 	if res.Pieces != nil {
 		return c.completePieces(ctx, res)
 	}
@@ -245,7 +246,7 @@ func (c *claim) Release(ctx context.Context) error {
 
 // Hold implements semel.Claim.
 func (c *claim) Hold(ctx context.Context, cause string) error {
-	cause = cut(cause)
+	cause = storekit.Cut(cause)
 	_, err := write(ctx, c.store, 0, func(t *tx) (none, error) {
 		n, err := t.exec("UPDATE record SET state = 3, settled_at = ?, lease_until = min(lease_until, ?), cause = ?"+owned+" AND state = 1",
 			t.now, t.now, orNull(cause), int64(c.number), c.token, c.lastFence())

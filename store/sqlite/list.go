@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // List implements semel.Lister.
@@ -52,8 +53,8 @@ func (s *Store) listQuery(f semel.Filter, now int64) (query string, args []drive
 	if f.Cause != "" {
 		w.add("state = 3")
 	}
-	if prefix, ok := strings.CutSuffix(cut(f.Cause), "*"); !ok {
-		w.equal("cause", cut(f.Cause))
+	if prefix, ok := strings.CutSuffix(storekit.Cut(f.Cause), "*"); !ok {
+		w.equal("cause", storekit.Cut(f.Cause))
 	} else if prefix != "" {
 		// Of bytes, because LIKE knows more signs than the one.
 		w.add("substr(CAST(cause AS BLOB), 1, ?) = CAST(? AS BLOB)", int64(len(prefix)), prefix)
@@ -78,7 +79,7 @@ func (s *Store) listQuery(f semel.Filter, now int64) (query string, args []drive
 		fence = "coalesce(fence, number)"
 		list  = ", " + recordColumns + " FROM record WHERE "
 	)
-	after, limit := int64(f.After), pageSize(f.Limit)
+	after, limit := int64(f.After), storekit.PageSize(f.Limit)
 	anywhere := w.with(fence+" > ?", after)
 	switch {
 	case f.ID != "":
@@ -96,14 +97,4 @@ func (s *Store) listQuery(f semel.Filter, now int64) (query string, args []drive
 	numbers, fences := w.with("fence IS NULL AND number > ?", after), w.with("fence > ?", after)
 	return "SELECT number" + list + numbers.String() + " UNION ALL SELECT fence" + list + fences.String() +
 		" ORDER BY 1 LIMIT " + strconv.Itoa(limit), append(numbers.args, fences.args...)
-}
-
-func pageSize(limit int) int {
-	switch {
-	case limit <= 0:
-		return 100
-	case limit > 1000:
-		return 1000
-	}
-	return limit
 }

@@ -1,10 +1,8 @@
 package sqlite
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -13,7 +11,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
-	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -79,27 +77,16 @@ func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
 		messages = messages[len(some):]
 		args = args[:0]
 		for _, m := range some {
-			if m.ID == "" {
-				m.ID = semel.NewKey()
+			m, headers, err := storekit.Stored(m, origin)
+			if err != nil {
+				return fmt.Errorf("sqlite: %w", err)
 			}
-			m.Origin = cmp.Or(m.Origin, origin)
-			var headers, before any
-			if len(m.Headers) > 0 {
-				b, err := json.Marshal(m.Headers)
-				if err != nil {
-					return fmt.Errorf("sqlite: headers: %w", err)
-				}
-				headers = string(b)
-			}
+			var before any
 			if !m.NotBefore.IsZero() {
 				before = max(ceilMicro(m.NotBefore), 1)
 			}
-			payload := m.Payload
-			if payload == nil {
-				payload = []byte{} // nil would be NULL
-			}
 			args = append(args, m.ID, m.Topic, sql.NullString{String: m.Key, Valid: m.Key != ""}, m.Type, headers, before,
-				sql.NullString{String: m.Origin, Valid: m.Origin != ""}, payload)
+				sql.NullString{String: m.Origin, Valid: m.Origin != ""}, m.Payload)
 		}
 		query := insertMessage + insertOne + strings.Repeat(", "+insertOne, len(some)-1)
 		if _, err := tx.ExecContext(ctx, query, args...); err != nil {
@@ -140,43 +127,11 @@ func (s *Store) Outbox() *Outbox { return &Outbox{store: s} }
 
 // Wake has the relays in this process that work on this Store look for messages
 // now. Call it after the commit of a transaction with EnqueueTx.
-func (o *Outbox) Wake() { o.store.hints.send() }
+func (o *Outbox) Wake() { o.store.hints.Send() }
 
 // Watch implements outbox.Watcher. It tells of what was enqueued with Enqueue
 // through this Store, and of calls of Wake.
-func (o *Outbox) Watch() (<-chan struct{}, func()) { return o.store.hints.watch() }
-
-// hints wakes those who watch.
-type hints struct {
-	mu       sync.Mutex
-	watchers map[chan struct{}]struct{}
-}
-
-func (h *hints) send() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for c := range h.watchers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
-
-func (h *hints) watch() (<-chan struct{}, func()) {
-	c := make(chan struct{}, 1)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.watchers == nil {
-		h.watchers = map[chan struct{}]struct{}{}
-	}
-	h.watchers[c] = struct{}{}
-	return c, func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.watchers, c)
-	}
-}
+func (o *Outbox) Watch() (<-chan struct{}, func()) { return o.store.hints.Watch() }
 
 func (t *tx) fail(err error) {
 	if t.err == nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -136,7 +137,7 @@ const entryColumns = `position, id, topic, key, type, headers, created_at, not_b
 func (r *row) entry(now int64) (e outbox.Entry) {
 	e.Position = uint64(r.int())
 	e.ID, e.Topic, e.Key, e.Type = r.text(), r.text(), r.text(), r.text()
-	e.Headers, _ = r.headers() // what is malformed can be looked at all the same
+	e.Headers, _ = storekit.Headers([]byte(r.text())) // what is malformed can be looked at all the same
 	e.EnqueuedAt = time.UnixMicro(r.int())
 	e.NotBefore, _ = r.time()
 	e.State = outbox.State(r.text())
@@ -220,12 +221,8 @@ func selection(f outbox.Filter, columns, also string) (query string, args []driv
 	} else if f.Cause != "" {
 		add("cause = ?", f.Cause)
 	}
-	limit := min(f.Limit, 1000)
-	if limit <= 0 {
-		limit = 100
-	}
 	return "SELECT " + columns + " FROM " + table + " WHERE " + strings.Join(conditions, " AND ") +
-		" ORDER BY position LIMIT " + strconv.Itoa(limit), args
+		" ORDER BY position LIMIT " + strconv.Itoa(storekit.PageSize(f.Limit)), args
 }
 
 // List implements outbox.Admin.
@@ -259,7 +256,7 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 		return o.redrive(ctx, f, d)
 	}
 	return o.change(ctx, f, d, "false", "state = 'pending'", cancelOne, func(t *tx, position int64) []driver.Value {
-		return []driver.Value{1 + rand.Int64N(1<<62), t.now, cut(d.Cause()), position}
+		return []driver.Value{1 + rand.Int64N(1<<62), t.now, storekit.Cut(d.Cause()), position}
 	})
 }
 

@@ -3,12 +3,11 @@ package sqlite
 import (
 	"context"
 	"database/sql/driver"
-	"encoding/json"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -295,21 +294,12 @@ func collect(to *[]candidate) func(*row) {
 func (r *row) claimed(fence int64) (m outbox.Claimed) {
 	m.Position, m.Fence = uint64(r.int()), uint64(fence)
 	m.ID, m.Topic, m.Key, m.Type = r.text(), r.text(), r.text(), r.text()
-	m.Headers, m.Malformed = r.headers()
+	m.Headers, m.Malformed = storekit.Headers([]byte(r.text()))
 	m.Payload = r.blob()
 	m.EnqueuedAt = time.UnixMicro(r.int())
 	m.NotBefore, _ = r.time()
 	m.Attempts, m.Lapses, m.Unsure = int(r.int()), int(r.int()), r.int() != 0
 	return m
-}
-
-func (r *row) headers() (h map[string]string, err error) {
-	if s := r.text(); s != "" {
-		if err := json.Unmarshal([]byte(s), &h); err != nil {
-			return nil, errors.New("the headers are not a JSON object of texts")
-		}
-	}
-	return h, nil
 }
 
 // Mark implements outbox.Store.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -104,7 +105,7 @@ func (t *tx) settleDelivered(some []outbox.Settlement) (bool, error) {
 func (t *tx) settleMessage(s outbox.Settlement) (held bool, err error) {
 	position, fence := int64(s.Position), int64(s.Fence)
 	end := func(state outbox.State) (int64, error) {
-		return t.exec(settleEnd, string(state), flag(s.Unsure), flag(s.Blocks), t.now, orNull(cut(s.Cause)), position, fence)
+		return t.exec(settleEnd, string(state), flag(s.Unsure), flag(s.Blocks), t.now, orNull(storekit.Cut(s.Cause)), position, fence)
 	}
 	var n int64
 	switch s.Outcome {
@@ -116,7 +117,7 @@ func (t *tx) settleMessage(s outbox.Settlement) (held bool, err error) {
 	case outbox.OutcomeUnknown:
 		n, err = end(outbox.StateUnknown)
 	case outbox.OutcomeRetry:
-		n, err = t.exec(settleRetry, t.now+micros(s.Delay), flag(s.Unsure), orNull(cut(s.Cause)), position, fence)
+		n, err = t.exec(settleRetry, t.now+micros(s.Delay), flag(s.Unsure), orNull(storekit.Cut(s.Cause)), position, fence)
 	case outbox.OutcomeReleased:
 		due := int64(0)
 		if s.Delay > 0 {

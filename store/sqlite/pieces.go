@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // stagePieces is how many pieces go into the file in one turn of the writer.
@@ -52,7 +53,7 @@ func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func
 		for n := first; n < min(first+stagePieces, g.from.Count()); n++ {
 			piece, err := g.from.ReadPiece(ctx, n)
 			if err != nil {
-				return unreadable(ctx, err)
+				return fmt.Errorf("sqlite: %w", storekit.Unreadable(ctx, err))
 			}
 			pieces = append(pieces, piece)
 			size += len(piece)
@@ -77,15 +78,6 @@ func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func
 		g.next += len(pieces)
 	}
 	return nil
-}
-
-// unreadable is the answer where a piece could not be read. That the caller's
-// time was over says nothing about the body.
-func unreadable(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("sqlite: nothing was recorded: %w", ctx.Err())
-	}
-	return fmt.Errorf("sqlite: %w: %v", semel.ErrTooLarge, err) // not wrapped: it may be another store's
 }
 
 // checkStaged makes sure that a body is in the file as a whole, just before a
@@ -174,20 +166,6 @@ func (s *Store) pieces(body, size int64) *semel.Pieces {
 		}
 		return piece, err
 	}}
-}
-
-// checkPieces refuses what cannot be a body. It is the guard's ErrTooLarge, so
-// that the operation is recorded all the same.
-func checkPieces(r semel.Result) error {
-	switch p := r.Pieces; {
-	case p.Size <= 0:
-		return fmt.Errorf("sqlite: %w: its pieces are %d bytes long; that must be more than zero", semel.ErrTooLarge, p.Size)
-	case p.Read == nil:
-		return fmt.Errorf("sqlite: %w: its pieces cannot be read", semel.ErrTooLarge)
-	case len(r.Body) > 0:
-		return fmt.Errorf("sqlite: %w: it has a body and pieces", semel.ErrTooLarge)
-	}
-	return nil
 }
 
 // stagingOf takes the body that was left behind by an earlier Complete out of

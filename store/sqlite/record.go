@@ -7,14 +7,9 @@ import (
 	"fmt"
 	"math"
 	"time"
-	"unicode/utf8"
 
 	"github.com/semelhq/semel"
-)
-
-const (
-	maxNameBytes = 255  // of a record's id, a fingerprint's scheme, a codec
-	maxTextBytes = 1024 // of texts for people, which are cut there
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // The columns that tx.stored reads.
@@ -143,45 +138,12 @@ func (s *Store) digest(id semel.Identity) digest {
 // who does not know the store's secret.
 var errCollision = errors.New("sqlite: the record of this identity's digest is another identity's; the file was tampered with, or its secret was")
 
-// cut shortens a text to what is stored of it.
-func cut(s string) string {
-	if len(s) <= maxTextBytes {
-		return s
-	}
-	end := maxTextBytes
-	for end > maxTextBytes-utf8.UTFMax && !utf8.RuneStart(s[end]) {
-		end--
-	}
-	return s[:end]
-}
-
-func cutOrigin(o semel.Origin) semel.Origin {
-	return semel.Origin{RequestID: cut(o.RequestID), EventID: cut(o.EventID), TraceID: cut(o.TraceID)}
-}
-
-func checkName(what, s string, mayBeEmpty bool) error {
-	switch {
-	case s == "" && !mayBeEmpty:
-		return fmt.Errorf("%s is empty", what)
-	case len(s) > maxNameBytes:
-		return fmt.Errorf("%s is %d bytes long; at most %d are allowed", what, len(s), maxNameBytes)
-	}
-	return nil
-}
-
 func (s *Store) checkResult(r semel.Result) error {
-	if err := checkName("codec", r.Codec, true); err != nil {
+	if err := storekit.CheckName("codec", r.Codec, true); err != nil {
 		return fmt.Errorf("sqlite: result: %w", err)
 	}
-	if r.Pieces != nil {
-		if err := checkPieces(r); err != nil {
-			return err
-		}
-	}
-	// Two comparisons, because a size that somebody made up may be any.
-	rest, most := int64(len(r.Head)+len(r.Reference)), int64(s.config.MaxResultBytes)
-	if n := r.Size(); n > most || n+rest > most {
-		return fmt.Errorf("sqlite: %w: a body of %d bytes, and %d with it; at most %d are allowed", semel.ErrTooLarge, n, rest, most)
+	if err := storekit.CheckSize(r, s.config.MaxResultBytes); err != nil {
+		return fmt.Errorf("sqlite: %w", err)
 	}
 	return nil
 }
@@ -247,11 +209,11 @@ func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, erro
 func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
 	if err := errors.Join(
 		a.Identity.Validate(),
-		checkName("fingerprint scheme", a.Fingerprint.Scheme, true),
+		storekit.CheckName("fingerprint scheme", a.Fingerprint.Scheme, true),
 	); err != nil {
 		return nil, fmt.Errorf("sqlite: begin: %w", err)
 	}
-	a.Origin = cutOrigin(a.Origin)
+	a.Origin = storekit.Origin(a.Origin, storekit.Cut)
 	if s.config.Mode == ModeTransactional {
 		return s.txs.begin(ctx, a)
 	}

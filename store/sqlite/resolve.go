@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // Resolve implements semel.Resolver.
@@ -18,11 +19,11 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 		if err := s.checkResult(d.Result); err != nil {
 			return semel.Record{}, err
 		}
-		d.Result.Label = cut(d.Result.Label)
+		d.Result.Label = storekit.Cut(d.Result.Label)
 	default:
 		return semel.Record{}, fmt.Errorf("sqlite: resolve: no such decision: %v", d.Decision)
 	}
-	d.Cause, d.Origin = cut(d.Cause), cutOrigin(d.Origin)
+	d.Cause, d.Origin = storekit.Cut(d.Cause), storekit.Origin(d.Origin, storekit.Cut)
 	if d.Decision != semel.DecideResult || d.Result.Pieces == nil {
 		return write(ctx, s, resultBytes(d.Result), func(t *tx) (semel.Record, error) { return t.resolve(d, nil) })
 	}

@@ -10,6 +10,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // ErrClosed: the store has been closed. A call that was waiting took no effect.
@@ -197,9 +198,9 @@ type Store struct {
 	known    known
 	cache    cache
 	readers  readers
-	notes    notes
-	hints    hints   // of the outbox
-	pending  pending // in the outbox
+	notes    storekit.Notes
+	hints    storekit.Hints // of the outbox
+	pending  pending        // in the outbox
 	txs      transactions
 
 	queue chan *op
@@ -249,7 +250,7 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 	s.slow.init()
 	s.known.init()
 	s.cache.init(c)
-	s.notes.init(c.MaxNotes)
+	s.notes.Init(c.MaxNotes)
 	w := &writer{store: s}
 	w.slowTime = time.AfterFunc(time.Hour, w.slowTurn)
 	if err := w.open(ctx); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/steps"
 )
 
@@ -78,7 +79,7 @@ func (j *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, err
 	return write(ctx, j.store, len(o.Input), func(t *tx) (op steps.Operation, err error) {
 		id := o.Identity
 		n, err := t.exec(upsertJournal, id.Tenant, id.Actor, id.Operation, id.Key, int64(o.Fence),
-			o.Fingerprint.Scheme, o.Fingerprint.Sum[:], blob(o.Input), t.now+micros(o.Due), t.now)
+			o.Fingerprint.Scheme, o.Fingerprint.Sum[:], storekit.Blob(o.Input), t.now+micros(o.Due), t.now)
 		if err == nil && n == 0 {
 			err = steps.ErrStale
 		}
@@ -89,16 +90,8 @@ func (j *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, err
 	})
 }
 
-// blob is b where a column is NOT NULL.
-func blob(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
-}
-
 func stepArgs(number, fence uint64, s steps.Step, now int64) []driver.Value {
-	return []driver.Value{int64(number), int64(fence), int64(s.Position), s.Name, blob(s.Input), string(s.State), blob(s.Result), s.Cause, now}
+	return []driver.Value{int64(number), int64(fence), int64(s.Position), s.Name, storekit.Blob(s.Input), string(s.State), storekit.Blob(s.Result), s.Cause, now}
 }
 
 // Put implements steps.Store.
@@ -137,7 +130,7 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 			return steps.ErrStale
 		}
 		return nil
-	}).as(steps.ErrRolledBack, steps.ErrInDoubt)
+	}).As(steps.ErrRolledBack, steps.ErrInDoubt)
 }
 
 // Find implements steps.Store.
@@ -227,7 +220,7 @@ func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
 			return 0, err
 		}
 		if d.Step.Name != "" {
-			if _, err := t.exec(resolveStep, string(d.Step.State), blob(d.Step.Result), d.Step.Cause, int64(d.Number), position); err != nil {
+			if _, err := t.exec(resolveStep, string(d.Step.State), storekit.Blob(d.Step.Result), d.Step.Cause, int64(d.Number), position); err != nil {
 				return 0, err
 			}
 		}

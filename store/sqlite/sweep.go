@@ -2,9 +2,10 @@ package sqlite
 
 import (
 	"context"
-	"errors"
 	"math"
 	"time"
+
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 const (
@@ -135,36 +136,14 @@ type Swept struct {
 // ends, and ErrClosed when the store is closed; a sweep that fails does not end
 // it. Without sweeping nothing breaks, but the file grows.
 func (s *Store) Run(ctx context.Context) error {
-	ticker := time.NewTicker(s.config.SweepEvery)
-	defer ticker.Stop()
-	for {
-		start := time.Now()
-		var did Swept
-		for {
-			records, entries, err := s.sweep(ctx, sweepBatch)
-			did.Records += records
-			did.Entries += entries
-			did.Err = err
-			if err != nil || records < sweepBatch && entries < sweepBatch {
-				break
-			}
-		}
-		did.Took = time.Since(start)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(did.Err, ErrClosed):
-			return ErrClosed
-		}
-		if s.config.OnSweep != nil {
-			s.config.OnSweep(did)
-		}
-		select {
-		case <-ticker.C:
-		case <-s.stop:
-			return ErrClosed
-		case <-ctx.Done():
-			return nil
-		}
+	if (storekit.Sweeps{Every: s.config.SweepEvery, Batch: sweepBatch, Sweep: s.sweep, Told: s.swept, Done: s.stop}).Run(ctx) {
+		return ErrClosed
+	}
+	return nil
+}
+
+func (s *Store) swept(did storekit.Swept) {
+	if s.config.OnSweep != nil {
+		s.config.OnSweep(Swept(did))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 const (
@@ -97,11 +98,11 @@ func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEn
 				return nil
 			}
 			end := uint64(math.MaxInt64 - 1)
-			if limit := pageSize(f.Limit); len(out) == limit {
+			if limit := storekit.PageSize(f.Limit); len(out) == limit {
 				end = out[limit-1].Position
 			}
 			executed, err := s.executions(ctx, c, f, end)
-			out = merge(out, executed, pageSize(f.Limit))
+			out = merge(out, executed, storekit.PageSize(f.Limit))
 			return err
 		})
 	})
@@ -148,7 +149,7 @@ func (s *Store) trailQuery(f semel.TrailFilter) (query string, args []driver.Val
 	if !f.Until.IsZero() {
 		w.add("at < ?", ceilMicro(f.Until))
 	}
-	limit := pageSize(f.Limit)
+	limit := storekit.PageSize(f.Limit)
 	if number != nil || f.Key != "" || f.RequestID != "" || f.EventID != "" || f.TraceID != "" {
 		return inBuckets("trail", "position", trailColumns, after, w, "position", limit)
 	}

@@ -13,6 +13,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/semelhq/semel/internal/recordid"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // maxGroupBytes ends a group early, so that large results do not hold up many
@@ -38,9 +39,9 @@ type writer struct {
 	busy     atomic.Bool // in a turn
 	slowTime *time.Timer // for turns that take long
 	noteTime *time.Timer
-	noteRest time.Time // until then notes wait
-	pending  []note    // taken from the queue, not yet committed
-	unsure   bool      // pending was in a commit that failed
+	noteRest time.Time       // until then notes wait
+	pending  []storekit.Note // taken from the queue, not yet committed
+	unsure   bool            // pending was in a commit that failed
 
 	crowded time.Time // until then others are taken to want the lock too
 }
@@ -160,7 +161,7 @@ func (w *writer) run() {
 		select {
 		case o := <-s.queue:
 			w.turn(o)
-		case <-s.notes.arrived:
+		case <-s.notes.Arrived():
 			w.awaitNotes()
 		case <-w.noteTime.C:
 			if w.hasNotes() {
@@ -308,7 +309,7 @@ func (w *writer) reconnect() error {
 // commit runs ops and writes notes in the transaction that lock began, and
 // settles the ops, also if it is the commit that fails. If a statement fails, it
 // rolls back and leaves the ops unsettled.
-func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
+func (w *writer) commit(ops []*op, notes []storekit.Note) (settled bool, err error) {
 	t := &w.tx
 	before := t.counters
 	t.callers = len(ops)
@@ -319,7 +320,7 @@ func (w *writer) commit(ops []*op, notes []note) (settled bool, err error) {
 	}
 	for _, n := range notes {
 		if t.err == nil {
-			_ = t.append(n.at, n.entry) // kept in t.err
+			_ = t.append(n.At, n.Entry) // kept in t.err
 		}
 	}
 	_ = t.flush() // kept in t.err
