@@ -15,23 +15,23 @@ import (
 	"github.com/semelhq/semel/internal/recordid"
 )
 
-// ErrFull: the store holds Config.MaxRecords records and none has expired.
-// Nothing was claimed.
+// ErrFull is returned by Begin when the store holds Config.MaxRecords records
+// and none of them has expired. Nothing was claimed.
 var ErrFull = errors.New("memory: the store is full")
 
-// Config bounds a store. The zero value means the defaults.
+// Config sets the limits of a store. The zero value means the defaults.
 type Config struct {
-	// MaxRecords is how many records are held at most; beyond it Begin fails
-	// with ErrFull. Default 1,000,000.
+	// MaxRecords is the maximum number of records. Beyond it Begin fails with
+	// ErrFull. Default 1,000,000.
 	MaxRecords int
-	// MaxTrail is how many audit entries are held; older ones are forgotten.
-	// Default 10,000.
+	// MaxTrail is the maximum number of audit entries. Older entries are
+	// dropped. Default 10,000.
 	MaxTrail int
 }
 
-// Store implements semel.Store, Resolver, Sweeper, Lister and Trail. Its clock
-// is the process's monotonic clock: setting the wall clock moves no lease and
-// no retention.
+// Store implements semel.Store, Resolver, Sweeper, Lister and Trail. It is safe
+// for concurrent use. Its clock is the process's monotonic clock, so setting
+// the wall clock affects neither leases nor retention.
 type Store struct {
 	config   Config
 	instance string

@@ -15,12 +15,11 @@ import (
 )
 
 // Outbox implements outbox.Store, Watcher and Admin in the memory of one
-// process: for tests, and for learning what such a store does. There is no
-// transaction that a message could be part of. A claim looks at every message.
-// Its clock is time.Now.
+// process. It is meant for tests and as a reference. Messages are not part of
+// any transaction. A claim looks at every message. Its clock is time.Now.
 type Outbox struct {
-	// MaxPending is how many messages may be pending: beyond it Enqueue fails
-	// with outbox.ErrFull. 0 is no bound. Set it before use.
+	// MaxPending is the maximum number of pending messages. Beyond it Enqueue
+	// fails with outbox.ErrFull. 0 means no limit. Set it before use.
 	MaxPending int
 
 	mu       sync.Mutex
@@ -52,8 +51,9 @@ func NewOutbox() *Outbox {
 	return &Outbox{ids: map[string]*letter{}}
 }
 
-// Enqueue adds messages, all or none. It fails with outbox.ErrDuplicate where a
-// message of the same id is held, and with outbox.ErrFull beyond MaxPending.
+// Enqueue adds either all of the messages or none. It fails with
+// outbox.ErrDuplicate if the outbox holds a message with the same id, and with
+// outbox.ErrFull beyond MaxPending.
 func (o *Outbox) Enqueue(ctx context.Context, messages ...outbox.Message) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -23,8 +23,8 @@ func (s *Store) sweep(now time.Time, limit int) (n int) {
 	return n
 }
 
-// Run sweeps every minute, in batches, until ctx ends; then it returns nil. A
-// store that is not swept makes room when it is full.
+// Run sweeps every minute, in batches, until ctx ends, and then returns nil. A
+// store that is never swept removes expired records when it is full.
 func (s *Store) Run(ctx context.Context) error {
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()

@@ -15,15 +15,16 @@ import (
 	"github.com/semelhq/semel/internal/storekit"
 )
 
-// Inbox is the inbox in a store's schema. It implements inbox.Store: a handler's
-// transaction is the one that Tx and SQLTx return, and Enqueue enqueues in. It has the store's Isolation,
-// LockTimeout, IdleTimeout and PeerTimeout, whatever its Mode; so a handler has to
-// send a statement at least once in IdleTimeout.
+// Inbox is the inbox in a store's schema. It implements inbox.Store. A handler's
+// transaction is the one that Tx and SQLTx return and that Enqueue uses. In both modes
+// it has the store's Isolation, LockTimeout, IdleTimeout and PeerTimeout, so a handler
+// must send a statement at least once per IdleTimeout.
 //
-// An id that another transaction has recorded is waited for, for LockTimeout, and
-// then told as inbox.ErrInProgress. The clock is the server's.
+// If another open transaction has recorded an id, Transact waits up to
+// LockTimeout and then fails with inbox.ErrInProgress. The clock is the server's.
 //
-// The store's Close does not end transactions under way; the pool's waits for them.
+// The store's Close does not end running transactions. The pool's Close waits
+// for them.
 type Inbox struct {
 	store *Store
 	sql   inboxStatements
@@ -238,11 +239,11 @@ func (c *txClaim) rollBack(ctx context.Context) error {
 	return nil
 }
 
-// Receive records ids for a consumer in the transaction of the claim, or of another
-// message, that a handler works under, which ctx comes from. It reports of each
-// whether it was not on record; what was not is the caller's to handle in the same
-// transaction. Another transaction with the same id is waited for. It fails with
-// ErrNoTransaction where there is no transaction.
+// Receive records ids for a consumer in the transaction in ctx, which is that of
+// the handler's claim or of another message. For each id it reports whether it was
+// not on record; the caller must handle those messages in the same transaction. It
+// waits for other transactions with the same id. It fails with ErrNoTransaction if
+// ctx carries no transaction.
 func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (first []bool, err error) {
 	tx, ok := Tx(ctx)
 	if !ok {
@@ -251,9 +252,9 @@ func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (fi
 	return b.ReceiveTx(ctx, tx, consumer, ids...)
 }
 
-// ReceiveTx is Receive in a transaction of the caller's, in the store's database. At
-// repeatable read and above it fails with SQLSTATE 40001 where an id was recorded
-// since the transaction began. Once it has failed, roll back.
+// ReceiveTx is like Receive in a transaction of the caller in the store's database.
+// At repeatable read and above it fails with SQLSTATE 40001 if an id was recorded
+// since the transaction began. If it fails, roll the transaction back.
 func (b *Inbox) ReceiveTx(ctx context.Context, tx pgx.Tx, consumer string, ids ...string) (first []bool, err error) {
 	if err := inbox.Check(consumer, ids...); err != nil {
 		return nil, err
@@ -269,7 +270,8 @@ func (b *Inbox) ReceiveTx(ctx context.Context, tx pgx.Tx, consumer string, ids .
 	return inbox.First(ids, recorded), nil
 }
 
-// ReceiveSQL is ReceiveTx for a transaction of database/sql, with any driver.
+// ReceiveSQL is like ReceiveTx for a transaction of database/sql, with any
+// driver.
 func (b *Inbox) ReceiveSQL(ctx context.Context, tx *sql.Tx, consumer string, ids ...string) (first []bool, err error) {
 	if err := inbox.Check(consumer, ids...); err != nil {
 		return nil, err
@@ -309,8 +311,8 @@ func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) ([]bool
 	return inbox.First(ids, found), nil
 }
 
-// Sweep implements inbox.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements inbox.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)

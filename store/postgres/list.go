@@ -13,8 +13,8 @@ import (
 	"github.com/semelhq/semel/internal/storekit"
 )
 
-// List implements semel.Lister. Records are found at once by id, by key, by cause
-// and by state, but for completed ones; other filters are applied to all there are.
+// List implements semel.Lister. Filters by id, key, cause and state use an index,
+// except for completed records. Other filters read all records.
 func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
 	if f.After > math.MaxInt64 {
 		return nil, nil

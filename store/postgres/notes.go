@@ -182,7 +182,8 @@ func (q *notes) close(ctx context.Context) error {
 }
 
 // Note implements semel.Trail. The entry's time is that of the call, by the
-// server's clock. Texts are cut at 1,024 bytes. After Close, Note does nothing.
+// server's clock. Texts are truncated to 1,024 bytes. After Close, Note does
+// nothing.
 func (s *Store) Note(e semel.TrailEntry) {
 	s.notes.Add(storekit.Texts(e, text))
 }

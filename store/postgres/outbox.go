@@ -14,27 +14,26 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// ErrNoTransaction: the context is not that of a handler that works in the
-// transaction of its claim. Nothing was enqueued.
+// ErrNoTransaction reports that the context does not carry the transaction of a
+// claim. Nothing was enqueued.
 var ErrNoTransaction = errors.New("postgres: the context carries no transaction of a claim: use Outbox.EnqueueTx, or a transactional store")
 
-// Enqueue adds messages to the outbox in the transaction of the claim that a
-// handler works under, or of the message that it handles (Inbox), which ctx comes
-// from: they are delivered if that is
-// committed, and never otherwise. Relays in this process are woken by the commit,
-// and with Config.Notify those of others soon after.
+// Enqueue adds messages to the outbox in the transaction in ctx, which is that of
+// the handler's claim or of the message that it handles (see Inbox). The messages
+// are delivered only if that transaction commits. The commit wakes the relays in
+// this process and, with Config.Notify, soon after those of other processes.
 //
-// It fails with ErrNoTransaction where there is no transaction, with outbox.ErrFull
-// beyond Config.MaxPending, and with outbox.ErrDuplicate where an id is taken. The
-// transaction can go on after each; behind the last, the messages of the call whose
-// ids were free are in it.
+// It fails with ErrNoTransaction if ctx carries no transaction, with outbox.ErrFull
+// beyond Config.MaxPending, and with outbox.ErrDuplicate if an id is taken. The
+// transaction remains usable after each of these errors; after ErrDuplicate it
+// contains those messages of the call whose ids were free.
 //
-// Messages with a key hold the lock of their lane until the transaction ends:
-// others that enqueue into it wait. The lanes of one call, at most 1,000, are locked
-// in one order. A transaction that takes half of the server's locks fails, with
-// SQLSTATE 54000.
-// Transactions that call it several times should keep to an order too; where two
-// wait for each other the server ends one, with SQLSTATE 40P01 and without effect.
+// Messages with a key hold the lock of their lane until the transaction ends; other
+// transactions that enqueue into the lane wait. The lanes of one call, at most
+// 1,000, are locked in a fixed order. A transaction that takes half of the server's
+// locks fails with SQLSTATE 54000. Transactions that call Enqueue several times
+// should use a fixed order too: if two transactions deadlock, the server aborts one
+// with SQLSTATE 40P01 and without effect.
 func Enqueue(ctx context.Context, messages ...outbox.Message) error {
 	tx, ok := ctx.Value(claimTxKey{}).(*handlerTx)
 	if !ok {
@@ -44,9 +43,9 @@ func Enqueue(ctx context.Context, messages ...outbox.Message) error {
 	return tx.claim.store.Outbox().EnqueueTx(ctx, tx, messages...)
 }
 
-// EnqueueTx adds messages to the outbox in a transaction of the caller's on the
-// same database, as Enqueue does. Relays find them by polling; Wake after the
-// commit has them look at once.
+// EnqueueTx is like Enqueue in a transaction of the caller on the same
+// database. Relays find the messages by polling. Call Wake after the commit to
+// make them look at once.
 func (o *Outbox) EnqueueTx(ctx context.Context, tx pgx.Tx, messages ...outbox.Message) error {
 	statements, err := o.enqueue(outbox.OriginOf(ctx), messages)
 	if err == nil {
@@ -70,7 +69,8 @@ func (o *Outbox) EnqueueTx(ctx context.Context, tx pgx.Tx, messages ...outbox.Me
 	return enqueued(errors.Join(err, br.Close()))
 }
 
-// EnqueueSQL is EnqueueTx in a transaction of database/sql, of whatever driver.
+// EnqueueSQL is like EnqueueTx in a transaction of database/sql, with any
+// driver.
 func (o *Outbox) EnqueueSQL(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
 	statements, err := o.enqueue(outbox.OriginOf(ctx), messages)
 	if err == nil {
@@ -184,10 +184,10 @@ func (o *Outbox) enqueue(origin string, messages []outbox.Message) (all []statem
 }
 
 // Outbox is the outbox in a store's tables, whatever the store's mode. It
-// implements outbox.Store, Watcher and Admin, and ends with the store.
+// implements outbox.Store, Watcher, Settler and Admin, and ends with the store.
 //
 // Each call is one transaction at read committed, sent in one message, so no lock
-// waits for the network. All times are the server's.
+// is held during a network round trip. All times are the server's.
 type Outbox struct {
 	store  *Store
 	floors floors
@@ -203,14 +203,14 @@ var (
 // Outbox returns the outbox in the store's tables.
 func (s *Store) Outbox() *Outbox { return &Outbox{store: s} }
 
-// Wake has relays look for messages now: those in this process that work on this
-// Store and, with Config.Notify, those that work on another with it. Call it after
-// the commit of a transaction with EnqueueTx. It never blocks.
+// Wake makes relays look for messages now: those in this process that use this
+// Store and, with Config.Notify, those of other stores with that setting. Call it
+// after the commit of a transaction with EnqueueTx. It never blocks.
 func (o *Outbox) Wake() { o.store.hints.Send() }
 
-// Watch implements outbox.Watcher. It tells of what was enqueued with Enqueue
-// through this Store and of calls of Wake, and with Config.Notify also of those
-// through other stores with it.
+// Watch implements outbox.Watcher. It signals commits of messages added with
+// Enqueue through this Store and calls of Wake, and with Config.Notify also
+// those of other stores with that setting.
 func (o *Outbox) Watch() (<-chan struct{}, func()) {
 	c := make(chan struct{}, 1)
 	stop := o.store.hints.Add(c)

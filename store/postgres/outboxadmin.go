@@ -69,7 +69,7 @@ const (
 		attempts, lapses, unsure, redriven, in_lane, settled_at, coalesce(cause, ''), coalesce(origin, ''), octet_length(payload)`
 )
 
-// Status implements outbox.Store. It tells of the first 1,000 topics.
+// Status implements outbox.Store. It reports the first 1,000 topics.
 func (o *Outbox) Status(ctx context.Context) ([]outbox.TopicStatus, error) {
 	at := map[string]*outbox.TopicStatus{}
 	var none []struct{}
@@ -109,9 +109,9 @@ func (o *Outbox) Status(ctx context.Context) ([]outbox.TopicStatus, error) {
 	return all, nil
 }
 
-// Sweep implements outbox.Store. Several relays may sweep at the same time; none
-// waits for another. When it fails half way it reports what it has removed beside
-// the error.
+// Sweep implements outbox.Store. Several relays may sweep at the same time
+// without waiting for each other. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (removed int, err error) {
 	r = r.WithDefaults()
 	type place struct {

@@ -258,8 +258,8 @@ func readLook(rows pgx.Rows, fence int64) (l looked, claimed []outbox.Claimed, e
 }
 
 // Exchange implements outbox.Store. Messages of several topics are claimed in turn.
-// Those that come back after a delay, or a lease, take up to half of a claim before
-// those that were never tried.
+// Messages whose delay or lease has ended fill up to half of a claim, ahead of
+// messages that were never tried.
 func (o *Outbox) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.Claim) (claimed []outbox.Claimed, lost []outbox.Ref, err error) {
 	var steps []step
 	if len(s) > 0 {

@@ -85,11 +85,11 @@ const sqlSettleInside = `
 	INSERT INTO {s}.outbox_settled (position, fence, settled_at, attempts, redriven, state, unsure)
 	SELECT position, fence, clock_timestamp(), attempts, redriven, 2, false FROM gone`
 
-// SettleTx implements outbox.Settler, in the transaction of the claim or of the
-// message that a handler works under: see Tx. It locks the message until that ends.
+// SettleTx implements outbox.Settler. It settles in the transaction that Tx
+// returns. It locks the message until that transaction ends.
 //
-// At repeatable read and above it fails, with SQLSTATE 40001, where the lease was
-// renewed after the transaction began; and where the message has a key.
+// At repeatable read and above it fails with SQLSTATE 40001 if the lease was
+// renewed after the transaction began, or if the message has a key.
 func (o *Outbox) SettleTx(ctx context.Context, ref outbox.Ref) error {
 	tx, ok := Tx(ctx)
 	if !ok {

@@ -17,9 +17,10 @@ import (
 	"github.com/semelhq/semel/internal/storekit"
 )
 
-// ErrCollision: an identity has the digest of another one, whose record is in its
-// way. By accident that happens once in 2^80 pairs of identities with one key, and
-// once in 2^128 of others; else somebody wrote to the tables.
+// ErrCollision reports that an identity has the same digest as another one that
+// has a record. By accident that happens once in 2^80 pairs of identities with the
+// same key, and once in 2^128 other pairs. Otherwise somebody has modified the
+// tables.
 var ErrCollision = errors.New("postgres: the identity has the digest of another one, and cannot be protected beside it")
 
 const (

@@ -15,10 +15,10 @@ import (
 	"github.com/semelhq/semel/steps"
 )
 
-// Steps is the journal of operations in a store's schema. It implements steps.Store:
-// the transaction of a local step is the one that Tx and SQLTx return, and Enqueue
-// enqueues in, with the store's Isolation, LockTimeout, IdleTimeout and PeerTimeout,
-// whatever its Mode. Operations need leased claims, of this store or another. The
+// Steps is the journal of operations in a store's schema. It implements steps.Store.
+// The transaction of a local step is the one that Tx and SQLTx return and that
+// Enqueue uses. In both modes it has the store's Isolation, LockTimeout, IdleTimeout
+// and PeerTimeout. Operations need leased claims, of this store or another. The
 // clock is the server's.
 type Steps struct {
 	store *Store

@@ -18,8 +18,8 @@ const (
 
 // Sweep implements semel.Sweeper. It also removes at most limit audit entries
 // that are older than Config.TrailRetention. Several processes may sweep at the
-// same time; none waits for another. When it fails half way it reports what it
-// has removed beside the error.
+// same time without waiting for each other. If it fails halfway, it returns the
+// number removed so far along with the error.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	records, _, err := s.sweep(ctx, limit)
 	return records, err
@@ -52,7 +52,7 @@ func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err
 	return records, entries, err
 }
 
-// Swept is what a sweep did.
+// Swept describes a completed sweep.
 type Swept struct {
 	Records int // expired, removed
 	Entries int // of the audit trail, past their retention, removed
@@ -61,10 +61,10 @@ type Swept struct {
 }
 
 // Run sweeps at once and then every Config.SweepEvery, in batches of 200 until
-// nothing is left to remove, and tells Config.OnSweep. Between two batches it rests
-// for as long as the one before took, a second at most. It returns nil when ctx
-// ends, and ErrClosed when the store is closed; a sweep that fails does not end
-// it. Without sweeping nothing breaks, but the tables grow.
+// nothing is left to remove, and calls Config.OnSweep. After each batch it rests
+// for as long as the batch took, but at most a second. It returns nil when ctx
+// ends, and ErrClosed when the store is closed. It continues after a sweep that
+// fails. If no process sweeps, the tables grow.
 func (s *Store) Run(ctx context.Context) error {
 	if (storekit.Sweeps{
 		Every: s.config.SweepEvery, Batch: sweepRows, Rest: sweepRest, Sweep: s.sweep, Told: s.swept, Done: s.notes.stop,

@@ -15,16 +15,16 @@ import (
 
 // Trail implements semel.Trail.
 //
-// The Seq of an entry that tells of a loss counts the lost entries as well. An
-// entry that was written in the commit of its change cannot get lost, and is an
-// instance of its own with Seq 1.
+// The Seq of an entry that records a loss counts the lost entries as well. An
+// entry that was written in the commit of its change cannot be lost; it has an
+// instance of its own and Seq 1.
 //
-// Positions are given out within 100 ms before the commit, so an entry can turn up
-// behind one with a higher position. Who follows the trail asks again from a
-// little before its end.
+// Positions are assigned within 100 ms before the commit, so an entry can appear
+// after one with a higher position. A reader that follows the trail should read
+// again from a little before its end.
 //
-// Entries are found at once by record, key, request, event and trace; other filters
-// are applied to all there are.
+// Filters by record, key, request, event and trace use an index. Other filters read
+// all entries.
 func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEntry, error) {
 	if f.After > math.MaxInt64 {
 		return nil, nil

@@ -14,10 +14,10 @@ var (
 	errEnded  = errors.New("the handler's transaction is over: a statement failed with it, or ended it")
 )
 
-// Querier is what a handler does in the transaction of its claim. It cannot commit
-// it: the store does, with the record. A COMMIT among a handler's statements fails
-// and rolls back, as ROLLBACK does, and the submit is answered so. Once
-// the claim is settled its methods fail with sql.ErrTxDone, and rows left open
+// Querier executes statements in the transaction of a handler's claim. The store
+// commits the transaction together with the record. If a handler executes COMMIT
+// or ROLLBACK itself, the transaction is rolled back and the submit reports that.
+// Once the claim is settled, the methods fail with sql.ErrTxDone, and open rows
 // are closed.
 type Querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
@@ -26,13 +26,13 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Tx returns the transaction of the claim that a handler works under, or of the
-// message that it handles (Inbox), for all that the handler reads and changes.
-// Foreign keys are enforced in it.
+// Tx returns the transaction in ctx, which is that of the handler's claim or of
+// the message that it handles (see Inbox). The handler should use it for
+// everything that it reads and changes. Foreign keys are enforced in it.
 //
-// SQLite itself rolls a transaction back after some errors, among them a write
-// that was interrupted because its context ended. Then every later statement
-// fails, and the submit is answered as rolled back.
+// SQLite itself rolls a transaction back after some errors, such as a write
+// that was interrupted because its context ended. All later statements then
+// fail, and the submit reports that the transaction was rolled back.
 func Tx(ctx context.Context) (Querier, bool) {
 	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {

@@ -16,15 +16,15 @@ import (
 	"github.com/semelhq/semel/internal/storekit"
 )
 
-// Inbox is the inbox in a store's file. It implements inbox.Store: a handler's
-// transaction is the one that Tx returns, and Enqueue enqueues in. It ends with the
-// store, which waits for handlers under way.
+// Inbox is the inbox in a store's file. It implements inbox.Store. A handler's
+// transaction is the one that Tx returns and that Enqueue uses. The inbox ends with
+// the store, whose Close waits for running handlers.
 //
-// Transact holds the write lock of the whole file, as a transactional claim does, so one
-// handler is at work at a time; batches share a sync of the disk. Where the lock is
-// not to be had it fails with ErrBusy: another handler has it, of the same
-// message or any other. Look-ups wait for nobody. The clock is the host's: ids that
-// were recorded before it was set back are kept longer by as much.
+// Transact holds the write lock of the whole file, as a transactional claim does, so
+// only one handler runs at a time. The messages of a batch share one sync of the disk.
+// If the lock cannot be acquired, Transact fails with ErrBusy: another handler holds it,
+// for the same message or another. Reads do not wait. The clock is the host's. If it is
+// set back, ids recorded before are kept longer by that time.
 type Inbox struct{ store *Store }
 
 var _ inbox.Store = (*Inbox)(nil)
@@ -150,11 +150,10 @@ func (t *tx) receive(consumer string, ids []string) ([]bool, error) {
 	return inbox.First(ids, recorded), err
 }
 
-// Receive records ids for a consumer in the transaction of the claim, or of another
-// message, that a handler works under, which ctx comes from. It reports of each
-// whether it was not on record, and fails with ErrNoTransaction where there is no
-// transaction. What was not on record is the caller's to handle in the same
-// transaction.
+// Receive records ids for a consumer in the transaction in ctx, which is that of
+// the handler's claim or of another message. For each id it reports whether it was
+// not on record; the caller must handle those messages in the same transaction. It
+// fails with ErrNoTransaction if ctx carries no transaction.
 func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (first []bool, err error) {
 	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {
@@ -163,8 +162,8 @@ func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (fi
 	return b.ReceiveTx(ctx, h.work, consumer, ids...)
 }
 
-// ReceiveTx is Receive in a transaction of the caller's, on the store's file, which
-// is best begun with BEGIN IMMEDIATE. Once it has failed, roll back.
+// ReceiveTx is like Receive in a transaction of the caller on the store's file,
+// which should begin with BEGIN IMMEDIATE. If it fails, roll the transaction back.
 func (b *Inbox) ReceiveTx(ctx context.Context, tx *sql.Tx, consumer string, ids ...string) (first []bool, err error) {
 	if err := inbox.Check(consumer, ids...); err != nil {
 		return nil, err
@@ -216,8 +215,8 @@ func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) (seen [
 	return seen, err
 }
 
-// Sweep implements inbox.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements inbox.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)

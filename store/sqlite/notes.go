@@ -18,7 +18,7 @@ const (
 )
 
 // Note implements semel.Trail. The entry's time is that of the call. Texts are
-// cut at 1,024 bytes. After Close, Note does nothing.
+// truncated to 1,024 bytes. After Close, Note does nothing.
 func (s *Store) Note(e semel.TrailEntry) {
 	s.notes.Add(storekit.Texts(e, storekit.Cut))
 }

@@ -15,17 +15,17 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// ErrNoTransaction: the context is not that of a handler that works in the
-// transaction of its claim. Nothing was enqueued.
+// ErrNoTransaction reports that the context does not carry the transaction of a
+// claim. Nothing was enqueued.
 var ErrNoTransaction = errors.New("sqlite: the context carries no transaction of a claim: use EnqueueTx, or a transactional store")
 
-// Enqueue adds messages to the outbox in the transaction of the claim that a
-// handler works under, or of the message that it handles (Inbox), which ctx comes
-// from: they are delivered if that is
-// committed, and never otherwise. Relays in this process are woken by the commit.
-// It fails with ErrNoTransaction where there is none, with outbox.ErrDuplicate
-// where an id is taken, and with outbox.ErrFull beyond Config.MaxPending; the
-// transaction can go on either way.
+// Enqueue adds messages to the outbox in the transaction in ctx, which is that of
+// the handler's claim or of the message that it handles (see Inbox). The messages
+// are delivered only if that transaction commits. The commit wakes the relays in
+// this process. Enqueue fails with ErrNoTransaction if ctx carries no
+// transaction, with outbox.ErrDuplicate if an id is taken, and with
+// outbox.ErrFull beyond Config.MaxPending. The transaction remains usable after
+// each of these errors.
 func Enqueue(ctx context.Context, messages ...outbox.Message) error {
 	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {
@@ -38,19 +38,19 @@ func Enqueue(ctx context.Context, messages ...outbox.Message) error {
 	return enqueue(ctx, h.work, messages)
 }
 
-// EnqueueTx adds messages to the outbox in a transaction of the caller's, on a
-// file that a Store has been opened on before: they are delivered if it is
-// committed, and never otherwise. Relays find them by polling; Outbox.Wake after
-// the commit has those of this process look at once.
+// EnqueueTx adds messages to the outbox in a transaction of the caller, on a
+// file on which a Store has been opened before. The messages are delivered only
+// if the transaction commits. Relays find them by polling. Call Outbox.Wake
+// after the commit to make the relays of this process look at once.
 //
-// It fails with outbox.ErrDuplicate where an id is taken, as far as the driver is
-// the one that this package uses. What was added before it failed stays in the
+// It fails with outbox.ErrDuplicate if an id is taken and the driver is the one
+// that this package uses. Messages added before the failure remain in the
 // transaction: roll it back.
 func EnqueueTx(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
 	return enqueue(ctx, tx, messages)
 }
 
-// EnqueueTx is the function of that name with the bound of Config.MaxPending.
+// EnqueueTx is like the function EnqueueTx, but enforces Config.MaxPending.
 func (o *Outbox) EnqueueTx(ctx context.Context, tx *sql.Tx, messages ...outbox.Message) error {
 	if err := o.store.admit(ctx, len(messages)); err != nil {
 		return err
@@ -99,14 +99,14 @@ func enqueue(ctx context.Context, tx *sql.Tx, messages []outbox.Message) error {
 	return nil
 }
 
-// Outbox is the outbox in a store's file. It implements outbox.Store, Watcher and
-// Admin, and ends with the store.
+// Outbox is the outbox in a store's file. It implements outbox.Store, Watcher,
+// Settler and Admin, and ends with the store.
 //
-// Its writes are grouped with the store's others; looks, an idle relay's among
-// them, never wait for the write lock. The clock is the host's. Where it was set
-// back, relays notice and move leases and delays by as much, so nothing waits for
-// longer than about a minute because of it; where it is set forward, leases end
-// early, and what is under way may be delivered twice.
+// Its writes are grouped with the other writes of the store. Reads, including
+// those of idle relays, never wait for the write lock. The clock is the host's.
+// If it is set back, relays notice and move leases and delays by the same amount,
+// so nothing is delayed by more than about a minute. If it is set forward, leases
+// end early and messages being delivered may be delivered twice.
 type Outbox struct {
 	store *Store
 	busy  atomic.Bool // the last claim found something
@@ -125,12 +125,12 @@ var (
 // Outbox returns the outbox in the store's file.
 func (s *Store) Outbox() *Outbox { return &Outbox{store: s} }
 
-// Wake has the relays in this process that work on this Store look for messages
+// Wake makes the relays in this process that use this Store look for messages
 // now. Call it after the commit of a transaction with EnqueueTx.
 func (o *Outbox) Wake() { o.store.hints.Send() }
 
-// Watch implements outbox.Watcher. It tells of what was enqueued with Enqueue
-// through this Store, and of calls of Wake.
+// Watch implements outbox.Watcher. It signals commits of messages added with
+// Enqueue through this Store, and calls of Wake.
 func (o *Outbox) Watch() (<-chan struct{}, func()) { return o.store.hints.Watch() }
 
 func (t *tx) fail(err error) {

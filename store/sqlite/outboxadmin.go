@@ -37,7 +37,7 @@ const (
 		GROUP BY topic, state LIMIT 0 + ?3`
 )
 
-// Status implements outbox.Store. It tells of the first 1,000 topics.
+// Status implements outbox.Store. It reports the first 1,000 topics.
 func (o *Outbox) Status(ctx context.Context) (all []outbox.TopicStatus, err error) {
 	err = o.store.read(ctx, func(c *conn) error {
 		all = nil
@@ -87,8 +87,8 @@ const (
 			ORDER BY settled_at, position LIMIT 0 + ?)`
 )
 
-// Sweep implements outbox.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements outbox.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (removed int, err error) {
 	r = r.WithDefaults()
 	for _, s := range []struct {

@@ -68,8 +68,8 @@ const (
 )
 
 // Exchange implements outbox.Store. Messages of several topics are claimed in turn.
-// Those that come back after a delay, or a lease, take up to half of a claim
-// before those that were never tried.
+// Messages whose delay or lease has ended fill up to half of a claim, ahead of
+// messages that were never tried.
 func (o *Outbox) Exchange(ctx context.Context, settlements []outbox.Settlement, c outbox.Claim) ([]outbox.Claimed, []outbox.Ref, error) {
 	for _, s := range settlements {
 		if err := s.Validate(); err != nil {

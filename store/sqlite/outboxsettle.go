@@ -31,8 +31,8 @@ const (
 	selectSettled = `SELECT 1 FROM outbox WHERE position = ? AND fence = ? AND leased = 0`
 )
 
-// SettleTx implements outbox.Settler, in the transaction of the claim or of the
-// message that a handler works under: see Tx.
+// SettleTx implements outbox.Settler. It settles in the transaction that Tx
+// returns.
 func (o *Outbox) SettleTx(ctx context.Context, ref outbox.Ref) error {
 	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {

@@ -12,9 +12,9 @@ import (
 	"github.com/semelhq/semel/steps"
 )
 
-// Steps is the journal of operations in a store's file. It implements steps.Store: the
-// transaction of a local step is the one that Tx returns, and Enqueue enqueues in, and
-// holds the write lock of the whole file, as a transactional claim does. Operations need
+// Steps is the journal of operations in a store's file. It implements steps.Store. The
+// transaction of a local step is the one that Tx returns and that Enqueue uses. It holds
+// the write lock of the whole file, as a transactional claim does. Operations need
 // leased claims. The clock is the host's.
 type Steps struct{ store *Store }
 
@@ -228,8 +228,8 @@ func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
 	})
 }
 
-// Sweep implements steps.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements steps.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (j *Steps) Sweep(ctx context.Context, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)

@@ -20,8 +20,9 @@ const (
 )
 
 // Sweep implements semel.Sweeper. It also removes about limit audit entries that
-// are older than Config.TrailRetention: the executions of one commit go together.
-// When it fails half way it reports what it has removed beside the error.
+// are older than Config.TrailRetention; the executions of one commit are removed
+// together. If it fails halfway, it returns the number removed so far along with
+// the error.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	records, _, err := s.sweep(ctx, limit)
 	return records, err
@@ -123,7 +124,7 @@ func (t *tx) sweepTrail(limit int) (n int, more bool, err error) {
 	return n, true, err
 }
 
-// Swept is what a sweep did.
+// Swept describes a completed sweep.
 type Swept struct {
 	Records int // expired, removed
 	Entries int // of the audit trail, past their retention, removed
@@ -132,9 +133,9 @@ type Swept struct {
 }
 
 // Run sweeps at once and then every Config.SweepEvery, in batches of 1,000 until
-// less than that is left, and tells Config.OnSweep. It returns nil when ctx
-// ends, and ErrClosed when the store is closed; a sweep that fails does not end
-// it. Without sweeping nothing breaks, but the file grows.
+// fewer are left, and calls Config.OnSweep. It returns nil when ctx ends, and
+// ErrClosed when the store is closed. It continues after a sweep that fails. If
+// no process sweeps, the file grows.
 func (s *Store) Run(ctx context.Context) error {
 	if (storekit.Sweeps{Every: s.config.SweepEvery, Batch: sweepBatch, Sweep: s.sweep, Told: s.swept, Done: s.stop}).Run(ctx) {
 		return ErrClosed

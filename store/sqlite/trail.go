@@ -80,7 +80,7 @@ func recordOf(names namer, id string) (number, foreign driver.Value) {
 	return nil, orNull(id)
 }
 
-// Trail implements semel.Trail. The Seq of an entry that tells of a loss counts
+// Trail implements semel.Trail. The Seq of an entry that records a loss counts
 // the lost entries as well.
 func (s *Store) Trail(ctx context.Context, f semel.TrailFilter) ([]semel.TrailEntry, error) {
 	if f.After >= math.MaxInt64 {
