@@ -451,6 +451,8 @@ func changeLine(o *evidence.Operation, c evidence.Change) string {
 		return s + " (it saw the effect of no fresh request, so this says nothing)"
 	case !counts(c):
 		return s
+	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: ") && c.Expected < 0:
+		return s
 	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: "):
 		return s + fmt.Sprintf(" (%d due)", c.Expected)
 	case c.Expected < 0:
