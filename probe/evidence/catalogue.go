@@ -191,8 +191,8 @@ var catalogue = []Entry{
 	{
 		ID: "mismatch-executed", Priority: P0, Basis: Established,
 		Title:       "Another request under the same key was executed",
-		Advice:      "Established when the altered request's own effect was seen. A success with a new id alone: inferred.",
-		Explanation: "A key was sent with two payloads, one after the other or at once, and both took effect. A client's mistake with keys has a second effect instead of an error.",
+		Advice:      "Established when the altered request's own effect was seen, or its change by a GET of the address of a PUT or PATCH. A success with a new id alone: inferred.",
+		Explanation: "A key was sent with two payloads, one after the other or at once, and both were executed. A client's mistake with keys does something else, or does it twice, and no error tells.",
 		Inferred: Words{
 			"Another request under the same key seems to have been executed",
 			"A key that had been used was sent with another payload, and the answer is a success that names another resource. That it was made is inferred: no reader saw it.",
@@ -243,8 +243,8 @@ var catalogue = []Entry{
 	{
 		ID: "mismatch-replayed-as-same", Priority: P1, Basis: Established,
 		Title:       "Another request under the same key was answered with the first one's result",
-		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent.",
-		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and the readers saw the effect of one alone.",
+		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent by a reader, or by a GET of the address of a PUT or PATCH.",
+		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and what one of them asks for was not there afterwards.",
 		Inferred: Words{
 			"Another request under the same key seems to have been answered with the first one's result",
 			"A key that had been used was sent with another payload, and the answer is a success. That it is the first one's result, and that nothing else happened, is inferred from the answers.",
