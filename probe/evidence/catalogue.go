@@ -341,6 +341,14 @@ var catalogue = []Entry{
 		References: []string{refOnce},
 	},
 	{
+		ID: "preview-uses-key", Priority: P1, Basis: Established,
+		Title:       "A preview used up its key",
+		Advice:      "Established when the operation had no effect under the key of a preview, by a reader that saw that of a request with a fresh key. P2 where it was refused, for then the client is told.",
+		Explanation: "The operation's own dry run was sent with a key, and then the operation itself under the same key. That had no effect of its own, and a request with a fresh key had one. A client that checks first and then sends, with the key that it has made for the request, gets the preview's answer or a refusal.",
+		Remedy:      "Leave previews out of the record of keys, or keep a record of their own for them.",
+		References:  []string{refDraft},
+	},
+	{
 		ID: "refusal-sticks", Priority: P1, Basis: Established,
 		Title:       "A corrected request is answered with the refusal of the one before",
 		Advice:      "Established when an invalid request was refused and the corrected one under its key got the same answer to the byte, without an effect.",
