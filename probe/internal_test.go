@@ -354,7 +354,11 @@ func TestSupposeLost(t *testing.T) {
 		facts    facts
 		want     evidence.CauseState // empty: it is not supposed
 	}{
-		"duplicates hold, lost ones double": {[]string{doubleLost}, facts{once: true}, evidence.Supported},
+		"duplicates hold, lost ones double": {[]string{doubleLost}, facts{once: true, lostAfter: true}, evidence.Supported},
+		"the first may have been running":   {[]string{doubleLost}, facts{once: true}, evidence.Open},
+		"what is running is recognised":     {[]string{doubleLost}, facts{once: true, inProgress: yes}, evidence.Supported},
+		"what is running is executed again": {[]string{doubleRace, doubleLost}, facts{once: true}, ""},
+		"so is what had its effect":         {[]string{doubleRace, doubleLost}, facts{once: true, lostAfter: true}, evidence.Supported},
 		"duplicates were not tried":         {[]string{doubleLost}, facts{}, evidence.Open},
 		"both double":                       {[]string{doubleSequential, doubleLost}, facts{doubled: true}, ""},
 		"both double, by ids":               {[]string{doubleSequential, doubleLost}, facts{}, ""},

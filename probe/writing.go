@@ -45,7 +45,8 @@ func (f *rewritten) judge(j *judgement) {
 	if !j.opened(&f.opening) || f.second == nil {
 		return
 	}
-	first, second, d := f.good().sent, f.second.sent, f.second.total
+	first, second := f.good().sent, f.second.sent
+	d := j.inside(f.second.total, 1, first, second)
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1) && j.o.facts.protects() == no:
@@ -251,7 +252,7 @@ func (f *mixed) judge(j *judgement) {
 	}
 	shown, doubled, other, why := 0, 0, 0, f.why
 	for _, t := range f.trials {
-		d := t.end.total
+		d := j.inside(t.end.total, 1, t.all...)
 		overlapped := t.released && inFlight(t.all) >= 2
 		var done []*sent
 		for _, s := range t.all {
