@@ -42,7 +42,7 @@ func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 }
 
 func (f *rewritten) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
 	first, second := f.good().sent, f.second.sent
@@ -137,7 +137,7 @@ func (f *corrections) refused() bool {
 }
 
 func (f *corrections) judge(j *judgement) {
-	if !j.opened(f.control) || f.first == nil {
+	if !j.begun(f.control) || f.first == nil {
 		return
 	}
 	first := f.first.sent
@@ -247,7 +247,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 }
 
 func (f *mixed) judge(j *judgement) {
-	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+	if !j.begun(f.control) || f.control != nil && f.control.first == nil {
 		return
 	}
 	shown, doubled, other, why := 0, 0, 0, f.why

@@ -189,6 +189,7 @@ func wrong() []Target {
 			rules{flow: afterAnswer}).
 			finds("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: held, plan.LostUnread: broken, plan.LostBegun: broken}).
+			causes(map[string]evidence.CauseState{"tied-to-client": supported}).
 			verdict("retry_behavior", "unsafe_retry"),
 		draft("mark-before-success", "records success first, and drops the work if the client goes away",
 			rules{flow: markFirst}).

@@ -411,6 +411,7 @@ func wrongInTheWorld() []Target {
 		keyed("burnt-key", "answers 500 and makes nothing, and answers 201 from the record when it is asked again",
 			firstFails(false, false, func(a *api, c *call, _ *entry) result { return created(a.named(c)) }), plan.Contract{}).
 			finds("lost-effect").
+			saysNot("no reader sees the state").
 			basis(map[string]evidence.Basis{"lost-effect": evidence.Inferred}).
 			outcome(outcomes{plan.Duplicate: broken}).
 			verdict("retry_behavior", "unsafe_retry", "race_behavior", "unknown"),
