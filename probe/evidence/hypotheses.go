@@ -42,10 +42,7 @@ func (o *Operation) hypothesesOf() []hypothesis {
 	a := hypothesis{
 		name: "A", text: "Not implemented: duplicates are not recognised at all, or not for all effects.",
 		decides: [][]string{{"duplicate", "late_retry", "redelivery", "reordered"}},
-		next:    "--only duplicate,late_retry",
-	}
-	if !slices.ContainsFunc(o.Readers, func(r Reader) bool { return r.Seen && !r.Outside }) {
-		a.next += ", with a reader of the state (operations[].readers)"
+		next:    "--only duplicate,late_retry, with a reader of the state (operations[].readers)",
 	}
 	b := hypothesis{
 		name: "B", text: "Weak in races: what holds for one request after the other does not hold for requests at the same time.",
