@@ -1,6 +1,7 @@
 package probe_test
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -84,5 +85,18 @@ func TestANumberThatFallsTellsNothing(t *testing.T) {
 				t.Errorf("%+v", op.Findings)
 			}
 		})
+	}
+}
+
+// What reads the state by means of the program's own may send what nobody counts.
+func TestOwnReadersAreNotCounted(t *testing.T) {
+	target := &counter{}
+	p := simple(target.serve(t).URL, plan.Duplicate)
+	own := probe.State{Name: "own", Read: func(context.Context, probe.StateRequest) (int64, error) { return target.effects.Load(), nil }}
+	op := mustRun(t, p, probe.Options{Send: true, State: []probe.State{own}}).Run.Operations[0]
+	for _, r := range op.Readers {
+		if r.Uncounted != (r.Name == "own") {
+			t.Errorf("%+v", r)
+		}
 	}
 }
