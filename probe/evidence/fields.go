@@ -35,18 +35,18 @@ var fieldMeanings = map[string]struct {
 		"tenant+actor+operation": "The same key from another tenant or actor is another key.",
 		"partial":                "Some of tenant, actor and operation separate keys, not all.",
 		"weak":                   "A key is shared across those who should not share it.",
-		"unknown":                "It was not shown.",
+		"unknown":                "It was not shown, or there is no key.",
 	}},
 	"result_replay": {"What a duplicate of a completed request gets.", map[string]string{
 		"same_response":           "The first result.",
 		"conflict_with_reference": "A refusal that names what the first request made.",
 		"unstable":                "Different results, or errors.",
-		"unknown":                 "It was not shown.",
+		"unknown":                 "It was not shown, or it is a refusal that does not name the first result, or another effect.",
 	}},
 	"in_progress_handling": {"Whether a duplicate is recognised while the first still runs.", map[string]string{
 		"yes":     "It waits, or is told so.",
 		"no":      "It is executed, or answered as if it had failed.",
-		"unknown": "It was not tried, or the first was not seen running when the second came.",
+		"unknown": "It was not tried, or the first was not seen running when the second came, or the answer does not tell whether the second was recognised by then.",
 	}},
 	"atomicity": {"What makes effect and record one.", map[string]string{
 		"db_unique":  "A unique constraint decides.",
@@ -66,7 +66,7 @@ var fieldMeanings = map[string]struct {
 		"unknown": "It cannot be seen from outside, and the plan gave no sink.",
 	}},
 	"retry_behavior": {"What a retry does after a lost answer or a failure.", map[string]string{
-		"safe_stop":    "It ends with one effect and a usable answer.",
+		"safe_stop":    "It ends with one effect: the retry gets the result, or is refused as a duplicate, or is told to wait.",
 		"unsafe_retry": "It doubles or loses the effect, or leads to a new key.",
 		"unknown":      "It was not shown.",
 	}},

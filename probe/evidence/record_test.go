@@ -407,3 +407,30 @@ func TestNextSaysToMendOnce(t *testing.T) {
 		t.Error(next)
 	}
 }
+
+// The next check of what was ruled out is one that has not been made.
+func TestNextIsNotDoneYet(t *testing.T) {
+	seen := []Reader{{Name: "rows", Seen: true}}
+	try := func(names ...string) Operation {
+		o := Operation{Readers: seen, KeyIn: NoKey}
+		for _, n := range names {
+			o.Experiments = append(o.Experiments, Experiment{Name: n, Outcome: Held})
+		}
+		return o
+	}
+	for _, c := range []struct {
+		o    Operation
+		want map[string]string
+	}{
+		{try("duplicate"), map[string]string{"A": "--only duplicate,late_retry", "C": "--only duplicate,lost_unread,lost_begun,failed_first"}},
+		{try("duplicate", "late_retry", "lost_unread", "lost_begun"), map[string]string{"A": "nothing more with this plan", "C": "--only duplicate,lost_unread,lost_begun,failed_first"}},
+		{try("duplicate", "lost_unread", "lost_begun", "failed_first"), map[string]string{"A": "--only duplicate,late_retry", "C": "nothing more with this plan"}},
+		{Operation{}, map[string]string{"A": "--only duplicate,late_retry, with a reader of the state (operations[].readers)"}},
+	} {
+		for _, s := range c.o.Standings() {
+			if want, ok := c.want[s.Name]; ok && s.Next != want {
+				t.Errorf("%s is %s: %q, want %q", s.Name, s.State, s.Next, want)
+			}
+		}
+	}
+}

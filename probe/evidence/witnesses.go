@@ -56,9 +56,11 @@ func (e Effect) Wrong() bool { return e.Expected >= 0 && (e.Effects != e.Expecte
 
 // Answer is an answer, and how it compares with the one before.
 type Answer struct {
-	Status int         `json:"status,omitempty"` // 0: there was none
-	Cut    bool        `json:"cut,omitempty"`    // by the probe, before its end
-	Class  SecondClass `json:"class,omitempty"`  // of the second only
+	Status int `json:"status,omitempty"` // 0: there was none
+	// SaysError: the status is of success, and the body tells of an error.
+	SaysError bool        `json:"says_error,omitempty"`
+	Cut       bool        `json:"cut,omitempty"`   // by the probe, before its end
+	Class     SecondClass `json:"class,omitempty"` // of the second only
 	// Says is Class in words, as far as the two answers can be compared.
 	Says string `json:"-"`
 	// WaitedUS is how long it took from the last byte sent to the first one
@@ -120,9 +122,9 @@ func (o *Operation) Witnesses() []Witnesses {
 		}
 		w.Resources, w.Answers = resources(same, e.Race)
 		if first != nil {
-			w.First = &Answer{Status: first.Status, Cut: first.Cut != "", WaitedUS: waited(*first)}
+			w.First = &Answer{Status: first.Status, SaysError: first.SaysError, Cut: first.Cut != "", WaitedUS: waited(*first)}
 			if second != nil {
-				w.Second = &Answer{Status: second.Status, WaitedUS: waited(*second)}
+				w.Second = &Answer{Status: second.Status, SaysError: second.SaysError, WaitedUS: waited(*second)}
 			}
 			if s := e.Second; s != nil && second != nil {
 				w.Second.Class, w.Second.Says = s.Class, s.says(*first, *second)

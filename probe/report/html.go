@@ -436,7 +436,7 @@ func kind(s evidence.Send) string {
 	switch {
 	case s.Status >= 500 || s.Status == 0:
 		return "bad"
-	case s.Status >= 400:
+	case s.Status >= 400, s.SaysError:
 		return "doubt"
 	case s.Replayed:
 		return "replay"

@@ -136,7 +136,7 @@ func refused(o *evidence.Operation) bool {
 			if s.Role == "read" || s.Status == 0 {
 				continue
 			}
-			if answers = true; s.Status < 400 {
+			if answers = true; s.Status < 400 && !s.SaysError {
 				return false
 			}
 		}
@@ -262,7 +262,7 @@ func answered(a *evidence.Answer) string {
 	said := "no answer"
 	switch {
 	case a.Status != 0:
-		said = fmt.Sprint(a.Status)
+		said = status(a.Status, a.SaysError)
 	case a.Cut:
 		said = "cut off by the probe"
 	}

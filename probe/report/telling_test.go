@@ -104,7 +104,8 @@ func TestSecondLine(t *testing.T) {
 	}{
 		{"one resource", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 5, Resource: "7"}, evidence.SameResult, false, nil, "the same resource, told otherwise, 201 both times, another body, same resource (fast-as-a-replay, a hint only)"},
 		{"two resources", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 4, Resource: "8"}, evidence.DifferentResult, false, nil, "another result, 201 both times, another body, another resource (fast-as-a-replay, a hint only)"},
-		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by one alone"},
+		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by the first alone"},
+		{"the second alone names one", evidence.Send{Status: 202}, evidence.Send{Status: 200, Bytes: 4, Resource: "7"}, evidence.DifferentResult, false, one, "another answer, 202, then 200, another body, a resource named by the second alone"},
 		{"none is named, nothing is there", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, one, "the same status, and no body, 200 both times"},
 		{"no answer", evidence.Send{Status: 200}, evidence.Send{}, evidence.ErrorOrTimeout, false, one, "no answer"},
 		{"by a blind reader", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, []evidence.Change{{Reader: "blind", Name: "effects", Effects: 0, Expected: 1}}, "the same status, and no body, 200 both times (fast-as-a-replay, a hint only)"},
@@ -179,5 +180,34 @@ func TestLimitsOfRaces(t *testing.T) {
 		if got := limits(&r); len(got) != c.want {
 			t.Errorf("%s: %q", c.what, got)
 		}
+	}
+}
+
+// A refusal in the body of a 2xx is told from a success, wherever its status
+// stands.
+func TestErrorsInTheBodyAreTold(t *testing.T) {
+	s := evidence.Send{Status: 200, SaysError: true, Delivery: "answered"}
+	if got := answer(s); got != "200 (error)" {
+		t.Error(got)
+	}
+	if got := kind(s); got == "good" {
+		t.Error("it looks like a success")
+	}
+	if got := answered(&evidence.Answer{Status: 200, SaysError: true, WaitedUS: 2000}); got != "200 (error) in 2.00 ms" {
+		t.Error(got)
+	}
+	o := evidence.Operation{Experiments: []evidence.Experiment{{Sends: []evidence.Send{s, {Role: "read", Status: 200}}}}}
+	if !refused(&o) {
+		t.Error("no request succeeded")
+	}
+}
+
+// Of requests that were under way at once it is not said that they were not,
+// only because none of them had an effect.
+func TestRaceLine(t *testing.T) {
+	r := evidence.Race{Width: 3, Protocol: "HTTP/1.1", Trials: 1, Delivered: 3, SpreadUS: 12, Bound: 1}
+	want := "1 trial of 3 requests each over HTTP/1.1: 3 requests delivered, released within 12 µs; in 0 trials they overlapped and an effect was seen. 0 doubled, 0 lost."
+	if got := raceLine(&r); got != want+" That leaves open a rate of double effects of up to 100 % (95 % confidence)." {
+		t.Error(got)
 	}
 }
