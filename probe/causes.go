@@ -61,7 +61,7 @@ func (o *operation) suppose() {
 		}
 		late := evidence.Cause{
 			Name: "forgotten", State: evidence.Open,
-			Text:  "It is remembered for too short a time, or only as long as nothing else comes.",
+			Text:  "A request is remembered for too short a time, or only as long as nothing else comes.",
 			For:   "The same bytes took effect twice.",
 			Check: "The experiments duplicate, late_retry and reordered: a duplicate at once that has no effect, and a later one that has, speak for it.",
 		}
@@ -102,7 +102,7 @@ func (o *operation) suppose() {
 		to := o.named1(doubleRace, doubleInFlight)
 		act := evidence.Cause{
 			Name: "check-then-act", State: evidence.Open,
-			Text:  "It is looked up before the work and recorded after it, without a constraint that decides.",
+			Text:  "The request is looked up before the work and recorded after it, without a constraint that decides.",
 			For:   "Requests at the same time took effect more than once.",
 			Check: "The experiments duplicate and race: duplicates one after the other that are known, and some at the same time that are not, speak for it. Then look for a unique constraint, and whether it is written before the work.",
 		}

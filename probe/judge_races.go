@@ -197,7 +197,7 @@ func (f *meanwhile) judge(j *judgement) {
 	case is(d.number(), 0):
 		j.lostEffect(first, fmt.Sprintf("the first was answered with %s and had no effect", answer(first)), first, second)
 	default:
-		j.duringFirst(first, second)
+		j.duringFirst(first, second, f.together)
 	}
 }
 
@@ -216,44 +216,48 @@ func (f *meanwhile) after(i int) time.Duration {
 }
 
 // duringFirst judges the answer to a duplicate of a running request that had no
-// effect of its own.
-func (j *judgement) duringFirst(first, second *sent) {
+// effect of its own. Of two that were released together neither is a retry.
+func (j *judgement) duringFirst(first, second *sent, together bool) {
 	f := &j.o.facts
+	retry := "the retry during the first"
+	if together {
+		retry = "the second of two at once"
+	}
 	status, s := second.x.Response.Status, j.e.Second
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {
 	case s.Class == evidence.RefusedWithReference,
 		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult && (s.Resource || second.replayed):
 		f.inProgress = yes
-		j.holds("1 effect; the retry during the first got %s", map[bool]string{true: "its result", false: "a reference to its result"}[s.Class == evidence.SameResult])
+		j.holds("1 effect; %s got %s", retry, map[bool]string{true: "the first's result", false: "a reference to the first's result"}[s.Class == evidence.SameResult])
 	case success(&second.x) && s.Class == evidence.SameResult:
-		j.holds("1 effect; the retry during the first was answered with %s, as the first was; neither names a resource", answer(second))
+		j.holds("1 effect; %s was answered with %s, as the first was; neither names a resource", retry, answer(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
-		j.holds("1 effect; the retry during the first was told that it is in progress: %s", answer(second))
+		j.holds("1 effect; %s was told that it is in progress: %s", retry, answer(second))
 	case success(&second.x) && (accepted(&second.x) || !otherResource(first, second)):
-		j.holds("1 effect; the retry during the first was answered with %s, and no resource is named in both that could be compared", answer(second))
+		j.holds("1 effect; %s was answered with %s, and no resource is named in both that could be compared", retry, answer(second))
 	case success(&second.x):
 		f.inProgress = no
-		j.broken("1 effect, and the retry during the first got another result: %s", answer(second))
+		j.broken("1 effect, and %s got another result: %s", retry, answer(second))
 		j.find("replay-differs", "", evidence.Established, first, second)
 	case second.serverError():
 		f.inProgress = no
-		j.broken("1 effect, and the retry during the first got %s", answer(second))
+		j.broken("1 effect, and %s got %s", retry, answer(second))
 		j.error5xx(first, second)
 	case j.o.op.Key == nil, conditional(second):
-		j.holds("1 effect; the retry during the first was refused with %s", answer(second))
+		j.holds("1 effect; %s was refused with %s", retry, answer(second))
 	case status == http.StatusConflict && !invites:
 		if f.duplicate != nil && f.duplicate.Class == evidence.SameResult {
 			// Afterwards a duplicate gets the result: this one was told of now.
 			f.inProgress = yes
-			j.holds("1 effect; the retry during the first was refused with %s, where a later one gets the result", answer(second))
+			j.holds("1 effect; %s was refused with %s, where a later one gets the result", retry, answer(second))
 			return
 		}
-		j.holds("1 effect; the retry during the first was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", answer(second))
+		j.holds("1 effect; %s was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", retry, answer(second))
 	default:
 		f.inProgress, f.unsafeRetry = no, true
-		j.broken("1 effect, and the retry during the first got %s%s, which reads as final", answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
+		j.broken("1 effect, and %s got %s%s, which reads as final", retry, answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
 		j.find("in-flight-error-invites-new-key", "", evidence.Inferred, first, second)
 	}
 }

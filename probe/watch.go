@@ -46,7 +46,12 @@ func (w *watch) promise(s *sent) {
 }
 
 // rebase takes what is there now as the state before.
-func (w *watch) rebase() { w.before, w.expect = w.after, 0 }
+func (w *watch) rebase() {
+	w.before, w.expect = w.after, 0
+	for i, rd := range w.x.o.readers {
+		w.x.note(&w.x.e.Before, rd, w.before[i])
+	}
+}
 
 // watch begins to follow the effects of requests with the values v.
 func (x *exp) watch(ctx context.Context, v *plan.Values) (*watch, error) {

@@ -100,9 +100,9 @@ included. A target that the plan marks as production needs --production, and is
 never raced, cut off or made to fail; --full adds no experiment there.
 
 The evidence is written to a folder of its own: the plan, the exact bytes of every
-exchange (HAR), the state before and after, the reports, and for each finding a
-script that shows it again. Ctrl-C stops at once
-and still writes it. Secrets are replaced by placeholders.
+exchange (HAR; of the readings of the state those before and after), the reports,
+and for each finding a script that shows it again. Ctrl-C stops at once and still
+writes it. Secrets are replaced by placeholders.
 
 ` + "See semel probe --help for the exit codes.",
 		Example: `  semel probe run orders.yaml

@@ -47,7 +47,7 @@ func (o *Operation) hypothesesOf() []hypothesis {
 		decides: [][]string{{"duplicate", "late_retry", "redelivery", "reordered"}},
 		try:     "duplicate,late_retry",
 	}
-	if len(o.Readers) == 0 {
+	if !slices.ContainsFunc(o.Readers, func(r Reader) bool { return r.Seen && !r.Outside }) {
 		a.with = ", with a reader of the state (operations[].readers)"
 	}
 	b := hypothesis{

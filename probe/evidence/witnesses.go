@@ -13,6 +13,9 @@ type Reader struct {
 	Outside bool `json:"outside,omitempty"`
 	// Seen: it saw the effect of a fresh request, so that it can tell.
 	Seen bool `json:"seen,omitempty"`
+	// Uncounted: what it sends is not among the requests of the run, as it reads
+	// by a command or by the program's own means.
+	Uncounted bool `json:"uncounted,omitempty"`
 }
 
 // Witnesses are what the four witnesses say of one experiment, side by side:

@@ -391,9 +391,20 @@ func contract(o *evidence.Operation) string {
 func limits(r *evidence.Run) []string {
 	all := []string{
 		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
-		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled, which shows that nothing does.",
+		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled: then what decides between requests, if anything does, did not hold.",
 	}
 	once := false
+	var apart []string
+	for _, o := range r.Operations {
+		for _, rd := range o.Readers {
+			if said := name(rd.Name); rd.Uncounted && !slices.Contains(apart, said) {
+				apart = append(apart, said)
+			}
+		}
+	}
+	if len(apart) > 0 && !r.DryRun {
+		all = append(all, fmt.Sprintf("What reading %s sends, if it sends anything, is not among the requests that are counted.", list(apart[:min(len(apart), 20)])))
+	}
 	for _, o := range r.Operations {
 		for _, e := range o.Experiments {
 			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Overlapped > 0 {
