@@ -103,7 +103,7 @@ func (o *Operation) supports(f Finding) string {
 		return "B"
 	case "double-effect-lost-response", "failure-not-repeatable", "failure-blocks-key", "truncated-executed", "refusal-executed", "refusal-sticks":
 		return "C"
-	case "key-not-scoped-tenant", "key-not-scoped-actor", "key-not-scoped-operation", "malformed-key-accepted-unprotected", "keyless-requests-confused", "change-not-made",
+	case "key-not-scoped-tenant", "key-not-scoped-actor", "key-not-scoped-operation", "malformed-key-accepted-unprotected", "keyless-requests-confused", "change-not-made", "preview-uses-key",
 		"instance-doubles", "same-meaning-executed", "change-doubles", "content-not-recognised", "key-forgotten", "webhook-altered-accepted", "webhook-stale-accepted":
 		return "D"
 	case "double-effect-sequential", "webhook-redelivery-doubles", "outside-effect-doubled", "effects-disagree":
