@@ -48,7 +48,7 @@ func (o *Operation) hypothesesOf() []hypothesis {
 		try:     "duplicate,late_retry",
 	}
 	if !slices.ContainsFunc(o.Readers, func(r Reader) bool { return r.Seen && !r.Outside }) {
-		a.with = ", with a reader of the state (operations[].readers)"
+		a.with = ", with a reader of the state that sees its effect (operations[].readers)"
 	}
 	b := hypothesis{
 		name: "B", text: "Weak in races: what holds for one request after the other does not hold for requests at the same time.",
@@ -282,16 +282,32 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	if decided {
 		s.State = RuledOut
 		// More trials of a race tell more; of others more of the same does not.
-		undone := func(name string) bool {
-			e := o.experiment(name)
-			return e == nil || e.Outcome == NotRun || e.Outcome == Inconclusive
-		}
-		if h.name != "B" && !slices.ContainsFunc(strings.Split(h.try, ","), undone) {
-			s.Next = "nothing more with this plan"
+		if h.name != "B" {
+			s.Next = o.better(h)
 		}
 	}
 	s.Because = strings.Join(because, " ")
 	return s
+}
+
+// better says which experiments would tell more of what is ruled out: those of
+// its check that were not made, else those that showed nothing.
+func (o *Operation) better(h hypothesis) string {
+	var again []string
+	for _, name := range slices.Concat(strings.Split(h.try, ","), slices.Concat(h.decides...), h.also) {
+		e := o.experiment(name)
+		if e == nil || e.Outcome == NotRun {
+			if slices.Contains(strings.Split(h.try, ","), name) {
+				return h.next()
+			}
+		} else if e.Outcome == Inconclusive && !slices.Contains(again, name) {
+			again = append(again, name)
+		}
+	}
+	if len(again) == 0 {
+		return "nothing more with this plan"
+	}
+	return "--only duplicate," + strings.Join(again, ",")
 }
 
 // brokenElse marks what is broken, and not for its effects.

@@ -50,6 +50,9 @@ type Effect struct {
 	Effects int64  `json:"effects"`
 	// Expected is how many were due; -1 if that is what the experiment asks.
 	Expected int64 `json:"expected"`
+	// Tries is how many requests of their own they are of, where one was not
+	// enough to show anything; 0 if it was, and of a race.
+	Tries int `json:"-"`
 	// Exact is the number of effects where it is not whole.
 	Exact string `json:"exact,omitempty"`
 }
@@ -108,12 +111,27 @@ func (o *Operation) Witnesses() []Witnesses {
 				*list = append(*list, Effect{Reader: c.Reader})
 			}
 			f := &(*list)[i]
+			f.Tries++
 			f.Effects += c.Effects
 			if f.Expected += c.Expected; c.Expected < 0 {
 				f.Expected = -1
 			}
 			if exact, ok := strings.CutPrefix(c.Name, "effects: "); ok {
 				f.Exact = exact
+			}
+		}
+		// Each try begins with a request that is called the first.
+		tries := 0
+		for _, s := range e.Sends {
+			if s.Role == "first" {
+				tries++
+			}
+		}
+		for _, list := range [][]Effect{w.State, w.Outside} {
+			for i := range list {
+				if list[i].Tries < 2 || list[i].Tries != tries || e.Race != nil {
+					list[i].Tries = 0
+				}
 			}
 		}
 		first, second := e.compared(same)

@@ -243,6 +243,9 @@ func effects(all []evidence.Effect, came evidence.Outcome) (said string, wrong b
 			if e.Expected >= 0 {
 				n += fmt.Sprintf(" of %d due", e.Expected)
 			}
+			if e.Tries > 0 {
+				n += fmt.Sprintf(" in %d tries", e.Tries)
+			}
 			parts = append(parts, visible(e.Reader, 40)+": "+n)
 		}
 	}

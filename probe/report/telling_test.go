@@ -240,3 +240,11 @@ func TestRaceLine(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Effects of several tries are not taken for those of one.
+func TestTriesAreTold(t *testing.T) {
+	said, _ := effects([]evidence.Effect{{Reader: "rows", Effects: 3, Expected: 3, Tries: 3}, {Reader: "mails", Effects: 1, Expected: 1}}, evidence.Inconclusive)
+	if said != "rows: 3 of 3 due in 3 tries, mails: 1 of 1 due" {
+		t.Error(said)
+	}
+}
