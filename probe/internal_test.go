@@ -437,6 +437,35 @@ func TestFate(t *testing.T) {
 	}
 }
 
+// A change under a used key is held against the target as far as somebody said
+// that it is refused.
+func TestChangedUnderKey(t *testing.T) {
+	for name, c := range map[string]struct {
+		taken    known
+		mismatch []int
+		assumed  bool
+		outcome  evidence.Outcome
+		finding  string
+		priority evidence.Priority
+	}{
+		"made, and it is refused by contract":  {yes, []int{422}, false, evidence.Broken, "mismatch-executed", evidence.P1},
+		"made, and that is assumed":            {yes, []int{422}, true, evidence.Broken, "mismatch-executed", evidence.P2},
+		"made, and no contract says otherwise": {yes, nil, false, evidence.Held, "", ""},
+		"not made":                             {no, nil, false, evidence.Broken, "mismatch-replayed-as-same", evidence.P1},
+	} {
+		o := &operation{op: &plan.Operation{Key: &plan.Key{}}, contract: plan.Contract{Mismatch: c.mismatch}, assumed: c.assumed}
+		j := &judgement{o: o, e: &evidence.Experiment{Name: "altered"}}
+		j.changedUnderKey(given(201, "{}"), given(200, "{}"), c.taken)
+		var f evidence.Finding
+		if len(o.ev.Findings) > 0 {
+			f = o.ev.Findings[0]
+		}
+		if outcome, why := j.outcome(); outcome != c.outcome || f.ID != c.finding || f.Priority != c.priority || f.ID != "" && f.Basis != evidence.Established {
+			t.Errorf("%s: %s: %s; %+v", name, outcome, why, f)
+		}
+	}
+}
+
 // A retry that got the first's result while that was under way, as seen from outside, is
 // no handling of requests in progress where a race under one key has doubled.
 func TestDoubledRaceHandlesNothingInProgress(t *testing.T) {

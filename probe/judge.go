@@ -152,6 +152,8 @@ func (j *judgement) opened(o *opening) bool {
 	switch {
 	case turnedAway(&a.x) && !d.exceeds(0):
 		j.unclear("%s was not processed: %s; %s", j.opener(), answer(a.sent), j.state(d))
+	case o.alike:
+		j.unclear("%s was refused with %s, and not sent again: in an earlier experiment the same request again and a fresh one were refused as well; %s", j.opener(), answer(a.sent), j.state(d))
 	case !a.succeeded():
 		j.unclear("%s did not succeed: %s; %s", j.opener(), answer(a.sent), j.state(d))
 	case len(j.o.readers) == 0:

@@ -92,12 +92,19 @@ func (f *mismatched) judge(j *judgement) {
 		j.unclear("the altered request was not processed: %s", answer(second))
 	case accepted(&second.x) && second.fate != fateDone && !second.replayed && !(first.resource != "" && second.resource == first.resource):
 		j.unclear("the altered request was accepted with %s, and what became of it was not seen", answer(second))
+	case ok && f.changed != untold:
+		j.changedUnderKey(first, second, f.changed)
 	case ok && otherResource(first, second) && d.told():
 		j.broken("the altered request was answered with %s and a resource of its own, and had no effect that a reader sees", answer(second))
 		j.find("mismatch-executed", "", evidence.Inferred, first, second)
 	case ok && otherResource(first, second):
 		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", answer(second))
 		j.find("mismatch-executed", "", evidence.Inferred, first, second)
+	case ok && j.o.inPlace() && !second.replayed && !j.e.Second.Body:
+		j.unclear("the altered request was answered with %s; whether what it asks for was taken over, no reader tells", answer(second))
+	case ok && j.o.inPlace():
+		j.broken("the altered request was answered with %s and the first one's result; whether what it asks for was taken over, no reader tells", answer(second))
+		j.find("mismatch-replayed-as-same", "", evidence.Inferred, first, second)
 	case ok && !hook && (j.e.Second.Class == evidence.SameResult || second.replayed):
 		basis := evidence.Established
 		if !d.told() {
@@ -127,6 +134,25 @@ func (f *mismatched) judge(j *judgement) {
 			j.broken("the refusal holds %s", what)
 			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
 		}
+	}
+}
+
+// changedUnderKey judges another request under a used key that was answered with
+// success, by what a GET of its address has afterwards.
+func (j *judgement) changedUnderKey(first, second *sent, taken known) {
+	switch {
+	case taken == no:
+		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second))
+		j.find("mismatch-replayed-as-same", "", evidence.Established, first, second)
+	case len(j.o.contract.Mismatch) == 0:
+		j.holds("the altered request was taken for a change of the same resource: %s; the contract does not say that a used key keeps another request out", answer(second))
+	default:
+		priority, whose := evidence.P1, "the contract refuses that"
+		if j.o.assumed {
+			priority, whose = evidence.P2, "the contract that the plan assumes refuses that"
+		}
+		j.broken("the altered request was answered with %s and changed the resource, under a used key: %s", answer(second), whose)
+		j.find("mismatch-executed", priority, evidence.Established, first, second)
 	}
 }
 

@@ -31,14 +31,14 @@ func (f *races) judge(j *judgement) {
 	case r.Overlapped == 0:
 		j.unclear("no trial shows anything: %s", cmp.Or(why, "the answers came one after the other"))
 	case len(j.bad) == 0 && len(j.open) == 0:
-		j.holds("1 effect in %s of %d at once in which they overlapped; that leaves open a rate of doubles of up to %s", each(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
+		j.holds("1 effect in %s of %d requests at once in which they overlapped; that leaves open a rate of doubles of up to %s", each(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
 	}
 }
 
 // each says in how many of something it was so, where it was in all.
 func each(n int, what string) string {
 	if n == 1 {
-		return "the 1 " + what
+		return "the one " + what
 	}
 	return "each of " + times(n, what)
 }

@@ -184,7 +184,9 @@ func (o *operation) never(e plan.Experiment) bool {
 	switch e {
 	case plan.Altered, plan.FreshKey:
 		return o.op.Key == nil
-	case plan.OtherActor, plan.OtherTenant:
+	case plan.OtherActor:
+		return o.op.Signature != nil || o.op.Key == nil
+	case plan.OtherTenant:
 		return o.op.Signature != nil
 	}
 	return false

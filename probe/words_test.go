@@ -221,7 +221,7 @@ func TestSuppositions(t *testing.T) {
 }
 
 func TestEach(t *testing.T) {
-	if one, two := each(1, "trial"), each(2, "trial"); one != "the 1 trial" || two != "each of 2 trials" {
+	if one, two := each(1, "trial"), each(2, "trial"); one != "the one trial" || two != "each of 2 trials" {
 		t.Error(one, two)
 	}
 }

@@ -286,6 +286,8 @@ func (f *mixed) judge(j *judgement) {
 			other++
 			j.broken("success was answered, and there is no effect")
 			j.find("lost-effect", "", evidence.Established, done...)
+		case kinds == 2 && j.o.inPlace():
+			why = "both the request and its alteration were answered with a success, and one may have changed what the other made"
 		case kinds == 2 && slices.ContainsFunc(done, func(s *sent) bool { return !accepted(&s.x) }):
 			other++
 			j.broken("1 effect, and both the request and its alteration were answered with a success")

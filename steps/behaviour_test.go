@@ -112,7 +112,7 @@ func local(ctx context.Context, name string, err error) error {
 // What an error of a step's does to the step, to the record, and whether the next
 // execution calls it again.
 func TestErrorsOfSteps(t *testing.T) {
-	retry, reconcile := steps.Policy{OnCrash: semel.Retry}, steps.Policy{OnCrash: semel.Reconcile, Reconcile: func(context.Context, steps.Call) (steps.Finding, error) { return steps.Undecided(), nil }}
+	retry, reconcile := steps.Policy{OnCrash: semel.CrashRetry}, steps.Policy{OnCrash: semel.CrashReconcile, Reconcile: func(context.Context, steps.Call) (steps.Finding, error) { return steps.Undecided(), nil }}
 	final, none := semel.Final(errFails), semel.NoEffect(errFails)
 	for name, c := range map[string]struct {
 		local  bool
@@ -133,7 +133,7 @@ func TestErrorsOfSteps(t *testing.T) {
 		"local, final":                   {local: true, err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				calls := 0
 				do := func(context.Context, string) (string, error) { calls++; return "", c.err }
 				x.program = func(ctx context.Context, _ string) (string, error) {
@@ -144,7 +144,7 @@ func TestErrorsOfSteps(t *testing.T) {
 						_, err = steps.Remote(ctx, "s", c.policy, "in", do)
 					}
 					// Whatever the program makes of it, no other step is begun.
-					if answer, _ := semel.Declared(err); answer != semel.Executed {
+					if answer, _ := semel.Declared(err); answer != semel.AnswerExecuted {
 						if err := remote(ctx, "next", retry, nil); err == nil {
 							t.Error("the operation went on")
 						}
@@ -171,11 +171,11 @@ func TestErrorsOfSteps(t *testing.T) {
 
 // That the call of this execution had no effect says nothing about the one before.
 func TestNoEffectSpeaksForOneCall(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		var doubts []bool
 		err := errFails
 		x.program = func(ctx context.Context, _ string) (string, error) {
-			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, 1, func(ctx context.Context, _ int) (string, error) {
+			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, 1, func(ctx context.Context, _ int) (string, error) {
 				doubts = append(doubts, semel.CurrentStep(ctx).InDoubt)
 				return "ok", err
 			})
@@ -196,7 +196,7 @@ func TestNoEffectSpeaksForOneCall(t *testing.T) {
 
 // Whoever goes on with an operation does so with the input on record.
 func TestInputOnRecord(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		var got []string
 		for _, in := range []string{"first", "second"} {
 			_, _, err := semel.Call(x.Context(), x.guard, semel.Submit{Identity: x.id}, func(ctx context.Context) (string, error) {
@@ -217,7 +217,7 @@ func TestInputOnRecord(t *testing.T) {
 
 // A failure for good is a result: the operation takes the same way again.
 func TestCompensation(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		crash, undone := errFails, 0
 		x.program = func(ctx context.Context, _ string) (string, error) {
 			if err := local(ctx, "reserve", nil); err != nil {
@@ -227,7 +227,7 @@ func TestCompensation(t *testing.T) {
 			if !errors.Is(declined, semel.ErrRecorded) || declined.Error() != "declined" {
 				t.Errorf("charge: %v", declined)
 			}
-			if _, err := steps.Remote(ctx, "unreserve", steps.Policy{OnCrash: semel.Retry}, "in", func(context.Context, string) (int, error) { undone++; return 1, crash }); err != nil {
+			if _, err := steps.Remote(ctx, "unreserve", steps.Policy{OnCrash: semel.CrashRetry}, "in", func(context.Context, string) (int, error) { undone++; return 1, crash }); err != nil {
 				return "", err
 			}
 			return "", declined
@@ -247,7 +247,7 @@ func TestCompensation(t *testing.T) {
 
 // Steps before have had their effects, so no effect of one that follows frees nothing.
 func TestNoEffectBehindAStepIsNoNoEffect(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		err := semel.NoEffect(errFails)
 		x.program = func(ctx context.Context, _ string) (string, error) {
 			return "ok", errors.Join(local(ctx, "one", nil), remote(ctx, "two", steps.Policy{}, err))
@@ -288,10 +288,10 @@ func TestChanged(t *testing.T) {
 		}, `step 1 is "two (remote)" on record, and "two (local)" in the program`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					_ = local(ctx, "one", nil)
-					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.Retry}, errFails)
+					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.CrashRetry}, errFails)
 				}
 				x.want(errFails)
 				before := x.find().Steps
@@ -366,11 +366,11 @@ func TestRefused(t *testing.T) {
 		}, steps.ErrConcurrent},
 		"a step's name": {func(_ *table, ctx context.Context) error { return local(ctx, "a\nb", nil) }, semel.ErrNoEffect},
 		"a policy": {func(_ *table, ctx context.Context) error {
-			return remote(ctx, "a", steps.Policy{OnCrash: semel.Reconcile}, nil)
+			return remote(ctx, "a", steps.Policy{OnCrash: semel.CrashReconcile}, nil)
 		}, semel.ErrNoEffect},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{MaxSteps: 5, MaxInput: 90, MaxResult: 90}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{MaxSteps: 5, MaxInput: 90, MaxResult: 90}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				x.program = func(ctx context.Context, _ string) (string, error) { return "ok", c.program(x, ctx) }
 				x.want(c.want)
 			})
@@ -463,7 +463,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 			if calls == 3 {
 				panic("on purpose")
 			}
-			return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, fails)
+			return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, fails)
 		}
 		x.want(semel.ErrUnknown)
 		for range 20 {
@@ -539,7 +539,7 @@ func TestReconcile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
 				var keys []string
-				p := steps.Policy{OnCrash: semel.Reconcile, SettleAfter: c.settleAfter, Reconcile: func(ctx context.Context, call steps.Call) (steps.Finding, error) {
+				p := steps.Policy{OnCrash: semel.CrashReconcile, SettleAfter: c.settleAfter, Reconcile: func(ctx context.Context, call steps.Call) (steps.Finding, error) {
 					if call.Step != "charge" || call.Identity != x.id || string(call.Input) != "17" || call.Key != keys[0] {
 						t.Errorf("asked about %+v", call)
 					}
@@ -604,7 +604,7 @@ func TestPausedProcessWakes(t *testing.T) {
 				stopped.mu.Unlock()
 				close(wake)
 				wg.Wait()
-				if err != nil || answer != semel.Replayed || got.Charge != "/charge for o" {
+				if err != nil || answer != semel.AnswerReplayed || got.Charge != "/charge for o" {
 					t.Errorf("it is told %+v, %v, %v", got, answer, err)
 				}
 				s.world.WantOnce(t, "o", s.stock["o"])
@@ -639,7 +639,7 @@ func TestCompletersRace(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				p.Policy.OnCrash = semel.Retry
+				p.Policy.OnCrash = semel.CrashRetry
 				for range 30 {
 					time.Sleep(time.Second)
 					for _, order := range orders {
@@ -697,10 +697,10 @@ func TestCompleterExecutesNoneWithoutRecord(t *testing.T) {
 				calls := 0
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					calls++
-					return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, c.step)
+					return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, c.step)
 				}
 				_, err := x.submit()
-				if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer == semel.Unknown {
+				if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer == semel.AnswerUnknown {
 					if _, err := x.guard.Resolve(x.Context(), semel.Resolution{Identity: x.id, Fence: e.Record.Fence, Decision: semel.DecideNoEffect}); err != nil {
 						t.Fatal(err)
 					}
@@ -741,12 +741,12 @@ func TestCorruptJournal(t *testing.T) {
 					change(o)
 				}
 			}}
-			play(t, steps.Config{Store: store}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{Store: store}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				calls := 0
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					_ = local(ctx, "one", nil)
 					calls++
-					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.Retry}, errFails)
+					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.CrashRetry}, errFails)
 				}
 				x.want(errFails)
 				spoiled = true
@@ -786,7 +786,7 @@ func TestOtherRequest(t *testing.T) {
 // Behind the middleware: whatever its guard makes of a crash, the client that comes
 // back is answered as the first time, by the completer's work or by its own.
 func TestBehindTheMiddleware(t *testing.T) {
-	for _, onCrash := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+	for _, onCrash := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 		for _, completed := range []bool{true, false} {
 			t.Run(fmt.Sprint(onCrash, ", completed ", completed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -844,7 +844,7 @@ func TestBehindTheMiddleware(t *testing.T) {
 						}
 					}
 					w := post(h)
-					if onCrash == semel.Hold && !completed { // the record answers first, and says that it does not know
+					if onCrash == semel.CrashHold && !completed { // the record answers first, and says that it does not know
 						if w.Code != http.StatusConflict || !strings.Contains(w.Body.String(), "outcome-unknown") {
 							t.Errorf("%d %s", w.Code, w.Body)
 						}

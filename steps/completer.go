@@ -117,7 +117,7 @@ func NewCompleter(c CompleterConfig) (*Completer, error) {
 		if c.Retention < p.Retention {
 			errs = append(errs, fmt.Errorf("field Retention %v is shorter than that of the records, %v", c.Retention, p.Retention))
 		}
-		p.OnCrash, p.Reconcile, p.SettleAfter = semel.Retry, nil, 0
+		p.OnCrash, p.Reconcile, p.SettleAfter = semel.CrashRetry, nil, 0
 		var err error
 		if c.Guard, err = c.Guard.With(p); err != nil {
 			errs = append(errs, err)
@@ -279,7 +279,7 @@ func (c *Completer) execute(ctx context.Context, o Operation, m Mark) Report {
 	switch {
 	case err == nil, errors.Is(err, semel.ErrRecorded):
 		m.Phase = Finished
-	case !out.Claimed && failed != nil && failed.Answer == semel.Mismatch:
+	case !out.Claimed && failed != nil && failed.Answer == semel.AnswerMismatch:
 		m.Phase, m.Cause = Held, "its record is another request's"
 	case !out.Claimed: // somebody else is at it, or nobody can be now
 	default:

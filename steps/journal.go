@@ -274,10 +274,10 @@ func (r *run) end(err error) error {
 		err = r.err
 	}
 	answer, declared := semel.Declared(err)
-	if (err == nil || declared && answer == semel.Executed) && r.next < len(r.op.Steps) {
+	if (err == nil || declared && answer == semel.AnswerExecuted) && r.next < len(r.op.Steps) {
 		return changed(r.next, r.op.Steps[r.next].Name, "")
 	}
-	if declared && answer == semel.Released {
+	if declared && answer == semel.AnswerReleased {
 		for _, s := range r.op.Steps {
 			if s.State != Free {
 				return semel.Indeterminate("steps before have been done", err)
@@ -366,7 +366,7 @@ func (r *run) leave(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.busy = false
-	if answer, _ := semel.Declared(err); err != nil && answer != semel.Executed {
+	if answer, _ := semel.Declared(err); err != nil && answer != semel.AnswerExecuted {
 		r.err = err
 	}
 }

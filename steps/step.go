@@ -98,7 +98,7 @@ func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx con
 			return out, nil
 		case failed == nil, errors.Is(err, ErrInDoubt):
 			return zero, semel.Indeterminate("the transaction of a step failed", err)
-		case answer == semel.Executed:
+		case answer == semel.AnswerExecuted:
 			return zero, r.fail(ctx, s, failed)
 		}
 		return zero, semel.NoEffect(failed)
@@ -141,7 +141,7 @@ func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error 
 // has died in between.
 func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (zero Out, err error) {
-		if p.OnCrash > semel.Reconcile || (p.OnCrash == semel.Reconcile) != (p.Reconcile != nil) {
+		if p.OnCrash > semel.CrashReconcile || (p.OnCrash == semel.CrashReconcile) != (p.Reconcile != nil) {
 			return zero, semel.NoEffect(errors.New("steps: Policy.Reconcile goes with OnCrash Reconcile, and with nothing else"))
 		}
 		key, err := r.x.ChildKey(name)
@@ -179,12 +179,12 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 			}
 			s.State = Done
 			return out, r.untold(r.put(ctx, s), nil)
-		case answer == semel.Executed:
+		case answer == semel.AnswerExecuted:
 			return zero, r.fail(ctx, s, err)
-		case answer == semel.Released && !doubt:
+		case answer == semel.AnswerReleased && !doubt:
 			s.State, s.Cause = Free, "the call had no effect"
 			return zero, r.untold(r.put(ctx, s), err)
-		case p.OnCrash == semel.Hold:
+		case p.OnCrash == semel.CrashHold:
 			return zero, r.hold(ctx, s, "the call failed, and does not say whether it had an effect", err)
 		}
 		return zero, semel.Indeterminate("a step's outcome is unknown", err)
@@ -203,9 +203,9 @@ func (r *run) untold(told, err error) error {
 // now; otherwise it is to be called again.
 func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settled bool, err error) {
 	switch p.OnCrash {
-	case semel.Retry:
+	case semel.CrashRetry:
 		return false, nil
-	case semel.Hold:
+	case semel.CrashHold:
 		return false, r.hold(ctx, s, "the execution that made the call has ended", nil)
 	}
 	found, err := p.Reconcile(ctx, Call{r.x.Identity(), s.Name, key, s.Input})

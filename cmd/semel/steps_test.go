@@ -31,7 +31,7 @@ func testStepsCommands(t *testing.T, url string) {
 	defer func() { noError(t, s.Close()) }()
 	j, err := steps.New(steps.Config{Store: journalOf(s), LookAfter: time.Millisecond})
 	noError(t, err)
-	guard, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{OnCrash: semel.Retry}})
+	guard, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
 	noError(t, err)
 	identity := func(key string) semel.Identity {
 		return semel.Identity{Scope: semel.Scope{Tenant: "acme", Operation: "orders.create"}, Key: key}

@@ -434,7 +434,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 			if b.open {
 				s.Cross = px(finis)
 			}
-			s.Full = fmt.Sprintf("%s: began at %s, last byte written at %s, first byte back at %s, done at %s; %s", s.Label, duration(b.send.StartUS), duration(b.send.LastWriteUS), duration(b.send.FirstByteUS), duration(b.send.DoneUS), s.Answer)
+			s.Full = fmt.Sprintf("%s: began at %s, last byte written at %s, first byte back at %s, done at %s; %s", s.Label, duration(b.send.StartUS), duration(b.send.LastWriteUS), duration(b.send.FirstByteUS), duration(b.send.DoneUS), b.answer())
 		}
 		said = append(said, s.Full)
 		p.Rows = append(p.Rows, s)
@@ -450,7 +450,7 @@ func kind(s evidence.Send) string {
 	switch {
 	case s.Status >= 500 || s.Status == 0:
 		return "bad"
-	case s.Status >= 400:
+	case s.Status >= 400, s.SaysError:
 		return "doubt"
 	case s.Replayed:
 		return "replay"

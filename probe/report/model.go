@@ -256,12 +256,20 @@ func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
 	return bs, begin, max(end-begin, 1)
 }
 
+// status is that of an answer, with a word for an error that only its body tells.
+func status(n int, saysError bool) string {
+	if saysError {
+		return fmt.Sprintf("%d (error)", n)
+	}
+	return fmt.Sprint(n)
+}
+
 // answer says in a few words what a send came to.
 func answer(s evidence.Send) string {
 	var parts []string
 	switch {
 	case s.Status != 0:
-		parts = append(parts, fmt.Sprint(s.Status))
+		parts = append(parts, status(s.Status, s.SaysError))
 	case s.Cut != "":
 		parts = append(parts, "cut "+name(s.Cut))
 	default:
@@ -284,8 +292,8 @@ func answer(s evidence.Send) string {
 
 // raceLine says what a race of requests comes to, with its bound.
 func raceLine(r *evidence.Race) string {
-	line := fmt.Sprintf("%s of %d requests each over %s: %d requests delivered, %s overlapped, released within %s. %d doubled, %d lost.",
-		plural(r.Trials, "trial", "trials"), r.Width, name(r.Protocol), r.Delivered, plural(r.Overlapped, "trial", "trials"), span(float64(r.SpreadUS)), r.Doubled, r.Lost)
+	line := fmt.Sprintf("%s of %d requests each over %s: %d requests delivered, released within %s; in %s they overlapped and an effect was seen. %d doubled, %d lost.",
+		plural(r.Trials, "trial", "trials"), r.Width, name(r.Protocol), r.Delivered, span(float64(r.SpreadUS)), plural(r.Overlapped, "trial", "trials"), r.Doubled, r.Lost)
 	if r.Doubled == 0 {
 		line += fmt.Sprintf(" That leaves open a rate of double effects of up to %s (95 %% confidence).", percent(bound(r)))
 	}
@@ -333,8 +341,10 @@ func secondLine(o *evidence.Operation, e *evidence.Experiment) string {
 			parts = append(parts, "another resource")
 		case a != "" && b != "":
 			parts = append(parts, "same resource")
-		case a != b:
-			parts = append(parts, "a resource named by one alone")
+		case a != "":
+			parts = append(parts, "a resource named by the first alone")
+		case b != "":
+			parts = append(parts, "a resource named by the second alone")
 		}
 	}
 	line := strings.Join(parts, ", ")

@@ -136,7 +136,7 @@ func refused(o *evidence.Operation) bool {
 			if s.Role == "read" || s.Status == 0 {
 				continue
 			}
-			if answers = true; s.Status < 400 {
+			if answers = true; s.Status < 400 && !s.SaysError {
 				return false
 			}
 		}
@@ -243,6 +243,9 @@ func effects(all []evidence.Effect, came evidence.Outcome) (said string, wrong b
 			if e.Expected >= 0 {
 				n += fmt.Sprintf(" of %d due", e.Expected)
 			}
+			if e.Tries > 0 {
+				n += fmt.Sprintf(" in %d tries", e.Tries)
+			}
 			parts = append(parts, visible(e.Reader, 40)+": "+n)
 		}
 	}
@@ -262,7 +265,7 @@ func answered(a *evidence.Answer) string {
 	said := "no answer"
 	switch {
 	case a.Status != 0:
-		said = fmt.Sprint(a.Status)
+		said = status(a.Status, a.SaysError)
 	case a.Cut:
 		said = "cut off by the probe"
 	}

@@ -125,6 +125,29 @@ func Finer() []Target {
 			writeJSON(w, http.StatusOK, map[string]bool{"valid": true})
 		}
 	}
+	// burns keeps what a preview was answered with under its key, and answers the
+	// operation with it, or refuses that.
+	burns := func(refuse bool) front {
+		return func(next http.Handler) http.HandlerFunc {
+			var mu sync.Mutex
+			used := map[string]bool{}
+			return func(w http.ResponseWriter, r *http.Request) {
+				key, dry := r.Header.Get("Idempotency-Key"), r.FormValue("dry_run") == "true"
+				mu.Lock()
+				used[key] = used[key] || dry && key != ""
+				before := used[key]
+				mu.Unlock()
+				switch {
+				case dry, before && !refuse:
+					writeJSON(w, http.StatusOK, map[string]bool{"valid": true})
+				case before:
+					problem(w, http.StatusUnprocessableEntity, "the key was used for another request")
+				default:
+					next.ServeHTTP(w, r)
+				}
+			}
+		}
+	}
 	forgets := func(next http.Handler) http.HandlerFunc {
 		var mu sync.Mutex
 		since := map[string]time.Time{}
@@ -219,7 +242,11 @@ func Finer() []Target {
 		target("refusal-executes", "makes the order, and refuses it afterwards", begins, plan.Corrected, broken).finds("refusal-executed"),
 		target("races-altered", "lets one of two requests under a key win", plain, plan.RaceAltered, held),
 		target("races-altered-both", "takes other bytes for another request", byBytes, plan.RaceAltered, broken).finds("mismatch-executed"),
-		target("preview", "has a dry run", checks, plan.PreviewFirst, held),
+		target("preview", "has a dry run", checks, plan.PreviewFirst, held).says("took effect: the preview had not used the key up"),
+		target("preview-answers", "answers the operation under the key of a preview with what that got", burns(false), plan.PreviewFirst, broken).
+			finds("preview-uses-key").says("answered with 200 and had no effect, and a fresh request had one"),
+		target("preview-key-refused", "refuses the operation under the key of a preview", burns(true), plan.PreviewFirst, broken).
+			finds("preview-uses-key").says("answered with 422 and had no effect, and a fresh request had one"),
 		target("preview-lies", "says that it only checks, and makes the order", lies, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("preview-executes", "does not look at dry_run", plain, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("remembers", "keeps keys", plain, plan.RetentionSearch, held),

@@ -310,6 +310,11 @@ func (t Target) says(parts ...string) Target {
 	return t
 }
 
+func (t Target) saysNot(parts ...string) Target {
+	t.Expect.SaysNot = parts
+	return t
+}
+
 func (t Target) causes(pairs map[string]evidence.CauseState) Target {
 	t.Expect.Causes = pairs
 	return t
