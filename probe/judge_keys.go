@@ -32,10 +32,10 @@ func (f *freshly) judge(j *judgement) {
 	switch {
 	case own == nil:
 		if success(&second.x) && first.resource != "" && second.resource != "" {
-			j.unclear("no reader sees the state; the answers name %s", map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
+			j.unclear("%s; the answers name %s", j.state(f.second.own), map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
 			return
 		}
-		j.unclear("no reader sees the state")
+		j.unclear("%s", j.state(f.second.own))
 	case is(own, 1):
 		known.freshCreates = yes
 		if c.FreshKey == "refused" {
@@ -79,6 +79,9 @@ func (f *mismatched) judge(j *judgement) {
 	if j.o.op.Key == nil {
 		j.changed(first, f.second, f.changed)
 		return
+	}
+	if f.changed != yes { // else what is outside may tell of the change
+		d = j.inside(d, 1, first, second)
 	}
 	ok := success(&second.x)
 	hook := j.o.op.Signature != nil
@@ -313,7 +316,8 @@ func (f *misspelt) judge(j *judgement) {
 	if !accept || f.second == nil {
 		return
 	}
-	second, d := f.second.sent, f.second.total
+	second := f.second.sent
+	d = j.inside(f.second.total, 1, first, second)
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
