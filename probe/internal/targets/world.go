@@ -402,7 +402,7 @@ func wrongInTheWorld() []Target {
 			outcome(outcomes{plan.Duplicate: broken}).
 			basis(map[string]evidence.Basis{"double-effect-lost-response": evidence.Established}).
 			verdict("retry_behavior", "unsafe_retry"),
-		keyed("refusal-with-effect", "makes the order and answers 400, also when it is asked again",
+		keyed("first-400-for-good", "makes the order and answers 400, also when it is asked again",
 			failsAlways(http.StatusBadRequest), plan.Contract{}).
 			finds("refusal-executed").
 			basis(map[string]evidence.Basis{"refusal-executed": evidence.Established}).
