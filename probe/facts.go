@@ -65,6 +65,7 @@ type facts struct {
 	lapsed      bool  // one was told to wait, and a later one was executed
 	safeRetry   bool  // a retry after a loss or a failure was right
 	unsafeRetry bool  // one was not, or was executed
+	lostAfter   bool  // one after a loss was executed when the first had had its effect
 	race        *evidence.Race
 	outsideOK   int // experiments in which the outside saw what the state saw
 	outsideBad  bool

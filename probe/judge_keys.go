@@ -32,10 +32,10 @@ func (f *freshly) judge(j *judgement) {
 	switch {
 	case own == nil:
 		if success(&second.x) && first.resource != "" && second.resource != "" {
-			j.unclear("no reader sees the state; the answers name %s", map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
+			j.unclear("%s; the answers name %s", j.state(f.second.own), map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
 			return
 		}
-		j.unclear("no reader sees the state")
+		j.unclear("%s", j.state(f.second.own))
 	case is(own, 1):
 		known.freshCreates = yes
 		if c.FreshKey == "refused" {
@@ -79,6 +79,9 @@ func (f *mismatched) judge(j *judgement) {
 	if j.o.op.Key == nil {
 		j.changed(first, f.second, f.changed)
 		return
+	}
+	if f.changed != yes { // else what is outside may tell of the change
+		d = j.inside(d, 1, first, second)
 	}
 	ok := success(&second.x)
 	hook := j.o.op.Signature != nil
@@ -313,7 +316,8 @@ func (f *misspelt) judge(j *judgement) {
 	if !accept || f.second == nil {
 		return
 	}
-	second, d := f.second.sent, f.second.total
+	second := f.second.sent
+	d = j.inside(f.second.total, 1, first, second)
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
@@ -384,14 +388,18 @@ func (f *scoped) judge(j *judgement) {
 	case success(&second.x) && first.resource != "" && second.resource == first.resource,
 		success(&second.x) && second.replayed:
 		*apart = no
-		j.broken("%s was answered with actor A's result: %s %s", f.who, answer(second), second.resource)
+		named := ""
+		if second.resource != "" {
+			named = ", resource " + second.resource
+		}
+		j.broken("%s was answered with actor A's result: %s%s", f.who, answer(second), named)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case success(&second.x) && otherResource(first, second):
 		*apart = yes
 		j.holds("%s's request%s was answered with a resource of its own", f.who, under)
 	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
 		*apart = no
-		j.broken("%s's request was refused with actor A's result: %s %s", f.who, answer(second), first.resource)
+		j.broken("%s's request was refused with actor A's result: %s, resource %s", f.who, answer(second), first.resource)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case j.o.op.Key == nil:
 		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, answer(second))

@@ -162,7 +162,7 @@ func (o *operation) confidence() (float64, []string) {
 			got, why = of, string(outcome)
 			if r := o.facts.race; w.of == plan.RaceSame && r != nil && r.Doubled == 0 {
 				got *= 1 - r.Bound
-				why = fmt.Sprintf("%s; of %s: a rate of up to %s is left open", outcome, times(r.Overlapped, "overlapping trial"), evidence.Percent(r.Bound))
+				why = fmt.Sprintf("%s; %s leave open a rate of %.3f", outcome, times(r.Overlapped, "overlapping trial"), r.Bound)
 			}
 		case evidence.Inconclusive:
 			why = "inconclusive"

@@ -42,10 +42,11 @@ func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 }
 
 func (f *rewritten) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
-	first, second, d := f.good().sent, f.second.sent, f.second.total
+	first, second := f.good().sent, f.second.sent
+	d := j.inside(f.second.total, 1, first, second)
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1) && j.o.facts.protects() == no:
@@ -136,7 +137,7 @@ func (f *corrections) refused() bool {
 }
 
 func (f *corrections) judge(j *judgement) {
-	if !j.opened(f.control) || f.first == nil {
+	if !j.begun(f.control) || f.first == nil {
 		return
 	}
 	first := f.first.sent
@@ -246,12 +247,12 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 }
 
 func (f *mixed) judge(j *judgement) {
-	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+	if !j.begun(f.control) || f.control != nil && f.control.first == nil {
 		return
 	}
 	shown, doubled, other, why := 0, 0, 0, f.why
 	for _, t := range f.trials {
-		d := t.end.total
+		d := j.inside(t.end.total, 1, t.all...)
 		overlapped := t.released && inFlight(t.all) >= 2
 		var done []*sent
 		for _, s := range t.all {

@@ -46,7 +46,7 @@ var fieldMeanings = map[string]struct {
 	"in_progress_handling": {"Whether a duplicate is recognised while the first still runs.", map[string]string{
 		"yes":     "It waits, or is told so.",
 		"no":      "It is executed, or answered as if it had failed.",
-		"unknown": "It was not tried, the first was not seen running when the second came, or the answer does not tell.",
+		"unknown": "It was not tried, or the first was not seen running when the second came, or the answer does not tell whether the second was recognised by then.",
 	}},
 	"atomicity": {"What makes effect and record one.", map[string]string{
 		"db_unique":  "A unique constraint decides.",

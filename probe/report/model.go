@@ -211,7 +211,7 @@ type bar struct {
 
 func (b bar) answer() string {
 	if b.other {
-		return answer(b.send) + " ≠"
+		return "≠ " + answer(b.send) // first, for what is long is cut
 	}
 	return answer(b.send)
 }

@@ -1,8 +1,10 @@
 package report
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
 )
@@ -209,6 +211,41 @@ func TestLimitsOfRaces(t *testing.T) {
 		if got := limits(&r); len(got) != c.want {
 			t.Errorf("%s: %q", c.what, got)
 		}
+	}
+}
+
+// Readings of the state are shown in the order of time, each by itself: of
+// several before, the last belongs to no other reading after. What was kept is
+// not called all that was read.
+func TestReadingsAreNotPaired(t *testing.T) {
+	r := cleanRun()
+	e := &r.Operations[0].Experiments[0]
+	at := func(s int, n int64) evidence.Reading {
+		return evidence.Reading{Reader: "rows", At: began.Add(time.Duration(s) * time.Second), Count: &n}
+	}
+	e.Before, e.After = []evidence.Reading{at(0, 48), at(2, 50)}, []evidence.Reading{at(1, 49), at(3, 51)}
+	e.Sends = append([]evidence.Send{{N: 1, Role: "read"}}, e.Sends...)
+	var page strings.Builder
+	if err := HTML(&page, r, Extra{}); err != nil {
+		t.Fatal(err)
+	}
+	rows := ""
+	for i, when := range []string{"before", "after", "before", "after"} {
+		rows += fmt.Sprintf("<tr><th scope=\"row\">rows</th><td>%s</td><td>%d</td></tr>\n", when, 48+i)
+	}
+	for _, want := range []string{rows, "Readings in between are not kept", "<summary>Requests, with the readings that were kept ("} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
+// The mark of a duplicate that names another resource is there, however long the
+// name is.
+func TestMarkOfAnotherIsNotCut(t *testing.T) {
+	bs, _, _ := bars([]evidence.Send{{Role: "first", Status: 200, Resource: "3030256272684737804"}, {Role: "duplicate", Status: 200, Resource: "3030256272684737806"}})
+	if got := short(bs[1].answer(), 24); !strings.HasPrefix(got, "≠ 200 30302") {
+		t.Error(got)
 	}
 }
 

@@ -229,8 +229,29 @@ func Finer() []Target {
 	}
 	unclaimed.Experiments = []plan.Experiment{plan.Duplicate, plan.Altered, plan.RaceSame, plan.RaceAltered}
 
+	// The order is made once by whatever is asked, and the mail goes out each time.
+	mailer := orders("mails-twice-only", "makes one order of a key, whatever is sent under it, and mails again each time", &plan.Key{Header: "Idempotency-Key"},
+		plan.Contract{Profile: "ietf"}, rules{mails: true}).
+		finds("outside-effect-doubled", "mismatch-replayed-as-same").
+		outcome(outcomes{plan.Duplicate: broken, plan.SameMeaning: broken, plan.Altered: broken, plan.MalformedKey: broken, plan.RaceSame: broken, plan.RaceAltered: broken}).
+		saysNot("took effect as well", "more than one effect").
+		verdict("idempotency_support", "header_key|unknown", "outbox_pattern", "no", "race_behavior", "safe_converge")
+	mailer.make = func() *Service {
+		a := newAPI(rules{keyHeader: "Idempotency-Key", bare: true, marker: Marker, inFlight: waits, noCompare: replays, mails: true, mailAgain: true, takes: 20 * time.Millisecond})
+		h := a.handler()
+		return newService(&a.shop, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			// Whatever is in the header is a key.
+			if key := r.Header.Get("Idempotency-Key"); key != "" {
+				sum := sha256.Sum256([]byte(key))
+				r.Header.Set("Idempotency-Key", hex.EncodeToString(sum[:]))
+			}
+			h.ServeHTTP(w, r)
+		}))
+	}
+	mailer.Experiments = []plan.Experiment{plan.Duplicate, plan.SameMeaning, plan.Altered, plan.MalformedKey, plan.RaceSame, plan.RaceAltered}
+
 	list := []Target{
-		unclaimed,
+		unclaimed, mailer,
 		target("instances", "two instances, one memory", plain, plan.OtherInstance, held),
 		target("instances-own-memory", "each instance knows its own duplicates", ownMemory, plan.OtherInstance, broken).finds("instance-doubles"),
 		apart, share, answers,
