@@ -516,7 +516,7 @@ func (j *judgement) second(first, second *sent, seen string) {
 		}
 	case evidence.RefusedWithReference:
 		j.holds("%s; the second answer, %s, refuses and names the first result", seen, answer(second))
-		if keyed && (c.Replay == "original" || c.Replay == "current") {
+		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && (c.Replay == "original" || c.Replay == "current") {
 			j.find("replay-refused", "", "", first, second)
 		}
 	case evidence.Refused:
@@ -526,7 +526,7 @@ func (j *judgement) second(first, second *sent, seen string) {
 			return
 		}
 		j.holds("%s; the second answer is a refusal, %s, without the first result%s", seen, answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
-		if keyed && c.Replay != "" && !conditional(second) {
+		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && c.Replay != "" && !conditional(second) {
 			j.find("replay-refused", "", "", first, second)
 		}
 	case evidence.DifferentResult:

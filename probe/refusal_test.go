@@ -201,3 +201,37 @@ func TestRacesInSum(t *testing.T) {
 		})
 	}
 }
+
+// That a duplicate gets a result is held against a target only where the plan says
+// that it does.
+func TestRefusedDuplicateOfNoContract(t *testing.T) {
+	for name, c := range map[string]struct {
+		contract *plan.Contract
+		found    bool
+	}{
+		"none":           {nil, false},
+		"without replay": {&plan.Contract{Missing: []int{400}}, false},
+		"a profile":      {&plan.Contract{Profile: "ietf"}, true},
+		"replay":         {&plan.Contract{Replay: "original"}, true},
+	} {
+		var mu sync.Mutex
+		seen := map[string]bool{}
+		target := &counter{before: func(w http.ResponseWriter, r *http.Request) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			key := r.Header.Get("Idempotency-Key")
+			if seen[key] {
+				w.WriteHeader(http.StatusConflict)
+				return true
+			}
+			seen[key] = true
+			return false
+		}}
+		p := simple(target.serve(t).URL, plan.Duplicate)
+		p.Contract = c.contract
+		op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
+		if e := outcome(t, op, plan.Duplicate); e.Outcome != evidence.Held || (finding(op, "replay-refused") != nil) != c.found {
+			t.Errorf("%s: %s", name, describe(op))
+		}
+	}
+}
