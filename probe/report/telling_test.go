@@ -285,3 +285,22 @@ func TestTriesAreTold(t *testing.T) {
 		t.Error(said)
 	}
 }
+
+// Ids of several tries are not marked as those of one request that has two.
+func TestIDsOfTries(t *testing.T) {
+	change := evidence.Change{Reader: "rows", Name: "effects", Effects: 1, Expected: 1}
+	twice := change
+	twice.Effects = 2
+	o := evidence.Operation{
+		Readers: []evidence.Reader{{Name: "rows", Seen: true}},
+		Experiments: []evidence.Experiment{{
+			Name: "lost_unread", Outcome: evidence.Broken, Changes: []evidence.Change{change, twice},
+			Sends: []evidence.Send{
+				{N: 1, Role: "first", Status: 200, Resource: "a"}, {N: 2, Role: "first", Cut: "after the last byte of the request"}, {N: 3, Role: "duplicate", Status: 200, Resource: "b"},
+			},
+		}},
+	}
+	if r := witnesses(&o)[0]; r.WrongIDs || !r.WrongState || !strings.HasSuffix(r.IDs, " (2 answers in 2 tries)") || r.State != "rows: 3 of 2 due in 2 tries" {
+		t.Errorf("%+v", r)
+	}
+}
