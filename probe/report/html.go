@@ -130,7 +130,7 @@ func basisTitle(b evidence.Basis) string {
 	case evidence.Established:
 		return "Established: seen, and the evidence is here"
 	case evidence.Inferred:
-		return "Inferred: follows from what was seen, under the assumption named"
+		return "Inferred from what was seen, and not seen itself"
 	}
 	return "Cannot be known from outside"
 }
