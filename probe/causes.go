@@ -73,12 +73,14 @@ func (o *operation) suppose() {
 			switch {
 			case f.sometimes:
 				late.State, late.For = evidence.Refuted, "An earlier duplicate had an effect, and a later one had none."
+			case f.race != nil && f.race.Doubled > 0 && f.raceSome:
+				late.For = "Of requests at the same time that succeeded some had no effect of their own. A duplicate that came when the state had settled had one."
 			case f.race != nil && f.race.Doubled > 0:
-				late.State, late.For = evidence.Refuted, "No duplicate was without an effect, also not where they came at once."
+				late.State, late.For = evidence.Refuted, "No duplicate that succeeded was without an effect, also not where they came at once."
 			case f.race != nil && f.race.Overlapped > 0:
 				late.For = "Requests at the same time had one effect. A duplicate that came when the state had settled had another."
 			default:
-				late.For = "No duplicate was without an effect; none of them came at once, but when the state had settled."
+				late.For = "No duplicate that succeeded was without an effect; none of them came at once, but when the state had settled."
 			}
 		}
 		// What holds for failures only is explained by them.

@@ -469,8 +469,7 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 		}
 	}
 	for _, term := range op.Verdict.ConfidenceFrom {
-		name, _, lacks := strings.Cut(term, ": ")
-		never(lacks && strings.HasSuffix(term, "the plan lacks what it takes") && strings.Contains(outcomes[name].Why, "has no key"), term)
+		never(strings.HasPrefix(term, "other_actor: ") && op.KeyIn == evidence.NoKey, "no key to be another actor's, and "+term)
 	}
 	tried := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { o := outcomes[n].Outcome; return o == evidence.Held || o == evidence.Broken })

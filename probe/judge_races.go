@@ -3,6 +3,7 @@ package probe
 import (
 	"cmp"
 	"fmt"
+	"math/big"
 	"net/http"
 	"slices"
 	"time"
@@ -21,6 +22,7 @@ func (f *races) judge(j *judgement) {
 		why = cmp.Or(j.trial(t, r), why)
 		j.mechanisms(t.signs, t.end)
 	}
+	f.sum(j)
 	r.Bound = evidence.RateBound(r.Doubled, r.Overlapped)
 	j.o.facts.race = r
 	switch {
@@ -33,6 +35,35 @@ func (f *races) judge(j *judgement) {
 	case len(j.bad) == 0 && len(j.open) == 0:
 		j.holds("1 effect in %s of %d requests at once in which they overlapped; that leaves open a rate of doubles of up to %s", each(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
 	}
+}
+
+// sum says in one how many effects the trials had, where they had not the same.
+func (f *races) sum(j *judgement) {
+	var low, high *trial
+	for _, t := range f.trials {
+		d := t.end.total
+		switch {
+		case !more(d.most, 1) || d.apart(1):
+			continue
+		case low != nil && low.end.total.by != d.by:
+			return
+		}
+		if low == nil || d.most.Cmp(low.end.total.most) < 0 {
+			low = t
+		}
+		if high == nil || d.most.Cmp(high.end.total.most) > 0 {
+			high = t
+		}
+	}
+	if low == nil || low.end.total.most.Cmp(high.end.total.most) == 0 {
+		return
+	}
+	by := low.end.total.by
+	all := []string{excess(low.end.total.most.RatString()+" to "+count(high.end.total.most), by, 1)}
+	one := func(s string) bool {
+		return slices.ContainsFunc(f.trials, func(t *trial) bool { return s == excess(count(t.end.total.most), by, 1) })
+	}
+	j.bad = append(all, slices.DeleteFunc(j.bad, one)...)
 }
 
 // each says in how many of something it was so, where it was in all.
@@ -70,6 +101,9 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		}
 	}
 	r.Delivered += len(processed)
+	if n := t.end.total.number(); n != nil && n.Cmp(big.NewRat(int64(len(done)), 1)) < 0 {
+		j.o.facts.raceSome = true
+	}
 	if len(processed) == 0 {
 		return cmp.Or(t.reason, fmt.Sprintf("none of %d requests was processed", len(t.all)))
 	}

@@ -162,7 +162,7 @@ func (o *operation) confidence() (float64, []string) {
 			got, why = of, string(outcome)
 			if r := o.facts.race; w.of == plan.RaceSame && r != nil && r.Doubled == 0 {
 				got *= 1 - r.Bound
-				why = fmt.Sprintf("%s; %s leave open a rate of %.3f", outcome, times(r.Overlapped, "overlapping trial"), r.Bound)
+				why = fmt.Sprintf("%s; a rate of up to %s is left open by %s", outcome, evidence.Percent(r.Bound), times(r.Overlapped, "overlapping trial"))
 			}
 		case evidence.Inconclusive:
 			why = "inconclusive"

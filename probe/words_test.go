@@ -194,6 +194,12 @@ func TestSuppositions(t *testing.T) {
 			nil,
 			"forgotten", evidence.Refuted, "also not where they came at once",
 		},
+		"of those at once some had none": {
+			doubleSequential,
+			facts{doubled: true, race: &evidence.Race{Doubled: 1}, raceSome: true},
+			nil,
+			"forgotten", evidence.Open, "some had no effect of their own",
+		},
 		"at the same time they hold": {
 			doubleSequential,
 			facts{doubled: true, race: &evidence.Race{Overlapped: 1}},
