@@ -14,25 +14,25 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// RouterConfig makes a Router.
+// RouterConfig configures a Router.
 type RouterConfig struct {
 	// Routes are the gateways, each with its patterns. Required.
 	Routes []Route
-	// Resources are those that the gateways share, for the router to serve before
+	// Resources are those that the gateways share. The router serves them before
 	// any route; nil for none.
 	Resources *semelhttp.Resources
-	// Contract is how the router's own refusals are told. Default: semelhttp.IETF.
+	// Contract is the form of the router's own refusals. Default: semelhttp.IETF.
 	Contract semelhttp.Contract
 }
 
 // Route is a gateway for a part of the requests.
 type Route struct {
 	// Patterns are those of http.ServeMux: [METHOD ][HOST]/[PATH], where the
-	// most specific one counts. They are written as they are meant: without
-	// escapes, and the host in lower case.
+	// most specific one wins. Write them without escapes, and the host in
+	// lower case.
 	Patterns []string
-	// Gateway answers. It should have Resources, or none, and its own Operation
-	// where OperationOfPattern has no name for it.
+	// Gateway handles the requests. It should have Resources, or none, and its
+	// own Operation if OperationOfPattern has no name for it.
 	Gateway *Gateway
 }
 
