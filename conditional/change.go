@@ -9,10 +9,10 @@ import (
 )
 
 var (
-	// ErrNotFound says that there is nothing to be changed.
+	// ErrNotFound reports that there is nothing to change.
 	ErrNotFound = errors.New("conditional: there is no such resource")
-	// ErrContended says that others were quicker so often that Apply gave up. There
-	// was no effect.
+	// ErrContended reports that others were quicker so often that Apply gave up.
+	// There was no effect.
 	ErrContended = errors.New("conditional: others change the resource all the time")
 	// ErrNotWritten says that the statement wrote no row, though what it started from
 	// is still there: a condition of its own kept it, or it names something else, or
@@ -25,8 +25,8 @@ var (
 type FailedError struct {
 	Field   string // the header field that does not hold, such as If-Match
 	Current State
-	// Weak: a tag in If-Match names the current version, but is weak, as proxies make
-	// tags when they compress. See Config.AcceptWeak.
+	// Weak reports whether a tag in If-Match names the current version, but is weak,
+	// which proxies make tags when they compress. See Config.AcceptWeak.
 	Weak bool
 }
 
@@ -56,9 +56,10 @@ type Change struct {
 	// CONFLICT DO NOTHING). It sets values and adds to none: what a try computed
 	// holds for the version found. Required.
 	Write func(ctx context.Context, found, next int64) (rows int64, err error)
-	// Creates says that Write can make a resource where there is none, as PUT may.
-	// Otherwise Apply returns ErrNotFound there, whatever the precondition: it
-	// counts only where the request would succeed without it (RFC 9110 13.2.1).
+	// Creates says that Write can create a resource that does not exist, as PUT
+	// may. Otherwise Apply returns ErrNotFound in that case, whatever the
+	// precondition: a precondition is only evaluated if the request would succeed
+	// without it (RFC 9110 13.2.1).
 	Creates bool
 	// Done, if not nil, reports whether what Current found is what the change would
 	// lead to: the request took effect before and its answer was lost, or somebody
@@ -71,7 +72,7 @@ type Change struct {
 type Result struct {
 	Version int64 // that the resource has now
 	Created bool  // there was none before
-	// Repeated: nothing was written, because Change.Done found it done.
+	// Repeated reports that nothing was written, because Change.Done reported true.
 	Repeated bool
 }
 
@@ -86,8 +87,8 @@ type Result struct {
 //
 // The errors are *FailedError, ErrNotFound, ErrContended and ErrNotWritten, for
 // which see Refuse, and those of the functions, unchanged. Only an error of Write
-// can leave open whether there was an effect, outside of a transaction. When ctx
-// ends is for the functions to heed.
+// can leave open whether there was an effect, outside of a transaction. The
+// functions are responsible for respecting ctx.
 func Apply(ctx context.Context, c Change) (Result, error) {
 	p := of(ctx)
 	var last int64 = -1
@@ -149,7 +150,7 @@ func wrote(rows int64) (bool, error) {
 	return rows == 1, nil
 }
 
-// Rows returns how many rows a statement of database/sql wrote:
+// Rows returns the number of rows that a statement of database/sql wrote:
 //
 //	return conditional.Rows(tx.ExecContext(ctx, "UPDATE ..."))
 //

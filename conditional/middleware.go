@@ -13,22 +13,22 @@ import (
 // Config says how a middleware treats preconditions. Functions must be safe for
 // concurrent use.
 type Config struct {
-	// Require says which requests must have a precondition; those without one are
-	// answered with 428. It is not asked about GET and HEAD. Default:
+	// Require reports whether a request must have a precondition; without one it
+	// gets 428. It is not called for GET and HEAD. Default:
 	// semelhttp.ProtectMethods of PUT, PATCH and DELETE.
 	Require func(*http.Request) bool
-	// Dates says that resources have dates of modification, which State.Modified
-	// tells. Then If-Unmodified-Since counts where there is no If-Match. Otherwise
-	// it is ignored, as RFC 9110 13.1.4 demands. Dates have whole seconds: of two
-	// changes in one second, a date does not keep the second from being lost.
+	// Dates says that resources have modification dates, in State.Modified. Then
+	// If-Unmodified-Since is evaluated if there is no If-Match. Otherwise it is
+	// ignored, as RFC 9110 13.1.4 requires. Dates have whole seconds, so a date
+	// cannot prevent a lost update between two changes in one second.
 	Dates bool
-	// AcceptWeak takes weak entity tags in If-Match for the strong ones that they
+	// AcceptWeak treats weak entity tags in If-Match as the strong ones that they
 	// were made from. RFC 9110 13.1.1 does not allow that. It is for services behind
 	// a proxy that weakens tags when it compresses, such as nginx: there every
 	// If-Match would fail. Handlers must not make weak tags of their own.
 	AcceptWeak bool
-	// Contract is how refusals look. Default: semelhttp.IETF. Set it to that of the
-	// idempotency middleware, if there is one.
+	// Contract is the form of refusals. Default: semelhttp.IETF. Set it to that of
+	// the idempotency middleware, if there is one.
 	Contract semelhttp.Contract
 	// Unapplied is told of requests that were answered with 500 because their
 	// handler would have answered with success and had not applied the precondition;
@@ -41,8 +41,9 @@ type Config struct {
 // documentation for what it does. The middleware panics when it is given a nil
 // handler.
 //
-// It goes inside of an idempotency middleware: a retry is then answered from its
-// record, and never by a precondition that the first try has made false.
+// It goes inside an idempotency middleware: a retry then gets the recorded
+// response, and is never refused by a precondition that the first attempt has
+// made false.
 func New(c Config) func(http.Handler) http.Handler {
 	if c.Require == nil {
 		c.Require = semelhttp.ProtectMethods(http.MethodPut, http.MethodPatch, http.MethodDelete)

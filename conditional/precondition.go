@@ -10,12 +10,12 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// State is what there is of a resource before a change.
+// State is the state of a resource before a change.
 type State struct {
-	// Version is 1 when the resource is created and one higher after every change,
-	// a deletion included. No version comes twice, also not after the resource was
-	// deleted and created again: a deletion leaves its row behind, with its version.
-	// 0 means that there never was such a resource.
+	// Version is 1 when the resource is created and one higher after every change, a
+	// deletion included. Versions never repeat, even if the resource is deleted and
+	// created again: a deletion keeps the row, with its version. 0 means that the
+	// resource never existed.
 	Version int64
 	// Gone says that the resource has been deleted, and the version is all that is
 	// left of it.
@@ -52,22 +52,22 @@ func (p *precondition) in(ctx context.Context) context.Context {
 	return context.WithValue(ctx, preconditionKey{}, p)
 }
 
-// Without returns a context in which there is no precondition, for changes to
-// something else than what the request's target is.
+// Without returns a context without a precondition, for changes to anything
+// but the request's target.
 func Without(ctx context.Context) context.Context { return (&precondition{}).in(ctx) }
 
-// Expect returns a context with the precondition that the version is this one,
-// for versions that do not come in If-Match: a field of a form, a part of a
-// message. It takes the place of the request's own.
+// Expect returns a context with the precondition that the resource has this
+// version, for versions that do not come in If-Match: a field of a form, a
+// part of a message. It replaces the request's own.
 func Expect(ctx context.Context, version int64) context.Context {
 	p := &precondition{match: tags{sent: true, list: []Tag{VersionTag(version)}}, contract: of(ctx).contract}
 	return p.in(ctx)
 }
 
-// Applied says that the handler has seen to the request's precondition by
-// itself, in the same step as its effect: it passed it on to who owns the
-// resource, or had nothing to change, or answers from a record of its own. Apply
-// and Table.Apply say so themselves.
+// Applied declares that the handler itself has applied the request's
+// precondition, in the same step as its effect: it passed it on to the owner of
+// the resource, or had nothing to change, or responds from a record of its own.
+// Apply and Table.Apply call it.
 func Applied(ctx context.Context) { of(ctx).applied.Store(true) }
 
 // empty reports whether there is nothing to be evaluated.

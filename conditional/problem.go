@@ -47,13 +47,13 @@ var (
 	}
 )
 
-// Refuse answers r for an error of Apply or Table.Apply, and reports whether it is
-// one that it can answer for. For others, which are the handler's own and those of
-// its database, it writes nothing.
+// Refuse responds to r for an error of Apply or Table.Apply, and reports whether
+// it did. For other errors, which are the handler's own and those of its database,
+// it writes nothing.
 //
-// A *FailedError is answered with 412, a *TransitionError with 409, ErrNotFound
-// with 404, ErrContended with 503. The handler must have had no effect before: a
-// 412 and a 503 leave no record, so that the key, if there is one, is free again.
+// A *FailedError gives 412, a *TransitionError 409, ErrNotFound 404, ErrContended
+// 503. The handler must have had no effect before: a 412 and a 503 leave no
+// record, so that the key, if there is one, is free again.
 func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	var p semelhttp.Problem
 	if e, ok := errors.AsType[*FailedError](err); ok {

@@ -63,7 +63,7 @@ func add(m map[string]map[string]bool, key, value string) {
 	m[key][value] = true
 }
 
-// Position is where a thing stands in a table.
+// Position is the current state of a subject in a table.
 type Position struct {
 	State string // "" if there is no such thing
 	// Event led there. It may be left out where no state can be reached by more
@@ -103,14 +103,14 @@ type Subject struct {
 type Moved struct {
 	State   string // in which the subject is now
 	Version int64
-	// Repeated: the subject was there already, by the same event. Whatever goes with
-	// the transition has been done, in its transaction; the answer is that to the
-	// first.
+	// Repeated reports that the subject was already in that state, by the same
+	// event. Whatever goes with the transition was done in its transaction; respond
+	// as to the first.
 	Repeated bool
 }
 
-// A TransitionError says that the table does not allow an event. There was no
-// effect.
+// A TransitionError reports that the table does not allow an event. There was
+// no effect.
 type TransitionError struct {
 	Event string
 	State string // the current one
@@ -120,14 +120,13 @@ func (e *TransitionError) Error() string {
 	return fmt.Sprintf("conditional: %s is not allowed in state %s", e.Event, e.State)
 }
 
-// Apply has an event happen to a subject, if the table allows it in the state that
-// the subject is in, and the precondition in ctx holds. Of any number of calls at
-// the same time, by any number of processes, one makes the transition; the
-// others find it made. A subject that is already where the event leads, by that
-// event, is not changed and the result says so, whatever the precondition: the
-// request has succeeded before (RFC 9110 13.1.1). Once the subject has moved on
-// from there a repetition cannot be told from another event; where it must be,
-// that is what an idempotency key is for.
+// Apply applies an event to a subject, if the table allows it in the subject's
+// state and the precondition in ctx holds. Of any number of calls at the same
+// time, by any number of processes, one makes the transition; the others find it
+// made. A subject that is already where the event leads, by that event, is not
+// changed and the result says so, whatever the precondition: the request has
+// succeeded before (RFC 9110 13.1.1). Once the subject has moved on, a repetition
+// cannot be distinguished from another event; use an idempotency key for that.
 //
 // The errors are *TransitionError, and those of Apply. As there, a precondition
 // counts only where the event is allowed.
