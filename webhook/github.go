@@ -9,9 +9,9 @@ import (
 )
 
 // GitHub is the scheme of GitHub's webhooks: a field X-Hub-Signature-256 with a
-// signature of the body by HMAC-SHA256, and nothing else signed. The delivery id
-// in X-GitHub-Delivery is not, nor is the kind of event in X-GitHub-Event, and
-// there is no time: what was signed once is so forever. See
+// signature of the body by HMAC-SHA256, and nothing else is signed: not the
+// delivery id in X-GitHub-Delivery, nor the kind of event in X-GitHub-Event.
+// There is no time, so a signature never expires. See
 // GitHubConfig.IgnoreDelivery.
 //
 // Safe for concurrent use.
@@ -20,16 +20,16 @@ type GitHub struct {
 	ignore bool
 }
 
-// GitHubConfig makes a GitHub.
+// GitHubConfig configures a GitHub.
 type GitHubConfig struct {
 	// Secrets are the webhook's. A delivery is accepted if it is signed by one of
 	// them, and signed by the first. At least one is required.
 	Secrets []string
-	// IgnoreDelivery has the body alone mark an event. By default whoever got
-	// hold of a delivery can send it again under an id of his own, and have it
-	// processed as another event. With IgnoreDelivery he cannot, as long as
-	// records are kept; but events whose bodies are equal, such as two pings, are
-	// one then.
+	// IgnoreDelivery identifies an event by its body alone. By default anyone who
+	// obtains a delivery can send it again under another id, and have it
+	// processed as another event. IgnoreDelivery prevents that for as long as
+	// records are kept; but events with equal bodies, such as two pings, are then
+	// one.
 	IgnoreDelivery bool
 }
 

@@ -13,27 +13,27 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// DefaultMaxBody is the default of Config.MaxBody: as much as GitHub sends.
+// DefaultMaxBody is the default of Config.MaxBody: the most that GitHub sends.
 const DefaultMaxBody = 25 << 20
 
 // sendTimeout is how long senders wait for an answer, by and large.
 const sendTimeout = 30 * time.Second
 
-// Config makes an endpoint.
+// Config configures an endpoint.
 type Config struct {
 	// Guard executes and records. Required.
 	Guard *semel.Guard
-	// Scheme says what is the sender's. Required.
+	// Scheme is the sender's. Required.
 	Scheme Scheme
 
 	// Name is the endpoint's: the operation of its records, such as
-	// "stripe.events". Required. Two endpoints of one name share their events, so
+	// "stripe.events". Required. Two endpoints with one name share their events:
 	// what one has processed is processed for both.
 	Name string
 	// Sender is whose ids these are: the actor of the records. Required.
 	Sender string
-	// Tenant is the account of ours that the endpoint is for, if there are
-	// several. Each needs a secret, and so an endpoint, of its own.
+	// Tenant is the service's account that the endpoint is for, if there
+	// are several. Each needs a secret, and so an endpoint, of its own.
 	Tenant string
 
 	// RetrySpan is the longest time from the first delivery of an event to the
@@ -41,13 +41,13 @@ type Config struct {
 	// long as the sender lets people deliver again by hand, if you want that to
 	// be safe as well.
 	RetrySpan time.Duration
-	// Retention is how long a processed event is known. It must be longer than
-	// RetrySpan. Default: what semel.RetryPlan makes of RetrySpan, about twice as
-	// long, or the retention of Guard's policy if that is longer.
+	// Retention is how long a processed event is remembered. It must be longer
+	// than RetrySpan. Default: what semel.RetryPlan makes of RetrySpan, about
+	// twice as long, or the retention of Guard's policy if that is longer.
 	Retention time.Duration
 
-	// MaxBody is the largest body in bytes. More is answered with 413. Up to 256
-	// KiB are held in memory; of larger bodies one at a time is, while it is
+	// MaxBody is the largest body in bytes. A larger one gets 413. Up to 256 KiB
+	// are held in memory; of larger bodies one at a time is, while it is
 	// verified. Default DefaultMaxBody.
 	MaxBody int64
 	// Spools hold larger bodies. Default: as in semelhttp.Config.
@@ -57,19 +57,19 @@ type Config struct {
 
 	// Forwards says that the handler forwards deliveries to another server: a
 	// failure between here and there, which is a 502, a 504 or a 503 without
-	// Retry-After, leaves the outcome unknown. Other answers that are not 2xx are
-	// the server's word that nothing was processed.
+	// Retry-After, leaves the outcome unknown. Any other response that is not 2xx
+	// means that nothing was processed.
 	Forwards bool
 
-	// Refused is told of deliveries that are not accepted, and why; nil for
-	// nobody. It should count them: a secret that was changed on one side only is
-	// seen nowhere else. An id that is taken by another body is told to the
-	// Observer of the Guard, as a mismatch. r's body has been read.
+	// Refused is called for deliveries that are not accepted, with the reason.
+	// May be nil. It should count them: nothing else shows a secret that was
+	// changed on one side only. A known id with another body is reported to the
+	// Guard's Observer, as a mismatch. r's body has been read.
 	Refused func(r *http.Request, err error)
 }
 
-// RetentionError says that events would be forgotten while their sender may
-// still deliver them.
+// RetentionError reports that events would be forgotten while their sender
+// may still deliver them.
 type RetentionError struct {
 	Retention time.Duration // as configured
 	Needed    time.Duration // the shortest that will do
@@ -80,9 +80,9 @@ func (e *RetentionError) Error() string {
 	return fmt.Sprintf("field Retention is %v; the sender may deliver an event again for %v, so it must be at least %v, or a late delivery would be processed again", e.Retention, e.RetrySpan, e.Needed)
 }
 
-// New returns a middleware that has each event of a sender processed once, or
-// one error that names everything wrong with c. Its answers are described in the
-// package's documentation. The middleware panics when it is given a nil handler.
+// New returns a middleware that processes each event of a sender once, or one
+// error that names everything wrong with c. The package documentation describes
+// its responses. The middleware panics if it is given a nil handler.
 func New(c Config) (func(http.Handler) http.Handler, error) {
 	guard, err := c.guard()
 	if err == nil {
@@ -175,8 +175,8 @@ func (e *endpoint) scope() semel.Scope {
 
 type eventKey struct{}
 
-// EventOf returns the event whose delivery a handler was called for; false where
-// ctx is not that of a request that came through New.
+// EventOf returns the event that a handler was called for, and false unless ctx
+// is that of a request that came through New.
 func EventOf(ctx context.Context) (Event, bool) {
 	ev, ok := ctx.Value(eventKey{}).(*Event)
 	if !ok {

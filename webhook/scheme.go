@@ -16,10 +16,10 @@ import (
 // Scheme is how a sender signs its deliveries. Standard, Stripe and GitHub are
 // schemes; others can be added. Its methods must be safe for concurrent use.
 type Scheme interface {
-	// Verify returns the event that a delivery is of, or why the delivery is not
-	// accepted: an *Error, whose text the sender is told, or any other error,
-	// which it is not told. header has canonical names. body is what was sent,
-	// before any decoding; it must not be changed or kept.
+	// Verify returns the event of a delivery, or why the delivery is not
+	// accepted: an *Error, whose text is sent to the sender, or any other error,
+	// which is not. header has canonical names. body is what was sent, before
+	// any decoding; it must not be changed or kept.
 	Verify(header http.Header, body []byte) (Event, error)
 	// RetrySpan is the longest time from the first delivery of an event to the
 	// last one that the sender makes, by its published schedule.
@@ -29,24 +29,23 @@ type Scheme interface {
 // Signer is the sender's side of a scheme.
 type Signer interface {
 	// Sign returns the header fields that a delivery of body must have. The id
-	// marks all deliveries of one event; the time is that of this delivery, so
-	// each has to be signed anew.
+	// identifies all deliveries of one event; the time is that of this
+	// delivery, so each delivery must be signed.
 	Sign(id string, body []byte) (http.Header, error)
 }
 
-// Event is what a verified delivery is of.
+// Event is the event of a verified delivery.
 type Event struct {
 	// ID is what all deliveries of one event have in common: 1 to MaxIDBytes
 	// bytes of visible ASCII.
 	ID string
-	// Unsigned says that the signature does not cover the ID. Whoever has seen
-	// one delivery can then send its body under the id of another event, so what
-	// marks the event is the ID together with a digest of the body.
+	// Unsigned says that the signature does not cover the ID. Anyone who has
+	// seen one delivery can then send its body under the id of another event, so
+	// the event is identified by the ID together with a digest of the body.
 	Unsigned bool
 	// SignedAt is when the delivery was signed, by the sender's clock. It is zero
-	// where the scheme has no time; then an old delivery can be sent again by
-	// anyone who has seen it, and the record of it is all that keeps it from
-	// being processed again.
+	// if the scheme has no time; then anyone who has seen an old delivery can
+	// send it again, and only its record keeps it from being processed again.
 	SignedAt time.Time
 	// Fingerprint is of what all deliveries of the event repeat. Zero means the
 	// whole body.
@@ -93,7 +92,7 @@ const (
 
 // Error says why a delivery is not accepted. It holds no secret, no signature
 // and nothing that the delivery says but the time it was signed at, so it may be
-// logged and told to the sender.
+// logged and sent to the sender.
 type Error struct {
 	Reason Reason
 	// Part is what is wrong: "Webhook-Id header".

@@ -28,7 +28,7 @@ type Standard struct {
 	public  []ed25519.PublicKey // also those of the private keys
 }
 
-// StandardConfig makes a Standard.
+// StandardConfig configures a Standard.
 type StandardConfig struct {
 	// Secrets are, as the specification writes them, shared secrets
 	// ("whsec_..."), public keys ("whpk_...") and private keys ("whsk_..."). One

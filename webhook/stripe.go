@@ -24,7 +24,7 @@ type Stripe struct {
 	keys [][]byte
 }
 
-// StripeConfig makes a Stripe.
+// StripeConfig configures a Stripe.
 type StripeConfig struct {
 	// Secrets are the endpoint's, as Stripe shows them ("whsec_..."). A delivery
 	// is accepted if one of its signatures is by one of them, and signed by all.
@@ -139,8 +139,8 @@ func stripeEvent(body []byte) (Event, error) {
 	return ev, nil
 }
 
-// RetrySpan implements Scheme: 3 days, as Stripe says of live mode. Events can be
-// sent again by hand for longer; see Config.RetrySpan.
+// RetrySpan implements Scheme: 3 days, which Stripe documents for live mode.
+// Events can be resent by hand for longer; see Config.RetrySpan.
 func (s *Stripe) RetrySpan() time.Duration { return 3 * 24 * time.Hour }
 
 // Sign implements Signer. The id is in the body already, and must be the same;

@@ -30,16 +30,16 @@ type Endpoint struct {
 	State
 }
 
-// State is how an endpoint is doing. Its zero value is good.
+// State is the health of an endpoint. The zero value is healthy.
 type State struct {
 	// FailingSince is the time of the first failure since the last delivery;
 	// zero if the last attempt was a delivery. It and DisabledAt are whole
 	// microseconds, in UTC.
 	FailingSince time.Time
-	// DisabledAt is since when nothing is sent; zero if the endpoint is enabled.
+	// DisabledAt is when the endpoint was disabled; zero if it is enabled.
 	DisabledAt time.Time
 	// Cause says why it is disabled. The sink writes CauseGone and CauseFailing;
-	// services write what they like. Its first 64 bytes are repeated in the
+	// services may write other causes. Its first 64 bytes are repeated in the
 	// causes of messages.
 	Cause string
 }
@@ -87,19 +87,19 @@ func (e Endpoint) GoString() string { return e.String() }
 // LogValue implements slog.LogValuer.
 func (e Endpoint) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// ErrNoEndpoint: there is no such endpoint.
+// ErrNoEndpoint reports that there is no such endpoint.
 var ErrNoEndpoint = errors.New("webhook: no such endpoint")
 
-// Endpoints is where a service keeps its endpoints: mostly a table of its own,
-// beside its customers. Its methods are called at the same time from many relays.
+// Endpoints is where a service keeps its endpoints, usually a table of its own.
+// Its methods are called at the same time from many relays.
 type Endpoints interface {
 	// Endpoint returns the endpoint as it is now, or ErrNoEndpoint if it is gone.
-	// With any other error the message is put off, without counting an attempt.
+	// With any other error the message is postponed, without counting an attempt.
 	Endpoint(ctx context.Context, id string) (Endpoint, error)
-	// Update gives the endpoint the State to, if it still has the URL and the
-	// State of was, and reports whether it did. So an answer that comes late
-	// does not disable an endpoint that was mended meanwhile, and of many relays
-	// one is told that it was the one to disable it. In SQL:
+	// Update sets the endpoint's State to to, if it still has the URL and the
+	// State of was, and reports whether it did. So a late response does not
+	// disable an endpoint that was repaired in the meantime, and of many relays
+	// only one learns that it has disabled the endpoint. In SQL:
 	//
 	//	UPDATE endpoints SET failing_since = ?, disabled_at = ?, cause = ?
 	//	WHERE id = ? AND url = ? AND failing_since IS ? AND disabled_at IS ?
@@ -152,11 +152,11 @@ func (m *Memory) Update(_ context.Context, was Endpoint, to State) (bool, error)
 	return true, nil
 }
 
-// Event is what a service tells its customers.
+// Event is an event that a service sends to its customers.
 type Event struct {
-	// ID is what customers know repetitions by: the webhook-id at all endpoints.
-	// Up to MaxEventID letters, digits, '_' and '-'. Messages makes one where it
-	// is empty.
+	// ID is the webhook-id at all endpoints, by which customers recognise
+	// repetitions. Up to MaxEventID letters, digits, '_' and '-'. Messages makes
+	// one where it is empty.
 	ID string
 	// Type says what happened, such as "invoice.paid". Endpoints choose by it. It
 	// is not sent: put it into the payload.
@@ -168,8 +168,8 @@ type Event struct {
 	ContentType string
 	// Ordered delivers an endpoint's events in the order in which they were
 	// enqueued, one at a time. Then one that fails holds up those behind it, for
-	// days, if the endpoint is down for as long. Customers who need order are
-	// mostly better off with a version in the payload.
+	// days, if the endpoint is down for as long. For customers who need order, a
+	// version in the payload is usually better.
 	Ordered bool
 	// NotBefore delays the first attempt, by the store's clock.
 	NotBefore time.Time
@@ -187,7 +187,8 @@ type Event struct {
 // the message. Programs in other languages make their rows such.
 //
 // A message for a disabled endpoint is dead when its turn comes, and can be
-// redriven later. Leave such endpoints out if what they miss is not to be kept.
+// redriven later. Leave out such endpoints if the messages they miss should not
+// be kept.
 func (e Event) Messages(topic string, to ...Endpoint) ([]outbox.Message, error) {
 	if e.ID == "" {
 		e.ID = semel.NewKey()

@@ -18,7 +18,7 @@ import (
 	"github.com/semelhq/semel/webhook"
 )
 
-// Config makes a Sink. Endpoints is required.
+// Config configures a Sink. Endpoints is required.
 type Config struct {
 	Endpoints Endpoints
 	// Scheme makes the signer for an endpoint's secrets, at each attempt. Its
@@ -29,8 +29,8 @@ type Config struct {
 	// DisableAfter is for how long an endpoint may fail, without one delivery
 	// between, before it is disabled. Default 5 days; negative is for ever.
 	DisableAfter time.Duration
-	// MaxPerEndpoint is how many messages for one endpoint are under way at most
-	// in this process. Have the relay's MaxInFlight be several times as many.
+	// MaxPerEndpoint is the most messages for one endpoint under way at a time
+	// in this process. Set the relay's MaxInFlight to several times as many.
 	// Default 16.
 	MaxPerEndpoint int
 
@@ -46,7 +46,7 @@ type Config struct {
 
 	// Now is the clock of State. Default time.Now.
 	Now func() time.Time
-	// Observer is told what becomes of endpoints; nil for nobody.
+	// Observer is notified of changes to endpoints. May be nil.
 	Observer *Observer
 }
 
@@ -125,9 +125,9 @@ func (s *Sink) Route(topic string) outbox.Route {
 	}
 }
 
-// Check reports what is wrong with an endpoint, to be asked when somebody names
-// one. It does not connect: what its name leads to is looked at with each delivery.
-// The error holds neither URL nor secrets.
+// Check returns an error if an endpoint is not usable. Call it when somebody
+// registers one. It does not connect: the address that the name resolves to is
+// checked with each delivery. The error contains neither URL nor secrets.
 func (s *Sink) Check(e Endpoint) error {
 	_, err := s.url(e)
 	_, err2 := s.sign(e, "check", []byte("{}"))
