@@ -96,7 +96,7 @@ type Endpoints interface {
 	// Endpoint returns the endpoint as it is now, or ErrNoEndpoint if it is gone.
 	// With any other error the message is postponed, without counting an attempt.
 	Endpoint(ctx context.Context, id string) (Endpoint, error)
-	// Update sets the endpoint's State to to, if it still has the URL and the
+	// Update replaces the endpoint's State with to, if it still has the URL and the
 	// State of was, and reports whether it did. So a late response does not
 	// disable an endpoint that was repaired in the meantime, and of many relays
 	// only one learns that it has disabled the endpoint. In SQL:
