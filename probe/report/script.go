@@ -253,6 +253,19 @@ func (s *reproduction) collect() {
 	}
 }
 
+// place says in which header of a request a placeholder stands: a part of what the
+// plan names has no name of its own. Empty if it stands in none.
+func (s *reproduction) place(p string) string {
+	for _, q := range append(slices.Clone(s.sends), s.reads...) {
+		for line := range strings.Lines(q.header) {
+			if line = strings.TrimSpace(line); slices.Contains(placeholder.FindAllString(line, -1), p) && len(line) < maxName {
+				return ", as in " + visible(line, maxName)
+			}
+		}
+	}
+	return ""
+}
+
 var headEnd = regexp.MustCompile(`\r?\n\r?\n`)
 
 var drawnForm = regexp.MustCompile(`^[0-9a-f-]{6,200}$`)
@@ -389,7 +402,7 @@ func (s *reproduction) byCurl() string {
 	}
 	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
 	for _, x := range s.secrets {
-		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence.")
+		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence"+s.place(x[0])+".")
 	}
 	s.head(&b, about...)
 	for _, x := range s.secrets {

@@ -257,7 +257,7 @@ func TestScriptIsData(t *testing.T) {
 	if i := strings.IndexFunc(script, func(c rune) bool { return c != '\n' && c != '\t' && (c < ' ' || c >= 0x7f) }); i >= 0 {
 		t.Fatalf("the script has %q", script[i:i+4])
 	}
-	if strings.Contains(script, "Not by curl") {
+	if strings.Contains(script, "Not by curl") || !strings.Contains(script, "\n# MY_TOKEN has to hold what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
 		t.Fatal(script)
 	}
 	dir := t.TempDir()
