@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -57,6 +58,7 @@ func TestLargeBodiesStayOutOfMemory(t *testing.T) {
 // Ten answers of 20 MB at the same time, and their replays: the same bytes, with
 // the same header and trailers.
 func TestLargeAnswersAreReplayed(t *testing.T) {
+	quick.LeaveOut(t)
 	const size = 20 << 20
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
@@ -278,6 +280,7 @@ func TestLargeAnswersThatAreNotRecorded(t *testing.T) {
 // being answered. The first executes nothing; the others run to their end, with
 // the whole body, and are recorded.
 func TestClientOfLargeBodiesGone(t *testing.T) {
+	quick.LeaveOut(t)
 	withoutCollector(t)
 	const size = 8 << 20
 	for _, http2 := range []bool{false, true} {
