@@ -777,13 +777,12 @@ func TestHalfAnEffectCommitted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "payments.db")
-			base, err := sqlite.Open(t.Context(), sqlite.Config{Path: path})
+			store, err := sqlite.Open(t.Context(), sqlite.Config{Path: path, Mode: sqlite.ModeTransactional})
 			if err != nil {
 				t.Fatal(err)
 			}
-			store := base.Transactional()
 			t.Cleanup(func() {
-				if err := store.Close(); err != nil {
+				if err := store.Close(context.Background()); err != nil {
 					t.Error(err)
 				}
 			})

@@ -178,7 +178,7 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 		}
 		return store
 	}
-	leased, inTx := open(postgres.Leased), open(postgres.Transactional)
+	leased, inTx := open(postgres.ModeLeased), open(postgres.ModeTransactional)
 	for _, s := range []*postgres.Store{leased, inTx} {
 		if s != nil {
 			defer func() { err = errors.Join(err, s.Close(closing)) }()

@@ -39,9 +39,8 @@ func txFaultAt(t *testing.T, n int, lost bool, life string) (hit bool) {
 	ctx := t.Context()
 	f := &faults{}
 	path := filepath.Join(t.TempDir(), "semel.db")
-	base := openFaulty(t, f, Config{Path: path})
-	s := base.Transactional()
-	if _, err := write(ctx, base, 0, func(tx *tx) (none, error) {
+	s := openFaulty(t, f, Config{Path: path, Mode: ModeTransactional})
+	if _, err := write(ctx, s, 0, func(tx *tx) (none, error) {
 		_, err := tx.exec("CREATE TABLE payment (id INTEGER PRIMARY KEY, note TEXT) STRICT")
 		return none{}, err
 	}); err != nil {
@@ -69,7 +68,7 @@ func txFaultAt(t *testing.T, n int, lost bool, life string) (hit bool) {
 
 	// What was told is what is there.
 	payments, records := 0, 0
-	if err := base.read(ctx, func(c *conn) error {
+	if err := s.read(ctx, func(c *conn) error {
 		return c.queryOnce(ctx, "SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM record WHERE state = 2)",
 			func(r *row) { payments, records = int(r.int()), int(r.int()) })
 	}); err != nil {
@@ -94,14 +93,14 @@ func txFaultAt(t *testing.T, n int, lost bool, life string) (hit bool) {
 			}
 		}
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Errorf("%s at call %d, %s: close: %v", life, n, where, err)
 	}
 	return hit
 }
 
 // txLife has key pay, as a guard would: it asks again until it is told.
-func txLife(t *testing.T, ctx context.Context, s *TxStore, key, life string, fences map[uint64]bool) (completed bool) {
+func txLife(t *testing.T, ctx context.Context, s *Store, key, life string, fences map[uint64]bool) (completed bool) {
 	for range 5 {
 		var c semel.Claim
 		err := errors.New("not tried")
@@ -168,7 +167,7 @@ func TestTxLostCommit(t *testing.T) {
 func lostCommit(t *testing.T, applied, asked bool) {
 	t.Helper()
 	f := &faults{}
-	s := openFaulty(t, f, Config{}).Transactional()
+	s := openFaulty(t, f, Config{Mode: ModeTransactional})
 	c, err := s.Begin(t.Context(), attempt("k"))
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +200,7 @@ func lostCommit(t *testing.T, applied, asked bool) {
 				t.Error(err)
 			}
 		}
-		if err := s.Close(); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 		return
@@ -217,7 +216,7 @@ func lostCommit(t *testing.T, applied, asked bool) {
 	if err != nil || len(entries) != 1 || strings.HasPrefix(string(entries[0].Kind), "exec") != applied {
 		t.Errorf("committed %v: the trail is %+v, %v", applied, entries, err)
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Error(err)
 	}
 }

@@ -67,24 +67,15 @@ func TestTransactional(t *testing.T) {
 	})
 }
 
-func openTx(t testing.TB, c sqlite.Config) *sqlite.TxStore {
+func openTx(t testing.TB, c sqlite.Config) *sqlite.Store {
 	t.Helper()
-	base, err := sqlite.Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := base.Transactional()
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
+	c.Mode = sqlite.ModeTransactional
+	return open(t, c)
 }
 
 // bank is a transactional store and a business table in one file.
 type bank struct {
-	*sqlite.TxStore
+	*sqlite.Store
 	t    testing.TB
 	path string
 	db   *sql.DB // not the store's
@@ -93,7 +84,7 @@ type bank struct {
 func newBank(t testing.TB, c sqlite.Config) *bank {
 	t.Helper()
 	c.Path = filepath.Join(t.TempDir(), "bank.db")
-	b := &bank{TxStore: openTx(t, c), t: t, path: c.Path, db: raw(t, c.Path)}
+	b := &bank{Store: openTx(t, c), t: t, path: c.Path, db: raw(t, c.Path)}
 	mustExec(t, b.db, `CREATE TABLE account (id INTEGER PRIMARY KEY) STRICT;
 		CREATE TABLE payment (id INTEGER PRIMARY KEY, note TEXT NOT NULL UNIQUE,
 			account INTEGER NOT NULL DEFAULT 1 REFERENCES account DEFERRABLE INITIALLY DEFERRED) STRICT;
@@ -380,7 +371,7 @@ func TestTxClosedStoreRollsBack(t *testing.T) {
 	if err := pay(c.Context(t.Context()), "a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Close(); err != nil {
+	if err := b.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Complete(t.Context(), semel.Result{}); !errors.Is(err, semel.ErrRolledBack) {
@@ -389,7 +380,7 @@ func TestTxClosedStoreRollsBack(t *testing.T) {
 	if _, err := b.Begin(t.Context(), attempt("k")); !errors.Is(err, sqlite.ErrClosed) {
 		t.Errorf("begun after Close: %v", err)
 	}
-	b.TxStore = openTx(t, sqlite.Config{Path: b.path})
+	b.Store = openTx(t, sqlite.Config{Path: b.path})
 	b.want(0, 0, "k")
 	next := b.begin("k")
 	if next.Fence() <= c.Fence() {
@@ -403,7 +394,7 @@ func TestTxClosedStoreRollsBack(t *testing.T) {
 // Leased claims and the audit trail share the file with transactions.
 func TestTxBesideLeasedClaims(t *testing.T) {
 	b := newBank(t, sqlite.Config{})
-	leased, err := b.Store.Begin(t.Context(), attempt("leased"))
+	leased, err := open(t, sqlite.Config{Path: b.path}).Begin(t.Context(), attempt("leased"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -453,7 +444,7 @@ func TestTxConcurrently(t *testing.T) {
 	b := newBank(t, sqlite.Config{})
 	var executed atomic.Int64
 	var wg sync.WaitGroup
-	for _, s := range []semel.Store{b.TxStore, openTx(t, sqlite.Config{Path: b.path})} {
+	for _, s := range []semel.Store{b.Store, openTx(t, sqlite.Config{Path: b.path})} {
 		g, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{Lease: time.Minute, StoreTimeout: 30 * time.Second}})
 		if err != nil {
 			t.Fatal(err)
