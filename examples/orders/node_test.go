@@ -332,4 +332,3 @@ func TestPackage(t *testing.T) {
 		}
 	}
 }
-
