@@ -339,3 +339,24 @@ func TestChartRefuses(t *testing.T) {
 		t.Errorf("without config: %v", err)
 	}
 }
+
+// TestExample holds that the chart takes the values that docs/operations.md shows.
+func TestExample(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, ok := strings.Cut(string(page), "```yaml\n# values.yaml\n")
+	text, _, ok2 := strings.Cut(text, "```")
+	example := map[string]any{}
+	if err := yaml.Unmarshal([]byte(text), &example); err != nil || !ok || !ok2 {
+		t.Fatal("the page has no values", err)
+	}
+	manifests, err := render(t, example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := decode(t, manifests); o.deployment == nil || !strings.Contains(o.configMap.Data["gateway.yaml"], "match: POST /orders\n") {
+		t.Errorf("the example makes %v", manifests)
+	}
+}

@@ -70,7 +70,7 @@ var layers = []layer{
 	{patterns: []string{"."}},
 	{patterns: []string{"docs/lessons", "clients/js"}},
 	{patterns: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
-	{patterns: []string{"internal/tools"}, any: true, testOnly: true},
+	{patterns: []string{"internal/tools", "internal/deploycheck"}, any: true, testOnly: true},
 	{patterns: []string{"internal/lint"}, testOnly: true},
 }
 
