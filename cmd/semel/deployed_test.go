@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -11,6 +13,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/semelhq/semel/internal/testenv"
 )
 
 // deployed is a gateway as a file of deploy would start it.
@@ -22,8 +26,8 @@ type deployed struct {
 }
 
 // start holds the file against the settings around it, checks it and starts a
-// gateway by it, on addresses and in a folder of the test's.
-func (d deployed) start(t *testing.T) *process {
+// gateway by it, on addresses and in a folder of the test's, before the services.
+func (d deployed) start(t *testing.T, services string) *process {
 	t.Helper()
 	var said struct {
 		Drain time.Duration
@@ -35,10 +39,10 @@ func (d deployed) start(t *testing.T) *process {
 	}
 	text := d.file
 	for old, put := range map[string]string{
-		fmt.Sprintf("listen: :%d\n", d.http):                  "listen: 127.0.0.1:0\n",
-		fmt.Sprintf(`listen: "?0\.0\.0\.0:%d"?`, d.admin):     "listen: 127.0.0.1:0",
-		`/var/cache/semel`:                                    t.TempDir(),
-		`http://(orders\.shop\.svc|bank\.shop\.svc|charges):`: "http://127.0.0.1:",
+		fmt.Sprintf("listen: :%d\n", d.http):              "listen: 127.0.0.1:0\n",
+		fmt.Sprintf(`listen: "?0\.0\.0\.0:%d"?`, d.admin): "listen: 127.0.0.1:0",
+		`/var/cache/semel`:                                t.TempDir(),
+		`http://(orders\.shop\.svc|charges):[0-9]+`:       services,
 	} {
 		pattern := regexp.MustCompile(old)
 		if !pattern.MatchString(text) {
@@ -131,7 +135,7 @@ func TestChartsGateway(t *testing.T) {
 		return ask(t, g.admin()+p.HTTPGet.Path, "").status
 	}
 	t.Run("in order", func(t *testing.T) {
-		g := d.start(t)
+		g := d.start(t, "http://127.0.0.1:1")
 		for _, p := range []probe{c.Startup, c.Readiness, c.Liveness} {
 			want(t, p.HTTPGet.Path, status(g, p), 200)
 		}
@@ -152,7 +156,7 @@ func TestChartsGateway(t *testing.T) {
 				d.env[i] = "SEMEL_STORE_URL=postgres://semel@127.0.0.1:1/semel"
 			}
 		}
-		g := d.start(t)
+		g := d.start(t, "http://127.0.0.1:1")
 		want(t, "started", status(g, c.Startup), 503)
 		want(t, "ready", status(g, c.Readiness), 200)
 		want(t, "alive", status(g, c.Liveness), 200)
@@ -168,7 +172,9 @@ func TestChartsGateway(t *testing.T) {
 	})
 }
 
-// TestComposesGateways starts a gateway by what the Compose file says.
+// TestComposesGateways starts what the Compose file says, but for the containers, and
+// does what is written at its head: a key that was used at one gateway is known to
+// the other.
 func TestComposesGateways(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/compose.yaml")
 	noError(t, err)
@@ -183,12 +189,34 @@ func TestComposesGateways(t *testing.T) {
 		}
 	}
 	noError(t, yaml.Unmarshal([]byte(text), &compose))
+	mounted := func(volume, at string) string {
+		t.Helper()
+		from, to, _ := strings.Cut(volume, ":")
+		want(t, "the mount", to, at+":ro")
+		return filepath.Join("../../deploy", from)
+	}
+
+	charges := compose.Services["charges"]
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		python = testenv.Program(t, "python3")
+	}
+	want(t, "the service's command", fmt.Sprint(charges.Command), "[python3 /service.py 9100 0.0.0.0]")
+	service := exec.Command(python, mounted(charges.Volumes[0], "/service.py"), "0", "127.0.0.1")
+	stdout, err := service.StdoutPipe()
+	noError(t, err)
+	noError(t, service.Start())
+	t.Cleanup(func() { _ = service.Process.Kill(); _ = service.Wait() })
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	noError(t, err)
+	_, at, _ := strings.Cut(strings.TrimSpace(line), " on ")
+
+	store := testenv.Postgres(t)
+	var gateways []*process
 	for _, name := range []string{"gateway-a", "gateway-b"} {
 		s := compose.Services[name]
 		want(t, "the command", fmt.Sprint(s.Command), "[gateway --config /etc/semel/gateway.yaml]")
-		from, to, _ := strings.Cut(s.Volumes[0], ":")
-		want(t, "the mount", to, "/etc/semel/gateway.yaml:ro")
-		file, err := os.ReadFile(filepath.Join("../../deploy", from))
+		file, err := os.ReadFile(mounted(s.Volumes[0], "/etc/semel/gateway.yaml"))
 		noError(t, err)
 		d := deployed{file: string(file), killed: s.Stop}
 		for _, p := range s.Ports {
@@ -203,10 +231,22 @@ func TestComposesGateways(t *testing.T) {
 		}
 		want(t, "the spool's place", strings.HasPrefix(s.Tmpfs[0], "/var/cache/semel:size=1g,"), true)
 		for variable := range s.Environment {
-			value := map[string]string{"SEMEL_STORE_URL": "memory:", "SEMEL_ADMIN_TOKEN": "0123456789abcdef"}[variable]
+			value := map[string]string{"SEMEL_STORE_URL": store, "SEMEL_ADMIN_TOKEN": "0123456789abcdef"}[variable]
 			d.env = append(d.env, variable+"="+value)
 		}
-		g := d.start(t)
-		want(t, "ready", ask(t, g.admin()+"/readyz", "").status, 200)
+		g := d.start(t, at)
+		eventually(t, g.admin()+"/readyz", 200)
+		gateways = append(gateways, g)
 	}
+	for i, g := range gateways {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.url+"/charges", strings.NewReader(`{"amount":100}`))
+		noError(t, err)
+		req.Header = http.Header{"Authorization": {"Bearer ann"}, "Idempotency-Key": {`"order-17"`}}
+		res, err := http.DefaultClient.Do(req)
+		noError(t, err)
+		noError(t, res.Body.Close())
+		want(t, "the status", res.StatusCode, 201)
+		want(t, "replayed", res.Header.Get("Idempotency-Replayed") == "true", i == 1)
+	}
+	want(t, "the charges", ask(t, gateways[0].url+"/charges", "").body, `[{"amount": 100, "id": 1}]`)
 }
