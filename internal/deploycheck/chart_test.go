@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -105,8 +106,16 @@ func decode(t *testing.T, manifests map[string]string) (o objects) {
 			if into == nil {
 				t.Fatalf("%s: nobody knows %s %s", name, kind.APIVersion, kind.Kind)
 			}
-			if err := yaml.UnmarshalStrict([]byte(document), into, yaml.DisallowUnknownFields); err != nil {
-				t.Errorf("%s: %v", name, err)
+			// As the API server does it: what differs in a capital is another field.
+			text, err := yaml.YAMLToJSONStrict([]byte(document))
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			unknown, err := json.UnmarshalStrict(text, into)
+			for _, err := range append(unknown, err) {
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
 			}
 			if wrong := utilvalidation.IsDNS1035Label(kind.Metadata.Name); len(wrong) > 0 {
 				t.Errorf("%s: the name %s: %v", name, kind.Metadata.Name, wrong)
@@ -160,6 +169,11 @@ func TestChart(t *testing.T) {
 	ports := map[string]int32{}
 	for _, p := range c.Ports {
 		ports[p.Name] = p.ContainerPort
+	}
+	for what, probe := range map[string]*corev1.Probe{"startup": c.StartupProbe, "readiness": c.ReadinessProbe, "liveness": c.LivenessProbe} {
+		if probe == nil || probe.HTTPGet == nil || ports[probe.HTTPGet.Port.StrVal] == 0 {
+			t.Errorf("the %s probe is %+v; the ports are %v", what, probe, ports)
+		}
 	}
 	var admin *corev1.Service
 	for _, s := range o.services {
