@@ -19,6 +19,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/strict"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
@@ -187,6 +188,7 @@ func TestFullIsFull(t *testing.T) {
 // TestSchemaAgrees changes every value of the full configuration and asks the
 // decoder and an independent validator of the schema: they are of one opinion.
 func TestSchemaAgrees(t *testing.T) {
+	quick.LeaveOut(t)
 	s := compiled(t)
 	root := tree(t, full(t))
 	valid, refused := 0, 0
