@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +20,23 @@ import (
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/semelhttp"
 )
+
+// anywhere are the tests that need no page: they run in the browser and in Node.
+var anywhere = map[string]func(*stage, tab){
+	"two calls at once":          testTwoCalls,
+	"answers":                    testAnswers,
+	"changed under one id":       testChangedUnderID,
+	"refused and corrected":      testCorrected,
+	"session over":               testSessionOver,
+	"server error":               testServerError,
+	"key too old":                testStaleKey,
+	"body without an id":         testBodyWithoutID,
+	"entries are swept":          testSwept,
+	"abort ends a wait":          testAbortInAWait,
+	"abort of one of two":        testAbortOfOne,
+	"forgotten while it is sent": testForgottenInFlight,
+	"id is not in the storage":   testIDIsNotKept,
+}
 
 // TestBrowser clicks through the order page, and calls its once.js, in a real
 // browser, and counts orders.
@@ -33,7 +52,8 @@ func TestBrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for name, test := range map[string]func(*stage, tab){
+	tests := maps.Clone(anywhere)
+	maps.Copy(tests, map[string]func(*stage, tab){
 		"double click":                 testDoubleClick,
 		"second click after the first": testSecondClick,
 		"reload while it runs":         testReload,
@@ -44,25 +64,15 @@ func TestBrowser(t *testing.T) {
 		"answer after the next action": testLateAnswer,
 		"key made by the server":       testGivenKey,
 		"changed quantity":             testChangedQuantity,
-		"changed under one id":         testChangedUnderID,
-		"refused and corrected":        testCorrected,
 		"outcome unknown":              testOutcomeUnknown,
-		"session over":                 testSessionOver,
-		"server error":                 testServerError,
 		"no answer at all":             testNoAnswer,
-		"key too old":                  testStaleKey,
 		"insecure origin":              testInsecureOrigin,
-		"body without an id":           testBodyWithoutID,
 		"storage that keeps nothing":   testNoStorage,
 		"storage full of old entries":  testStorageFull,
 		"storage full at the answer":   testStorageFullAtTheAnswer,
-		"entries are swept":            testSwept,
 		"entry that cannot be read":    testCorruptStorage,
-		"abort ends a wait":            testAbortInAWait,
-		"abort of one of two":          testAbortOfOne,
-		"forgotten while it is sent":   testForgottenInFlight,
-		"id is not in the storage":     testIDIsNotKept,
-	} {
+	})
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			// Storage of its own.
@@ -70,7 +80,7 @@ func TestBrowser(t *testing.T) {
 			t.Cleanup(cancel)
 			ctx, cancel = context.WithTimeout(ctx, time.Minute)
 			t.Cleanup(cancel)
-			p := tab{t, ctx}
+			p := tab{t: t, ctx: ctx}
 			p.run(chromedp.Navigate(s.url))
 			test(s, p)
 		})
@@ -162,7 +172,7 @@ func testDuplicatedTab(s *stage, p tab) {
 	eval[bool](p, `open(location.href) !== null`)
 	ctx, cancel := chromedp.NewContext(p.ctx, chromedp.WithTargetID(await(s.t, p.ctx, "the second tab", opened)))
 	s.t.Cleanup(cancel)
-	second := tab{s.t, ctx}
+	second := tab{t: s.t, ctx: ctx}
 	second.run(chromedp.WaitVisible(button))
 	// As the page does it, but without a wish to wait.
 	call := "import('/once.js').then(({ once }) => once('place order', '/orders', " +
@@ -213,6 +223,120 @@ func testGivenKey(s *stage, p tab) {
 		}
 	}
 	s.expect(1, 1)
+}
+
+// Two calls of one action share its request and its answer.
+func testTwoCalls(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.begin("first", true)
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	p.begin("second", false)
+	release()
+	for _, name := range []string{"first", "second"} {
+		if got := eval[string](p, name+`.answer`); got != "201" {
+			s.t.Fatalf("the %s call was answered with %s", name, got)
+		}
+	}
+	if posts := s.seen(); len(posts) != 1 {
+		s.t.Fatalf("posts: %+v", posts)
+	}
+}
+
+// testAnswers has the first post answered as a row says, and looks at what once
+// does about it, and under which key the user's next call is sent.
+func testAnswers(s *stage, p tab) {
+	// Waits are noted, and not waited for. The shortest pause is 250 ms. Node's
+	// fetch has timers of its own.
+	eval[bool](p, `{
+		const later = setTimeout
+		globalThis.waits = []
+		globalThis.setTimeout = (f, ms, ...rest) => {
+			if (!new Error().stack.includes('once.js')) return later(f, ms, ...rest)
+			waits.push(ms)
+			return later(f, 0)
+		}
+	}; true`)
+	p.setClock(0) // at 1.7e12: Tue, 14 Nov 2023 22:13:20 GMT
+	type row struct {
+		status                 int
+		retry, after, recorded string
+		again                  bool // sent again by itself
+		wait                   int  // ms, at least
+		next                   string
+	}
+	for i, row := range []row{
+		{status: 201, recorded: "yes", next: "same"}, // the second half of a double click
+		{status: 400, recorded: "yes", next: "new"},
+		{status: 404, recorded: "yes", next: "new"},
+		{status: 422, retry: "new-key", next: "new"},
+		{status: 422, retry: "no", next: "same"},
+		{status: 500, recorded: "yes", next: "same"},
+		{status: 502, recorded: "yes", retry: "after-resolution", next: "same"}, // the outcome is unknown
+		{status: 409, retry: "after-resolution", next: "same"},
+		{status: 409, retry: "same-key", after: "2", again: true, wait: 2000},
+		{status: 409, next: "same"}, // another server's: it may be any refusal
+		{status: 425, after: "1", again: true, wait: 1000},
+		{status: 425, again: true, wait: 250},
+		{status: 429, after: "3", again: true, wait: 3000},
+		{status: 503, after: "5", again: true, wait: 5000},
+		{status: 503, after: "Tue, 14 Nov 2023 22:13:31 GMT", again: true, wait: 12_000},
+		{status: 503, after: "Tue, 14 Nov 2023 22:13:00 GMT", again: true, wait: 250}, // is over
+		{status: 503, after: "soon", again: true, wait: 250},
+		{status: 503, after: "31", next: "same"}, // too long for a page
+		{status: 503, after: "Tue, 14 Nov 2023 22:14:20 GMT", next: "same"},
+		{status: 408, again: true}, // which Chromium sends again itself
+		{status: 504, again: true, wait: 250},
+		{status: 401, next: "same"},
+	} {
+		quantity := i + 1
+		s.set(&s.front, times(1, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			h := w.Header()
+			h.Set("Date", "Tue, 14 Nov 2023 22:13:19 GMT") // the server's clock is a second behind
+			for name, value := range map[string]string{"Retry-After": row.after, "Idempotency-Expires": row.recorded} {
+				if value != "" {
+					h.Set(name, value)
+				}
+			}
+			h.Set("Content-Type", "application/problem+json")
+			w.WriteHeader(row.status)
+			if row.retry != "" {
+				_, _ = fmt.Fprintf(w, `{"retry":%q}`, row.retry)
+			} else {
+				_, _ = fmt.Fprint(w, `{}`)
+			}
+		}))
+		var keys []string
+		front := s.front
+		s.set(&s.front, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			s.mu.Lock()
+			keys = append(keys, r.Header.Get("Idempotency-Key"))
+			s.mu.Unlock()
+			front(w, r, next)
+		})
+		eval[bool](p, `waits.length = 0, true`)
+		got := p.once(quantity, `{}`)
+		waits := eval[[]float64](p, `waits`)
+		s.mu.Lock()
+		sent := slices.Clone(keys)
+		s.mu.Unlock()
+		switch {
+		case row.again && (got.Status != 201 || len(sent) != 2 || sent[0] != sent[1] || row.wait > 0 && (len(waits) != 1 || waits[0] < float64(row.wait))):
+			s.t.Errorf("%+v: %d after posts with keys %v and waits %v", row, got.Status, sent, waits)
+		case !row.again && (got.Status != row.status || len(sent) != 1 || len(waits) != 0):
+			s.t.Errorf("%+v: %d after posts with keys %v and waits %v", row, got.Status, sent, waits)
+		}
+		if row.again {
+			continue
+		}
+		if got := p.once(quantity, `{}`); got.Status != 201 {
+			s.t.Errorf("%+v: the next call is answered with %d", row, got.Status)
+		}
+		s.mu.Lock()
+		if same := keys[0] == keys[len(keys)-1]; same != (row.next == "same") {
+			s.t.Errorf("%+v: the next call has the same key: %t", row, same)
+		}
+		s.mu.Unlock()
+	}
 }
 
 func testChangedQuantity(s *stage, p tab) {
@@ -399,10 +523,10 @@ func testAbortInAWait(s *stage, p tab) {
 		w.Header().Set("Retry-After", "20")
 		problem(w, http.StatusServiceUnavailable, "come back")
 	}))
-	eval[bool](p, `{ const later = setTimeout; globalThis.waits = 0; globalThis.setTimeout = (f, ms) => ms === 20_000 ? (globalThis.wake = f, ++waits) : later(f, ms) }; true`)
+	eval[bool](p, `{ const later = setTimeout; globalThis.waits = 0; globalThis.setTimeout = (f, ms, ...rest) => ms === 20_000 ? (globalThis.wake = f, ++waits) : later(f, ms, ...rest) }; true`)
 	p.begin("first", true)
 	await(s.t, p.ctx, "the first answer", s.answered)
-	eval[bool](p, `new Promise((resolve) => { const look = () => waits ? resolve(true) : requestIdleCallback(look); look() })`)
+	eval[bool](p, `new Promise((resolve) => { const look = () => waits ? resolve(true) : setTimeout(look, 1); look() })`)
 	if got := p.abort("first"); got != "AbortError" {
 		s.t.Fatalf("the aborted call gave %s", got)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -208,10 +209,12 @@ func await[T any](t *testing.T, ctx context.Context, what string, c <-chan T) (v
 	return v
 }
 
-// tab is a tab of the browser.
+// tab is a tab of the browser, or what calls once.js in Node.
 type tab struct {
 	t   *testing.T
 	ctx context.Context
+	// node evaluates an expression, if the tab is no browser's.
+	node func(expression string) (json.RawMessage, error)
 }
 
 func (p tab) run(steps ...chromedp.Action[chromedp.Void]) {
@@ -224,8 +227,17 @@ func (p tab) run(steps ...chromedp.Action[chromedp.Void]) {
 // eval evaluates a JavaScript expression, and awaits it if it is a promise.
 func eval[T any](p tab, expression string) T {
 	p.t.Helper()
-	v, err := chromedp.Run(p.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise,
-		func(e *runtime.EvaluateParams) { e.UserGesture = new(true) }))
+	var v T
+	var err error
+	if p.node != nil {
+		var text json.RawMessage
+		if text, err = p.node(expression); err == nil {
+			err = json.Unmarshal(text, &v)
+		}
+	} else {
+		v, err = chromedp.Run(p.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise,
+			func(e *runtime.EvaluateParams) { e.UserGesture = new(true) }))
+	}
 	if err != nil {
 		p.t.Fatalf("%s: %v", expression, err)
 	}
@@ -277,7 +289,7 @@ func (p tab) another(url string) tab {
 	p.t.Helper()
 	ctx, cancel := chromedp.NewContext(p.ctx)
 	p.t.Cleanup(cancel)
-	second := tab{p.t, ctx}
+	second := tab{t: p.t, ctx: ctx}
 	second.run(chromedp.Navigate(url))
 	return second
 }
@@ -316,5 +328,6 @@ func (p tab) fill() {
 // kept tells what once.js has in the session storage.
 func (p tab) kept() map[string]string {
 	p.t.Helper()
-	return eval[map[string]string](p, `Object.fromEntries(Object.entries(sessionStorage).filter(([slot]) => !slot.startsWith('other')))`)
+	return eval[map[string]string](p, `Object.fromEntries(Array.from({ length: sessionStorage.length }, (_, i) => sessionStorage.key(i))
+		.filter((slot) => !slot.startsWith('other')).map((slot) => [slot, sessionStorage.getItem(slot)]))`)
 }
