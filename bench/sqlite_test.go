@@ -173,7 +173,7 @@ func newAttempt(i int64) semel.Attempt {
 		Scope: semel.Scope{Tenant: "acme", Actor: "0123456789abcdef0123456789abcdef", Operation: "POST /orders"},
 		Key:   fmt.Sprintf("8e03978e-40d5-43e8-bc93-%012d", i),
 	}
-	return semel.NewAttempt(id, semel.Fingerprint{Scheme: "http/1"}, 15*time.Second, 24*time.Hour)
+	return semel.NewAttempt(id, semel.Fingerprint{Scheme: "request/2"}, 15*time.Second, 24*time.Hour)
 }
 
 // pairs runs op b.N times over so many callers.

@@ -19,7 +19,8 @@ func (o *operation) suppose() {
 	}
 	sequential := has(doubleSequential, "webhook-redelivery-doubles")
 	race := has(doubleRace, doubleInFlight)
-	lost := has(doubleLost) && !o.doublesAnswered()
+	// One after a loss that is executed while the first runs is explained by that.
+	lost := has(doubleLost) && !o.doublesAnswered() && (f.lostAfter || !race)
 	cut := func(g evidence.Finding) bool {
 		return (g.ID == "failure-blocks-key" || g.ID == "lost-effect") && strings.HasPrefix(g.Experiment, "lost_")
 	}
@@ -153,6 +154,8 @@ func (o *operation) suppose() {
 		switch {
 		case !lost && to.ID == "lost-effect":
 			c.For = "A retry after a lost connection got a success, and no effect of it was seen."
+		case lost && f.once && !f.lostAfter && f.inProgress != yes:
+			c.For = "A retry after a lost answer took effect again; when it was sent, the first had had no effect yet, and may have been running still."
 		case lost && f.once:
 			c.State, c.For = evidence.Supported, "Duplicates of answered requests and of requests whose connection was lost are treated differently."
 		case lost:

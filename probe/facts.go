@@ -34,7 +34,7 @@ type facts struct {
 
 	control  bool // a state reader saw the effect of a fresh request
 	controls int  // fresh requests that succeeded
-	refused  bool // a fresh request was refused, twice
+	refused  bool // a request, the same again and a fresh one were refused; none has succeeded since
 	names    bool // the answer to a fresh request that took effect named a resource
 	async    bool // a fresh request is answered with 202
 
@@ -64,6 +64,7 @@ type facts struct {
 	lapsed      bool  // one was told to wait, and a later one was executed
 	safeRetry   bool  // a retry after a loss or a failure was right
 	unsafeRetry bool  // one was not, or was executed
+	lostAfter   bool  // one after a loss was executed when the first had had its effect
 	race        *evidence.Race
 	outsideOK   int // experiments in which the outside saw what the state saw
 	outsideBad  bool
@@ -161,6 +162,8 @@ type opening struct {
 	retry *attempt
 	// planned: it is listed only, and counts as good.
 	planned bool
+	// alike: it was refused as an earlier one was, and not sent again.
+	alike bool
 	// control is a fresh request beside it, where nothing else had shown that
 	// effects can be seen.
 	control *attempt

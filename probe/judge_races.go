@@ -191,7 +191,7 @@ func (f *meanwhile) judge(j *judgement) {
 	case !running:
 		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
-		j.byIDs(doubleInFlight, first, second)
+		j.byIDs(doubleInFlight, d, first, second)
 	case is(d.number(), 0) && !first.done():
 		j.unclear("the first was accepted with %s, and no effect was seen", answer(first))
 	case is(d.number(), 0):

@@ -132,8 +132,8 @@ func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error 
 
 // Remote executes a step that calls another service. It records the input, calls fn,
 // and records the result. If fn's requests are sent with its context by a client of
-// this module, they carry the step's child key; other clients get it from
-// semel.CurrentStep. A step that is done is not called again; Remote returns its
+// this module (see semelclient), they carry the step's child key; other clients get it
+// from semel.CurrentStep. A step that is done is not called again; Remote returns its
 // result.
 //
 // fn's error is treated like that of a handler. After semel.NoEffect the next

@@ -226,6 +226,7 @@ var mapping = map[string][5]string{
 	"same-meaning-executed":              {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
 	"truncated-executed":                 {asvsInput + " " + asvsWhole, wstgData + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
 	"refusal-executed":                   {asvsWhole + " " + asvsFail, wstgErrors + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	"preview-uses-key":                   {asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
 	"preview-executed":                   {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-440"},
 	"key-not-scoped-operation":           {asvsLimits + " " + asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
 	"key-forgotten":                      {asvsLimits + " " + asvsLimitsDocumented, wstgTimes + " " + wstgTiming, ptesExploitation, tacticImpact, refOnce},

@@ -95,9 +95,15 @@ func (o *Operation) supports(f Finding) string {
 		return "A"
 	case "double-effect-race", "in-flight-executed":
 		return "B"
-	case "double-effect-lost-response", "failure-not-repeatable", "failure-blocks-key", "truncated-executed", "refusal-executed", "refusal-sticks":
+	case "double-effect-lost-response", "failure-not-repeatable", "failure-blocks-key", "truncated-executed", "refusal-sticks":
 		return "C"
-	case "key-not-scoped-tenant", "key-not-scoped-actor", "key-not-scoped-operation", "malformed-key-accepted-unprotected", "keyless-requests-confused", "change-not-made",
+	case "refusal-executed":
+		switch f.Experiment {
+		case "lost_unread", "lost_begun", "failed_first", "corrected":
+			return "C"
+		}
+		return "" // nothing failed, and nothing was repeated
+	case "key-not-scoped-tenant", "key-not-scoped-actor", "key-not-scoped-operation", "malformed-key-accepted-unprotected", "keyless-requests-confused", "change-not-made", "preview-uses-key",
 		"instance-doubles", "same-meaning-executed", "change-doubles", "content-not-recognised", "key-forgotten", "webhook-altered-accepted", "webhook-stale-accepted":
 		return "D"
 	case "double-effect-sequential", "webhook-redelivery-doubles", "outside-effect-doubled", "effects-disagree":

@@ -420,7 +420,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 			if b.open {
 				s.Cross = px(finis)
 			}
-			s.Full = fmt.Sprintf("%s: began at %s, last byte written at %s, first byte back at %s, done at %s; %s", s.Label, duration(b.send.StartUS), duration(b.send.LastWriteUS), duration(b.send.FirstByteUS), duration(b.send.DoneUS), s.Answer)
+			s.Full = fmt.Sprintf("%s: began at %s, last byte written at %s, first byte back at %s, done at %s; %s", s.Label, duration(b.send.StartUS), duration(b.send.LastWriteUS), duration(b.send.FirstByteUS), duration(b.send.DoneUS), b.answer())
 		}
 		said = append(said, s.Full)
 		p.Rows = append(p.Rows, s)

@@ -90,6 +90,34 @@ func TestBarsAreInThePicture(t *testing.T) {
 	}
 }
 
+// An answer that is cut in the picture is told in full below it, with whose it is.
+func TestAnswersInFull(t *testing.T) {
+	const one, two = "01998f2e-5b1c-7c3a-9d1e-000000000001", "01998f2e-5b1c-7c3a-9d1e-000000000002"
+	send := func(n int, role, id string) evidence.Send {
+		return evidence.Send{N: n, Role: role, Status: 201, Delivery: "answered", Resource: id, LastWriteUS: 1, FirstByteUS: 2, DoneUS: 3}
+	}
+	e := evidence.Experiment{Name: "duplicate", Outcome: evidence.Broken, Sends: []evidence.Send{
+		send(3, "first", one), send(4, "duplicate", one), send(5, "duplicate", one), send(7, "duplicate", two), send(8, "duplicate", "ord_17"),
+	}}
+	var out strings.Builder
+	if err := Terminal(&out, &evidence.Run{Operations: []evidence.Operation{{Name: "o", Experiments: []evidence.Experiment{e}}}}, TerminalOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\n  #3-5  201 " + one + "\n", "\n  #7  201 " + two + "\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in the report:\n%s", want, out.String())
+		}
+	}
+	if strings.Contains(out.String(), "#8  201 ord_17") {
+		t.Error("an answer that is shown whole is told again")
+	}
+	for _, r := range picture(nil, &e).Rows {
+		if strings.Contains(r.Full, "…") {
+			t.Error(r.Full)
+		}
+	}
+}
+
 // What is said of a second answer is what was seen of it, and of the two that
 // were compared. There is no hint of time where a reader told.
 func TestSecondLine(t *testing.T) {
@@ -137,6 +165,7 @@ func TestChangesSayWhatIsDue(t *testing.T) {
 		{evidence.Change{Reader: "rows", Name: "effects", Effects: 2, Expected: -1}, evidence.Broken, "(2 effects)", false},
 		{evidence.Change{Reader: "rows", Name: "effects"}, evidence.Held, "(0 effects, 0 due)", false},
 		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Expected: 1}, evidence.Broken, "(1 due)", true},
+		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Before: "2", After: "5", Expected: -1}, evidence.Broken, "effects: 3/2: 2 -> 5", false},
 		{evidence.Change{Reader: "blind", Name: "effects", Expected: 1}, evidence.Broken, "(it saw the effect of no fresh request, so this says nothing)", false},
 		{evidence.Change{Reader: "rows", Name: "status", Before: "a", After: "b"}, evidence.Broken, "a -> b", false},
 	} {
