@@ -238,6 +238,7 @@ func (x *exp) sent(got wire.Exchange, role string, who plan.PrincipalName) *sent
 	e := &x.e.Sends[len(x.e.Sends)-1]
 	e.Resource, e.Replayed = s.resource, s.replayed
 	if r := got.Response; r != nil {
+		e.SaysError = r.Status/100 == 2 && (s.status() >= 400 || saysError(s.x.Response))
 		if r.Header.Get("Idempotency-Expires") != "" {
 			x.o.facts.expires = true
 		}

@@ -344,6 +344,9 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
 		legend = ", ≠ a duplicate that names another resource than the first"
 	}
+	if slices.ContainsFunc(sends, func(s evidence.Send) bool { return s.SaysError }) {
+		legend += ", (error) one in the body of the answer"
+	}
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut"+legend)
