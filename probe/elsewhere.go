@@ -98,7 +98,7 @@ func (f *elsewhere) judge(j *judgement) {
 	first, second, d := f.good().sent, f.second.sent, f.second.total
 	j.e.Second = j.o.compare(first, second)
 	known := &j.o.facts
-	if !j.effects(d, 1, "instance-doubles", first, second) {
+	if !j.effects(d, 1, evidence.FindingInstanceDoubles, first, second) {
 		known.unsafeRetry = true
 		return
 	}
@@ -109,7 +109,7 @@ func (f *elsewhere) judge(j *judgement) {
 		j.unclear("the other instance did not process the duplicate: %s", answer(second))
 	case !d.told() && success(&second.x) && otherResource(first, second):
 		j.broken("the other instance answered with another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
-		j.find("instance-doubles", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingInstanceDoubles, "", evidence.Inferred, first, second)
 	case !d.told():
 		j.unclear("no reader sees the state: what the other instance answered, %s, says nothing about effects", answer(second))
 	case s.Class == evidence.SameResult, s.Class == evidence.RefusedWithReference, second.replayed:
@@ -133,7 +133,7 @@ func (f *elsewhere) judge(j *judgement) {
 	switch d := t.end.total; {
 	case d.exceeds(1):
 		known.unsafeRetry = true
-		j.effects(d, 1, "instance-doubles", t.all...)
+		j.effects(d, 1, evidence.FindingInstanceDoubles, t.all...)
 	case !t.end.settled:
 		j.unclear("%s", t.end.why)
 	case !overlapped:
@@ -274,7 +274,7 @@ func (f *crossed) judge(j *judgement) {
 		}
 		j.broken("%s under the key of %s was answered with %s, and %s", name, j.o.op.Name, answer(second),
 			map[bool]string{true: "had no effect", false: "the first operation's result"}[d.told()])
-		j.find("key-not-scoped-operation", "", basis, first, f.again.sent, second)
+		j.find(evidence.FindingKeyNotScopedOperation, "", basis, first, f.again.sent, second)
 	case status == 409 || status == 422 || slices.Contains(f.other.contract.Mismatch, status):
 		known.operationApart = no
 		j.holds("%s under the used key was refused with %s%s: keys count across operations, and a client has to draw a new one for each", name, answer(second), d.without())

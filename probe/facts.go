@@ -19,14 +19,6 @@ const (
 	no
 )
 
-// Findings that experiments choose among.
-const (
-	doubleSequential = "double-effect-sequential"
-	doubleLost       = "double-effect-lost-response"
-	doubleRace       = "double-effect-race"
-	doubleInFlight   = "in-flight-executed"
-)
-
 // facts are what the experiments on an operation have shown. Judging adds to
 // them; experiments read of them what saves them a request.
 type facts struct {

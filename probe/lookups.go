@@ -79,7 +79,7 @@ func (t *trail) judge(j *judgement) {
 	}
 	j.o.facts.audit = [...]string{rankWeak: "weak", rankPartial: "partial", rankStrong: "strong"}[t.rank]
 	if t.rank == rankWeak {
-		j.find("audit-missing", "", evidence.Established, t.attempts...)
+		j.find(evidence.FindingAuditMissing, "", evidence.Established, t.attempts...)
 	}
 }
 

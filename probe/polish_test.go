@@ -98,7 +98,7 @@ func TestBareTargetIsToldPlainly(t *testing.T) {
 		}
 		return ns
 	}
-	for id, want := range map[string][]int{
+	for id, want := range map[evidence.FindingID][]int{
 		"audit-missing": numbers(plan.Duplicate),
 		"key-ignored":   append(numbers(plan.Duplicate), numbers(plan.MissingKey)[0]),
 	} {

@@ -148,7 +148,7 @@ func (f *previews) judge(j *judgement) {
 	switch r := f.first.x.Response; {
 	case has:
 		j.broken("the preview was answered with %s and had %s by reader %s, which must see none of it", answer(f.first), count(f.moved[moved]), moved)
-		j.find("preview-executed", "", evidence.Established, f.first, f.again, f.keyless, f.bent)
+		j.find(evidence.FindingPreviewExecuted, "", evidence.Established, f.first, f.again, f.keyless, f.bent)
 		return
 	case !f.first.processed():
 		j.unclear("the preview was not processed: %s", answer(f.first))
@@ -214,6 +214,6 @@ func (f *previews) key(j *judgement) {
 			priority = evidence.P1
 		}
 		j.broken("%s %s and had no effect, and a fresh request had one: the preview used the key up", under, answer(u.sent))
-		j.find("preview-uses-key", priority, evidence.Established, f.first, f.again, u.sent, f.control.sent)
+		j.find(evidence.FindingPreviewUsesKey, priority, evidence.Established, f.first, f.again, u.sent, f.control.sent)
 	}
 }

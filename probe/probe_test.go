@@ -886,7 +886,7 @@ func TestFailedFirst(t *testing.T) {
 	for name, c := range map[string]struct {
 		own, effect, fails bool // the operation is one that fails; after its effect
 		want               evidence.Outcome
-		find               string
+		find               evidence.FindingID
 	}{
 		"fails, then works":             {own: true, fails: true, want: evidence.Held},
 		"fails after its effect":        {own: true, fails: true, effect: true, want: evidence.Broken, find: "double-effect-sequential"},

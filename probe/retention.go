@@ -105,7 +105,7 @@ func (f *forgetting) judge(j *judgement) {
 				p = evidence.P0
 				j.broken("keys are said to be kept for %v", told)
 			}
-			j.find("key-forgotten", p, evidence.Established, first, second)
+			j.find(evidence.FindingKeyForgotten, p, evidence.Established, first, second)
 			return
 		case !t.second.settled:
 			j.unclear("%s", t.second.why)

@@ -261,15 +261,15 @@ func (o *operation) concludeSpecification() {
 			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
 		case s.absent:
 			j.broken("the document does not describe this operation, and has none of the words that were searched for: idempotency, deduplication, or a key's name")
-			j.find("no-specification", "", evidence.Established, s.send)
+			j.find(evidence.FindingNoSpecification, "", evidence.Established, s.send)
 		case !s.keys:
 			j.broken("where it describes this operation, the specification has none of the words that were searched for: idempotency, deduplication, or a key's name")
-			j.find("no-specification", "", evidence.Established, s.send)
+			j.find(evidence.FindingNoSpecification, "", evidence.Established, s.send)
 		case o.op.Key == nil:
 			j.holds("where it describes this operation, the specification speaks of idempotency, deduplication or keys; what it says was not compared with what was seen")
 		case !s.retention && !o.facts.expires:
 			j.broken("neither the specification, in the words that were searched for, nor an answer says how long keys are kept")
-			j.find("retention-not-published", "", evidence.Established, s.send)
+			j.find(evidence.FindingRetentionNotPublished, "", evidence.Established, s.send)
 		case !s.retention:
 			j.holds("the specification speaks of keys, and answers say until when they are kept")
 		default:

@@ -15,14 +15,14 @@ import (
 func (o *operation) gather() {
 	f := &o.facts
 	if f.doubled && f.noKeyRan && !f.marked && !f.once && !f.sometimes && o.op.Key != nil {
-		e, _ := evidence.Lookup("key-ignored")
+		e, _ := evidence.Lookup(evidence.FindingKeyIgnored)
 		var ns []int
 		for _, s := range append(slices.Clone(f.doubledBy), f.noKey) {
 			ns = append(ns, s.n)
 		}
 		o.find(e.FindingOn(evidence.Established, e.Priority, string(plan.MissingKey), ns...))
 	}
-	under := func(root string, symptoms ...string) {
+	under := func(root evidence.FindingID, symptoms ...evidence.FindingID) {
 		i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == root })
 		if i < 0 {
 			return
@@ -45,27 +45,27 @@ func (o *operation) gather() {
 	if o.doublesAnswered() {
 		// What does not know a duplicate at all does not know it in a race, after
 		// a loss or under another body either.
-		all := []string{
-			doubleRace, doubleInFlight, doubleLost, "mismatch-executed", "key-ignored", "missing-key-accepted",
-			"malformed-key-accepted-unprotected", "rate-limit-is-not-idempotency", "outside-effect-doubled", "effects-disagree",
-			"failure-not-repeatable",
+		all := []evidence.FindingID{
+			evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse, evidence.FindingMismatchExecuted, evidence.FindingKeyIgnored, evidence.FindingMissingKeyAccepted,
+			evidence.FindingMalformedKeyAcceptedUnprotected, evidence.FindingRateLimitIsNotIdempotency, evidence.FindingOutsideEffectDoubled, evidence.FindingEffectsDisagree,
+			evidence.FindingFailureNotRepeatable,
 		}
-		under("webhook-redelivery-doubles", all...)
-		under(doubleSequential, all...)
+		under(evidence.FindingWebhookRedeliveryDoubles, all...)
+		under(evidence.FindingDoubleEffectSequential, all...)
 	}
 	if !f.lapsed {
-		under(doubleRace, doubleInFlight)
+		under(evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted)
 	}
 	// A retry of what was still running is one of two at the same time.
 	if !f.lostAfter {
-		under(doubleRace, doubleLost)
-		under(doubleInFlight, doubleLost)
+		under(evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse)
+		under(evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse)
 	}
 	// Where the same request takes effect more than once at once, another one under
 	// its key does for the same reason, unless it does one after the other too.
-	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == "mismatch-executed" }); i >= 0 &&
+	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == evidence.FindingMismatchExecuted }); i >= 0 &&
 		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && !o.shows(plan.Altered, o.ev.Findings[i]) {
-		under(doubleRace, "mismatch-executed")
+		under(evidence.FindingDoubleEffectRace, evidence.FindingMismatchExecuted)
 	}
 	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int { return cmp.Compare(a.Priority, b.Priority) })
 }

@@ -376,15 +376,15 @@ const (
 // Finding is something that is wrong.
 type Finding struct {
 	// ID is stable, such as double-effect-race.
-	ID          string   `json:"id"`
-	Priority    Priority `json:"priority"`
-	Basis       Basis    `json:"basis"`
-	Title       string   `json:"title"`
-	Explanation string   `json:"explanation"`
-	Remedy      string   `json:"remedy"`
-	Experiment  string   `json:"experiment"`
-	Sends       []int    `json:"sends,omitempty"` // the evidence
-	References  []string `json:"references,omitempty"`
+	ID          FindingID `json:"id"`
+	Priority    Priority  `json:"priority"`
+	Basis       Basis     `json:"basis"`
+	Title       string    `json:"title"`
+	Explanation string    `json:"explanation"`
+	Remedy      string    `json:"remedy"`
+	Experiment  string    `json:"experiment"`
+	Sends       []int     `json:"sends,omitempty"` // the evidence
+	References  []string  `json:"references,omitempty"`
 	// Guidelines are what common guidelines call it.
 	Guidelines Guidelines `json:"guidelines,omitzero"`
 	// Symptoms have the same cause, Causes are what it may be.

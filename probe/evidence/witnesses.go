@@ -94,7 +94,7 @@ func (o *Operation) Witnesses() []Witnesses {
 		w := Witnesses{Experiment: e.Name, Outcome: e.Outcome, AuditLines: -1}
 		if len(e.Audit) > 0 {
 			w.AuditLines = len(e.Audit)
-		} else if slices.ContainsFunc(o.flat(), func(f Finding) bool { return f.ID == "audit-missing" && f.Experiment == e.Name }) {
+		} else if slices.ContainsFunc(o.flat(), func(f Finding) bool { return f.ID == FindingAuditMissing && f.Experiment == e.Name }) {
 			w.AuditLines = 0
 		}
 		for _, c := range e.Changes {

@@ -119,7 +119,7 @@ type findingKey struct{ id, experiment string }
 func findingsByKey(o *evidence.Operation) (keys []findingKey, by map[findingKey]evidence.Finding) {
 	by = map[findingKey]evidence.Finding{}
 	for _, f := range ranked(o.Findings) {
-		k := findingKey{f.ID, f.Experiment}
+		k := findingKey{string(f.ID), f.Experiment}
 		if _, ok := by[k]; !ok {
 			keys = append(keys, k)
 			by[k] = f
@@ -169,7 +169,7 @@ func compare(old, new *evidence.Operation) OperationDifference {
 	keys, now := findingsByKey(new)
 	wasKeys, before := findingsByKey(old)
 	ref := func(f evidence.Finding) FindingRef {
-		return FindingRef{ID: f.ID, Experiment: f.Experiment, Priority: f.Priority, Title: f.Title}
+		return FindingRef{ID: string(f.ID), Experiment: f.Experiment, Priority: f.Priority, Title: f.Title}
 	}
 	for _, k := range keys {
 		f, r := now[k], ref(now[k])

@@ -49,7 +49,7 @@ func readings(before, after int64) (b, a []evidence.Reading, c []evidence.Change
 		[]evidence.Change{{Reader: "orders", Name: "count", Before: fmt.Sprint(before), After: fmt.Sprint(after), Effects: after - before, Expected: 1}}
 }
 
-func find(id, experiment string, sends ...int) evidence.Finding {
+func find(id evidence.FindingID, experiment string, sends ...int) evidence.Finding {
 	e, ok := evidence.Lookup(id)
 	if !ok {
 		panic(id)
@@ -234,7 +234,7 @@ func hostileRun() *evidence.Run {
 	}
 	o.Experiments = []evidence.Experiment{e, {Outcome: evidence.Outcome(all)}, {Outcome: evidence.Inconclusive, Why: all}}
 	o.Findings = []evidence.Finding{
-		{ID: "id " + all, Priority: evidence.P0, Basis: evidence.Basis(all), Title: all, Explanation: all + long, Remedy: all, Experiment: e.Name, Sends: []int{1, 1, 999, -4}, References: []string{"javascript:alert(1)", all}},
+		{ID: evidence.FindingID("id " + all), Priority: evidence.P0, Basis: evidence.Basis(all), Title: all, Explanation: all + long, Remedy: all, Experiment: e.Name, Sends: []int{1, 1, 999, -4}, References: []string{"javascript:alert(1)", all}},
 		{ID: "", Priority: evidence.Priority(all), Title: closing, Experiment: "nowhere"},
 		find("key-not-scoped-tenant", ""),
 	}

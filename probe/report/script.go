@@ -50,7 +50,7 @@ func scriptFile(operation, finding int, f evidence.Finding) string {
 	if finding >= mostScripts || operation >= mostScripts {
 		return ""
 	}
-	id := f.ID
+	id := string(f.ID)
 	if !stateName(id) {
 		id = "finding"
 	}
@@ -325,7 +325,7 @@ func comment(text string) string {
 
 func (s *reproduction) head(b *strings.Builder, about ...string) {
 	b.WriteString("#!/bin/sh\n")
-	for _, l := range append([]string{"semel probe, run " + s.run.ID + ", " + s.o.Name + ", " + s.f.Experiment + ": " + s.f.ID, s.f.Title + "."}, about...) {
+	for _, l := range append([]string{"semel probe, run " + s.run.ID + ", " + s.o.Name + ", " + s.f.Experiment + ": " + string(s.f.ID), s.f.Title + "."}, about...) {
 		b.WriteString("# " + comment(l) + "\n")
 	}
 	b.WriteString("set -eu\n")

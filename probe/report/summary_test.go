@@ -30,7 +30,7 @@ func TestBottomLine(t *testing.T) {
 	op := func(name string, es []evidence.Experiment, fs ...evidence.Finding) evidence.Operation {
 		return evidence.Operation{Name: name, Readers: seen, Experiments: es, Findings: fs}
 	}
-	supposed := func(id, experiment string) evidence.Finding {
+	supposed := func(id evidence.FindingID, experiment string) evidence.Finding {
 		e, _ := evidence.Lookup(id)
 		return e.FindingOn(evidence.Inferred, e.Priority, experiment)
 	}

@@ -176,10 +176,10 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 			p.line("")
 		}
 		p.wrap("  ", p.paint(priorityTone(f.Priority), name(string(f.Priority)))+"  ", brief(f.Title))
-		p.wrap("      ", "", strings.Join(nonEmpty(name(f.ID), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
+		p.wrap("      ", "", strings.Join(nonEmpty(name(string(f.ID)), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
 		p.wrap("      ", "", brief(f.Explanation))
 		for _, s := range f.Symptoms[:min(len(f.Symptoms), mostFindings)] {
-			p.wrap("      ", "+ ", brief(s.Title)+" ("+strings.Join(nonEmpty(name(s.ID), name(string(s.Basis)), name(s.Experiment), sendsWord(evidence.Finding{Sends: s.Sends})), ", ")+")")
+			p.wrap("      ", "+ ", brief(s.Title)+" ("+strings.Join(nonEmpty(name(string(s.ID)), name(string(s.Basis)), name(s.Experiment), sendsWord(evidence.Finding{Sends: s.Sends})), ", ")+")")
 		}
 		for _, c := range f.Causes[:min(len(f.Causes), mostFindings)] {
 			p.wrap("      ", "Cause, "+p.paint(causeTone(c.State), name(string(c.State)))+": ", brief(c.Text)+" "+brief(c.For))
