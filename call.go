@@ -34,7 +34,7 @@ func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Co
 	switch {
 	case err != nil:
 		return zero, out.Answer, err
-	case out.Answer == Executed:
+	case out.Answer == AnswerExecuted:
 		return fresh, out.Answer, encoded
 	case out.Result.Tombstone:
 		return zero, out.Answer, ErrResultNotRetained

@@ -14,9 +14,9 @@ func Declared(err error) (Answer, bool) {
 	}
 	switch c.class {
 	case classNoEffect:
-		return Released, true
+		return AnswerReleased, true
 	case classFinal:
-		return Executed, true
+		return AnswerExecuted, true
 	}
-	return Unknown, true
+	return AnswerUnknown, true
 }

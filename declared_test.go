@@ -17,12 +17,12 @@ func TestDeclared(t *testing.T) {
 	}{
 		{nil, 0, false},
 		{plain, 0, false},
-		{&semel.Error{Answer: semel.Released}, 0, false}, // of another submit
-		{semel.NoEffect(plain), semel.Released, true},
-		{semel.Final(plain), semel.Executed, true},
-		{semel.Indeterminate("cut off", plain), semel.Unknown, true},
-		{fmt.Errorf("wrapped: %w", semel.NoEffect(plain)), semel.Released, true},
-		{semel.Indeterminate("doubt", semel.NoEffect(plain)), semel.Unknown, true},
+		{&semel.Error{Answer: semel.AnswerReleased}, 0, false}, // of another submit
+		{semel.NoEffect(plain), semel.AnswerReleased, true},
+		{semel.Final(plain), semel.AnswerExecuted, true},
+		{semel.Indeterminate("cut off", plain), semel.AnswerUnknown, true},
+		{fmt.Errorf("wrapped: %w", semel.NoEffect(plain)), semel.AnswerReleased, true},
+		{semel.Indeterminate("doubt", semel.NoEffect(plain)), semel.AnswerUnknown, true},
 	}
 	for _, tt := range tests {
 		if answer, said := semel.Declared(tt.err); answer != tt.answer || said != tt.said {

@@ -10,32 +10,32 @@ import (
 type Answer uint8
 
 const (
-	// Executed: this submit executed and the record of it is durable.
-	Executed Answer = iota + 1
-	// Replayed: the identity had completed before; the result is from the record.
-	Replayed
-	// Released: this submit executed, reported that it certainly had no
+	// AnswerExecuted: this submit executed and the record of it is durable.
+	AnswerExecuted Answer = iota + 1
+	// AnswerReplayed: the identity had completed before; the result is from the record.
+	AnswerReplayed
+	// AnswerReleased: this submit executed, reported that it certainly had no
 	// effect, and the identity is free again.
-	Released
-	// InProgress: another submit of this identity is executing, or this
+	AnswerReleased
+	// AnswerInProgress: another submit of this identity is executing, or this
 	// one still is and its caller stopped waiting.
-	InProgress
-	// Mismatch: the identity belongs to another request.
-	Mismatch
-	// Unknown: whether the effect happened is not known.
-	Unknown
-	// Rejected: the submit is malformed; nothing was looked up.
-	Rejected
-	// Unavailable: the store could not be asked, a bound is reached, or the
+	AnswerInProgress
+	// AnswerMismatch: the identity belongs to another request.
+	AnswerMismatch
+	// AnswerUnknown: whether the effect happened is not known.
+	AnswerUnknown
+	// AnswerRejected: the submit is malformed; nothing was looked up.
+	AnswerRejected
+	// AnswerUnavailable: the store could not be asked, a bound is reached, or the
 	// guard is draining. This submit executed nothing, but an earlier one of
 	// the identity may have. Where Error.Claimed is set it did execute, and the
 	// store could not be told what became of it.
-	Unavailable
+	AnswerUnavailable
 )
 
 var answerNames = [...]string{
-	Executed: "executed", Replayed: "replayed", Released: "released", InProgress: "in_progress",
-	Mismatch: "mismatch", Unknown: "unknown", Rejected: "rejected", Unavailable: "unavailable",
+	AnswerExecuted: "executed", AnswerReplayed: "replayed", AnswerReleased: "released", AnswerInProgress: "in_progress",
+	AnswerMismatch: "mismatch", AnswerUnknown: "unknown", AnswerRejected: "rejected", AnswerUnavailable: "unavailable",
 }
 
 func (a Answer) String() string {
@@ -71,9 +71,9 @@ func (e Effect) String() string {
 // Effect tells what the answer says about the effect.
 func (a Answer) Effect() Effect {
 	switch a {
-	case Executed, Replayed:
+	case AnswerExecuted, AnswerReplayed:
 		return EffectDone
-	case Released, Mismatch, Rejected:
+	case AnswerReleased, AnswerMismatch, AnswerRejected:
 		return EffectNone
 	}
 	return EffectMaybe
@@ -98,11 +98,11 @@ const (
 // Retry is the advice for the answer.
 func (a Answer) Retry() RetryAdvice {
 	switch a {
-	case Released, InProgress, Unavailable:
+	case AnswerReleased, AnswerInProgress, AnswerUnavailable:
 		return RetrySameKey
-	case Rejected:
+	case AnswerRejected:
 		return RetryNewKey
-	case Unknown:
+	case AnswerUnknown:
 		return RetryAfterResolution
 	}
 	return RetryNo
@@ -164,17 +164,17 @@ func (e *Error) Retry() RetryAdvice {
 func (e *Error) Error() string {
 	var what string
 	switch e.Answer {
-	case Released:
+	case AnswerReleased:
 		what = "the operation had no effect; the same key may be used again"
-	case InProgress:
+	case AnswerInProgress:
 		what = "the operation is in progress; ask again with the same key"
-	case Mismatch:
+	case AnswerMismatch:
 		what = "the key was used for another request; this one was not executed"
-	case Unknown:
+	case AnswerUnknown:
 		what = "the outcome is unknown; do not retry under another key before it is resolved"
-	case Rejected:
+	case AnswerRejected:
 		what = "the submit was rejected; nothing was executed"
-	case Unavailable:
+	case AnswerUnavailable:
 		what = "the record could not be consulted, so this submit executed nothing; retry with the same key"
 		if e.Claimed {
 			what = "the operation was executed, but what came of it could not be recorded; ask again with the same key, and with no other"
@@ -198,15 +198,15 @@ func (e *Error) Is(target error) bool {
 	case ErrMaybeEffect:
 		return e.Effect() == EffectMaybe
 	case ErrInProgress:
-		return e.Answer == InProgress
+		return e.Answer == AnswerInProgress
 	case ErrMismatch:
-		return e.Answer == Mismatch
+		return e.Answer == AnswerMismatch
 	case ErrUnknown:
-		return e.Answer == Unknown
+		return e.Answer == AnswerUnknown
 	case ErrRejected:
-		return e.Answer == Rejected
+		return e.Answer == AnswerRejected
 	case ErrUnavailable:
-		return e.Answer == Unavailable
+		return e.Answer == AnswerUnavailable
 	}
 	return false
 }

@@ -163,8 +163,8 @@ func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result
 	default:
 	}
 	rec := x.record(StateInProgress)
-	return Outcome{Answer: InProgress, Record: rec, Claimed: true},
-		&Error{Answer: InProgress, Record: &rec, Claimed: true, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
+	return Outcome{Answer: AnswerInProgress, Record: rec, Claimed: true},
+		&Error{Answer: AnswerInProgress, Record: &rec, Claimed: true, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
 }
 
 // tick renews the claim, and gives the handler up once it is overdue.
@@ -307,13 +307,13 @@ func (x *Execution) settle(res Result, err error) {
 	case classNoEffect:
 		switch told := x.tell("release", x.claim.Release); {
 		case told == nil, errors.Is(told, ErrRolledBack):
-			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
+			x.fail(StateInProgress, &Error{Answer: AnswerReleased, Err: err})
 		case x.gone(): // the answer to an earlier call was lost
-			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
+			x.fail(StateInProgress, &Error{Answer: AnswerReleased, Err: err})
 		case errors.Is(told, ErrLostClaim):
 			x.answerFromRecord() // someone else's: what it says, goes
 		case x.Transactional(): // nothing of it was ever to be committed
-			x.fail(StateInProgress, &Error{Answer: Released, Err: errors.Join(err, told)})
+			x.fail(StateInProgress, &Error{Answer: AnswerReleased, Err: errors.Join(err, told)})
 		default: // the record stays, and becomes unknown
 			x.untold(errors.Join(err, told))
 		}
@@ -357,7 +357,7 @@ func (x *Execution) complete(res Result, failure error) {
 	}
 	switch {
 	case err == nil:
-		x.answer, x.result, x.expires, x.err = Executed, res, expires, failure
+		x.answer, x.result, x.expires, x.err = AnswerExecuted, res, expires, failure
 	case errors.Is(err, ErrLostClaim):
 		x.answerFromRecord()
 	case errors.Is(err, ErrRolledBack):
@@ -378,7 +378,7 @@ func (x *Execution) outcome() Outcome {
 	switch {
 	case x.found != nil:
 		out.Record = *x.found
-	case x.answer == Executed:
+	case x.answer == AnswerExecuted:
 		out.Record = x.record(StateCompleted)
 		out.Record.ExpiresAt, out.Record.Retention, out.Record.Result = x.expires, x.guard.policy.Retention, x.result
 	}
@@ -404,14 +404,14 @@ func (x *Execution) rolledBack(cause error) {
 		x.fail(StateUnknown, x.guard.unknown(cause))
 		return
 	}
-	x.fail(StateInProgress, &Error{Answer: Released, RetryAfter: time.Second, Err: cause})
+	x.fail(StateInProgress, &Error{Answer: AnswerReleased, RetryAfter: time.Second, Err: cause})
 }
 
 // untold answers where the store could not be told what became of the operation.
 // The record is still this claim's: it can turn out completed, and becomes
 // unknown when its lease has lapsed.
 func (x *Execution) untold(cause error) {
-	x.fail(StateInProgress, &Error{Answer: Unavailable, RetryAfter: x.guard.policy.Heartbeat, Err: cause})
+	x.fail(StateInProgress, &Error{Answer: AnswerUnavailable, RetryAfter: x.guard.policy.Heartbeat, Err: cause})
 }
 
 // tell calls the store until it says yes or that the claim is over. While the
@@ -499,13 +499,13 @@ func (x *Execution) answerFromRecord() {
 		return
 	}
 	if r.State == StateCompleted {
-		x.answer, x.result, x.found, x.err = Replayed, r.Result, &r, recordedFailure(&r)
+		x.answer, x.result, x.found, x.err = AnswerReplayed, r.Result, &r, recordedFailure(&r)
 		return
 	}
 	r.Result = Result{}
 	switch {
 	case r.State == StateInProgress && !r.Lapsed():
-		x.failAbout(&r, &Error{Answer: InProgress, RetryAfter: r.Lease, Err: ErrLostClaim})
+		x.failAbout(&r, &Error{Answer: AnswerInProgress, RetryAfter: r.Lease, Err: ErrLostClaim})
 	default:
 		x.failAbout(&r, x.guard.unknown(ErrLostClaim))
 	}

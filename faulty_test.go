@@ -97,7 +97,7 @@ func TestStoreDownFailsClosed(t *testing.T) {
 		g := newGuard(t, s, semel.Policy{})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		// Not "no effect": an earlier submit may have had one, and nobody
 		// could look.
 		if !errors.Is(err, errDown) || errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, semel.ErrUnavailable) {
@@ -106,7 +106,7 @@ func TestStoreDownFailsClosed(t *testing.T) {
 		e.want(t, 0)
 		time.Sleep(time.Hour)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		e.want(t, 1)
 	})
 }
@@ -119,7 +119,7 @@ func TestLostGrantIsReleased(t *testing.T) {
 		g := newGuard(t, s, semel.Policy{})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if _, err := s.Store.Find(t.Context(), submit("k").Identity); err != nil {
 			t.Fatalf("the claim was not granted: %v", err)
 		}
@@ -128,7 +128,7 @@ func TestLostGrantIsReleased(t *testing.T) {
 			t.Fatalf("the claim was not released: %v", err)
 		}
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		e.want(t, 1)
 	})
 }
@@ -149,17 +149,17 @@ func TestLostTakeoverIsNotReleased(t *testing.T) {
 			}
 			return nil
 		}}
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		time.Sleep(10 * time.Second)
 		if r, err := mem.Find(t.Context(), submit("k").Identity); err != nil || r.State != semel.StateInProgress {
 			t.Fatalf("the record reads %+v, %v", r, err)
 		}
 		time.Sleep(10 * time.Second)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 	})
 }
 
@@ -170,25 +170,25 @@ func TestNoEffectAfterTakeoverIsUnknown(t *testing.T) {
 		s := newStore(t)
 		stranded(t, s, submit("k"), time.Second)
 		time.Sleep(2 * time.Second)
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
 		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 			return semel.Result{}, semel.NoEffect(errors.New("busy"))
 		})
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		other := submit("k")
 		other.Fingerprint = semel.FingerprintOf([]byte("another request"))
 		var e effects
 		out, err = g.Do(t.Context(), other, e.do)
-		wantAnswer(t, out, err, semel.Mismatch)
+		wantAnswer(t, out, err, semel.AnswerMismatch)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		e.want(t, 1)
 	})
 }
 
 // An operator who decides "execute again" does not vouch for the attempt before.
 func TestNoEffectAfterExecuteAgainIsUnknown(t *testing.T) {
-	for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+	for _, policy := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 		s := newStore(t)
 		c := stranded(t, s, submit("k"), time.Minute)
 		if err := c.Hold(t.Context(), "lost contact"); err != nil {
@@ -203,7 +203,7 @@ func TestNoEffectAfterExecuteAgainIsUnknown(t *testing.T) {
 		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 			return semel.Result{}, semel.NoEffect(errors.New("busy"))
 		})
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 	}
 }
 
@@ -215,8 +215,8 @@ func TestNoEffectAfterExecuteAgainUnderReconcileIsUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, s, semel.Policy{
-		OnCrash: semel.Reconcile, SettleAfter: time.Hour,
-		Reconcile: func(context.Context, semel.Record) (semel.Finding, error) { return semel.Undecided(), nil },
+		OnCrash: semel.CrashReconcile, SettleAfter: time.Hour,
+		Reconcile: func(context.Context, semel.Record) (semel.Finding, error) { return semel.FoundUndecided(), nil },
 	})
 	if _, err := g.Resolve(t.Context(), semel.Resolution{
 		Identity: submit("k").Identity, Fence: c.Fence(), Decision: semel.DecideExecuteAgain,
@@ -226,7 +226,7 @@ func TestNoEffectAfterExecuteAgainUnderReconcileIsUnknown(t *testing.T) {
 	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 		return semel.Result{}, semel.NoEffect(errors.New("busy"))
 	})
-	wantAnswer(t, out, err, semel.Unknown)
+	wantAnswer(t, out, err, semel.AnswerUnknown)
 }
 
 func TestReconcileIsBounded(t *testing.T) {
@@ -235,16 +235,16 @@ func TestReconcileIsBounded(t *testing.T) {
 		stranded(t, s, submit("k"), time.Second)
 		time.Sleep(time.Hour)
 		g := newGuard(t, s, semel.Policy{
-			Lease: 20 * time.Second, OnCrash: semel.Reconcile, SettleAfter: time.Minute,
+			Lease: 20 * time.Second, OnCrash: semel.CrashReconcile, SettleAfter: time.Minute,
 			Reconcile: func(ctx context.Context, _ semel.Record) (semel.Finding, error) {
 				<-ctx.Done()
-				return semel.Absent(), ctx.Err()
+				return semel.FoundAbsent(), ctx.Err()
 			},
 		})
 		start := time.Now()
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		if took := time.Since(start); took != 20*time.Second {
 			t.Fatalf("a look-up that hangs took %v", took)
 		}
@@ -263,7 +263,7 @@ func TestLapsedRecordThatCannotBeMarkedIsUnavailable(t *testing.T) {
 		g := newGuard(t, s, semel.Policy{})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || out.Claimed {
 			t.Fatalf("told %v", err)
 		}
@@ -271,7 +271,7 @@ func TestLapsedRecordThatCannotBeMarkedIsUnavailable(t *testing.T) {
 			t.Fatal(err)
 		}
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 	})
 }
 
@@ -321,7 +321,7 @@ func TestDrainGivesUpLostGrants(t *testing.T) {
 		g := newGuard(t, s, semel.Policy{Lease: time.Hour, StoreTimeout: time.Second})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		start := time.Now()
 		if err := g.Drain(t.Context()); err != nil || time.Since(start) > 2*time.Second {
 			t.Fatalf("drained after %v: %v", time.Since(start), err)
@@ -352,7 +352,7 @@ func TestSettledClaimIsNotALostLease(t *testing.T) {
 			time.Sleep(6 * time.Second)
 			return e.do(ctx)
 		})
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		if err := g.Drain(t.Context()); err != nil || lost != 0 {
 			t.Fatalf("%d leases lost, %v", lost, err)
 		}
@@ -366,13 +366,13 @@ func TestNoEffectAfterReconcileIsReleased(t *testing.T) {
 		stranded(t, s, submit("k"), time.Second)
 		time.Sleep(time.Hour)
 		g := newGuard(t, s, semel.Policy{
-			OnCrash: semel.Reconcile, SettleAfter: time.Minute,
-			Reconcile: func(context.Context, semel.Record) (semel.Finding, error) { return semel.Absent(), nil },
+			OnCrash: semel.CrashReconcile, SettleAfter: time.Minute,
+			Reconcile: func(context.Context, semel.Record) (semel.Finding, error) { return semel.FoundAbsent(), nil },
 		})
 		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 			return semel.Result{}, semel.NoEffect(errors.New("busy"))
 		})
-		wantAnswer(t, out, err, semel.Released)
+		wantAnswer(t, out, err, semel.AnswerReleased)
 	})
 }
 
@@ -384,17 +384,17 @@ func TestReconcileMarksBeforeItLooks(t *testing.T) {
 		owner := stranded(t, s, submit("k"), time.Second)
 		time.Sleep(time.Hour)
 		g := newGuard(t, s, semel.Policy{
-			OnCrash: semel.Reconcile, SettleAfter: time.Minute,
+			OnCrash: semel.CrashReconcile, SettleAfter: time.Minute,
 			Reconcile: func(context.Context, semel.Record) (semel.Finding, error) {
 				if err := owner.Renew(t.Context()); !errors.Is(err, semel.ErrLostClaim) {
 					t.Errorf("the owner renewed its claim while somebody looked: %v", err)
 				}
-				return semel.Absent(), nil
+				return semel.FoundAbsent(), nil
 			},
 		})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 	})
 }
 
@@ -411,8 +411,8 @@ func TestRolledBackAfterTakeoverIsUnknown(t *testing.T) {
 			return nil
 		}}
 		var e effects
-		out, err := newGuard(t, s, semel.Policy{OnCrash: semel.Retry}).Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
+		out, err := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry}).Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 	})
 }
 
@@ -437,7 +437,7 @@ func TestReleaseOfALostClaimIsToldFromTheRecord(t *testing.T) {
 			}
 			return semel.Result{}, semel.NoEffect(errors.New("not by me"))
 		})
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		if string(out.Result.Body) != "another's" {
 			t.Fatalf("answered %q", out.Result.Body)
 		}
@@ -456,7 +456,7 @@ func TestLostGrantIsAskedForAgain(t *testing.T) {
 		}}
 		var e effects
 		out, err := newGuard(t, s, semel.Policy{}).Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		e.want(t, 1)
 	})
 }
@@ -499,9 +499,9 @@ func TestRecordWrittenWhenTheStoreReturns(t *testing.T) {
 		g := newGuard(t, s, semel.Policy{Lease: 15 * time.Second})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		e.want(t, 1)
 	})
 }
@@ -514,16 +514,16 @@ func TestRecordThatCannotBeWrittenIsNotToldAsUnknown(t *testing.T) {
 		g := newGuard(t, s, semel.Policy{})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || !ee.Claimed || !out.Claimed ||
 			!errors.Is(err, errDown) || !errors.Is(err, semel.ErrMaybeEffect) {
 			t.Fatalf("told %v", err)
 		}
 		out, err = g.Do(t.Context(), submit("h"), func(context.Context) (semel.Result, error) { return semel.Result{}, errors.New("cut off") })
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		time.Sleep(time.Minute)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		e.want(t, 1)
 	})
 }
@@ -550,7 +550,7 @@ func TestLostAnswersOfCompleteAndRelease(t *testing.T) {
 				}
 				return e.do(ctx)
 			})
-			want := map[string]semel.Answer{"complete": semel.Executed, "release": semel.Released, "hold": semel.Unknown}[call]
+			want := map[string]semel.Answer{"complete": semel.AnswerExecuted, "release": semel.AnswerReleased, "hold": semel.AnswerUnknown}[call]
 			wantAnswer(t, out, err, want)
 			if !lost {
 				t.Fatalf("%s was never called", call)
@@ -572,7 +572,7 @@ func TestResultTooLargeForTheStoreLeavesATombstone(t *testing.T) {
 		return nil
 	}}
 	g := newGuard(t, s, semel.Policy{})
-	for _, want := range []semel.Answer{semel.Executed, semel.Replayed} {
+	for _, want := range []semel.Answer{semel.AnswerExecuted, semel.AnswerReplayed} {
 		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 			return semel.Result{Codec: "test/1", Body: []byte("large"), Label: "201", Reference: "/orders/1"}, nil
 		})
@@ -613,7 +613,7 @@ func TestRolledBackIsNoEffect(t *testing.T) {
 			}
 			g := newGuard(t, s, semel.Policy{})
 			out, err := g.Do(t.Context(), detached("k"), c.fn)
-			wantAnswer(t, out, err, semel.Released)
+			wantAnswer(t, out, err, semel.AnswerReleased)
 			if !errors.Is(err, semel.ErrRolledBack) || !errors.Is(err, semel.ErrNoEffect) {
 				t.Fatalf("told %v", err)
 			}
@@ -645,10 +645,10 @@ func TestTransactionThatCannotBeCompletedIsRolledBack(t *testing.T) {
 		hold   error
 		answer semel.Answer
 	}{
-		{"rolled back", semel.ErrRolledBack, semel.Released},
-		{"committed after all", semel.ErrLostClaim, semel.Replayed},
-		{"ended by its handler", nil, semel.Unknown},
-		{"the store is silent", errDown, semel.Unavailable},
+		{"rolled back", semel.ErrRolledBack, semel.AnswerReleased},
+		{"committed after all", semel.ErrLostClaim, semel.AnswerReplayed},
+		{"ended by its handler", nil, semel.AnswerUnknown},
+		{"the store is silent", errDown, semel.AnswerUnavailable},
 	} {
 		bubble(t, func(t *testing.T) {
 			s := &faulty{Store: newStore(t)}
@@ -658,7 +658,7 @@ func TestTransactionThatCannotBeCompletedIsRolledBack(t *testing.T) {
 				case call == "hold":
 					held++
 					return c.hold
-				case call == "complete" && c.answer != semel.Replayed:
+				case call == "complete" && c.answer != semel.AnswerReplayed:
 					return errDown
 				}
 				return nil
@@ -676,7 +676,7 @@ func TestTransactionThatCannotBeCompletedIsRolledBack(t *testing.T) {
 			if out.Answer != c.answer || !out.Claimed || held != 1 || time.Since(start) > 15*time.Second {
 				t.Errorf("%s: %v, %v, after %d holds and %v", c.name, out.Answer, err, held, time.Since(start))
 			}
-			if c.answer == semel.Released && (!errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, errDown)) {
+			if c.answer == semel.AnswerReleased && (!errors.Is(err, semel.ErrNoEffect) || !errors.Is(err, errDown)) {
 				t.Errorf("%s: told %v", c.name, err)
 			}
 		})
@@ -691,18 +691,18 @@ func TestReleaseThatFailsIsNotToldAsReleased(t *testing.T) {
 		declined := errors.New("declined")
 		decline := func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(declined) }
 		out, err := g.Do(t.Context(), submit("k"), decline)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if !out.Claimed || !errors.Is(err, declined) || !errors.Is(err, errDown) || errors.Is(err, semel.ErrNoEffect) {
 			t.Errorf("told %v", err)
 		}
 		time.Sleep(time.Minute)
 		out, err = g.Do(t.Context(), submit("k"), decline)
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 
 		// A transaction has no record before its end, and nothing was committed.
 		s.before = failFor(time.Minute, "release", "renew")
 		out, err = newGuard(t, transactional{s}, semel.Policy{}).Do(t.Context(), submit("t"), decline)
-		wantAnswer(t, out, err, semel.Released)
+		wantAnswer(t, out, err, semel.AnswerReleased)
 		if !errors.Is(err, errDown) {
 			t.Errorf("told %v", err)
 		}
@@ -727,7 +727,7 @@ func TestClosedStoreIsAskedOnce(t *testing.T) {
 			closed = true
 			return semel.Result{}, nil
 		})
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if !out.Claimed || errors.Is(err, semel.ErrNoEffect) {
 			t.Errorf("told %v", err)
 		}
@@ -735,7 +735,7 @@ func TestClosedStoreIsAskedOnce(t *testing.T) {
 			t.Error("executed")
 			return semel.Result{}, nil
 		})
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if err := g.Drain(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -775,7 +775,7 @@ func TestOneFailedRenewalIsSurvived(t *testing.T) {
 			}
 			return nil
 		}}
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
 			time.Sleep(time.Minute)
@@ -784,7 +784,7 @@ func TestOneFailedRenewalIsSurvived(t *testing.T) {
 			}
 			return e.do(ctx)
 		})
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		if failures != 3 {
 			t.Fatalf("%d renewals failed", failures)
 		}
@@ -797,8 +797,8 @@ func TestZombieIsToldWhatIsOnRecord(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		mem := newStore(t)
 		cutOff := &faulty{Store: mem, before: failFor(30*time.Second, "renew")}
-		g1 := newGuard(t, cutOff, semel.Policy{OnCrash: semel.Retry})
-		g2 := newGuard(t, mem, semel.Policy{OnCrash: semel.Retry})
+		g1 := newGuard(t, cutOff, semel.Policy{OnCrash: semel.CrashRetry})
+		g2 := newGuard(t, mem, semel.Policy{OnCrash: semel.CrashRetry})
 		type answer struct {
 			out semel.Outcome
 			err error
@@ -816,9 +816,9 @@ func TestZombieIsToldWhatIsOnRecord(t *testing.T) {
 		out, err := g2.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 			return semel.Result{Body: []byte("owner")}, nil
 		})
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		z := <-zombie
-		wantAnswer(t, z.out, z.err, semel.Replayed)
+		wantAnswer(t, z.out, z.err, semel.AnswerReplayed)
 		if string(z.out.Result.Body) != "owner" {
 			t.Fatalf("the zombie's caller got %q", z.out.Result.Body)
 		}
@@ -849,7 +849,7 @@ func TestZombieIsNotAnsweredFromAnotherRequest(t *testing.T) {
 			}
 			return semel.Result{Body: []byte("zombie")}, nil
 		})
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		if len(out.Result.Body) != 0 || !errors.Is(err, semel.ErrLostClaim) {
 			t.Fatalf("told %q, %v", out.Result.Body, err)
 		}
@@ -861,7 +861,7 @@ func TestZombieIsNotAnsweredFromAnotherRequest(t *testing.T) {
 // that says "executed" is on record, and one that says "no effect" had none.
 func TestEveryFaultPoint(t *testing.T) {
 	for _, work := range []string{"effect", "no effect", "final"} {
-		for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+		for _, policy := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 			for _, applied := range []bool{false, true} {
 				for _, long := range []bool{false, true} {
 					for n := 1; ; n++ {
@@ -939,7 +939,7 @@ func faultAt(t *testing.T, n int, work string, policy semel.CrashPolicy, applied
 		out, err := g.Do(t.Context(), submit("k"), fn)
 		now := e.n.Load()
 		switch {
-		case out.Answer == semel.Executed:
+		case out.Answer == semel.AnswerExecuted:
 			acknowledged = true
 			if r, err := mem.Find(t.Context(), submit("k").Identity); err != nil || r.State != semel.StateCompleted {
 				t.Fatalf("%s: executed, but the record reads %+v, %v", name, r, err)
@@ -950,7 +950,7 @@ func faultAt(t *testing.T, n int, work string, policy semel.CrashPolicy, applied
 			}
 			released = now
 		}
-		if work == "no effect" && out.Answer == semel.Released {
+		if work == "no effect" && out.Answer == semel.AnswerReleased {
 			// The key is free: the same request may have its effect now, once.
 			if r, err := mem.Find(t.Context(), submit("k").Identity); err == nil && r.State == semel.StateCompleted {
 				t.Fatalf("%s: released, but the record reads %+v", name, r)
@@ -970,7 +970,7 @@ func faultAt(t *testing.T, n int, work string, policy semel.CrashPolicy, applied
 	if now := e.n.Load(); released >= 0 && work == "no effect" && now != released {
 		t.Fatalf("%s: %d effects after the answer that there was none", name, now-released)
 	}
-	if got := e.n.Load(); got > 1 && policy == semel.Hold {
+	if got := e.n.Load(); got > 1 && policy == semel.CrashHold {
 		t.Fatalf("%s: %d effects under hold", name, got)
 	}
 	if err := g.Drain(t.Context()); err != nil {
@@ -983,7 +983,7 @@ func faultAt(t *testing.T, n int, work string, policy semel.CrashPolicy, applied
 	if err != nil || r.Lapsed() || r.State == semel.StateInProgress {
 		t.Fatalf("%s: stuck with %+v, %v", name, r, err)
 	}
-	if policy == semel.Retry && work != "no effect" && r.State != semel.StateCompleted {
+	if policy == semel.CrashRetry && work != "no effect" && r.State != semel.StateCompleted {
 		t.Fatalf("%s: under retry the record ends as %v", name, r.State)
 	}
 	if acknowledged && r.State != semel.StateCompleted {

@@ -117,7 +117,7 @@ func New(c Config) (*Guard, error) {
 func (g *Guard) With(p Policy) (*Guard, error) {
 	p = p.withDefaults()
 	err := p.validate()
-	if p.OnCrash == Reconcile && g.resolver == nil {
+	if p.OnCrash == CrashReconcile && g.resolver == nil {
 		err = errors.Join(err, fmt.Errorf("field OnCrash is reconcile, but %T is no Resolver", g.store))
 	}
 	if err != nil {
@@ -219,10 +219,10 @@ func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (
 		defer func() { g.observe.Answered(ctx, answered(s, out, err, time.Since(start))) }()
 	}
 	if err := s.Identity.Validate(); err != nil {
-		return out, out.fail(&Error{Answer: Rejected, Err: err})
+		return out, out.fail(&Error{Answer: AnswerRejected, Err: err})
 	}
 	if ctx.Err() != nil {
-		return out, out.fail(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
+		return out, out.fail(&Error{Answer: AnswerUnavailable, Err: context.Cause(ctx)})
 	}
 	x, err := g.beginOrWait(ctx, &s, &out)
 	if x == nil {
@@ -272,14 +272,14 @@ func (g *Guard) beginOrWait(ctx context.Context, s *Submit, out *Outcome) (*Exec
 	}
 	for {
 		if err := g.work.enter(s); err != nil {
-			return nil, out.fail(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
+			return nil, out.fail(&Error{Answer: AnswerUnavailable, RetryAfter: time.Second, Err: err})
 		}
 		x, err := g.begin(ctx, s, out)
 		if x != nil {
 			return x, nil
 		}
 		g.work.leave(s)
-		if out.Answer == InProgress && w != nil && w.next(ctx, out.Record) {
+		if out.Answer == AnswerInProgress && w != nil && w.next(ctx, out.Record) {
 			continue
 		}
 		g.note(s, out)
@@ -303,7 +303,7 @@ func (g *Guard) begin(ctx context.Context, s *Submit, out *Outcome) (*Execution,
 		}
 		conflict, ok := errors.AsType[*ConflictError](err)
 		if !ok {
-			return nil, out.fail(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
+			return nil, out.fail(&Error{Answer: AnswerUnavailable, RetryAfter: time.Second, Err: err})
 		}
 		again, err := g.meet(ctx, &a, &conflict.Record, out)
 		if !again {
@@ -311,9 +311,9 @@ func (g *Guard) begin(ctx context.Context, s *Submit, out *Outcome) (*Execution,
 		}
 		// Whoever takes over does not know what became of the attempt before,
 		// unless it was looked up just now.
-		settled = g.policy.OnCrash == Reconcile && !conflict.Record.Reopened
+		settled = g.policy.OnCrash == CrashReconcile && !conflict.Record.Reopened
 	}
-	return nil, out.fail(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
+	return nil, out.fail(&Error{Answer: AnswerInProgress, RetryAfter: g.policy.Heartbeat})
 }
 
 // claim calls Begin so that a lost answer strands no claim. It does not follow
@@ -406,17 +406,17 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r *Record, out *Outcome) (
 		return false, out.fail(e)
 	}
 	if r.Fingerprint.Differs(a.Fingerprint) {
-		return answer(&Error{Answer: Mismatch})
+		return answer(&Error{Answer: AnswerMismatch})
 	}
 	switch {
 	case r.State == StateCompleted:
-		*out = Outcome{Answer: Replayed, Result: r.Result, Record: *r}
+		*out = Outcome{Answer: AnswerReplayed, Result: r.Result, Record: *r}
 		return false, recordedFailure(r)
 	case r.State == StateInProgress && !r.Lapsed():
 		// The lease is renewed while the owner lives, so what is left of it
 		// says little about when the owner will be done.
-		return answer(&Error{Answer: InProgress, RetryAfter: min(r.Lease, g.policy.Heartbeat)})
-	case r.Reopened, g.policy.OnCrash == Retry:
+		return answer(&Error{Answer: AnswerInProgress, RetryAfter: min(r.Lease, g.policy.Heartbeat)})
+	case r.Reopened, g.policy.OnCrash == CrashRetry:
 		a.Takeover = r.Fence
 		return true, nil
 	}
@@ -436,10 +436,10 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r *Record, out *Outcome) (
 		default:
 			// It is not on record that the outcome is unknown, so it need not
 			// stay so: the owner may still be there.
-			return answer(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
+			return answer(&Error{Answer: AnswerUnavailable, RetryAfter: time.Second, Err: err})
 		}
 	}
-	if g.policy.OnCrash == Reconcile {
+	if g.policy.OnCrash == CrashReconcile {
 		switch decided, err := g.reconcile(ctx, a, r); {
 		case err != nil:
 			return answer(g.unknown(err))
@@ -453,8 +453,8 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r *Record, out *Outcome) (
 // unknown is the error for an unknown outcome. Under Retry and Reconcile the
 // next submit may settle it by itself.
 func (g *Guard) unknown(cause error) *Error {
-	e := &Error{Answer: Unknown, Err: cause}
-	if g.policy.OnCrash != Hold {
+	e := &Error{Answer: AnswerUnknown, Err: cause}
+	if g.policy.OnCrash != CrashHold {
 		e.advice, e.RetryAfter = RetrySameKey, g.policy.Heartbeat
 	}
 	return e

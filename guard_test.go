@@ -67,7 +67,7 @@ func wantAnswer(t testing.TB, out semel.Outcome, err error, want semel.Answer) {
 	if out.Answer != want {
 		t.Fatalf("answer %v, error %v; want %v", out.Answer, err, want)
 	}
-	if (err == nil) != (want == semel.Executed || want == semel.Replayed) {
+	if (err == nil) != (want == semel.AnswerExecuted || want == semel.AnswerReplayed) {
 		t.Fatalf("answer %v came with error %v", want, err)
 	}
 	if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer != want {
@@ -92,9 +92,9 @@ func TestExecutesOnceAndReplays(t *testing.T) {
 	g := newGuard(t, newStore(t), semel.Policy{})
 	var e effects
 	first, err := g.Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, first, err, semel.Executed)
+	wantAnswer(t, first, err, semel.AnswerExecuted)
 	again, err := g.Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, again, err, semel.Replayed)
+	wantAnswer(t, again, err, semel.AnswerReplayed)
 	if string(again.Result.Body) != "effect 1" || again.Result.Label != "ok" || again.Record.ID != first.Record.ID {
 		t.Fatalf("replayed %q of record %s; want the first result of %s", again.Result.Body, again.Record.ID, first.Record.ID)
 	}
@@ -152,18 +152,18 @@ func TestCallerGoneWorkGoesOn(t *testing.T) {
 				return e.do(ctx)
 			})
 			if detached {
-				wantAnswer(t, out, err, semel.InProgress)
+				wantAnswer(t, out, err, semel.AnswerInProgress)
 				if !errors.Is(err, context.Canceled) || !errors.Is(err, semel.ErrMaybeEffect) || !out.Claimed {
 					t.Fatalf("the caller that left was told %v", err)
 				}
 				if err := g.Drain(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if settled.Answer != semel.Executed || settled.Record.State != semel.StateCompleted {
+				if settled.Answer != semel.AnswerExecuted || settled.Record.State != semel.StateCompleted {
 					t.Fatalf("settled as %+v", settled)
 				}
 			} else {
-				wantAnswer(t, out, err, semel.Executed)
+				wantAnswer(t, out, err, semel.AnswerExecuted)
 			}
 			e.want(t, 1)
 		})
@@ -208,7 +208,7 @@ func TestPanicAndGoexitGoOnUp(t *testing.T) {
 					t.Fatalf("detached %v, goexit %v: Do returned: %v", detached, goexit, returned)
 				}
 				if detached {
-					wantAnswer(t, out, err, semel.Unknown)
+					wantAnswer(t, out, err, semel.AnswerUnknown)
 					if _, ok := errors.AsType[*semel.PanicError](err); !ok {
 						t.Fatalf("told %v", err)
 					}
@@ -216,7 +216,7 @@ func TestPanicAndGoexitGoOnUp(t *testing.T) {
 					t.Fatalf("the caller recovered %v", value)
 				}
 				r, err := s.Find(t.Context(), sub.Identity)
-				if err != nil || r.State != semel.StateUnknown || panicked.Load() != 1 || len(answered) != 1 || answered[0] != semel.Unknown {
+				if err != nil || r.State != semel.StateUnknown || panicked.Load() != 1 || len(answered) != 1 || answered[0] != semel.AnswerUnknown {
 					t.Fatalf("the record reads %v, %v; %d panics and answers %v observed", r.State, err, panicked.Load(), answered)
 				}
 				if err := g.Drain(t.Context()); err != nil {
@@ -271,7 +271,7 @@ func TestExecutionsAreBounded(t *testing.T) {
 					<-goOn
 					return e.do(ctx)
 				})
-				wantAnswer(t, out, err, semel.Executed)
+				wantAnswer(t, out, err, semel.AnswerExecuted)
 			}
 			for i := range 3 {
 				wg.Go(func() { do(submit(fmt.Sprint("k", i))) })
@@ -281,7 +281,7 @@ func TestExecutionsAreBounded(t *testing.T) {
 			over := submit("over")
 			over.Detached = c.detached
 			out, err := g.Do(t.Context(), over, e.do)
-			wantAnswer(t, out, err, semel.Unavailable)
+			wantAnswer(t, out, err, semel.AnswerUnavailable)
 			busy, ok := errors.AsType[*semel.BusyError](err)
 			if !ok || busy.Bound != name || busy.Limit != 3 || out.Claimed {
 				t.Fatalf("%s: told %v", name, err)
@@ -303,7 +303,7 @@ func TestExecutionsAreBounded(t *testing.T) {
 			close(goOn)
 			wg.Wait()
 			out, err = g.Do(t.Context(), over, e.do)
-			wantAnswer(t, out, err, semel.Executed)
+			wantAnswer(t, out, err, semel.AnswerExecuted)
 			if err := g.Drain(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -351,7 +351,7 @@ func TestNoAnswerBeforeTheRecord(t *testing.T) {
 		default:
 		}
 		close(written)
-		if out := <-answered; out.Answer != semel.Executed {
+		if out := <-answered; out.Answer != semel.AnswerExecuted {
 			t.Fatalf("answered %v", out.Answer)
 		}
 	})
@@ -360,7 +360,7 @@ func TestNoAnswerBeforeTheRecord(t *testing.T) {
 func TestLongWorkKeepsItsClaim(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		// Under Retry, a claim that lapsed even once would be taken over.
-		g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.CrashRetry})
 		var e effects
 		done := make(chan error, 1)
 		go func() {
@@ -373,7 +373,7 @@ func TestLongWorkKeepsItsClaim(t *testing.T) {
 		for range 140 {
 			time.Sleep(time.Second)
 			out, err := g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.InProgress)
+			wantAnswer(t, out, err, semel.AnswerInProgress)
 			if ee, _ := errors.AsType[*semel.Error](err); ee.RetryAfter <= 0 || ee.RetryAfter > 15*time.Second {
 				t.Fatalf("retry after %v", ee.RetryAfter)
 			}
@@ -396,13 +396,13 @@ func TestDeadlineCancelsTheWork(t *testing.T) {
 			}
 			return semel.Result{}, ctx.Err()
 		})
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		if d := time.Since(start); d != time.Minute {
 			t.Fatalf("cancelled after %v", d)
 		}
 		var e effects
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		e.want(t, 0)
 	})
 }
@@ -417,7 +417,7 @@ func TestOverdueWorkIsHeldAndMaySettle(t *testing.T) {
 		go func() {
 			time.Sleep(time.Minute + 6*time.Second)
 			out, err := g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.Unknown)
+			wantAnswer(t, out, err, semel.AnswerUnknown)
 			if out.Record.State != semel.StateUnknown || !strings.Contains(out.Record.Cause, "deadline") {
 				t.Errorf("the record reads %+v", out.Record)
 			}
@@ -429,9 +429,9 @@ func TestOverdueWorkIsHeldAndMaySettle(t *testing.T) {
 			}
 			return e.do(ctx)
 		})
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		e.want(t, 1)
 	})
 }
@@ -443,11 +443,11 @@ func TestCrashUnderHold(t *testing.T) {
 		stranded(t, s, submit("k"), 15*time.Second)
 		var e effects
 		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.InProgress)
+		wantAnswer(t, out, err, semel.AnswerInProgress)
 		time.Sleep(15 * time.Second)
 		for range 2 {
 			out, err = g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.Unknown)
+			wantAnswer(t, out, err, semel.AnswerUnknown)
 			if !errors.Is(err, semel.ErrMaybeEffect) || !errors.Is(err, semel.ErrUnknown) {
 				t.Fatalf("told %v", err)
 			}
@@ -457,7 +457,7 @@ func TestCrashUnderHold(t *testing.T) {
 		}
 		time.Sleep(30 * 24 * time.Hour)
 		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		e.want(t, 0)
 	})
 }
@@ -465,7 +465,7 @@ func TestCrashUnderHold(t *testing.T) {
 func TestCrashUnderRetry(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
 		dead := stranded(t, s, submit("k"), 15*time.Second)
 		time.Sleep(15 * time.Second)
 		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
@@ -475,7 +475,7 @@ func TestCrashUnderRetry(t *testing.T) {
 			}
 			return semel.Result{Body: []byte("mine")}, nil
 		})
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		if _, err := dead.Complete(t.Context(), semel.Result{Body: []byte("zombie")}); !errors.Is(err, semel.ErrLostClaim) {
 			t.Fatalf("a zombie completed: %v", err)
 		}
@@ -485,17 +485,17 @@ func TestCrashUnderRetry(t *testing.T) {
 // To an effect whose owner is idempotent, an outcome that was not learned is
 // no worse than a crash.
 func TestUnknownUnderRetry(t *testing.T) {
-	g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.Retry})
+	g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.CrashRetry})
 	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 		return semel.Result{}, semel.Indeterminate("lost contact", nil)
 	})
-	wantAnswer(t, out, err, semel.Unknown)
+	wantAnswer(t, out, err, semel.AnswerUnknown)
 	if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || ee.RetryAfter <= 0 {
 		t.Fatalf("advised %v after %v", ee.Retry(), ee.RetryAfter)
 	}
 	var e effects
 	out, err = g.Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, out, err, semel.Executed)
+	wantAnswer(t, out, err, semel.AnswerExecuted)
 }
 
 func TestReconcile(t *testing.T) {
@@ -508,19 +508,19 @@ func TestReconcile(t *testing.T) {
 		want    semel.Answer
 		effects int64
 	}{
-		{"present", semel.Present(semel.Result{Body: []byte("found")}), nil, 0, 0, semel.Replayed, 0},
-		{"undecided", semel.Undecided(), nil, time.Hour, time.Minute, semel.Unknown, 0},
-		{"failed", semel.Absent(), errors.New("no answer"), time.Hour, time.Minute, semel.Unknown, 0},
-		{"absent before it could have settled", semel.Absent(), nil, 59 * time.Second, time.Minute, semel.Unknown, 0},
-		{"absent after it must have settled", semel.Absent(), nil, time.Minute, time.Minute, semel.Executed, 1},
-		{"absent without a bound", semel.Absent(), nil, 1000 * time.Hour, 0, semel.Unknown, 0},
+		{"present", semel.FoundPresent(semel.Result{Body: []byte("found")}), nil, 0, 0, semel.AnswerReplayed, 0},
+		{"undecided", semel.FoundUndecided(), nil, time.Hour, time.Minute, semel.AnswerUnknown, 0},
+		{"failed", semel.FoundAbsent(), errors.New("no answer"), time.Hour, time.Minute, semel.AnswerUnknown, 0},
+		{"absent before it could have settled", semel.FoundAbsent(), nil, 59 * time.Second, time.Minute, semel.AnswerUnknown, 0},
+		{"absent after it must have settled", semel.FoundAbsent(), nil, time.Minute, time.Minute, semel.AnswerExecuted, 1},
+		{"absent without a bound", semel.FoundAbsent(), nil, 1000 * time.Hour, 0, semel.AnswerUnknown, 0},
 	} {
 		for _, held := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/held=%v", c.name, held), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					s := newStore(t)
 					g := newGuard(t, s, semel.Policy{
-						OnCrash: semel.Reconcile, SettleAfter: c.settle,
+						OnCrash: semel.CrashReconcile, SettleAfter: c.settle,
 						Reconcile: func(_ context.Context, r semel.Record) (semel.Finding, error) {
 							if r.Identity != submit("k").Identity {
 								t.Errorf("asked about %+v", r.Identity)
@@ -553,9 +553,9 @@ func TestResolveThreeWays(t *testing.T) {
 		want     semel.Answer
 		body     string
 	}{
-		{semel.DecideResult, semel.Replayed, "learned"},
-		{semel.DecideNoEffect, semel.Executed, "effect 1"},
-		{semel.DecideExecuteAgain, semel.Executed, "effect 1"},
+		{semel.DecideResult, semel.AnswerReplayed, "learned"},
+		{semel.DecideNoEffect, semel.AnswerExecuted, "effect 1"},
+		{semel.DecideExecuteAgain, semel.AnswerExecuted, "effect 1"},
 	} {
 		t.Run(c.decision.String(), func(t *testing.T) {
 			s := newStore(t)
@@ -575,7 +575,7 @@ func TestResolveThreeWays(t *testing.T) {
 			other.Fingerprint = semel.FingerprintOf([]byte("another"))
 			if c.decision != semel.DecideNoEffect { // which forgets the request
 				out, err := g.Do(t.Context(), other, e.do)
-				wantAnswer(t, out, err, semel.Mismatch)
+				wantAnswer(t, out, err, semel.AnswerMismatch)
 			}
 			out, err := g.Do(t.Context(), submit("k"), e.do)
 			wantAnswer(t, out, err, c.want)
@@ -617,7 +617,7 @@ func TestMismatchInEveryState(t *testing.T) {
 		},
 	}
 	for name, prepare := range states {
-		for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+		for _, policy := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 			t.Run(name+"/"+policy.String(), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					s := newStore(t)
@@ -626,7 +626,7 @@ func TestMismatchInEveryState(t *testing.T) {
 					before, _ := s.Find(t.Context(), submit("k").Identity)
 					var e effects
 					out, err := g.Do(t.Context(), other, e.do)
-					wantAnswer(t, out, err, semel.Mismatch)
+					wantAnswer(t, out, err, semel.AnswerMismatch)
 					if !errors.Is(err, semel.ErrNoEffect) || len(out.Record.Result.Body) > 0 {
 						t.Fatalf("told %v with %+v", err, out.Record)
 					}
@@ -639,7 +639,7 @@ func TestMismatchInEveryState(t *testing.T) {
 					// A fingerprint made by another version is a doubt, not a mismatch.
 					unknown := submit("k")
 					unknown.Fingerprint = semel.Fingerprint{Scheme: "parts/99"}
-					if out, err := g.Do(t.Context(), unknown, e.do); out.Answer == semel.Mismatch {
+					if out, err := g.Do(t.Context(), unknown, e.do); out.Answer == semel.AnswerMismatch {
 						t.Fatalf("an unknown scheme: %v", err)
 					}
 				})
@@ -658,7 +658,7 @@ func TestInvisibleRecordIsInProgress(t *testing.T) {
 	}}
 	var e effects
 	out, err := newGuard(t, s, semel.Policy{}).Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, out, err, semel.InProgress)
+	wantAnswer(t, out, err, semel.AnswerInProgress)
 	e.want(t, 0)
 }
 
@@ -670,17 +670,17 @@ func TestWhatTheHandlerSays(t *testing.T) {
 		first  semel.Answer
 		second semel.Answer
 	}{
-		{"no effect", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(cause) }, semel.Released, semel.Executed},
+		{"no effect", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(cause) }, semel.AnswerReleased, semel.AnswerExecuted},
 		{"wrapped no effect", func(context.Context) (semel.Result, error) {
 			return semel.Result{}, fmt.Errorf("on the way: %w", semel.NoEffect(cause))
-		}, semel.Released, semel.Executed},
+		}, semel.AnswerReleased, semel.AnswerExecuted},
 		{"indeterminate", func(context.Context) (semel.Result, error) {
 			return semel.Result{}, semel.Indeterminate("lost contact", cause)
-		}, semel.Unknown, semel.Unknown},
-		{"unclassified", func(context.Context) (semel.Result, error) { return semel.Result{}, cause }, semel.Unknown, semel.Unknown},
-		{"panic", func(context.Context) (semel.Result, error) { panic("secret payload") }, semel.Unknown, semel.Unknown},
-		{"nil panic", func(context.Context) (semel.Result, error) { panic(nil) }, semel.Unknown, semel.Unknown},
-		{"goexit", func(context.Context) (semel.Result, error) { runtime.Goexit(); return semel.Result{}, nil }, semel.Unknown, semel.Unknown},
+		}, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"unclassified", func(context.Context) (semel.Result, error) { return semel.Result{}, cause }, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"panic", func(context.Context) (semel.Result, error) { panic("secret payload") }, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"nil panic", func(context.Context) (semel.Result, error) { panic(nil) }, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"goexit", func(context.Context) (semel.Result, error) { runtime.Goexit(); return semel.Result{}, nil }, semel.AnswerUnknown, semel.AnswerUnknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuard(t, newStore(t), semel.Policy{})
@@ -696,13 +696,13 @@ func TestWhatTheHandlerSays(t *testing.T) {
 			if !isPanic && !errors.Is(err, cause) {
 				t.Fatalf("the cause is missing from %v", err)
 			}
-			if errors.Is(err, semel.ErrNoEffect) != (c.first == semel.Released) {
+			if errors.Is(err, semel.ErrNoEffect) != (c.first == semel.AnswerReleased) {
 				t.Fatalf("errors.Is(%v, ErrNoEffect)", err)
 			}
 			var e effects
 			out, err = g.Do(t.Context(), submit("k"), e.do)
 			wantAnswer(t, out, err, c.second)
-			if c.second == semel.Unknown && (out.Record.Cause == "" || strings.Contains(out.Record.Cause, "reason")) {
+			if c.second == semel.AnswerUnknown && (out.Record.Cause == "" || strings.Contains(out.Record.Cause, "reason")) {
 				t.Fatalf("the record's cause is %q", out.Record.Cause)
 			}
 		})
@@ -715,12 +715,12 @@ func TestFinalFailureIsReplayed(t *testing.T) {
 	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 		return semel.Result{}, semel.Final(declined)
 	})
-	if out.Answer != semel.Executed || !errors.Is(err, semel.ErrRecorded) || !errors.Is(err, declined) {
+	if out.Answer != semel.AnswerExecuted || !errors.Is(err, semel.ErrRecorded) || !errors.Is(err, declined) {
 		t.Fatalf("answer %v, error %v", out.Answer, err)
 	}
 	var e effects
 	out, err = g.Do(t.Context(), submit("k"), e.do)
-	if out.Answer != semel.Replayed || !errors.Is(err, semel.ErrRecorded) || err.Error() != "card declined" {
+	if out.Answer != semel.AnswerReplayed || !errors.Is(err, semel.ErrRecorded) || err.Error() != "card declined" {
 		t.Fatalf("answer %v, error %v", out.Answer, err)
 	}
 	e.want(t, 0)
@@ -751,7 +751,7 @@ func TestDrain(t *testing.T) {
 			t.Fatalf("Drain with work under way: %v", err)
 		}
 		out, err := g.Do(t.Context(), submit("new"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
+		wantAnswer(t, out, err, semel.AnswerUnavailable)
 		if !errors.Is(err, semel.ErrDraining) || !errors.Is(err, semel.ErrUnavailable) {
 			t.Fatalf("told %v", err)
 		}
@@ -796,14 +796,14 @@ func TestAnswersAdvise(t *testing.T) {
 		retry  semel.RetryAdvice
 		effect semel.Effect
 	}{
-		semel.Executed:    {semel.RetryNo, semel.EffectDone},
-		semel.Replayed:    {semel.RetryNo, semel.EffectDone},
-		semel.Released:    {semel.RetrySameKey, semel.EffectNone},
-		semel.InProgress:  {semel.RetrySameKey, semel.EffectMaybe},
-		semel.Mismatch:    {semel.RetryNo, semel.EffectNone},
-		semel.Unknown:     {semel.RetryAfterResolution, semel.EffectMaybe},
-		semel.Rejected:    {semel.RetryNewKey, semel.EffectNone},
-		semel.Unavailable: {semel.RetrySameKey, semel.EffectMaybe},
+		semel.AnswerExecuted:    {semel.RetryNo, semel.EffectDone},
+		semel.AnswerReplayed:    {semel.RetryNo, semel.EffectDone},
+		semel.AnswerReleased:    {semel.RetrySameKey, semel.EffectNone},
+		semel.AnswerInProgress:  {semel.RetrySameKey, semel.EffectMaybe},
+		semel.AnswerMismatch:    {semel.RetryNo, semel.EffectNone},
+		semel.AnswerUnknown:     {semel.RetryAfterResolution, semel.EffectMaybe},
+		semel.AnswerRejected:    {semel.RetryNewKey, semel.EffectNone},
+		semel.AnswerUnavailable: {semel.RetrySameKey, semel.EffectMaybe},
 	} {
 		if got := answer.Retry(); got != want.retry {
 			t.Errorf("%v advises %s; want %s", answer, got, want.retry)
@@ -827,7 +827,7 @@ func TestRejectsBadIdentities(t *testing.T) {
 	} {
 		var e effects
 		out, err := g.Do(t.Context(), semel.Submit{Identity: id}, e.do)
-		wantAnswer(t, out, err, semel.Rejected)
+		wantAnswer(t, out, err, semel.AnswerRejected)
 		if id.Key != "" && len(id.Key) < 200 && id.Key != "k" && strings.Contains(err.Error(), id.Key) {
 			t.Errorf("%s: the error shows the key: %v", name, err)
 		}
@@ -837,7 +837,7 @@ func TestRejectsBadIdentities(t *testing.T) {
 
 func TestConfigErrorsComeTogether(t *testing.T) {
 	_, err := semel.New(semel.Config{Policy: semel.Policy{
-		Lease: time.Second, Heartbeat: time.Second, Deadline: -1, OnCrash: semel.Reconcile, SettleAfter: -1,
+		Lease: time.Second, Heartbeat: time.Second, Deadline: -1, OnCrash: semel.CrashReconcile, SettleAfter: -1,
 	}, MaxExecutions: -1, MaxTenantWaiters: -1})
 	for _, want := range []string{"Store", "MaxExecutions", "MaxTenantWaiters", "Heartbeat", "Deadline", "Reconcile", "SettleAfter"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -959,7 +959,7 @@ func TestObserver(t *testing.T) {
 			return nil
 		}
 		_, _ = g.Do(t.Context(), submit("l"), func(ctx context.Context) (semel.Result, error) { <-ctx.Done(); return semel.Result{}, ctx.Err() })
-		want := []semel.Answer{semel.Executed, semel.Replayed, semel.Unknown, semel.Unknown}
+		want := []semel.Answer{semel.AnswerExecuted, semel.AnswerReplayed, semel.AnswerUnknown, semel.AnswerUnknown}
 		if fmt.Sprint(answered) != fmt.Sprint(want) || failed.Load() == 0 || lost.Load() != 1 || panicked.Load() != 1 {
 			t.Fatalf("answered %v, %d store failures, %d leases lost, %d panics", answered, failed.Load(), lost.Load(), panicked.Load())
 		}
@@ -982,7 +982,7 @@ func TestLargeResultsHaveMoreTime(t *testing.T) {
 				}
 			}}}, nil
 		})
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		if took := time.Since(start); out.Result.Tombstone || took != 12800*time.Millisecond {
 			t.Fatalf("tombstone %v after %v", out.Result.Tombstone, took)
 		}

@@ -55,7 +55,7 @@ func TestLostGrantIsNotPursuedInTheCallersTransaction(t *testing.T) {
 			t.Error("executed without a claim")
 			return semel.Result{}, nil
 		})
-		if out.Answer != semel.Unavailable {
+		if out.Answer != semel.AnswerUnavailable {
 			t.Fatalf("answered %v, %v", out.Answer, err)
 		}
 		synctest.Wait()

@@ -12,18 +12,18 @@ import (
 type CrashPolicy uint8
 
 const (
-	// Hold marks the record unknown: nothing executes until it is resolved.
+	// CrashHold marks the record unknown: nothing executes until it is resolved.
 	// It is the default, and the only one that needs nothing of the effect.
-	Hold CrashPolicy = iota
-	// Retry takes the record over and executes again. Only for effects whose
+	CrashHold CrashPolicy = iota
+	// CrashRetry takes the record over and executes again. Only for effects whose
 	// owner is itself idempotent: hand it the key and the fence, which
 	// CurrentExecution tells.
-	Retry
-	// Reconcile asks Policy.Reconcile what became of the effect.
-	Reconcile
+	CrashRetry
+	// CrashReconcile asks Policy.CrashReconcile what became of the effect.
+	CrashReconcile
 )
 
-var crashPolicyNames = [...]string{Hold: "hold", Retry: "retry", Reconcile: "reconcile"}
+var crashPolicyNames = [...]string{CrashHold: "hold", CrashRetry: "retry", CrashReconcile: "reconcile"}
 
 func (p CrashPolicy) String() string {
 	if int(p) < len(crashPolicyNames) {
@@ -46,15 +46,15 @@ const (
 	findingAbsent
 )
 
-// Present: the effect happened, and r answers replays from now on.
-func Present(r Result) Finding { return Finding{kind: findingPresent, result: r} }
+// FoundPresent: the effect happened, and r answers replays from now on.
+func FoundPresent(r Result) Finding { return Finding{kind: findingPresent, result: r} }
 
-// Absent: the effect is not to be seen. That is taken for *no effect* only
+// FoundAbsent: the effect is not to be seen. That is taken for *no effect* only
 // once Policy.SettleAfter has passed since the lease lapsed.
-func Absent() Finding { return Finding{kind: findingAbsent} }
+func FoundAbsent() Finding { return Finding{kind: findingAbsent} }
 
-// Undecided: it cannot be told; the outcome stays unknown.
-func Undecided() Finding { return Finding{} }
+// FoundUndecided: it cannot be told; the outcome stays unknown.
+func FoundUndecided() Finding { return Finding{} }
 
 // Policy is how an operation is protected. The zero value means the defaults
 // named at each field.
@@ -142,11 +142,11 @@ func (p Policy) validate() error {
 		errs = append(errs, fmt.Errorf("field StoreTimeout %v is longer than the Lease %v", p.StoreTimeout, p.Lease))
 	}
 	switch p.OnCrash {
-	case Hold, Retry:
+	case CrashHold, CrashRetry:
 		if p.Reconcile != nil {
 			errs = append(errs, fmt.Errorf("field Reconcile is set, but OnCrash is %v", p.OnCrash))
 		}
-	case Reconcile:
+	case CrashReconcile:
 		if p.Reconcile == nil {
 			errs = append(errs, errors.New("field OnCrash is reconcile, but Reconcile is nil"))
 		}

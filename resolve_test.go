@@ -230,7 +230,7 @@ func TestUnknownAfterTheLookIsLeft(t *testing.T) {
 func TestResolveWhereLeavesWhatMovedOn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
 		owner := stranded(t, s, submit("owner"), time.Minute)
 		if err := owner.Hold(t.Context(), "the answer was cut off"); err != nil {
 			t.Fatal(err)
@@ -469,11 +469,11 @@ func TestResolveWhereDecides(t *testing.T) {
 		}
 		var e effects
 		out, err := g.Do(t.Context(), submit("u0"), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		out, err = g.Do(t.Context(), submit("u1"), e.do)
-		wantAnswer(t, out, err, semel.Executed)
+		wantAnswer(t, out, err, semel.AnswerExecuted)
 		out, err = g.Do(t.Context(), submit("u2"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
 		if entries, err := s.Trail(t.Context(), semel.TrailFilter{RequestID: "mine"}); err != nil || len(entries) != 1 {
 			t.Errorf("the trail of the decision's own origin: %v, %v", entries, err)
 		}

@@ -132,17 +132,17 @@ func New(c Config) (*Inbox, error) {
 type Outcome uint8
 
 const (
-	// Done: it was handled, and what the handler did is committed.
-	Done Outcome = iota + 1
-	// Duplicate: it was handled before.
-	Duplicate
+	// OutcomeDone: it was handled, and what the handler did is committed.
+	OutcomeDone Outcome = iota + 1
+	// OutcomeDuplicate: it was handled before.
+	OutcomeDuplicate
 )
 
 func (o Outcome) String() string {
 	switch o {
-	case Done:
+	case OutcomeDone:
 		return "done"
-	case Duplicate:
+	case OutcomeDuplicate:
 		return "duplicate"
 	}
 	return "failed"
@@ -218,7 +218,7 @@ func (b *Inbox) ProcessBatch(ctx context.Context, messages []Message, handle fun
 	}
 	for i, first := range again {
 		if d.results[i] = d.results[first]; d.results[i].Err == nil {
-			d.results[i].Outcome = Duplicate
+			d.results[i].Outcome = OutcomeDuplicate
 		}
 	}
 	return d.results
@@ -272,7 +272,7 @@ func (d *delivery) lookUp(ctx context.Context, todo []int) []int {
 	for n, i := range known {
 		switch {
 		case seen[n]:
-			d.results[i].Outcome = Duplicate
+			d.results[i].Outcome = OutcomeDuplicate
 		case full:
 			d.fail([]int{i}, ErrFull)
 		}
@@ -339,7 +339,7 @@ func (d *delivery) transact(ctx context.Context, todo []int) (at int, err error)
 				at = n
 				return err
 			}
-			outcomes[n] = Done
+			outcomes[n] = OutcomeDone
 		}
 		return nil
 	})
@@ -348,7 +348,7 @@ func (d *delivery) transact(ctx context.Context, todo []int) (at int, err error)
 	}
 	for n, i := range todo {
 		if outcomes[n] == 0 {
-			outcomes[n] = Duplicate
+			outcomes[n] = OutcomeDuplicate
 		}
 		d.results[i].Outcome = outcomes[n]
 		if d.filter != nil {

@@ -14,12 +14,12 @@ import (
 type DeadPolicy uint8
 
 const (
-	// Block keeps the lane waiting until the message is redriven or purged:
+	// DeadBlock keeps the lane waiting until the message is redriven or purged:
 	// order goes before progress.
-	Block DeadPolicy = iota
-	// Skip lets the lane go on. A later redrive of the message gives its order
+	DeadBlock DeadPolicy = iota
+	// DeadSkip lets the lane go on. A later redrive of the message gives its order
 	// up.
-	Skip
+	DeadSkip
 )
 
 // UnknownPolicy says what becomes of a message of which nobody can know whether
@@ -27,10 +27,10 @@ const (
 type UnknownPolicy uint8
 
 const (
-	// Hold keeps it, as unknown, until somebody redrives or purges it.
-	Hold UnknownPolicy = iota
-	// Retry delivers it again, with the same id.
-	Retry
+	// UnknownHold keeps it, as unknown, until somebody redrives or purges it.
+	UnknownHold UnknownPolicy = iota
+	// UnknownRetry delivers it again, with the same id.
+	UnknownRetry
 )
 
 // Route is a topic and where its messages go.
@@ -101,7 +101,7 @@ func (r Route) validate() error {
 	if r.Sink == nil {
 		errs = append(errs, errors.New("field Sink is nil"))
 	}
-	if r.OnDead > Skip || r.OnUnknown > Retry {
+	if r.OnDead > DeadSkip || r.OnUnknown > UnknownRetry {
 		errs = append(errs, errors.New("field OnDead or OnUnknown is none of the policies"))
 	}
 	for i, d := range r.Schedule {

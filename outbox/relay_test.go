@@ -321,7 +321,7 @@ func TestDeliveriesWaitForNoOther(t *testing.T) {
 // A message whose every attempt fails, one whose sink panics and one that is
 // refused for good hold up their own lanes and nothing else.
 func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
-	for _, policy := range []outbox.DeadPolicy{outbox.Block, outbox.Skip} {
+	for _, policy := range []outbox.DeadPolicy{outbox.DeadBlock, outbox.DeadSkip} {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
 			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 				p.answer = func(_ context.Context, d outbox.Delivery) error {
@@ -342,7 +342,7 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 				ids := p.ids()
 				slices.Sort(ids)
 				early := []string{".0", ".1", ".2", "good.0", "good.1", "good.2"}
-				if policy == outbox.Skip {
+				if policy == outbox.DeadSkip {
 					early = append(early, "refused.1", "refused.2")
 				}
 				wantIDs(t, ids, early...)
@@ -351,8 +351,8 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 				for _, key := range []string{"fails", "panics", "refused"} {
 					e := find(t, o, key+".0")
 					want(t, "state", e.State, outbox.StateDead)
-					want(t, "whether it blocks", e.Blocks, policy == outbox.Block)
-					want(t, "whether the next was delivered", slices.Contains(p.ids(), key+".1"), policy == outbox.Skip)
+					want(t, "whether it blocks", e.Blocks, policy == outbox.DeadBlock)
+					want(t, "whether the next was delivered", slices.Contains(p.ids(), key+".1"), policy == outbox.DeadSkip)
 				}
 				want(t, "attempts", find(t, o, "fails.0").Attempts, 5)
 				want(t, "attempts", find(t, o, "refused.0").Attempts, 1)
@@ -362,14 +362,14 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 				// A redrive of what blocks goes on in order.
 				p.answer = nil
 				done, err := o.Redrive(t.Context(), outbox.Filter{ID: "fails.0"})
-				if err != nil || len(done) != 1 || done[0].OutOfOrder != (policy == outbox.Skip) {
+				if err != nil || len(done) != 1 || done[0].OutOfOrder != (policy == outbox.DeadSkip) {
 					t.Errorf("redriven: %+v, %v", done, err)
 				}
 				p.arrived = nil
 				stop = start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p})
 				pass(time.Minute)
 				stopped(t, stop)
-				if policy == outbox.Block {
+				if policy == outbox.DeadBlock {
 					wantIDs(t, p.ids(), "fails.0", "fails.1", "fails.2")
 				} else {
 					wantIDs(t, p.ids(), "fails.0")
@@ -689,7 +689,7 @@ func TestBytesInFlight(t *testing.T) {
 // A relay that dies between what may be the effect and its record leaves an
 // unknown message under hold, and a repetition under retry.
 func TestDiedAtTheEffect(t *testing.T) {
-	for _, policy := range []outbox.UnknownPolicy{outbox.Hold, outbox.Retry} {
+	for _, policy := range []outbox.UnknownPolicy{outbox.UnknownHold, outbox.UnknownRetry} {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
 			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 				enqueue(t, o, outbox.Message{ID: "before", Topic: "t"}, outbox.Message{ID: "at", Topic: "t"})
@@ -701,7 +701,7 @@ func TestDiedAtTheEffect(t *testing.T) {
 				stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, OnUnknown: policy})
 				pass(10 * time.Minute)
 				stopped(t, stop)
-				if policy == outbox.Hold {
+				if policy == outbox.UnknownHold {
 					wantIDs(t, p.ids(), "before")
 					want(t, "state", find(t, o, "at").State, outbox.StateUnknown)
 					want(t, "number unknown", p.count("unknown"), 1)
@@ -727,15 +727,15 @@ func TestOutcomes(t *testing.T) {
 		state   outbox.State
 		retried int
 	}{
-		{"error", false, no, outbox.Hold, outbox.StateDead, 2},
-		{"permanent", false, outbox.Permanent(no), outbox.Hold, outbox.StateDead, 0},
-		{"uncertain, held", false, outbox.Uncertain(no), outbox.Hold, outbox.StateUnknown, 0},
-		{"uncertain, retried", false, outbox.Uncertain(no), outbox.Retry, outbox.StateUnknown, 2},
-		{"error behind the effect, held", true, no, outbox.Hold, outbox.StateUnknown, 0},
-		{"error behind the effect, retried", true, no, outbox.Retry, outbox.StateUnknown, 2},
-		{"certain failure behind the effect", true, outbox.RetryAfter(0, no), outbox.Hold, outbox.StateDead, 2},
-		{"permanent behind the effect", true, fmt.Errorf("wrapped: %w", outbox.Permanent(no)), outbox.Hold, outbox.StateDead, 0},
-		{"delivered behind the effect", true, nil, outbox.Hold, outbox.StateDelivered, 0},
+		{"error", false, no, outbox.UnknownHold, outbox.StateDead, 2},
+		{"permanent", false, outbox.Permanent(no), outbox.UnknownHold, outbox.StateDead, 0},
+		{"uncertain, held", false, outbox.Uncertain(no), outbox.UnknownHold, outbox.StateUnknown, 0},
+		{"uncertain, retried", false, outbox.Uncertain(no), outbox.UnknownRetry, outbox.StateUnknown, 2},
+		{"error behind the effect, held", true, no, outbox.UnknownHold, outbox.StateUnknown, 0},
+		{"error behind the effect, retried", true, no, outbox.UnknownRetry, outbox.StateUnknown, 2},
+		{"certain failure behind the effect", true, outbox.RetryAfter(0, no), outbox.UnknownHold, outbox.StateDead, 2},
+		{"permanent behind the effect", true, fmt.Errorf("wrapped: %w", outbox.Permanent(no)), outbox.UnknownHold, outbox.StateDead, 0},
+		{"delivered behind the effect", true, nil, outbox.UnknownHold, outbox.StateDelivered, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {

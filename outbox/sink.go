@@ -64,7 +64,7 @@ func (d Delivery) Settle(ctx context.Context) error {
 // right before an effect that a receiver cannot recognise as a repetition, and
 // do nothing if it fails: then the claim may have been lost. If the process dies
 // between BeforeEffect and the record of the outcome, the message is treated
-// like one whose sink answered Uncertain: under [Hold] nobody delivers it again
+// like one whose sink answered Uncertain: under [UnknownHold] nobody delivers it again
 // before somebody has decided.
 func (d Delivery) BeforeEffect(ctx context.Context) error {
 	if d.parcel == nil {

@@ -115,8 +115,8 @@ type Admin interface {
 type Verdict string
 
 const (
-	Again  Verdict = "redriven"
-	Cancel Verdict = "cancelled"
+	VerdictAgain  Verdict = "redriven"
+	VerdictCancel Verdict = "cancelled"
 )
 
 // Decision is what somebody decided of a message.
@@ -131,7 +131,7 @@ type Decision struct {
 // Validate reports what is wrong with d.
 func (d Decision) Validate() error {
 	var errs []error
-	if d.Verdict != Again && d.Verdict != Cancel {
+	if d.Verdict != VerdictAgain && d.Verdict != VerdictCancel {
 		errs = append(errs, fmt.Errorf("outbox: decision: there is no verdict %q", d.Verdict))
 	}
 	for name, text := range map[string]string{"By": d.By, "Because": d.Because} {
@@ -313,7 +313,7 @@ const operator = "operator:"
 
 // DecisionsIn are the decisions on a message that a store's trail tells of.
 func DecisionsIn(ctx context.Context, t semel.Trail, id string) (all []Decision, err error) {
-	for _, v := range []Verdict{Again, Cancel} {
+	for _, v := range []Verdict{VerdictAgain, VerdictCancel} {
 		entries, err := t.Trail(ctx, semel.TrailFilter{Kind: semel.TrailKind(v), EventID: id, Limit: 1000})
 		if err != nil {
 			return nil, err

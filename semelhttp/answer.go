@@ -57,7 +57,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 		}
 		body.rest = func(w io.Writer) error { return writePieces(w, p.Count(), first, read) }
 	}
-	if out.Answer == semel.Replayed && r.shared { // it could be another's
+	if out.Answer == semel.AnswerReplayed && r.shared { // it could be another's
 		const cookie = "Set-Cookie"
 		set, add = set.without(cookie), add.without(cookie)
 		maps.DeleteFunc(h.trailer, func(name string, _ []string) bool { return textproto.CanonicalMIMEHeaderKey(name) == cookie })
@@ -66,7 +66,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 	set.set(w.Header())
 	add.add(w.Header())
 	own := h.spare
-	if out.Answer == semel.Replayed && r.contract.ReplayedHeader != "" {
+	if out.Answer == semel.AnswerReplayed && r.contract.ReplayedHeader != "" {
 		w.Header()[r.contract.ReplayedHeader] = own.one("true")
 	}
 	send(w, r.contract, r.pace, h.status, h.trailer, body, out.Record.ExpiresAt, own)

@@ -807,14 +807,14 @@ func TestRolledBackIsNotAnsweredAsDone(t *testing.T) {
 // Where the policy lets the next submit settle an unknown outcome, the client is
 // told so.
 func TestUnknownUnderRetryAdvisesTheSameKey(t *testing.T) {
-	for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+	for _, policy := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 		b := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = policy })
 		h := b.protect(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			semelhttp.DeclareIndeterminate(r.Context(), "cut off")
 		}))
-		want := map[semel.CrashPolicy]semel.RetryAdvice{semel.Hold: semel.RetryAfterResolution, semel.Retry: semel.RetrySameKey}[policy]
+		want := map[semel.CrashPolicy]semel.RetryAdvice{semel.CrashHold: semel.RetryAfterResolution, semel.CrashRetry: semel.RetrySameKey}[policy]
 		a := direct(t, h, "k", "{}")
-		if p := a.problem(t); a.status != http.StatusInternalServerError || p.Retry != want || (a.header.Get("Retry-After") != "") != (policy == semel.Retry) {
+		if p := a.problem(t); a.status != http.StatusInternalServerError || p.Retry != want || (a.header.Get("Retry-After") != "") != (policy == semel.CrashRetry) {
 			t.Errorf("%v: got %d %v %q", policy, a.status, a.header, a.body)
 		}
 	}

@@ -82,9 +82,9 @@ func (x *rehearsal) decide(verdict string) {
 }
 
 func (x *rehearsal) refused(p Problem) {
-	verdict := semel.Rejected.String()
+	verdict := semel.AnswerRejected.String()
 	if p.Status >= 500 {
-		verdict = semel.Unavailable.String()
+		verdict = semel.AnswerUnavailable.String()
 	}
 	if known, ok := p.Case(); ok {
 		verdict += ";problem=" + string(known)
@@ -94,7 +94,7 @@ func (x *rehearsal) refused(p Problem) {
 
 // execute is the handler of a trial: it waits for what the request itself comes to.
 func (x *rehearsal) execute(ctx context.Context, p *protector) (semel.Result, error) {
-	x.decide(semel.Executed.String())
+	x.decide(semel.AnswerExecuted.String())
 	r := semel.Result{Codec: codecDryRun, Tombstone: true, Label: LabelDryRunUnknown}
 	select {
 	case out := <-x.outcome:
@@ -113,10 +113,10 @@ func (x *rehearsal) execute(ctx context.Context, p *protector) (semel.Result, er
 // answered is told what the guard has answered.
 func (x *rehearsal) answered(out semel.Outcome, expired bool) {
 	switch {
-	case out.Answer == semel.Released && expired:
+	case out.Answer == semel.AnswerReleased && expired:
 		x.refused(ProblemKeyExpired.Problem())
-	case out.Answer == semel.Replayed && out.Result.Label == LabelDryRunUnknown:
-		x.decide(semel.Unknown.String())
+	case out.Answer == semel.AnswerReplayed && out.Result.Label == LabelDryRunUnknown:
+		x.decide(semel.AnswerUnknown.String())
 	default:
 		x.decide(out.Answer.String())
 	}

@@ -303,7 +303,7 @@ func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
 	}
 	failure, _ := errors.AsType[*semel.Error](err) // there is one wherever it is used
 	if e.rec.passing() {
-		if out.Answer != semel.Executed && out.Answer != semel.Released {
+		if out.Answer != semel.AnswerExecuted && out.Answer != semel.AnswerReleased {
 			// Nobody knows whether that was all, and the client must not take it
 			// for the end.
 			panic(http.ErrAbortHandler)
@@ -312,15 +312,15 @@ func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
 		return
 	}
 	switch out.Answer {
-	case semel.Executed:
+	case semel.AnswerExecuted:
 		e.own(out.Record.ExpiresAt)
-	case semel.Replayed:
+	case semel.AnswerReplayed:
 		r := replay{
 			contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == "",
 			timeout: e.Guard.Policy().StoreTimeout, pace: e.Pace,
 		}
 		r.write(ctx, e.w, out, err)
-	case semel.Released:
+	case semel.AnswerReleased:
 		switch {
 		case errors.Is(err, semel.ErrRolledBack):
 			// Whatever the handler answered, it did not come true.
@@ -332,11 +332,11 @@ func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
 		default:
 			e.own(time.Time{})
 		}
-	case semel.InProgress:
+	case semel.AnswerInProgress:
 		e.inProgress(ctx, out.Record, failure)
-	case semel.Mismatch:
+	case semel.AnswerMismatch:
 		e.refuse(e.w, ProblemKeyMismatch.Problem())
-	case semel.Unknown:
+	case semel.AnswerUnknown:
 		p := ProblemOutcomeUnknown.Problem()
 		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
 		p.Retry, p.RetryAfter = failure.Retry(), failure.RetryAfter
@@ -345,7 +345,7 @@ func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
 			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
 		}
 		e.refuse(e.w, p)
-	case semel.Unavailable:
+	case semel.AnswerUnavailable:
 		e.unavailable(ctx, out, failure)
 	default:
 		// The key is well-formed, so it is the scope that makes no identity.

@@ -205,7 +205,7 @@ func (r *Resources) writeStatus(w http.ResponseWriter, status int, rec semel.Rec
 
 // retry is the advice about an unknown outcome.
 func (r *Resources) retry() semel.RetryAdvice {
-	if r.Guard.Policy().OnCrash == semel.Hold {
+	if r.Guard.Policy().OnCrash == semel.CrashHold {
 		return semel.RetryAfterResolution
 	}
 	return semel.RetrySameKey
@@ -236,7 +236,7 @@ func (r *Resources) result(w http.ResponseWriter, req *http.Request) {
 			contract: &r.Contract, status: r.StatusURL(rec.ID), shared: rec.Identity.Actor == "",
 			head: req.Method == http.MethodHead, timeout: r.Guard.Policy().StoreTimeout, pace: r.Pace,
 		}
-		a.write(req.Context(), w, semel.Outcome{Answer: semel.Replayed, Result: rec.Result, Record: rec}, nil)
+		a.write(req.Context(), w, semel.Outcome{Answer: semel.AnswerReplayed, Result: rec.Result, Record: rec}, nil)
 		return
 	case rec.State == semel.StateUnknown, rec.Lapsed():
 		p = ProblemOutcomeUnknown.Problem()

@@ -1202,7 +1202,7 @@ func TestTransportErrorKeepsTheKey(t *testing.T) {
 // TestTransportInExecution: calls that a protected operation makes have keys
 // that the next execution of it has as well.
 func TestTransportInExecution(t *testing.T) {
-	f := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = semel.Retry })
+	f := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = semel.CrashRetry })
 	base := &script{answers: []play{reply(201, "")}}
 	tr := transport(t, base)
 	submit := semel.Submit{

@@ -556,7 +556,7 @@ func TestTransportNoEffectOfAKeyUsedBefore(t *testing.T) {
 		never(t, request(t, ctx, "POST", "{}", `Idempotency-Key: "`+op.Key+`"`), semel.ErrNoEffect)
 	})
 	t.Run("of a step", func(t *testing.T) {
-		f := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = semel.Retry })
+		f := newFixture(t, func(c *semel.Config) { c.Policy.OnCrash = semel.CrashRetry })
 		submit := semel.Submit{
 			Identity:    semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: "k"},
 			Fingerprint: semel.FingerprintOf([]byte("x")),

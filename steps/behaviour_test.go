@@ -112,7 +112,7 @@ func local(ctx context.Context, name string, err error) error {
 // What an error of a step's does to the step, to the record, and whether the next
 // execution calls it again.
 func TestErrorsOfSteps(t *testing.T) {
-	retry, reconcile := steps.Policy{OnCrash: semel.Retry}, steps.Policy{OnCrash: semel.Reconcile, Reconcile: func(context.Context, steps.Call) (steps.Finding, error) { return steps.Undecided(), nil }}
+	retry, reconcile := steps.Policy{OnCrash: semel.CrashRetry}, steps.Policy{OnCrash: semel.CrashReconcile, Reconcile: func(context.Context, steps.Call) (steps.Finding, error) { return steps.Undecided(), nil }}
 	final, none := semel.Final(errFails), semel.NoEffect(errFails)
 	for name, c := range map[string]struct {
 		local  bool
@@ -122,18 +122,18 @@ func TestErrorsOfSteps(t *testing.T) {
 		told   error
 		again  int // calls after the next execution
 	}{
-		"remote, no effect":              {err: none, state: steps.Free, told: semel.ErrNoEffect, again: 2},
-		"remote, final":                  {err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
-		"remote, hold":                   {err: errFails, state: steps.Unknown, told: steps.ErrUnknown, again: 1},
-		"remote, hold, declared so":      {err: semel.Indeterminate("why", errFails), state: steps.Unknown, told: semel.ErrUnknown, again: 1},
-		"remote, retry":                  {policy: retry, err: errFails, state: steps.Started, told: semel.ErrUnknown, again: 2},
-		"remote, retry, no effect":       {policy: retry, err: none, state: steps.Free, told: semel.ErrNoEffect, again: 2},
-		"remote, reconcile, not decided": {policy: reconcile, err: errFails, state: steps.Started, told: semel.ErrUnknown, again: 1},
+		"remote, no effect":              {err: none, state: steps.StateFree, told: semel.ErrNoEffect, again: 2},
+		"remote, final":                  {err: final, state: steps.StateFailed, told: semel.ErrRecorded, again: 1},
+		"remote, hold":                   {err: errFails, state: steps.StateUnknown, told: steps.ErrUnknown, again: 1},
+		"remote, hold, declared so":      {err: semel.Indeterminate("why", errFails), state: steps.StateUnknown, told: semel.ErrUnknown, again: 1},
+		"remote, retry":                  {policy: retry, err: errFails, state: steps.StateStarted, told: semel.ErrUnknown, again: 2},
+		"remote, retry, no effect":       {policy: retry, err: none, state: steps.StateFree, told: semel.ErrNoEffect, again: 2},
+		"remote, reconcile, not decided": {policy: reconcile, err: errFails, state: steps.StateStarted, told: semel.ErrUnknown, again: 1},
 		"local":                          {local: true, err: errFails, told: errFails, again: 2},
-		"local, final":                   {local: true, err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
+		"local, final":                   {local: true, err: final, state: steps.StateFailed, told: semel.ErrRecorded, again: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				calls := 0
 				do := func(context.Context, string) (string, error) { calls++; return "", c.err }
 				x.program = func(ctx context.Context, _ string) (string, error) {
@@ -144,7 +144,7 @@ func TestErrorsOfSteps(t *testing.T) {
 						_, err = steps.Remote(ctx, "s", c.policy, "in", do)
 					}
 					// Whatever the program makes of it, no other step is begun.
-					if answer, _ := semel.Declared(err); answer != semel.Executed {
+					if answer, _ := semel.Declared(err); answer != semel.AnswerExecuted {
 						if err := remote(ctx, "next", retry, nil); err == nil {
 							t.Error("the operation went on")
 						}
@@ -171,11 +171,11 @@ func TestErrorsOfSteps(t *testing.T) {
 
 // That the call of this execution had no effect says nothing about the one before.
 func TestNoEffectSpeaksForOneCall(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		var doubts []bool
 		err := errFails
 		x.program = func(ctx context.Context, _ string) (string, error) {
-			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, 1, func(ctx context.Context, _ int) (string, error) {
+			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, 1, func(ctx context.Context, _ int) (string, error) {
 				doubts = append(doubts, semel.CurrentStep(ctx).InDoubt)
 				return "ok", err
 			})
@@ -183,7 +183,7 @@ func TestNoEffectSpeaksForOneCall(t *testing.T) {
 		x.want(semel.ErrUnknown)
 		err = semel.NoEffect(errFails)
 		x.want(semel.ErrUnknown)
-		if s := x.find().Steps[0]; s.State != steps.Started {
+		if s := x.find().Steps[0]; s.State != steps.StateStarted {
 			t.Errorf("%+v", s)
 		}
 		err = nil
@@ -196,7 +196,7 @@ func TestNoEffectSpeaksForOneCall(t *testing.T) {
 
 // Whoever goes on with an operation does so with the input on record.
 func TestInputOnRecord(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		var got []string
 		for _, in := range []string{"first", "second"} {
 			_, _, err := semel.Call(x.Context(), x.guard, semel.Submit{Identity: x.id}, func(ctx context.Context) (string, error) {
@@ -217,7 +217,7 @@ func TestInputOnRecord(t *testing.T) {
 
 // A failure for good is a result: the operation takes the same way again.
 func TestCompensation(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		crash, undone := errFails, 0
 		x.program = func(ctx context.Context, _ string) (string, error) {
 			if err := local(ctx, "reserve", nil); err != nil {
@@ -227,7 +227,7 @@ func TestCompensation(t *testing.T) {
 			if !errors.Is(declined, semel.ErrRecorded) || declined.Error() != "declined" {
 				t.Errorf("charge: %v", declined)
 			}
-			if _, err := steps.Remote(ctx, "unreserve", steps.Policy{OnCrash: semel.Retry}, "in", func(context.Context, string) (int, error) { undone++; return 1, crash }); err != nil {
+			if _, err := steps.Remote(ctx, "unreserve", steps.Policy{OnCrash: semel.CrashRetry}, "in", func(context.Context, string) (int, error) { undone++; return 1, crash }); err != nil {
 				return "", err
 			}
 			return "", declined
@@ -247,14 +247,14 @@ func TestCompensation(t *testing.T) {
 
 // Steps before have had their effects, so no effect of one that follows frees nothing.
 func TestNoEffectBehindAStepIsNoNoEffect(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		err := semel.NoEffect(errFails)
 		x.program = func(ctx context.Context, _ string) (string, error) {
 			return "ok", errors.Join(local(ctx, "one", nil), remote(ctx, "two", steps.Policy{}, err))
 		}
 		x.want(semel.ErrUnknown)
 		err = nil
-		if r := x.round(); r.Finished != 1 || x.find().Phase != steps.Finished {
+		if r := x.round(); r.Finished != 1 || x.find().Phase != steps.PhaseFinished {
 			t.Errorf("%+v", r)
 		}
 		x.want(nil)
@@ -288,10 +288,10 @@ func TestChanged(t *testing.T) {
 		}, `step 1 is "two (remote)" on record, and "two (local)" in the program`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					_ = local(ctx, "one", nil)
-					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.Retry}, errFails)
+					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.CrashRetry}, errFails)
 				}
 				x.want(errFails)
 				before := x.find().Steps
@@ -299,10 +299,10 @@ func TestChanged(t *testing.T) {
 				if _, err := x.submit(); err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, semel.ErrUnknown) {
 					t.Errorf("%v; want %s", err, c.want)
 				}
-				if r := x.round(); r.Held != 1 || x.find().Phase != steps.Held || !strings.Contains(x.find().Cause, c.want) {
+				if r := x.round(); r.Held != 1 || x.find().Phase != steps.PhaseHeld || !strings.Contains(x.find().Cause, c.want) {
 					t.Errorf("%+v, %+v", r, x.find())
 				}
-				if after := x.find().Steps; len(after) != len(before) || after[len(after)-1].State == steps.Done {
+				if after := x.find().Steps; len(after) != len(before) || after[len(after)-1].State == steps.StateDone {
 					t.Errorf("steps %+v; were %+v", after, before)
 				}
 				if r := x.round(); r != (steps.Report{}) {
@@ -366,11 +366,11 @@ func TestRefused(t *testing.T) {
 		}, steps.ErrConcurrent},
 		"a step's name": {func(_ *table, ctx context.Context) error { return local(ctx, "a\nb", nil) }, semel.ErrNoEffect},
 		"a policy": {func(_ *table, ctx context.Context) error {
-			return remote(ctx, "a", steps.Policy{OnCrash: semel.Reconcile}, nil)
+			return remote(ctx, "a", steps.Policy{OnCrash: semel.CrashReconcile}, nil)
 		}, semel.ErrNoEffect},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{MaxSteps: 5, MaxInput: 90, MaxResult: 90}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{MaxSteps: 5, MaxInput: 90, MaxResult: 90}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				x.program = func(ctx context.Context, _ string) (string, error) { return "ok", c.program(x, ctx) }
 				x.want(c.want)
 			})
@@ -389,7 +389,7 @@ func TestRefused(t *testing.T) {
 
 // What nobody can know waits for a person, and then goes on by itself.
 func TestHeldUntilResolved(t *testing.T) {
-	for to, want := range map[steps.State]error{steps.Done: nil, steps.Free: nil, steps.Failed: semel.ErrRecorded} {
+	for to, want := range map[steps.State]error{steps.StateDone: nil, steps.StateFree: nil, steps.StateFailed: semel.ErrRecorded} {
 		t.Run(string(to), func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
 				var keys []string
@@ -405,20 +405,20 @@ func TestHeldUntilResolved(t *testing.T) {
 				if r := x.round(); r.Held != 1 || len(keys) != 1 {
 					t.Errorf("%+v, %d calls", r, len(keys))
 				}
-				held, err := x.journal.List(x.Context(), steps.Filter{Phases: []steps.Phase{steps.Held}})
+				held, err := x.journal.List(x.Context(), steps.Filter{Phases: []steps.Phase{steps.PhaseHeld}})
 				if err != nil || len(held) != 1 || held[0].Identity != x.id {
 					t.Fatalf("%+v, %v", held, err)
 				}
 				result := []byte(`"ok"`)
-				if to == steps.Free {
+				if to == steps.StateFree {
 					result = nil
 				}
 				good := steps.Resolution{Step: "charge", To: to, Result: result, By: "ada", Because: "looked it up"}
 				for i, bad := range []func(r *steps.Resolution){
 					func(r *steps.Resolution) { r.Step = "other" },
-					func(r *steps.Resolution) { r.To = steps.Started },
-					func(r *steps.Resolution) { r.To, r.Result = steps.Done, []byte(`{`) },
-					func(r *steps.Resolution) { r.To, r.Result = steps.Free, []byte(`1`) },
+					func(r *steps.Resolution) { r.To = steps.StateStarted },
+					func(r *steps.Resolution) { r.To, r.Result = steps.StateDone, []byte(`{`) },
+					func(r *steps.Resolution) { r.To, r.Result = steps.StateFree, []byte(`1`) },
 					func(r *steps.Resolution) { r.By = "" },
 					func(r *steps.Resolution) { r.Because = strings.Repeat("x", 501) },
 					func(r *steps.Resolution) { r.Result = []byte(`"` + strings.Repeat("x", 1<<17) + `"`) },
@@ -445,7 +445,7 @@ func TestHeldUntilResolved(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 				x.want(want) // the client comes back
-				if to == steps.Free && (len(keys) != 2 || keys[0] != keys[1]) || to != steps.Free && len(keys) != 1 {
+				if to == steps.StateFree && (len(keys) != 2 || keys[0] != keys[1]) || to != steps.StateFree && len(keys) != 1 {
 					t.Errorf("called with the keys %q", keys)
 				}
 			})
@@ -463,13 +463,13 @@ func TestAttemptsAreBounded(t *testing.T) {
 			if calls == 3 {
 				panic("on purpose")
 			}
-			return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, fails)
+			return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, fails)
 		}
 		x.want(semel.ErrUnknown)
 		for range 20 {
 			x.round()
 		}
-		if o := x.find(); calls != 4 || o.Phase != steps.Held || o.Attempts != 3 {
+		if o := x.find(); calls != 4 || o.Phase != steps.PhaseHeld || o.Attempts != 3 {
 			t.Errorf("%d calls, %+v", calls, o)
 		}
 		fails = nil
@@ -515,7 +515,7 @@ func TestAttemptsCountWithoutTheJournal(t *testing.T) {
 		for range 5 {
 			x.round()
 		}
-		if o := x.find(); o.Phase != steps.Held || o.Attempts != 3 {
+		if o := x.find(); o.Phase != steps.PhaseHeld || o.Attempts != 3 {
 			t.Errorf("%+v", o)
 		}
 	})
@@ -539,7 +539,7 @@ func TestReconcile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
 				var keys []string
-				p := steps.Policy{OnCrash: semel.Reconcile, SettleAfter: c.settleAfter, Reconcile: func(ctx context.Context, call steps.Call) (steps.Finding, error) {
+				p := steps.Policy{OnCrash: semel.CrashReconcile, SettleAfter: c.settleAfter, Reconcile: func(ctx context.Context, call steps.Call) (steps.Finding, error) {
 					if call.Step != "charge" || call.Identity != x.id || string(call.Input) != "17" || call.Key != keys[0] {
 						t.Errorf("asked about %+v", call)
 					}
@@ -604,7 +604,7 @@ func TestPausedProcessWakes(t *testing.T) {
 				stopped.mu.Unlock()
 				close(wake)
 				wg.Wait()
-				if err != nil || answer != semel.Replayed || got.Charge != "/charge for o" {
+				if err != nil || answer != semel.AnswerReplayed || got.Charge != "/charge for o" {
 					t.Errorf("it is told %+v, %v, %v", got, answer, err)
 				}
 				s.world.WantOnce(t, "o", s.stock["o"])
@@ -639,7 +639,7 @@ func TestCompletersRace(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				p.Policy.OnCrash = semel.Retry
+				p.Policy.OnCrash = semel.CrashRetry
 				for range 30 {
 					time.Sleep(time.Second)
 					for _, order := range orders {
@@ -689,18 +689,18 @@ func TestCompleterExecutesNoneWithoutRecord(t *testing.T) {
 		step error
 		want steps.Phase
 	}{
-		"released":                   {semel.NoEffect(errFails), steps.Finished},
-		"resolved as without effect": {errFails, steps.Held},
+		"released":                   {semel.NoEffect(errFails), steps.PhaseFinished},
+		"resolved as without effect": {errFails, steps.PhaseHeld},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
 				calls := 0
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					calls++
-					return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, c.step)
+					return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, c.step)
 				}
 				_, err := x.submit()
-				if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer == semel.Unknown {
+				if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer == semel.AnswerUnknown {
 					if _, err := x.guard.Resolve(x.Context(), semel.Resolution{Identity: x.id, Fence: e.Record.Fence, Decision: semel.DecideNoEffect}); err != nil {
 						t.Fatal(err)
 					}
@@ -741,18 +741,18 @@ func TestCorruptJournal(t *testing.T) {
 					change(o)
 				}
 			}}
-			play(t, steps.Config{Store: store}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{Store: store}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				calls := 0
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					_ = local(ctx, "one", nil)
 					calls++
-					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.Retry}, errFails)
+					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.CrashRetry}, errFails)
 				}
 				x.want(errFails)
 				spoiled = true
 				x.want(steps.ErrCorrupt)
 				x.round()
-				if o := x.find(); o.Phase != steps.Held || o.Steps[1].State != steps.Started {
+				if o := x.find(); o.Phase != steps.PhaseHeld || o.Steps[1].State != steps.StateStarted {
 					t.Errorf("%+v", o)
 				}
 			})
@@ -786,7 +786,7 @@ func TestOtherRequest(t *testing.T) {
 // Behind the middleware: whatever its guard makes of a crash, the client that comes
 // back is answered as the first time, by the completer's work or by its own.
 func TestBehindTheMiddleware(t *testing.T) {
-	for _, onCrash := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+	for _, onCrash := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 		for _, completed := range []bool{true, false} {
 			t.Run(fmt.Sprint(onCrash, ", completed ", completed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -844,7 +844,7 @@ func TestBehindTheMiddleware(t *testing.T) {
 						}
 					}
 					w := post(h)
-					if onCrash == semel.Hold && !completed { // the record answers first, and says that it does not know
+					if onCrash == semel.CrashHold && !completed { // the record answers first, and says that it does not know
 						if w.Code != http.StatusConflict || !strings.Contains(w.Body.String(), "outcome-unknown") {
 							t.Errorf("%d %s", w.Code, w.Body)
 						}

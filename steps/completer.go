@@ -117,7 +117,7 @@ func NewCompleter(c CompleterConfig) (*Completer, error) {
 		if c.Retention < p.Retention {
 			errs = append(errs, fmt.Errorf("field Retention %v is shorter than that of the records, %v", c.Retention, p.Retention))
 		}
-		p.OnCrash, p.Reconcile, p.SettleAfter = semel.Retry, nil, 0
+		p.OnCrash, p.Reconcile, p.SettleAfter = semel.CrashRetry, nil, 0
 		var err error
 		if c.Guard, err = c.Guard.With(p); err != nil {
 			errs = append(errs, err)
@@ -153,7 +153,7 @@ const sweepTogether = 1000
 // Round looks once after all operations that are due.
 func (c *Completer) Round(ctx context.Context) (total Report) {
 	store := c.config.Journal.config.Store
-	f := Filter{Phases: []Phase{Open}, Operations: c.names, Due: true}
+	f := Filter{Phases: []Phase{PhaseOpen}, Operations: c.names, Due: true}
 	for ctx.Err() == nil {
 		page, err := store.List(ctx, f)
 		if err != nil {
@@ -210,7 +210,7 @@ func (c *Completer) page(ctx context.Context, page []Operation) (total Report) {
 
 // look asks what the operation's record says, and executes it if nobody else does.
 func (c *Completer) look(ctx context.Context, o Operation) Report {
-	m := Mark{Number: o.Number, Fence: o.Fence, Phase: Open, Attempts: o.Attempts, Due: c.config.Journal.config.LookAfter}
+	m := Mark{Number: o.Number, Fence: o.Fence, Phase: PhaseOpen, Attempts: o.Attempts, Due: c.config.Journal.config.LookAfter}
 	r, err := c.config.Guard.Find(ctx, o.Identity)
 	switch {
 	case errors.Is(err, semel.ErrNotFound):
@@ -219,16 +219,16 @@ func (c *Completer) look(ctx context.Context, o Operation) Report {
 		if err != nil {
 			return Report{Err: err}
 		}
-		m.Phase = Finished
+		m.Phase = PhaseFinished
 		for _, s := range found.Steps {
-			if s.State != Free {
-				m.Phase, m.Cause = Held, "steps have been done, but the operation has no record: it was resolved as without effect, or has expired"
+			if s.State != StateFree {
+				m.Phase, m.Cause = PhaseHeld, "steps have been done, but the operation has no record: it was resolved as without effect, or has expired"
 			}
 		}
 	case err != nil:
 		return Report{Err: err}
 	case r.State == semel.StateCompleted:
-		m.Phase = Finished
+		m.Phase = PhaseFinished
 	case r.State == semel.StateInProgress && !r.Lapsed():
 	default:
 		return c.execute(ctx, o, m)
@@ -246,9 +246,9 @@ func (c *Completer) mark(ctx context.Context, m Mark) Report {
 		return Report{}
 	case err != nil:
 		return Report{Err: err}
-	case m.Phase == Finished:
+	case m.Phase == PhaseFinished:
 		return Report{Finished: 1}
-	case m.Phase == Held:
+	case m.Phase == PhaseHeld:
 		return Report{Held: 1}
 	}
 	return Report{Postponed: 1}
@@ -278,9 +278,9 @@ func (c *Completer) execute(ctx context.Context, o Operation, m Mark) Report {
 	failed, _ := errors.AsType[*semel.Error](err)
 	switch {
 	case err == nil, errors.Is(err, semel.ErrRecorded):
-		m.Phase = Finished
-	case !out.Claimed && failed != nil && failed.Answer == semel.Mismatch:
-		m.Phase, m.Cause = Held, "its record is another request's"
+		m.Phase = PhaseFinished
+	case !out.Claimed && failed != nil && failed.Answer == semel.AnswerMismatch:
+		m.Phase, m.Cause = PhaseHeld, "its record is another request's"
 	case !out.Claimed: // somebody else is at it, or nobody can be now
 	default:
 		m.Attempts++
@@ -292,13 +292,13 @@ func (c *Completer) execute(ctx context.Context, o Operation, m Mark) Report {
 		changed, is := errors.AsType[*ChangedError](err)
 		switch {
 		case is:
-			m.Phase, m.Cause = Held, changed.Error()
+			m.Phase, m.Cause = PhaseHeld, changed.Error()
 		case errors.Is(err, ErrUnknown):
-			m.Phase, m.Cause = Held, ErrUnknown.Error()
+			m.Phase, m.Cause = PhaseHeld, ErrUnknown.Error()
 		case errors.Is(err, ErrCorrupt):
-			m.Phase, m.Cause = Held, ErrCorrupt.Error()
+			m.Phase, m.Cause = PhaseHeld, ErrCorrupt.Error()
 		case m.Attempts >= c.config.MaxAttempts:
-			m.Phase = Held
+			m.Phase = PhaseHeld
 		}
 	}
 	report := c.mark(ctx, m)

@@ -9,7 +9,7 @@
 //		if err != nil {
 //			return Receipt{}, err
 //		}
-//		charge, err := steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.Retry}, o.Payment, charge)
+//		charge, err := steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.CrashRetry}, o.Payment, charge)
 //		...
 //	}
 //

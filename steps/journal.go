@@ -158,16 +158,16 @@ func (j *Journal) Resolve(ctx context.Context, id semel.Identity, r Resolution) 
 	switch {
 	case i < 0:
 		return fmt.Errorf("%w: the operation has no step %q on record", ErrInvalid, r.Step)
-	case o.Steps[i].State != Unknown:
+	case o.Steps[i].State != StateUnknown:
 		return fmt.Errorf("%w: step %q is %s", ErrNotUnknown, r.Step, o.Steps[i].State)
-	case r.To == Done && !json.Valid(r.Result), r.To != Done && r.To != Failed && r.To != Free, r.To == Free && len(r.Result) > 0:
+	case r.To == StateDone && !json.Valid(r.Result), r.To != StateDone && r.To != StateFailed && r.To != StateFree, r.To == StateFree && len(r.Result) > 0:
 		return fmt.Errorf("%w: use done with a result in JSON, failed with a text, or free with neither", ErrInvalid)
 	case len(r.Result) > j.config.MaxResult:
 		return fmt.Errorf("%w: a result of %d bytes; at most %d are allowed", ErrTooLarge, len(r.Result), j.config.MaxResult)
 	}
 	s := o.Steps[i]
 	s.State, s.Result, s.Cause = r.To, r.Result, fmt.Sprintf("resolved by %s: %s", r.By, r.Because)
-	return j.decide(ctx, o, s, semel.TrailStepResolved, fmt.Sprintf("%s: %s to %s", s.Name, Unknown, s.State), r.By, r.Because)
+	return j.decide(ctx, o, s, semel.TrailStepResolved, fmt.Sprintf("%s: %s to %s", s.Name, StateUnknown, s.State), r.By, r.Because)
 }
 
 // Retry has the completer go on with an operation that is Held, once its cause is
@@ -179,10 +179,10 @@ func (j *Journal) Retry(ctx context.Context, id semel.Identity, by, because stri
 	if err != nil {
 		return err
 	}
-	if o.Phase != Held {
+	if o.Phase != PhaseHeld {
 		return fmt.Errorf("%w: it is %s", ErrNotHeld, o.Phase)
 	}
-	return j.decide(ctx, o, Step{}, semel.TrailRetried, fmt.Sprintf("%s to %s", Held, Open), by, because)
+	return j.decide(ctx, o, Step{}, semel.TrailRetried, fmt.Sprintf("%s to %s", PhaseHeld, PhaseOpen), by, because)
 }
 
 func (j *Journal) decidable(ctx context.Context, id semel.Identity, by, because string) (Operation, error) {
@@ -274,12 +274,12 @@ func (r *run) end(err error) error {
 		err = r.err
 	}
 	answer, declared := semel.Declared(err)
-	if (err == nil || declared && answer == semel.Executed) && r.next < len(r.op.Steps) {
+	if (err == nil || declared && answer == semel.AnswerExecuted) && r.next < len(r.op.Steps) {
 		return changed(r.next, r.op.Steps[r.next].Name, "")
 	}
-	if declared && answer == semel.Released {
+	if declared && answer == semel.AnswerReleased {
 		for _, s := range r.op.Steps {
-			if s.State != Free {
+			if s.State != StateFree {
 				return semel.Indeterminate("steps before have been done", err)
 			}
 		}
@@ -350,7 +350,7 @@ func enter(ctx context.Context, name string, in any) (_ *run, _ *Step, err error
 		if r.next >= r.config.MaxSteps {
 			return nil, nil, semel.NoEffect(fmt.Errorf("%w: %d", ErrTooMany, r.config.MaxSteps))
 		}
-		r.op.Steps = append(r.op.Steps, Step{Position: r.next, Name: name, Input: input, State: Free})
+		r.op.Steps = append(r.op.Steps, Step{Position: r.next, Name: name, Input: input, State: StateFree})
 	}
 	s := &r.op.Steps[r.next]
 	if s.Name != name || !bytes.Equal(s.Input, input) {
@@ -366,7 +366,7 @@ func (r *run) leave(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.busy = false
-	if answer, _ := semel.Declared(err); err != nil && answer != semel.Executed {
+	if answer, _ := semel.Declared(err); err != nil && answer != semel.AnswerExecuted {
 		r.err = err
 	}
 }

@@ -81,7 +81,7 @@ var errPanicked = semel.Indeterminate("a step panicked", errors.New("steps: the 
 func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (out Out, err error) {
 		var zero Out
-		if s.State != Free {
+		if s.State != StateFree {
 			return zero, changed(s.Position, name+" (remote)", name+" (local)")
 		}
 		var failed error // fn's
@@ -94,11 +94,11 @@ func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx con
 		answer, _ := semel.Declared(failed)
 		switch {
 		case err == nil:
-			s.State = Done
+			s.State = StateDone
 			return out, nil
 		case failed == nil, errors.Is(err, ErrInDoubt):
 			return zero, semel.Indeterminate("the transaction of a step failed", err)
-		case answer == semel.Executed:
+		case answer == semel.AnswerExecuted:
 			return zero, r.fail(ctx, s, failed)
 		}
 		return zero, semel.NoEffect(failed)
@@ -107,7 +107,7 @@ func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx con
 
 // recorded is what a settled step has come to.
 func recorded[Out any](s *Step) (out Out, err error) {
-	if s.State == Failed {
+	if s.State == StateFailed {
 		return out, final(s, nil)
 	}
 	if out, err = decode[Out](s.Result); err != nil {
@@ -118,14 +118,14 @@ func recorded[Out any](s *Step) (out Out, err error) {
 
 // fail records a failure for good, and returns it.
 func (r *run) fail(ctx context.Context, s *Step, err error) error {
-	s.State, s.Result, s.Cause = Failed, []byte(err.Error()), ""
+	s.State, s.Result, s.Cause = StateFailed, []byte(err.Error()), ""
 	s.Result = s.Result[:min(len(s.Result), r.config.MaxResult)]
 	return r.untold(r.put(ctx, s), final(s, err))
 }
 
 // hold marks a step Unknown, and returns the error that goes with it.
 func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error {
-	s.State, s.Cause = Unknown, cause
+	s.State, s.Cause = StateUnknown, cause
 	return semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("%w: %q: %s", ErrUnknown, s.Name, cause), err, r.put(ctx, s)))
 }
 
@@ -141,14 +141,14 @@ func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error 
 // has died in between.
 func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (zero Out, err error) {
-		if p.OnCrash > semel.Reconcile || (p.OnCrash == semel.Reconcile) != (p.Reconcile != nil) {
+		if p.OnCrash > semel.CrashReconcile || (p.OnCrash == semel.CrashReconcile) != (p.Reconcile != nil) {
 			return zero, semel.NoEffect(errors.New("steps: Policy.Reconcile goes with OnCrash Reconcile, and with nothing else"))
 		}
 		key, err := r.x.ChildKey(name)
 		if err != nil { // the handler has given it to a call of its own
 			return zero, semel.NoEffect(err)
 		}
-		doubt := s.State != Free
+		doubt := s.State != StateFree
 		if doubt {
 			if settled, err := r.settle(ctx, s, key, p); err != nil {
 				return zero, err
@@ -156,7 +156,7 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 				return recorded[Out](s)
 			}
 		}
-		s.State, s.Cause = Started, ""
+		s.State, s.Cause = StateStarted, ""
 		if s.At.IsZero() {
 			s.At = time.Now()
 		}
@@ -165,7 +165,7 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 		}
 		if err := context.Cause(ctx); err != nil { // the claim may be another's by now
 			if !doubt {
-				s.State = Free
+				s.State = StateFree
 				err = errors.Join(err, r.put(ctx, s))
 			}
 			return zero, semel.Indeterminate("the execution was ended before a call", err)
@@ -177,14 +177,14 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 			if s.Result, err = encode(out, r.config.MaxResult); err != nil {
 				return zero, r.hold(ctx, s, "it was done, and its result could not be recorded", err)
 			}
-			s.State = Done
+			s.State = StateDone
 			return out, r.untold(r.put(ctx, s), nil)
-		case answer == semel.Executed:
+		case answer == semel.AnswerExecuted:
 			return zero, r.fail(ctx, s, err)
-		case answer == semel.Released && !doubt:
-			s.State, s.Cause = Free, "the call had no effect"
+		case answer == semel.AnswerReleased && !doubt:
+			s.State, s.Cause = StateFree, "the call had no effect"
 			return zero, r.untold(r.put(ctx, s), err)
-		case p.OnCrash == semel.Hold:
+		case p.OnCrash == semel.CrashHold:
 			return zero, r.hold(ctx, s, "the call failed, and does not say whether it had an effect", err)
 		}
 		return zero, semel.Indeterminate("a step's outcome is unknown", err)
@@ -203,9 +203,9 @@ func (r *run) untold(told, err error) error {
 // now; otherwise it is to be called again.
 func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settled bool, err error) {
 	switch p.OnCrash {
-	case semel.Retry:
+	case semel.CrashRetry:
 		return false, nil
-	case semel.Hold:
+	case semel.CrashHold:
 		return false, r.hold(ctx, s, "the execution that made the call has ended", nil)
 	}
 	found, err := p.Reconcile(ctx, Call{r.x.Identity(), s.Name, key, s.Input})
@@ -216,7 +216,7 @@ func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settle
 		if err != nil {
 			return false, semel.Indeterminate("a reconciled result cannot be recorded", err)
 		}
-		s.State, s.Result, s.Cause = Done, b, "reconciled"
+		s.State, s.Result, s.Cause = StateDone, b, "reconciled"
 		return true, r.untold(r.put(ctx, s), nil)
 	case found.known && p.SettleAfter > 0 && s.Age >= p.SettleAfter:
 		return false, nil

@@ -30,21 +30,21 @@ type State string
 
 // The states of a step.
 const (
-	// Started: it is on record that the call is about to be made. Once that
+	// StateStarted: it is on record that the call is about to be made. Once that
 	// execution has ended, nobody knows what became of it.
-	Started State = "started"
-	// Unknown: what became of the call is to be decided by a person.
-	Unknown State = "unknown"
-	// Free: the call certainly had no effect, and will be made.
-	Free State = "free"
-	// Done: Step.Result is its result.
-	Done State = "done"
-	// Failed: it failed for good, and Step.Result is the text of the error.
-	Failed State = "failed"
+	StateStarted State = "started"
+	// StateUnknown: what became of the call is to be decided by a person.
+	StateUnknown State = "unknown"
+	// StateFree: the call certainly had no effect, and will be made.
+	StateFree State = "free"
+	// StateDone: Step.Result is its result.
+	StateDone State = "done"
+	// StateFailed: it failed for good, and Step.Result is the text of the error.
+	StateFailed State = "failed"
 )
 
 // settled reports whether a step is never executed again.
-func (s State) settled() bool { return s == Done || s == Failed }
+func (s State) settled() bool { return s == StateDone || s == StateFailed }
 
 // Step is an entry of an operation's journal.
 type Step struct {
@@ -66,9 +66,9 @@ type Phase string
 
 // The phases of an operation.
 const (
-	Open     Phase = "open"     // look after it when it is due
-	Held     Phase = "held"     // a person has to
-	Finished Phase = "finished" // nothing
+	PhaseOpen     Phase = "open"     // look after it when it is due
+	PhaseHeld     Phase = "held"     // a person has to
+	PhaseFinished Phase = "finished" // nothing
 )
 
 // Operation is what the journal holds of an operation.
@@ -205,7 +205,7 @@ func (o *Operation) check() error {
 	names := make(map[string]bool, len(o.Steps))
 	for i, s := range o.Steps {
 		switch s.State {
-		case Started, Unknown, Free, Done, Failed:
+		case StateStarted, StateUnknown, StateFree, StateDone, StateFailed:
 		default:
 			return fmt.Errorf("%w: step %d, %q, is in the state %q", ErrCorrupt, s.Position, s.Name, s.State)
 		}

@@ -60,7 +60,7 @@ func (g *GitHub) Verify(header http.Header, body []byte) (Event, error) {
 		return Event{}, err
 	}
 	if !matches(g.keys, [][]byte{signature}, body) {
-		return Event{}, &Error{Reason: NoMatch, Part: HeaderGitHubSignature + " header"}
+		return Event{}, &Error{Reason: ReasonNoMatch, Part: HeaderGitHubSignature + " header"}
 	}
 	if g.ignore {
 		return Event{ID: "body", Unsigned: true}, nil
@@ -80,7 +80,7 @@ func githubSignature(v string) ([]byte, error) {
 	text, ok := strings.CutPrefix(v, "sha256=")
 	signature, err := hex.DecodeString(text)
 	if !ok || err != nil || len(signature) != 32 {
-		return nil, &Error{Reason: Malformed, Part: HeaderGitHubSignature + " header", Want: "sha256= and 64 hexadecimal digits"}
+		return nil, &Error{Reason: ReasonMalformed, Part: HeaderGitHubSignature + " header", Want: "sha256= and 64 hexadecimal digits"}
 	}
 	return signature, nil
 }

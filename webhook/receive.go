@@ -231,7 +231,7 @@ func refusal(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		refused.Detail = e.Error() + ". Nothing was processed."
 		switch e.Reason {
-		case NoMatch, TooOld, TooNew:
+		case ReasonNoMatch, ReasonTooOld, ReasonTooNew:
 		default:
 			refused.Status = http.StatusBadRequest
 		}

@@ -258,7 +258,7 @@ func TestUnknownOutcomeIsUpToThePolicy(t *testing.T) {
 			semelhttp.DeclareIndeterminate(r.Context(), "cut off")
 		}
 	}
-	guard, err := rec.guard.With(semel.Policy{OnCrash: semel.Retry})
+	guard, err := rec.guard.With(semel.Policy{OnCrash: semel.CrashRetry})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,21 +74,21 @@ const DefaultTolerance = 5 * time.Minute
 type Reason uint8
 
 const (
-	// Missing: there is no such part.
-	Missing Reason = iota + 1
-	// Repeated: there is more than one, and nobody can tell which counts.
-	Repeated
-	// TooLong: it is larger than Error.Limit, or there are more of it.
-	TooLong
-	// Malformed: it is not what Error.Want says.
-	Malformed
-	// NoMatch: no signature is one of this body by one of the secrets.
-	NoMatch
-	// TooOld: it was signed, but longer ago than is tolerated. Either a clock is
+	// ReasonMissing: there is no such part.
+	ReasonMissing Reason = iota + 1
+	// ReasonRepeated: there is more than one, and nobody can tell which counts.
+	ReasonRepeated
+	// ReasonTooLong: it is larger than Error.Limit, or there are more of it.
+	ReasonTooLong
+	// ReasonMalformed: it is not what Error.Want says.
+	ReasonMalformed
+	// ReasonNoMatch: no signature is one of this body by one of the secrets.
+	ReasonNoMatch
+	// ReasonTooOld: it was signed, but longer ago than is tolerated. Either a clock is
 	// wrong, or somebody sends again what he has seen.
-	TooOld
-	// TooNew: it was signed, but in the future.
-	TooNew
+	ReasonTooOld
+	// ReasonTooNew: it was signed, but in the future.
+	ReasonTooNew
 )
 
 // Error says why a delivery is not accepted. It holds no secret, no signature
@@ -111,19 +111,19 @@ type Error struct {
 
 func (e *Error) Error() string {
 	switch e.Reason {
-	case Missing:
+	case ReasonMissing:
 		return "webhook: the delivery has no " + e.Part
-	case Repeated:
+	case ReasonRepeated:
 		return "webhook: the delivery has more than one " + e.Part
-	case TooLong:
+	case ReasonTooLong:
 		return fmt.Sprintf("webhook: the %s is too large: the limit is %d", e.Part, e.Limit)
-	case Malformed:
+	case ReasonMalformed:
 		return "webhook: the " + e.Part + " is not " + e.Want
-	case NoMatch:
+	case ReasonNoMatch:
 		return "webhook: no signature in the " + e.Part + " matches: it was made with another secret, or what was signed is not what arrived"
-	case TooOld, TooNew:
+	case ReasonTooOld, ReasonTooNew:
 		apart, where := e.Now.Sub(e.SignedAt), "behind"
-		if e.Reason == TooNew {
+		if e.Reason == ReasonTooNew {
 			apart, where = -apart, "ahead of"
 		}
 		return fmt.Sprintf("webhook: the delivery was signed at %s, %v %s the receiver's clock (%s); %v are tolerated",
@@ -137,11 +137,11 @@ func line(h http.Header, name string, limit int) (string, error) {
 	part := name + " header"
 	switch values := h[name]; {
 	case len(values) == 0 || len(values) == 1 && values[0] == "":
-		return "", &Error{Reason: Missing, Part: part}
+		return "", &Error{Reason: ReasonMissing, Part: part}
 	case len(values) > 1:
-		return "", &Error{Reason: Repeated, Part: part}
+		return "", &Error{Reason: ReasonRepeated, Part: part}
 	case len(values[0]) > limit:
-		return "", &Error{Reason: TooLong, Part: part, Limit: limit}
+		return "", &Error{Reason: ReasonTooLong, Part: part, Limit: limit}
 	default:
 		return values[0], nil
 	}
@@ -151,11 +151,11 @@ func line(h http.Header, name string, limit int) (string, error) {
 func checkID(id, part string) error {
 	switch {
 	case id == "":
-		return &Error{Reason: Missing, Part: part}
+		return &Error{Reason: ReasonMissing, Part: part}
 	case len(id) > MaxIDBytes:
-		return &Error{Reason: TooLong, Part: part, Limit: MaxIDBytes}
+		return &Error{Reason: ReasonTooLong, Part: part, Limit: MaxIDBytes}
 	case strings.IndexFunc(id, func(r rune) bool { return r <= ' ' || r >= 0x7f }) >= 0:
-		return &Error{Reason: Malformed, Part: part, Want: "an id of visible ASCII characters"}
+		return &Error{Reason: ReasonMalformed, Part: part, Want: "an id of visible ASCII characters"}
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func checkID(id, part string) error {
 func unixTime(s, part string) (time.Time, error) {
 	n, err := strconv.ParseUint(s, 10, 64) // no sign, no underscore
 	if err != nil || len(s) > 11 {
-		return time.Time{}, &Error{Reason: Malformed, Part: part, Want: "a Unix time in seconds"}
+		return time.Time{}, &Error{Reason: ReasonMalformed, Part: part, Want: "a Unix time in seconds"}
 	}
 	return time.Unix(int64(n), 0), nil
 }
@@ -195,9 +195,9 @@ func (c clock) check(signed time.Time) error {
 	e := &Error{SignedAt: signed, Now: now, Tolerance: c.tolerance}
 	switch {
 	case now.Sub(signed) > c.tolerance:
-		e.Reason = TooOld
+		e.Reason = ReasonTooOld
 	case signed.Sub(now) > c.tolerance:
-		e.Reason = TooNew
+		e.Reason = ReasonTooNew
 	default:
 		return nil
 	}

@@ -161,7 +161,7 @@ func (s *Standard) Verify(header http.Header, body []byte) (Event, error) {
 		}
 	}
 	if !ok {
-		return Event{}, &Error{Reason: NoMatch, Part: s.signature + " header"}
+		return Event{}, &Error{Reason: ReasonNoMatch, Part: s.signature + " header"}
 	}
 	if err := s.check(signed); err != nil {
 		return Event{}, err
@@ -185,7 +185,7 @@ func checkStandardID(id, part string) error {
 		return err
 	}
 	if strings.Contains(id, ".") {
-		return &Error{Reason: Malformed, Part: part, Want: "an id without dots, which would leave open where it ends"}
+		return &Error{Reason: ReasonMalformed, Part: part, Want: "an id without dots, which would leave open where it ends"}
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func checkStandardID(id, part string) error {
 // may have them.
 func standardSignatures(list, part string) (v1, v1a [][]byte, err error) {
 	if n := strings.Count(list, " ") + 1; n > MaxSignatures {
-		return nil, nil, &Error{Reason: TooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
+		return nil, nil, &Error{Reason: ReasonTooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
 	}
 	for entry := range strings.SplitSeq(list, " ") {
 		version, text, _ := strings.Cut(entry, ",")
@@ -212,7 +212,7 @@ func standardSignatures(list, part string) (v1, v1a [][]byte, err error) {
 		}
 	}
 	if len(v1)+len(v1a) == 0 {
-		return nil, nil, &Error{Reason: Malformed, Part: part, Want: "a list with a signature v1 or v1a in it"}
+		return nil, nil, &Error{Reason: ReasonMalformed, Part: part, Want: "a list with a signature v1 or v1a in it"}
 	}
 	return v1, v1a, nil
 }

@@ -69,7 +69,7 @@ func (s *Stripe) Verify(header http.Header, body []byte) (Event, error) {
 		return Event{}, err
 	}
 	if !matches(s.keys, signatures, []byte(timestamp), dot, body) {
-		return Event{}, &Error{Reason: NoMatch, Part: "Stripe-Signature header"}
+		return Event{}, &Error{Reason: ReasonNoMatch, Part: "Stripe-Signature header"}
 	}
 	if err := s.check(signed); err != nil {
 		return Event{}, err
@@ -87,15 +87,15 @@ func (s *Stripe) Verify(header http.Header, body []byte) (Event, error) {
 func stripeSignatures(v string) (timestamp string, v1 [][]byte, err error) {
 	const part = "Stripe-Signature header"
 	if strings.Count(v, ",") > MaxSignatures { // with t, one more than signatures
-		return "", nil, &Error{Reason: TooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
+		return "", nil, &Error{Reason: ReasonTooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
 	}
 	for entry := range strings.SplitSeq(v, ",") {
 		name, value, ok := strings.Cut(entry, "=")
 		switch {
 		case !ok:
-			return "", nil, &Error{Reason: Malformed, Part: part, Want: "a list of names and values"}
+			return "", nil, &Error{Reason: ReasonMalformed, Part: part, Want: "a list of names and values"}
 		case name == "t" && timestamp != "":
-			return "", nil, &Error{Reason: Repeated, Part: "t in the " + part}
+			return "", nil, &Error{Reason: ReasonRepeated, Part: "t in the " + part}
 		case name == "t":
 			timestamp = value
 		case name == "v1":
@@ -106,9 +106,9 @@ func stripeSignatures(v string) (timestamp string, v1 [][]byte, err error) {
 	}
 	switch {
 	case timestamp == "":
-		return "", nil, &Error{Reason: Missing, Part: "t in the " + part}
+		return "", nil, &Error{Reason: ReasonMissing, Part: "t in the " + part}
 	case len(v1) == 0:
-		return "", nil, &Error{Reason: Missing, Part: "signature v1 in the " + part}
+		return "", nil, &Error{Reason: ReasonMissing, Part: "signature v1 in the " + part}
 	}
 	return timestamp, v1, nil
 }
@@ -118,14 +118,14 @@ func stripeEvent(body []byte) (Event, error) {
 	const part = "id of the event in the body"
 	var members map[string]json.RawMessage
 	if json.Unmarshal(body, &members) != nil || members == nil {
-		return Event{}, &Error{Reason: Malformed, Part: "body", Want: "a JSON object"}
+		return Event{}, &Error{Reason: ReasonMalformed, Part: "body", Want: "a JSON object"}
 	}
 	if members["id"] == nil {
-		return Event{}, &Error{Reason: Missing, Part: part}
+		return Event{}, &Error{Reason: ReasonMissing, Part: part}
 	}
 	var ev Event
 	if json.Unmarshal(members["id"], &ev.ID) != nil {
-		return Event{}, &Error{Reason: Malformed, Part: part, Want: "a string"}
+		return Event{}, &Error{Reason: ReasonMalformed, Part: part, Want: "a string"}
 	}
 	if err := checkID(ev.ID, part); err != nil {
 		return Event{}, err
@@ -133,7 +133,7 @@ func stripeEvent(body []byte) (Event, error) {
 	delete(members, "pending_webhooks")
 	rest, err := json.Marshal(members) // sorted
 	if err != nil {
-		return Event{}, &Error{Reason: Malformed, Part: "body", Want: "a JSON object"}
+		return Event{}, &Error{Reason: ReasonMalformed, Part: "body", Want: "a JSON object"}
 	}
 	ev.Fingerprint = semel.FingerprintOf([]byte("stripe event"), rest)
 	return ev, nil

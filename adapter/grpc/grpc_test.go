@@ -708,7 +708,7 @@ func TestFreshKeyInsideAnExecution(t *testing.T) {
 			return next(ctx, req)
 		}},
 	})
-	guard, err := r.guard.With(semel.Policy{OnCrash: semel.Retry})
+	guard, err := r.guard.With(semel.Policy{OnCrash: semel.CrashRetry})
 	if err != nil {
 		t.Fatal(err)
 	}

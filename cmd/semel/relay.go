@@ -219,10 +219,10 @@ func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings
 	for _, topic := range s.topics {
 		r := outbox.Route{Topic: topic, Sink: messages, Schedule: sink.schedule, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
 		if s.onDead.value == "skip" {
-			r.OnDead = outbox.Skip
+			r.OnDead = outbox.DeadSkip
 		}
 		if s.onUnknown.value == "retry" {
-			r.OnUnknown = outbox.Retry
+			r.OnUnknown = outbox.UnknownRetry
 		}
 		config.Routes = append(config.Routes, r)
 	}

@@ -118,7 +118,7 @@ func TestStripeInAnExecution(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{OnCrash: semel.Retry}})
+	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -550,7 +550,7 @@ func Outboxes() []Outbox {
 			change: func(p *postOffice) {
 				decide := p.decide
 				p.decide = func(ctx context.Context, f outbox.Filter, d outbox.Decision) ([]outbox.Redriven, error) {
-					if d.Verdict == outbox.Again {
+					if d.Verdict == outbox.VerdictAgain {
 						return p.redrive(ctx, f)
 					}
 					return decide(ctx, f, d)

@@ -592,7 +592,7 @@ func cancelledByPerson(b *bench) {
 	w.config.Relay.Lease = lease
 	w.start()
 	hear(b, "the handler", began)
-	d := outbox.Decision{Verdict: outbox.Cancel, By: "ada", Because: "wrong customer"}
+	d := outbox.Decision{Verdict: outbox.VerdictCancel, By: "ada", Because: "wrong customer"}
 	for _, id := range []string{"a", "waits"} {
 		done, err := b.Store.Decide(b.Context(), outbox.Filter{ID: id}, d)
 		if err != nil || len(done) != 1 || done[0].ID != id {
@@ -716,7 +716,7 @@ func runAgain(b *bench) {
 	w.start()
 	hear(b, "the failure", w.dead)
 	mended.Store(true)
-	d := outbox.Decision{Verdict: outbox.Again, By: "ada", Because: "the printer has paper"}
+	d := outbox.Decision{Verdict: outbox.VerdictAgain, By: "ada", Because: "the printer has paper"}
 	decide := func(f outbox.Filter, d outbox.Decision, n int) {
 		b.Helper()
 		if done, err := b.Store.Decide(b.Context(), f, d); err != nil || len(done) != n {
@@ -729,7 +729,7 @@ func runAgain(b *bench) {
 	b.wantEffects("a", 1)
 	// Of one that is done nothing is done.
 	decide(outbox.Filter{ID: "a"}, d, 0)
-	again := outbox.Decision{Verdict: outbox.Again, By: "bob", Because: "did not look"}
+	again := outbox.Decision{Verdict: outbox.VerdictAgain, By: "bob", Because: "did not look"}
 	decide(outbox.Filter{ID: "a", State: outbox.StateDelivered}, again, 1)
 	hear(b, "the job", w.delivered)
 	b.wantEffects("a", 1)
@@ -737,7 +737,7 @@ func runAgain(b *bench) {
 	if n, p := runs.Load(), prepared.Load(); n != 2 || p != 2 {
 		b.Errorf("the handler prepared %d times and ran %d times", p, n)
 	}
-	for _, wrong := range []outbox.Decision{{Verdict: outbox.Again, By: "x"}, {By: "x", Because: "y"}, {Verdict: outbox.Cancel, Because: strings.Repeat("x", 501), By: "x"}} {
+	for _, wrong := range []outbox.Decision{{Verdict: outbox.VerdictAgain, By: "x"}, {By: "x", Because: "y"}, {Verdict: outbox.VerdictCancel, Because: strings.Repeat("x", 501), By: "x"}} {
 		if _, err := b.Store.Decide(b.Context(), outbox.Filter{}, wrong); err == nil {
 			b.Errorf("decision %+v was taken", wrong)
 		}

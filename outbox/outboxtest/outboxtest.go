@@ -795,7 +795,7 @@ func redriveDelivered(b *bench) {
 
 func decides(b *bench) {
 	b.enqueue(lane("t", "x", 3)...)
-	ada := outbox.Decision{Verdict: outbox.Cancel, By: "ada", Because: "wrong customer"}
+	ada := outbox.Decision{Verdict: outbox.VerdictCancel, By: "ada", Because: "wrong customer"}
 	decide := func(f outbox.Filter, d outbox.Decision, ids ...string) {
 		b.Helper()
 		done, err := b.Store.Decide(b.Context(), f, d)
@@ -823,7 +823,7 @@ func decides(b *bench) {
 		}
 	}
 	decide(outbox.Filter{Topic: "t"}, ada)
-	bob := outbox.Decision{Verdict: outbox.Again, By: "bob", Because: "it was the right one"}
+	bob := outbox.Decision{Verdict: outbox.VerdictAgain, By: "bob", Because: "it was the right one"}
 	decide(outbox.Filter{ID: "t.x.1"}, bob, "t.x.1")
 	b.deliver(b.one("t.x.1"))
 	var got []outbox.Decision
@@ -841,7 +841,7 @@ func decides(b *bench) {
 	if d := b.find("other").Decisions; len(d) > 0 {
 		b.Errorf("of another are on record %+v", d)
 	}
-	if _, err := b.Store.Decide(b.Context(), outbox.Filter{}, outbox.Decision{Verdict: outbox.Cancel, By: "ada"}); err == nil {
+	if _, err := b.Store.Decide(b.Context(), outbox.Filter{}, outbox.Decision{Verdict: outbox.VerdictCancel, By: "ada"}); err == nil {
 		b.Error("a decision without a reason was taken")
 	}
 }

@@ -12,9 +12,9 @@
 // the mail was sent: SMTP has no way to ask. This sink puts on record that it is
 // about to send that last line. If no answer comes, the route's policy decides:
 //
-//   - [outbox.Hold], the default: the message is unknown until somebody decides. No
+//   - [outbox.UnknownHold], the default: the message is unknown until somebody decides. No
 //     mail is sent twice. Some unknown messages were sent and some were not.
-//   - [outbox.Retry]: it is sent again. No mail is missing. Some recipients get two
+//   - [outbox.UnknownRetry]: it is sent again. No mail is missing. Some recipients get two
 //     copies with the same Message-ID, which most programs show both.
 //
 // Whatever fails before that last line is tried again under either policy.

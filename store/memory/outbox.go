@@ -527,7 +527,7 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	d.At = time.Now()
-	if d.Verdict == outbox.Again {
+	if d.Verdict == outbox.VerdictAgain {
 		return o.redrive(f, []outbox.Decision{d}), nil
 	}
 	var done []outbox.Redriven

@@ -250,7 +250,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 	for _, mode := range []postgres.Mode{postgres.Leased, postgres.Transactional} {
 		t.Run(mode.String(), func(t *testing.T) {
 			for _, owner := range hosts {
-				c := hostCall{Mode: mode, Key: mode.String() + " of " + owner.name, OnCrash: semel.Retry, Lease: halfAnHour}
+				c := hostCall{Mode: mode, Key: mode.String() + " of " + owner.name, OnCrash: semel.CrashRetry, Lease: halfAnHour}
 				ask := func(h *host, op string) hostReply { t.Helper(); c.Op = op; return h.ask(t, c) }
 				start := now(t)
 				if r := ask(owner, "hold"); r.Answer != "at work" {
@@ -322,7 +322,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 		victims := start(t)
 		calls := map[string]hostCall{}
 		for _, v := range victims {
-			for _, p := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+			for _, p := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 				c := hostCall{Op: "hold", Key: p.String() + " after " + v.name, OnCrash: p, Lease: lease}
 				if r := v.ask(t, c); r.Answer != "at work" {
 					t.Fatalf("%s: %s; want it at work", c.Key, r.Answer)
@@ -368,7 +368,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 		for key, c := range calls {
 			c.Op = "submit"
 			want, payments := []string{"unknown", "unknown", "unknown"}, 0
-			if c.OnCrash == semel.Retry {
+			if c.OnCrash == semel.CrashRetry {
 				want, payments = []string{"executed", "replayed", "replayed"}, 1
 			}
 			for i, h := range hosts {

@@ -292,7 +292,7 @@ func TestOutboxRowsByPlainSQL(t *testing.T) {
 	}
 	exec(t, pool, "INSERT INTO semel.outbox (id, topic) VALUES ('second', 't') ON CONFLICT DO NOTHING")
 	got := make(chan outbox.Delivery, 10)
-	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.Skip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
+	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.DeadSkip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
 		got <- d
 		return nil
 	})}}})

@@ -313,14 +313,14 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 	}
 	var sql string
 	query, args := selection(f, redrivable(f))
-	if d.Verdict == outbox.Cancel {
+	if d.Verdict == outbox.VerdictCancel {
 		query, args = selection(f, "state = 1")
 	}
 	arg := func(text string) string {
 		args = append(args, text)
 		return fmt.Sprintf("$%d::text", len(args))
 	}
-	if d.Verdict == outbox.Cancel {
+	if d.Verdict == outbox.VerdictCancel {
 		sql = fmt.Sprintf(sqlCancel, query, 1+rand.Int64N(1<<62), arg(d.Cause()))
 	} else {
 		sql = fmt.Sprintf(sqlRedrive, query)

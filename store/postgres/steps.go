@@ -172,7 +172,7 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 		return fmt.Errorf("postgres: steps: %w", err)
 	}
 	return c.transact(ctx, func(ctx context.Context) (err error) {
-		s.State, s.Cause = steps.Done, ""
+		s.State, s.Cause = steps.StateDone, ""
 		if s.Result, err = work(ctx); err != nil {
 			return err
 		}
@@ -189,7 +189,7 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 func (j *Steps) List(ctx context.Context, f steps.Filter) ([]steps.Operation, error) {
 	names, phases := append([]string{}, f.Operations...), f.Phases
 	if len(phases) == 0 {
-		phases = []steps.Phase{steps.Open, steps.Held, steps.Finished}
+		phases = []steps.Phase{steps.PhaseOpen, steps.PhaseHeld, steps.PhaseFinished}
 	}
 	all, err := again(ctx, j.store, func() ([]steps.Operation, error) {
 		rows, _ := j.store.pool.Query(ctx, j.sql.list, phases, f.Due, f.After, names, f.Key, f.Page()) // its error is told by CollectRows

@@ -99,7 +99,7 @@ func TestStepsOpenWaitsForACommit(t *testing.T) {
 	if err := <-committed; err != nil {
 		t.Error(err)
 	}
-	if o := <-opened; len(o.Steps) != 1 || o.Steps[0].State != steps.Done {
+	if o := <-opened; len(o.Steps) != 1 || o.Steps[0].State != steps.StateDone {
 		t.Errorf("who goes on does not see the step: %+v", o)
 	}
 }

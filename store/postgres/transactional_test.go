@@ -237,7 +237,7 @@ func TestRecordedFailureHasNoHalfEffect(t *testing.T) {
 				}
 				shop.want(t, key, 0)
 				out, err := g.Do(t.Context(), submit(key), nil)
-				if out.Answer != semel.Replayed || !errors.Is(err, semel.ErrRecorded) {
+				if out.Answer != semel.AnswerReplayed || !errors.Is(err, semel.ErrRecorded) {
 					t.Fatalf("the retry: %v, %v; want the failure replayed", out.Answer, err)
 				}
 			})
@@ -294,7 +294,7 @@ func TestSwallowedErrorIsNoSuccess(t *testing.T) {
 					break
 				}
 			}
-			if err != nil || out.Answer != semel.Executed {
+			if err != nil || out.Answer != semel.AnswerExecuted {
 				t.Fatalf("the retry: %v, %v; want it executed", out.Answer, err)
 			}
 			shop.want(t, name, 1)
@@ -377,7 +377,7 @@ func TestCommitWithoutAnswer(t *testing.T) {
 				out, err := g.Do(t.Context(), submit(key), func(ctx context.Context) (semel.Result, error) {
 					return result("paid"), pay(ctx, key)
 				})
-				if want == 1 && (err != nil || out.Answer != semel.Executed) {
+				if want == 1 && (err != nil || out.Answer != semel.AnswerExecuted) {
 					t.Fatalf("committed: %v, %v; want it executed", out.Answer, err)
 				}
 				if want == 0 && !errors.Is(err, semel.ErrNoEffect) {
@@ -387,7 +387,7 @@ func TestCommitWithoutAnswer(t *testing.T) {
 				out, err = g.Do(t.Context(), submit(key), func(ctx context.Context) (semel.Result, error) {
 					return result("paid"), pay(ctx, key)
 				})
-				if err != nil || (out.Answer == semel.Replayed) != (want == 1) {
+				if err != nil || (out.Answer == semel.AnswerReplayed) != (want == 1) {
 					t.Fatalf("the retry: %v, %v", out.Answer, err)
 				}
 				shop.want(t, key, 1)
@@ -677,7 +677,7 @@ func TestJoinsTheCallersTransaction(t *testing.T) {
 					out, err := g.Do(postgres.WithTx(t.Context(), tx), submit(key), func(ctx context.Context) (semel.Result, error) {
 						return result("paid"), pay(ctx, key)
 					})
-					if err != nil || out.Answer != semel.Executed {
+					if err != nil || out.Answer != semel.AnswerExecuted {
 						t.Fatalf("Do: %v, %v", out.Answer, err)
 					}
 					var wait string
@@ -881,7 +881,7 @@ func TestDuplicatesDoNotStarveTheOwner(t *testing.T) {
 			tried.Wait() // until each duplicate has been refused once
 			return result("paid"), pay(ctx, "hot")
 		})
-		if err != nil || out.Answer != semel.Executed {
+		if err != nil || out.Answer != semel.AnswerExecuted {
 			t.Errorf("the owner: %v, %v", out.Answer, err)
 		}
 	})
@@ -893,7 +893,7 @@ func TestDuplicatesDoNotStarveTheOwner(t *testing.T) {
 				t.Errorf("a duplicate was told %v; want in progress", err)
 			}
 			tried.Done()
-			if answer, err := untilSettled(t.Context(), g, "hot"); answer != semel.Replayed || err != nil {
+			if answer, err := untilSettled(t.Context(), g, "hot"); answer != semel.AnswerReplayed || err != nil {
 				t.Errorf("a duplicate: %v, %v; want the replay", answer, err)
 			}
 		})
@@ -901,7 +901,7 @@ func TestDuplicatesDoNotStarveTheOwner(t *testing.T) {
 	for i := range others {
 		wg.Go(func() {
 			key := fmt.Sprint("other", i)
-			if answer, err := untilSettled(t.Context(), g, key); answer != semel.Executed || err != nil {
+			if answer, err := untilSettled(t.Context(), g, key); answer != semel.AnswerExecuted || err != nil {
 				t.Errorf("%s: %v, %v", key, answer, err)
 			}
 		})

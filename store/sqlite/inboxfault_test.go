@@ -80,7 +80,7 @@ func inboxFaultAt(t *testing.T, n int, lost bool, unknown *int) (hit bool) {
 				again = append(again, todo[i])
 			case r.Err != nil:
 				again = append(again, todo[i])
-			case r.Outcome == inbox.Done:
+			case r.Outcome == inbox.OutcomeDone:
 				told[todo[i].ID]++
 			}
 		}

@@ -59,7 +59,7 @@ func Example_outbox() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		if answer == semel.Executed {
+		if answer == semel.AnswerExecuted {
 			<-arrived
 		}
 		fmt.Println(answer)

@@ -51,7 +51,7 @@ func playMailer(path string, in *bufio.Scanner) error {
 	}
 	r := outbox.Route{Sink: sink}
 	if f[2] == "retry" {
-		r.OnUnknown = outbox.Retry
+		r.OnUnknown = outbox.UnknownRetry
 	}
 	s, err := openRelayed(path)
 	if err != nil {

@@ -187,7 +187,7 @@ func TestOutboxRowsByPlainSQL(t *testing.T) {
 	mustExec(t, db, `INSERT INTO outbox (topic, key, type, headers, payload, not_before)
 		VALUES ('t', 'l', 'paid', '{"a": "1"}', 'text', CAST(unixepoch('subsec') * 1000000 AS INTEGER) - 1)`)
 	got := make(chan outbox.Delivery, 10)
-	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.Skip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
+	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.DeadSkip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
 		got <- d
 		return nil
 	})}}})

@@ -255,7 +255,7 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
-	if d.Verdict == outbox.Again {
+	if d.Verdict == outbox.VerdictAgain {
 		return o.redrive(ctx, f, d)
 	}
 	return o.change(ctx, f, d, "false", "state = 'pending'", cancelOne, func(t *tx, position int64) []driver.Value {

@@ -171,11 +171,11 @@ func submitTogether(g *semel.Guard, n int, key, effects string) ([]string, error
 			})
 			answers[i] = out.Answer.String()
 			switch out.Answer {
-			case semel.Executed, semel.Replayed:
+			case semel.AnswerExecuted, semel.AnswerReplayed:
 				if err == nil && string(out.Result.Body) != "effect of "+key {
 					err = fmt.Errorf("%v with body %q", out.Answer, out.Result.Body)
 				}
-			case semel.InProgress:
+			case semel.AnswerInProgress:
 				err = nil
 			default:
 				err = fmt.Errorf("answered %v: %w", out.Answer, err)

@@ -122,7 +122,7 @@ func (j *Steps) change(ctx context.Context, size int, fn func(t *tx) (int64, err
 func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step, work func(context.Context) ([]byte, error)) error {
 	var now int64
 	return j.store.transact(ctx, func(t *tx) (bool, error) { now = t.now; return true, nil }, func(ctx context.Context, h *handler) (err error) {
-		s.State, s.Cause = steps.Done, ""
+		s.State, s.Cause = steps.StateDone, ""
 		if s.Result, err = work(ctx); err != nil {
 			return err
 		}
@@ -221,7 +221,7 @@ func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
 		switch {
 		case err != nil:
 			return 0, err
-		case d.Step.Name == "" && phase != string(steps.Held), d.Step.Name != "" && position < 0:
+		case d.Step.Name == "" && phase != string(steps.PhaseHeld), d.Step.Name != "" && position < 0:
 			return 0, nil
 		}
 		if _, err := t.exec(decideJournal, int64(d.Number), t.now); err != nil {

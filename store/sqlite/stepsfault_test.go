@@ -96,7 +96,7 @@ func TestStepsEveryFault(t *testing.T) {
 			defer remote.Close()
 			f := &faults{}
 			shop := newStepsShop(openFaulty(t, f, Config{}))
-			shop.URL, shop.Charge, shop.Policy.OnCrash = remote.URL, steps.Policy{OnCrash: semel.Retry}, semel.Retry
+			shop.URL, shop.Charge, shop.Policy.OnCrash = remote.URL, steps.Policy{OnCrash: semel.CrashRetry}, semel.CrashRetry
 			ctx := t.Context()
 			write1 := func(query string) {
 				if _, err := write(ctx, shop.Records.(*Store), 0, func(tx *tx) (int64, error) { return tx.exec(query) }); err != nil {
@@ -140,7 +140,7 @@ func TestStepsEveryFault(t *testing.T) {
 
 // No query of the journal reads through the table.
 func TestStepsQueriesUseTheirIndexes(t *testing.T) {
-	due, _, err := journals(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true, Operations: []string{"a"}})
+	due, _, err := journals(steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Due: true, Operations: []string{"a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestStepsNeedALeasedClaim(t *testing.T) {
 	_, answer, err := semel.Call(t.Context(), g, semel.Submit{Identity: identity("k")}, func(ctx context.Context) (int, error) {
 		return steps.Run(ctx, j, 1, func(context.Context, int) (int, error) { return 1, nil })
 	})
-	if answer != semel.Released || !errors.Is(err, steps.ErrNotLeased) {
+	if answer != semel.AnswerReleased || !errors.Is(err, steps.ErrNotLeased) {
 		t.Errorf("%v, %v", answer, err)
 	}
 }

@@ -470,7 +470,7 @@ func TestTxConcurrently(t *testing.T) {
 						continue
 					case err != nil || string(out.Result.Body) != key:
 						t.Errorf("%s: %v, %v", key, out.Answer, err)
-					case out.Answer == semel.Executed:
+					case out.Answer == semel.AnswerExecuted:
 						executed.Add(1)
 					}
 					return

@@ -121,7 +121,7 @@ func (s *Sink) Close() { s.client.Close() }
 func (s *Sink) Route(topic string) outbox.Route {
 	return outbox.Route{
 		Topic: topic, Sink: s, Schedule: Schedule(), Timeout: 20 * time.Second, MaxInFlight: max(128, 4*s.config.MaxPerEndpoint),
-		OnDead: outbox.Skip, OnUnknown: outbox.Retry,
+		OnDead: outbox.DeadSkip, OnUnknown: outbox.UnknownRetry,
 	}
 }
 

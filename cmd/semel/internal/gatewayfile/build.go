@@ -244,7 +244,7 @@ func (s *Settings) policy() semel.Policy {
 		Lease: s.Lease, Heartbeat: s.Heartbeat, Deadline: s.Deadline, Retention: s.Retention, StoreTimeout: s.StoreTimeout, MaxWaiters: s.MaxWaiters,
 	}
 	if s.OnCrash == "retry" {
-		p.OnCrash = semel.Retry
+		p.OnCrash = semel.CrashRetry
 	}
 	return p
 }
