@@ -42,7 +42,7 @@ build: ## build bin/semel and bin/orders
 	go build $(STAMP) -o bin/orders ./examples/orders
 
 test: tools ## run the tests of every module, with the race detector where it works
-	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone=adapter/caddy -- $(ARGS)
+	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone='adapter/caddy internal/tools' -- $(ARGS)
 
 # The tests have a PostgreSQL server of their own, and the example.
 torture: build ## kill, pause and cut off gateways, or another SUBJECT, for DURATION, and check what is left
