@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 )
@@ -395,6 +396,7 @@ func TestLargeBodiesStayOutOfMemory(t *testing.T) {
 // Ten answers of 20 MB at the same time, and their replays: the same bytes, with
 // the same header and trailers.
 func TestLargeAnswersAreReplayed(t *testing.T) {
+	quick.LeaveOut(t)
 	const size = 20 << 20
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
@@ -616,6 +618,7 @@ func TestLargeAnswersThatAreNotRecorded(t *testing.T) {
 // being answered. The first executes nothing; the others run to their end, with
 // the whole body, and are recorded.
 func TestClientOfLargeBodiesGone(t *testing.T) {
+	quick.LeaveOut(t)
 	withoutCollector(t)
 	const size = 8 << 20
 	for _, http2 := range []bool{false, true} {

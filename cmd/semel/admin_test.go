@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/store/memory"
 )
@@ -215,6 +216,7 @@ func TestReadinessAsksSeldom(t *testing.T) {
 // TestDrainSaysNoFirst: told to end, the gateway is not ready at once, and goes on
 // to serve until those who ask have had the time to notice.
 func TestDrainSaysNoFirst(t *testing.T) {
+	quick.LeaveOut(t)
 	u := newUpstream(t)
 	g := startGateway(t, "--upstream", u.url, "--store", newStore(t), "--admin", ":0", "--drain-delay", "3s")
 	admin := g.admin()

@@ -196,7 +196,7 @@ func TestSealerKilled(t *testing.T) {
 	s := tamperers(t)["sqlite"]
 	var last string
 	for round := range 8 {
-		cmd := exec.Command(binary, "audit", "seal", "--store", s.url, "--seals", seals, "--key", key, "--behind", "0s", "--every", "1ms", "--json")
+		cmd := exec.Command(binary(t), "audit", "seal", "--store", s.url, "--seals", seals, "--key", key, "--behind", "0s", "--every", "1ms", "--json")
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}
 		stdout, err := cmd.StdoutPipe()
 		noError(t, err)

@@ -252,7 +252,7 @@ func testOutboxDecisions(t *testing.T, l *letters) {
 // what is under way, and returns its log.
 func startRelay(t *testing.T, args ...string) (stop func() string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), binary, append([]string{"relay"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), binary(t), append([]string{"relay"}, args...)...)
 	stderr, err := cmd.StderrPipe()
 	noError(t, err)
 	noError(t, cmd.Start())

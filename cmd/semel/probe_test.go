@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/probe/evidence"
 )
 
@@ -82,6 +83,7 @@ func hostOf(t *testing.T, raw string) string {
 
 // TestProbe: the order example is found out bare, and held behind the gateway.
 func TestProbe(t *testing.T) {
+	quick.LeaveOut(t)
 	orders := startOrders(t)
 	g := startGateway(t, "--upstream", orders, "--store", newStore(t), "--require-key")
 	dir := t.TempDir()
@@ -263,6 +265,7 @@ func TestProbeInit(t *testing.T) {
 // TestProbeInitRuns: a draft made of a recording of a create, a list and a get runs
 // as it is, and judges: only the address has to be allowed.
 func TestProbeInitRuns(t *testing.T) {
+	quick.LeaveOut(t)
 	for name, right := range map[string]bool{"right": true, "wrong": false} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex

@@ -40,6 +40,7 @@ type layer struct {
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
 	{patterns: []string{"bench", "examples", "internal/matrix"}, down: true, any: true},
+	{patterns: []string{"examples/internal/shelldoc"}, tree: []string{"internal/testenv"}, testing: true, testOnly: true},
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
 	{patterns: []string{"adapter/otel"}, tree: []string{"gateway", "outbox", "semelhttp", "."}, any: true},
 	{patterns: []string{"gateway", "probe"}, down: true, any: true},
@@ -65,6 +66,7 @@ var layers = []layer{
 	{patterns: []string{"inbox"}},
 	{patterns: []string{"internal/model"}, tree: []string{"."}, testOnly: true},
 	{patterns: []string{"internal/recordid"}, tree: []string{"."}},
+	{patterns: []string{"internal/quick"}, testing: true, testOnly: true},
 	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v3"}},
 	{patterns: []string{"internal/recorder"}, testing: true, testOnly: true},
 	{patterns: []string{"."}},

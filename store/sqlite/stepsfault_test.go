@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/steps/stepstest"
 )
@@ -35,6 +36,7 @@ func newStepsShop(s *Store) *stepstest.Shop {
 // Processes that take an order are killed before every statement, and between and in
 // the steps.
 func TestStepsKilledAtEveryPoint(t *testing.T) {
+	quick.LeaveOut(t)
 	if c := stepstest.CurrentChild(); c != nil {
 		f := &faults{}
 		s, err := open(t.Context(), Config{Path: os.Getenv(stepsVariable)}, f.dial)

@@ -22,6 +22,9 @@ func lastLine(s string) string {
 // TestRun runs the real go command on packages that pass, fail and die in
 // every way a test binary can.
 func TestRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	const head = "package p\n\nimport \"testing\"\n\n"
 	sources := map[string]string{
 		"pass":    head + "func TestA(t *testing.T) { t.Run(\"sub\", func(*testing.T) {}) }\n",
@@ -110,6 +113,9 @@ func TestRun(t *testing.T) {
 
 // TestRunAlone has a module that the workspace leaves out, which fails.
 func TestRunAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"go.work":          "go 1.26.0\n\nuse .\n",
