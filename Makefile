@@ -23,8 +23,9 @@ SUBJECT   ?= gateway-sqlite
 ROUNDS    ?= 5
 RECORDS   ?= 10000,1000000
 STORE     ?= sqlite
+VULNDB    ?=
 
-.PHONY: help run build test quick torture lint cross tidy bench bench-peers growth lab-matrix fuzz tools clean
+.PHONY: help run build test quick torture lint cross tidy bench bench-peers growth lab-matrix probe-truth fuzz tools vuln cut release release-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +34,7 @@ help: ## list the targets
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
 	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments|shop DURATION=1m'
 	@echo '             ROUNDS=5 RECORDS=10000,1000000 STORE=sqlite|postgres'
+	@echo '             VERSION=v1.2.3 VULNDB=file:///...'
 
 run: build ## start the example service and the gateway before it; Ctrl-C stops both
 	@exec scripts/run.sh
@@ -82,6 +84,20 @@ lab-matrix: ## probe every operation of the lab under every setting, and compare
 probe-truth: ## run the probe against all of its targets, each with three sets of values
 	go test -count=1 -timeout 0 -run '^(TestTargets|TestReach|TestFiner|TestReportsAreConsistent)$$' $(ARGS) ./probe -seeds 3
 
+vuln: ## look up known vulnerabilities in what the modules call; needs the network
+	@VULNDB='$(VULNDB)' scripts/vuln.sh
+
+cut: ## make the commit and the tags of release VERSION=v1.2.3, here alone
+	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ ./cmd/release
+	@bin/tools/release cut '$(VERSION)'
+
+release: ## build programs, image, SBOMs and checksums of release VERSION into dist/VERSION
+	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ ./cmd/release
+	@bin/tools/release dist '$(VERSION)' 'dist/$(VERSION)'
+
+release-test: ## cut this tree in a clone, then install, build and run it as its users do
+	cd internal/tools && SEMEL_TEST_RELEASE=whole GOWORK=off go test -count=1 -timeout 0 -v $(ARGS) ./cmd/release
+
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)
 
@@ -92,4 +108,4 @@ tools:
 	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./cmd/testall ./cmd/platforms
 
 clean: ## remove what was built and what make run has stored
-	rm -rf bin .run
+	rm -rf bin dist .run
