@@ -40,10 +40,11 @@ run: build ## start the example service and the gateway before it; Ctrl-C stops 
 	@exec scripts/run.sh
 
 build: ## build bin/semel and bin/orders
-	go build $(STAMP) -o bin/semel ./cmd/semel
-	go build $(STAMP) -o bin/orders ./examples/orders
+	@scripts/build.sh bin/semel ./cmd/semel $(STAMP)
+	@scripts/build.sh bin/orders ./examples/orders $(STAMP)
 
 test: tools ## run the tests of every module, with the race detector where it works
+	@echo 'testing $(PKG): a package is named when it has ended; on a new machine all is compiled first, which takes minutes'
 	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone='adapter/caddy internal/tools' -- $(ARGS)
 
 quick: ## run the tests that take a minute together, from go test's cache where nothing changed
@@ -105,6 +106,7 @@ fuzz: ## fuzz every fuzz test for FUZZTIME
 # so that no other module's requirements can change them.
 tools:
 	@mkdir -p bin/tools
+	@[ -x bin/tools/testall ] || echo 'building bin/tools: a minute or two on a new machine'
 	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./cmd/testall ./cmd/platforms
 
 clean: ## remove what was built and what make run has stored
