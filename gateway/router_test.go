@@ -426,7 +426,7 @@ func TestRoutes(t *testing.T) {
 	want(t, "effects", effects.Load(), 7)
 
 	// The operation has one status, whatever its route.
-	records, err := router.config.Resources.Guard.ResolveWhere(t.Context(), semel.BulkResolution{})
+	records, err := router.config.Routes[0].Gateway.config.Guard.ResolveWhere(t.Context(), semel.BulkResolution{})
 	noError(t, err)
 	want(t, "unknown records", records.Selected, 0)
 	spec := b.send(b.request("GET", "/.well-known/idempotency/specification", "", "", "Accept: application/json"))

@@ -31,7 +31,7 @@ func init() {
 		plan.RaceSame:      {"D", "The same request several times at once", (*exp).race},
 		plan.LostUnread:    {"F", "A retry after a connection lost before the answer", (*exp).lostUnread},
 		plan.LostBegun:     {"F", "A retry after a connection lost within the answer", (*exp).lostBegun},
-		plan.FailedFirst:   {"F", "A retry after a failed first attempt", (*exp).failedFirst},
+		plan.FailedFirst:   {"F", "A retry after a first attempt that failed or was cut short", (*exp).failedFirst},
 		plan.Reordered:     {"F", "An older request again after a newer one", (*exp).reordered},
 		plan.Redelivery:    {"F", "An event delivered again, stale and altered", (*exp).redelivery},
 		plan.RetentionEdge: {"F", "The same request just before keys are forgotten", (*exp).retentionEdge},

@@ -15,7 +15,7 @@ import (
 func (o *operation) collate() {
 	o.ev.Readers = nil
 	for _, rd := range o.readers {
-		o.ev.Readers = append(o.ev.Readers, evidence.Reader{Name: rd.name, Outside: rd.outside, Seen: rd.seen})
+		o.ev.Readers = append(o.ev.Readers, evidence.Reader{Name: rd.name, Outside: rd.outside, Seen: rd.seen, Uncounted: rd.uncounted})
 	}
 }
 

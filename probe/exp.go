@@ -238,6 +238,7 @@ func (x *exp) sent(got wire.Exchange, role string, who plan.PrincipalName) *sent
 	e := &x.e.Sends[len(x.e.Sends)-1]
 	e.Resource, e.Replayed = s.resource, s.replayed
 	if r := got.Response; r != nil {
+		e.SaysError = r.Status/100 == 2 && (s.status() >= 400 || saysError(s.x.Response))
 		if r.Header.Get("Idempotency-Expires") != "" {
 			x.o.facts.expires = true
 		}
@@ -354,8 +355,8 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 	case first.succeeded(), turnedAway(&first.x) && !first.total.exceeds(0):
 		return o, nil
 	case refused(first):
-		if x.o.facts.refused {
-			return o, nil // once was enough to see that it stays refused
+		if o.alike = x.o.facts.refused; o.alike {
+			return o, nil // what a retry and a fresh request would show was shown
 		}
 	}
 	if o.retry, err = x.retry(ctx, w, first); err != nil {
@@ -370,6 +371,7 @@ func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, er
 			return o, err
 		}
 		o.retry.refresh(w)
+		x.o.facts.refused = refused(first) && refused(o.retry) && refused(o.control)
 	}
 	return o, nil
 }
@@ -462,7 +464,7 @@ func (o *operation) learn(w *watch, a *attempt) {
 		}
 	}
 	if success(&a.x) {
-		o.facts.controls++
+		o.facts.controls, o.facts.refused = o.facts.controls+1, false
 		o.facts.names = o.facts.names || rose && a.resource != ""
 		o.facts.async = o.facts.async || accepted(&a.x)
 		if d := a.x.Timing.FirstByte.Sub(a.x.Timing.LastWrite); o.takes == 0 || d < o.takes {

@@ -175,6 +175,8 @@ type meanwhile struct {
 	retries []*sent // in their order; the last one last
 	end     *attempt
 	takes   time.Duration
+	// together: the first and its one retry were released at once.
+	together bool
 }
 
 // running reports whether a retry was under way while the first was.
@@ -202,7 +204,7 @@ func (x *exp) inFlight(ctx context.Context) (shown, error) {
 			x.plan("duplicate", req, "", 1, "while the first is running")
 			return f, nil
 		}
-		f.takes, f.end = x.o.takes, nil
+		f.takes, f.together, f.end = x.o.takes, x.o.takes < slowEnough, nil
 		if f.first, f.retries, err = x.pair(ctx, req); err != nil {
 			return f, err
 		}
@@ -231,6 +233,8 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 		a, b := x.sent(got.Exchanges[0], "first", ""), x.sent(got.Exchanges[1], "duplicate", "")
 		if !success(&a.x) && success(&b.x) || a.replayed && !b.replayed || accepted(&a.x) && success(&b.x) && !accepted(&b.x) {
 			a, b = b, a
+			all := x.e.Sends[len(x.e.Sends)-2:]
+			all[0].Role, all[1].Role = all[1].Role, all[0].Role
 		}
 		return a, []*sent{b}, ctxErr(ctx)
 	}

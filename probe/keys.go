@@ -106,16 +106,22 @@ func (x *exp) altered(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	if f.second, err = x.lookFor(ctx, f.w, s, 1); err == nil && x.o.op.Key == nil && f.second.succeeded() && !x.o.r.dry() {
+	if f.second, err = x.lookFor(ctx, f.w, s, 1); err == nil && f.second.succeeded() && !x.o.r.dry() {
 		f.changed, err = x.changed(ctx, f.good().sent, s)
 	}
 	return f, err
 }
 
+// inPlace reports whether requests change what is at their address, by their
+// method: then what one asks for can happen without another effect to count.
+func (o *operation) inPlace() bool {
+	return o.op.Request.Method == http.MethodPut || o.op.Request.Method == http.MethodPatch
+}
+
 // changed reads the resource that a PUT or a PATCH was to change, at its own
 // address, and says whether it is as the altered request has it.
 func (x *exp) changed(ctx context.Context, first, altered *sent) (known, error) {
-	if m := x.o.op.Request.Method; m != http.MethodPut && m != http.MethodPatch {
+	if !x.o.inPlace() {
 		return untold, nil
 	}
 	before, errA := decodeJSON(first.x.Request.Body)

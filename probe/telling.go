@@ -56,6 +56,11 @@ func (o *operation) gather() {
 	if !f.lapsed {
 		under(doubleRace, doubleInFlight)
 	}
+	// A retry of what was still running is one of two at the same time.
+	if !f.lostAfter {
+		under(doubleRace, doubleLost)
+		under(doubleInFlight, doubleLost)
+	}
 	// Where the same request takes effect more than once at once, another one under
 	// its key does for the same reason, unless it does one after the other too.
 	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == "mismatch-executed" }); i >= 0 &&

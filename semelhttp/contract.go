@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/httpfield"
 )
 
 // Contract is how protected operations look on the wire: which headers carry
@@ -163,7 +164,7 @@ func (c Contract) validate() error {
 		switch {
 		case f.name == "":
 			continue
-		case !isToken(f.name):
+		case !httpfield.IsToken(f.name):
 			errs = append(errs, fmt.Errorf("field Contract.%s is %q, which is no header name", f.field, f.name))
 		case seen[f.name] != "":
 			errs = append(errs, fmt.Errorf("field Contract.%s is %s, and so is %s", f.field, f.name, seen[f.name]))

@@ -10,6 +10,8 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+
+	"github.com/semelhq/semel/internal/httpfield"
 )
 
 // credentialDomain keeps these digests apart from all others of the same bytes.
@@ -69,7 +71,7 @@ func credentialActor(h http.Header, names []string) string {
 
 // whyNoCredential says why the named header cannot tell actors apart.
 func whyNoCredential(name string) string {
-	if !isToken(name) {
+	if !httpfield.IsToken(name) {
 		return "is not a header name"
 	}
 	switch textproto.CanonicalMIMEHeaderKey(name) {

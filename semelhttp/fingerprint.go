@@ -1,17 +1,14 @@
 package semelhttp
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -20,6 +17,8 @@ import (
 	"sync"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/httpfield"
+	"github.com/semelhq/semel/semelhttp/internal/canonjson"
 )
 
 // SchemeHTTP is the scheme of fingerprints made with the zero
@@ -27,7 +26,7 @@ import (
 // name with a digest of the configuration behind it: records made before the
 // configuration was changed cannot be compared with requests made after it,
 // and what cannot be compared is not a mismatch.
-const SchemeHTTP = "http/2"
+const SchemeHTTP = "request/2"
 
 // FingerprintMode says how a body is read.
 type FingerprintMode uint8
@@ -84,12 +83,10 @@ func (c FingerprintConfig) Validate() error {
 type Fingerprinter struct {
 	scheme  string
 	mode    FingerprintMode
-	include []includedValue
-	exclude *pointerNode // nil if nothing is
-	headers []string     // canonical, sorted
-	depth   int          // of the deepest pointer; 0 without pointers
-	max     int64        // of what is read as JSON or a form
-	pool    sync.Pool    // of *digester
+	parts   *canonjson.Selection // of a JSON body
+	headers []string             // canonical, sorted
+	max     int64                // of what is read as JSON or a form
+	pool    sync.Pool            // of *digester
 }
 
 // NewFingerprinter returns a Fingerprinter for c, or every reason why c cannot
@@ -109,9 +106,20 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	if c.Mode == FingerprintRaw && len(c.Include)+len(c.Exclude) > 0 {
 		errs = append(errs, errors.New("fingerprint mode raw cannot include or exclude JSON pointers"))
 	}
-	var include, exclude []string
-	include, errs = checkPointers(errs, "include", c.Include)
-	exclude, errs = checkPointers(errs, "exclude", c.Exclude)
+	pointers := func(setting string, texts []string) (sorted []string, parsed []canonjson.Pointer) {
+		for _, text := range slices.Compact(slices.Sorted(slices.Values(texts))) {
+			p, err := canonjson.ParsePointer(text)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, text, err))
+				continue
+			}
+			sorted, parsed = append(sorted, text), append(parsed, p)
+		}
+		return sorted, parsed
+	}
+	include, included := pointers("include", c.Include)
+	exclude, excluded := pointers("exclude", c.Exclude)
+	f.parts = canonjson.Select(included, excluded)
 	for _, e := range exclude {
 		if e == "" {
 			errs = append(errs, errors.New(`fingerprint exclude "" would make all bodies equal`))
@@ -139,20 +147,6 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 		return nil, err
 	}
 
-	for _, p := range exclude {
-		if f.exclude == nil {
-			f.exclude = &pointerNode{}
-		}
-		tokens := pointerTokens(p)
-		f.exclude.add(tokens)
-		f.depth = max(f.depth, len(tokens))
-	}
-	for _, p := range include {
-		v := includedValue{tokens: pointerTokens(p)}
-		v.exclude = f.exclude.at(v.tokens)
-		f.include = append(f.include, v)
-		f.depth = max(f.depth, len(v.tokens))
-	}
 	if f.mode != FingerprintAuto || len(include)+len(exclude)+len(f.headers) > 0 || f.max != DefaultMaxCanonical {
 		sum := sha256.New()
 		b := []byte{byte(f.mode)}
@@ -172,20 +166,6 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	return f, nil
 }
 
-// checkPointers returns the sorted pointers without repetitions.
-func checkPointers(errs []error, setting string, pointers []string) ([]string, []error) {
-	var ok []string
-	for _, p := range pointers {
-		if err := checkPointer(p); err != nil {
-			errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, p, err))
-			continue
-		}
-		ok = append(ok, p)
-	}
-	slices.Sort(ok)
-	return slices.Compact(ok), errs
-}
-
 // within reports whether the value at pointer p is the one at q, or inside it.
 func within(p, q string) bool {
 	return strings.HasPrefix(p, q) && (len(p) == len(q) || p[len(q)] == '/')
@@ -195,7 +175,7 @@ func within(p, q string) bool {
 func whyNotFingerprinted(name string) string {
 	lower := strings.ToLower(name)
 	switch {
-	case !isToken(name):
+	case !httpfield.IsToken(name):
 		return "is not a header name"
 	case lower == "idempotency-key":
 		return "is part of the identity"
@@ -214,17 +194,6 @@ func whyNotFingerprinted(name string) string {
 		return "belongs to the transfer, not to the request"
 	}
 	return ""
-}
-
-// isToken reports whether s is a token of RFC 9110 5.6.2.
-func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // Scheme returns the scheme of f's fingerprints: SchemeHTTP, or a name of its
@@ -383,11 +352,11 @@ func (f *Fingerprinter) canonical(d *digester, header http.Header, body []byte) 
 	}
 	switch kind {
 	case bodyJSON:
-		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.parse(body, f.depth) {
+		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.Parse(body, f.parts) {
 			return false
 		}
 		d.kind(bodyJSON, mediaType)
-		d.json.emitSelected(d.w, f.include, f.exclude)
+		d.json.Write(d.w, f.parts)
 		return true
 	case bodyForm:
 		if !d.parseForm(body) {
@@ -464,166 +433,4 @@ func codingOf(h http.Header) string {
 		return ""
 	}
 	return coding
-}
-
-// keepBytes is the largest buffer that goes back to the pool: larger ones are
-// rare and would be held for long.
-const keepBytes = 256 << 10
-
-func (f *Fingerprinter) put(d *digester) {
-	d.json.reset()
-	clear(d.fields)
-	d.fields = d.fields[:0]
-	if cap(d.fields) > keepBytes/32 {
-		d.fields = nil
-	}
-	if cap(d.scratch) > keepBytes {
-		d.scratch = nil
-	}
-	d.w.Reset(nil)
-	f.pool.Put(d)
-}
-
-// digester writes one request into a hash. Everything but the end of the body
-// is framed by its length or count, so that no two requests write the same
-// bytes.
-type digester struct {
-	hash    hash.Hash
-	parts   hash.Hash // of a multipart body
-	inner   hash.Hash // of one part's content
-	w       *bufio.Writer
-	frame   [binary.MaxVarintLen64]byte
-	sum     [sha256.Size]byte
-	json    jsonDocument
-	fields  []formField
-	scratch []byte
-	copy    []byte
-}
-
-// Write implements io.Writer, for what comes last and needs no length.
-func (d *digester) Write(p []byte) (int, error) { return d.w.Write(p) }
-
-func newDigester() *digester {
-	return &digester{hash: sha256.New(), parts: sha256.New(), inner: sha256.New(), w: bufio.NewWriterSize(nil, 4096)}
-}
-
-func (d *digester) int(n int) {
-	_, _ = d.w.Write(binary.AppendUvarint(d.frame[:0], uint64(n)))
-}
-
-func (d *digester) string(s string) {
-	d.int(len(s))
-	_, _ = d.w.WriteString(s)
-}
-
-func (d *digester) bytes(b []byte) {
-	d.int(len(b))
-	_, _ = d.w.Write(b)
-}
-
-func (d *digester) kind(k byte, contentType string) {
-	_ = d.w.WriteByte(k)
-	d.string(contentType)
-}
-
-// raw begins a body that takes part as it is.
-func (d *digester) raw(contentType, coding string) {
-	d.kind(bodyRaw, contentType)
-	d.string(coding)
-}
-
-type formField struct{ name, value string }
-
-// maxFields bounds the time and memory that a body of very many very small
-// form fields or parts could take. A body with more is raw.
-const maxFields = 10_000
-
-// parseForm reads an application/x-www-form-urlencoded body into d.fields.
-func (d *digester) parseForm(body []byte) bool {
-	if bytes.Count(body, []byte("&")) >= maxFields || bytes.IndexByte(body, ';') >= 0 {
-		return false
-	}
-	rest, ordered := string(body), false
-	for rest != "" {
-		var pair string
-		pair, rest, _ = strings.Cut(rest, "&")
-		if pair == "" {
-			continue
-		}
-		name, value, _ := strings.Cut(pair, "=")
-		name, err1 := url.QueryUnescape(name)
-		value, err2 := url.QueryUnescape(value)
-		if err1 != nil || err2 != nil {
-			return false
-		}
-		d.fields = append(d.fields, formField{name, value})
-		ordered = ordered || strings.Contains(name, "[]")
-	}
-	if !ordered {
-		slices.SortStableFunc(d.fields, func(a, b formField) int { return strings.Compare(a.name, b.name) })
-	}
-	return true
-}
-
-// multipart writes a multipart body, if it is well-formed; otherwise nothing.
-// No part is held in memory.
-func (d *digester) multipart(header http.Header, body io.Reader) bool {
-	contentType, mediaType := mediaTypeOf(header)
-	_, params, err := mime.ParseMediaType(contentType)
-	if err != nil || params["boundary"] == "" {
-		return false
-	}
-	r := multipart.NewReader(body, params["boundary"])
-	delete(params, "boundary")
-	if d.copy == nil {
-		d.copy = make([]byte, 4096)
-	}
-	d.parts.Reset()
-	for n := 0; ; n++ {
-		// Raw: decoding is the reader's business, and the header that names
-		// the coding takes part.
-		part, err := r.NextRawPart()
-		if err == io.EOF {
-			break
-		}
-		if err != nil || n == maxFields {
-			return false
-		}
-		d.inner.Reset()
-		if _, err := io.CopyBuffer(d.inner, part, d.copy); err != nil {
-			return false
-		}
-		b := append(d.scratch[:0], 1)
-		b = binary.AppendUvarint(b, uint64(len(part.Header)))
-		for _, name := range sortedNames(part.Header) {
-			b = appendString(b, name)
-			b = binary.AppendUvarint(b, uint64(len(part.Header[name])))
-			for _, v := range part.Header[name] {
-				b = appendString(b, v)
-			}
-		}
-		d.scratch = d.inner.Sum(b)
-		_, _ = d.parts.Write(d.scratch)
-	}
-	d.kind(bodyMultipart, mediaType)
-	d.int(len(params))
-	for _, name := range sortedNames(params) {
-		d.string(name)
-		d.string(params[name])
-	}
-	d.bytes(d.parts.Sum(d.scratch[:0]))
-	return true
-}
-
-func sortedNames[V any](m map[string]V) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/steps/stepstest"
@@ -324,7 +325,7 @@ func TestRefused(t *testing.T) {
 			return errors.Join(local(ctx, "one", nil), remote(ctx, "one", steps.Policy{}, nil))
 		}, semel.ErrStepRepeated},
 		"a step that a call has the key of": {func(_ *table, ctx context.Context) error {
-			if _, err := semelhttp.WithStep(ctx, "one"); err != nil {
+			if _, err := semelclient.WithStep(ctx, "one"); err != nil {
 				return err
 			}
 			return remote(ctx, "one", steps.Policy{}, nil)

@@ -38,7 +38,7 @@ func Example() {
 			return "", err
 		}
 		return steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.CrashRetry}, number, func(ctx context.Context, number int) (string, error) {
-			fmt.Println("charging under", semel.CurrentStep(ctx).Key[:8]) // semelhttp.Transport sends it by itself
+			fmt.Println("charging under", semel.CurrentStep(ctx).Key[:8]) // semelclient.Transport sends it by itself
 			err := answers[0]
 			answers = answers[1:]
 			return fmt.Sprint("paid for ", number), err

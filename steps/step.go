@@ -131,7 +131,7 @@ func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error 
 
 // Remote executes a step that is a call to another service. Its input is recorded
 // before fn is called, with a context whose requests carry the step's child key where
-// a client of this module sends them (semelhttp.Transport, for one; semel.CurrentStep
+// a client of this module sends them (semelclient.Transport, for one; semel.CurrentStep
 // tells it to others). Its result is recorded after. A step that is done is not
 // called again; its result is returned.
 //

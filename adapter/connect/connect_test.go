@@ -22,6 +22,7 @@ import (
 
 	"github.com/semelhq/semel"
 	semelconnect "github.com/semelhq/semel/adapter/connect"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 )
@@ -695,17 +696,17 @@ func TestFreshKeyInsideAnExecution(t *testing.T) {
 	submit := semel.Submit{Identity: semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: "k"}}
 	keyed := connect.WithInterceptors(semelconnect.ClientKeys())
 	for range 2 {
-		_, err := guard.Do(semelhttp.WithKey(t.Context(), "outer"), submit, func(ctx context.Context) (semel.Result, error) {
+		_, err := guard.Do(semelclient.WithKey(t.Context(), "outer"), submit, func(ctx context.Context) (semel.Result, error) {
 			// The key of the whole is not that of its parts.
 			_, err := r.client(pay, keyed).CallUnary(ctx, newRequest(t, "ann", ten))
-			if !errors.Is(err, semelhttp.ErrNoStep) || !errors.Is(err, semel.ErrNoEffect) || connect.CodeOf(err) != connect.CodeInternal {
+			if !errors.Is(err, semelclient.ErrNoStep) || !errors.Is(err, semel.ErrNoEffect) || connect.CodeOf(err) != connect.CodeInternal {
 				t.Errorf("a call without a step: %v", err)
 			}
 			if _, err := r.client(get, keyed, connect.WithIdempotency(connect.IdempotencyNoSideEffects)).CallUnary(ctx, newRequest(t, "ann", ten)); err != nil {
 				t.Error(err)
 			}
 			for _, step := range []string{"charge", "mail"} {
-				step, err := semelhttp.WithStep(ctx, step)
+				step, err := semelclient.WithStep(ctx, step)
 				if err != nil {
 					return semel.Result{}, err
 				}

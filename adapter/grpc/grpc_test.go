@@ -32,7 +32,7 @@ import (
 
 	"github.com/semelhq/semel"
 	semelgrpc "github.com/semelhq/semel/adapter/grpc"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/store/memory"
 	"github.com/semelhq/semel/store/sqlite"
 )
@@ -688,11 +688,11 @@ func TestClientKeepsKey(t *testing.T) {
 	if len(keys) != 4 || keys[0] != keys[1] || keys[2] != keys[3] || keys[0] == keys[2] {
 		t.Errorf("the keys on the wire are %q", keys)
 	}
-	r.call(semelhttp.WithKey(as(t.Context(), "ann"), `my "own" key`), pay, ten)
+	r.call(semelclient.WithKey(as(t.Context(), "ann"), `my "own" key`), pay, ten)
 	if want := `"my \"own\" key"`; keys[4] != want || keys[5] != want {
 		t.Errorf("the keys on the wire are %q, want %s", keys[4:], want)
 	}
-	if a := r.call(semelhttp.WithKey(as(t.Context(), "ann"), "ä"), pay, ten); status.Code(a.err) != codes.Internal || !errors.Is(a.err, semel.ErrNoEffect) || len(keys) != 6 {
+	if a := r.call(semelclient.WithKey(as(t.Context(), "ann"), "ä"), pay, ten); status.Code(a.err) != codes.Internal || !errors.Is(a.err, semel.ErrNoEffect) || len(keys) != 6 {
 		t.Errorf("a key that cannot be sent: %v", a.err)
 	}
 }
@@ -714,15 +714,15 @@ func TestFreshKeyInsideAnExecution(t *testing.T) {
 	}
 	submit := semel.Submit{Identity: semel.Identity{Scope: semel.Scope{Operation: "orders.create"}, Key: "k"}}
 	for range 2 {
-		_, err := guard.Do(semelhttp.WithKey(t.Context(), "outer"), submit, func(ctx context.Context) (semel.Result, error) {
+		_, err := guard.Do(semelclient.WithKey(t.Context(), "outer"), submit, func(ctx context.Context) (semel.Result, error) {
 			// The key of the whole is not that of its parts.
 			a := r.call(as(ctx, "ann"), pay, ten)
-			if !errors.Is(a.err, semelhttp.ErrNoStep) || !errors.Is(a.err, semel.ErrNoEffect) || status.Code(a.err) != codes.Internal {
+			if !errors.Is(a.err, semelclient.ErrNoStep) || !errors.Is(a.err, semel.ErrNoEffect) || status.Code(a.err) != codes.Internal {
 				t.Errorf("a call without a step: %v", a.err)
 			}
 			r.call(as(ctx, "ann"), get, ten)
 			for _, step := range []string{"charge", "mail"} {
-				step, err := semelhttp.WithStep(as(ctx, "ann"), step)
+				step, err := semelclient.WithStep(as(ctx, "ann"), step)
 				if err != nil {
 					return semel.Result{}, err
 				}
@@ -777,13 +777,12 @@ func TestHalfAnEffectCommitted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "payments.db")
-			base, err := sqlite.Open(t.Context(), sqlite.Config{Path: path})
+			store, err := sqlite.Open(t.Context(), sqlite.Config{Path: path, Mode: sqlite.ModeTransactional})
 			if err != nil {
 				t.Fatal(err)
 			}
-			store := base.Transactional()
 			t.Cleanup(func() {
-				if err := store.Close(); err != nil {
+				if err := store.Close(context.Background()); err != nil {
 					t.Error(err)
 				}
 			})

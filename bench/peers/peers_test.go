@@ -195,7 +195,7 @@ func semelStore(tb testing.TB, o options) semel.Store {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		tb.Cleanup(func() { _ = s.Close() })
+		tb.Cleanup(func() { _ = s.Close(context.Background()) })
 		store = s
 	}
 	if o.broken {

@@ -32,7 +32,7 @@ func tamperers(t *testing.T) map[string]*tamperer {
 	for kind, url := range map[string]string{"sqlite": newStore(t), "postgres": testenv.Postgres(t)} {
 		s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 		noError(t, err)
-		t.Cleanup(func() { noError(t, s.Close()) })
+		t.Cleanup(func() { noError(t, s.Close(context.Background())) })
 		exec := func(statement string) {
 			t.Helper()
 			db, err := pgx.Connect(t.Context(), url)

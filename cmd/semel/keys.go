@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/httpfield"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -46,7 +47,7 @@ func (p *program) admin(cmd *cobra.Command, fn func(ctx context.Context, s store
 			return err
 		}
 		defer func() {
-			if e := s.Close(); e != nil && err == nil {
+			if e := s.Close(context.Background()); e != nil && err == nil {
 				err = callFault("the store could not be closed", e)
 			}
 		}()
@@ -505,7 +506,7 @@ func parseHeaders(lines []string) (http.Header, error) {
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if !ok || name == "" || strings.ContainsFunc(name, notToken) || strings.ContainsFunc(value, isControl) {
+		if !ok || !httpfield.IsToken(name) || strings.ContainsFunc(value, isControl) {
 			return nil, usagef("--header is %q; write it as 'Name: value'", line)
 		}
 		h.Add(textproto.CanonicalMIMEHeaderKey(name), value)
@@ -513,15 +514,13 @@ func parseHeaders(lines []string) (http.Header, error) {
 	return h, nil
 }
 
-func notToken(r rune) bool {
-	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-}
-
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
 // httpResult makes a result that package semelhttp can replay.
 func httpResult(r semel.Record, status int, header http.Header, body []byte) (semel.Result, error) {
-	if !strings.HasPrefix(r.Fingerprint.Scheme, "http/") {
+	// Of any version, and of any configuration.
+	kind, _, _ := strings.Cut(semelhttp.SchemeHTTP, "/")
+	if !strings.HasPrefix(r.Fingerprint.Scheme, kind+"/") {
 		return semel.Result{}, &fault{
 			code: exitRefused, err: fmt.Errorf("the record %s is not of an HTTP request, so an HTTP answer cannot be its result", r.ID),
 			do: "Settle it from the program that it belongs to, with Guard.Resolve. Nothing was changed.",

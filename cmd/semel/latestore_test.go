@@ -103,7 +103,7 @@ func TestHopelessStore(t *testing.T) {
 	newer := filepath.Join(dir, "newer.db")
 	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: newer})
 	noError(t, err)
-	noError(t, s.Close())
+	noError(t, s.Close(context.Background()))
 	db, err := sql.Open("sqlite", newer)
 	noError(t, err)
 	_, err = db.Exec("PRAGMA user_version = 999")
@@ -242,7 +242,7 @@ func TestLateStore(t *testing.T) {
 		}
 		stop()
 		noError(t, <-ended)
-		noError(t, s.Close())
+		noError(t, s.Close(context.Background()))
 	})
 }
 
@@ -261,7 +261,7 @@ func TestLateStoreGivesUp(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 		want(t, "tries", tries, 3)
-		noError(t, s.Close())
+		noError(t, s.Close(context.Background()))
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -27,8 +26,8 @@ type outboxStore interface {
 
 const outboxForms = "sqlite:app.db, sqlite:///var/lib/app/app.db or postgres://user@host/database"
 
-// openOutbox opens the outbox in a store.
-func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist bool) (outboxStore, io.Closer, error) {
+// openOutbox opens the outbox in a store, which end closes.
+func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist bool) (o outboxStore, end func(context.Context) error, err error) {
 	u, err := parseStoreURL(url)
 	switch {
 	case err != nil:
@@ -44,7 +43,7 @@ func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist b
 		if err != nil {
 			return nil, nil, err
 		}
-		return s.(*postgresStore).Outbox(), s, nil
+		return s.(*postgresStore).Outbox(), s.Close, nil
 	}
 	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, MustExist: mustExist})
 	if err != nil {
@@ -56,7 +55,7 @@ func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist b
 		}
 		return nil, nil, storeFault(url, err)
 	}
-	return s.Outbox(), s, nil
+	return s.Outbox(), s.Close, nil
 }
 
 // outboxAdmin adds --store to a command, which has fn look at the outbox in it.
@@ -65,12 +64,12 @@ func (p *program) outboxAdmin(cmd *cobra.Command, fn func(ctx context.Context, o
 	cmd.Flags().StringVar(&url, "store", "", "store that the service enqueues into, such as sqlite:app.db or postgres://app@db/app")
 	fromEnv(cmd, "store")
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
-		o, closer, err := openOutbox(cmd.Context(), cmd, url, true)
+		o, end, err := openOutbox(cmd.Context(), cmd, url, true)
 		if err != nil {
 			return err
 		}
 		defer func() {
-			if e := closer.Close(); e != nil && err == nil {
+			if e := end(context.Background()); e != nil && err == nil {
 				err = outboxFault("the store could not be closed", e)
 			}
 		}()

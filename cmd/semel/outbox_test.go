@@ -64,7 +64,7 @@ func (l *letters) open() outbox.Store {
 	if path, ok := strings.CutPrefix(l.url, "sqlite:"); ok {
 		s, err := sqlite.Open(l.t.Context(), sqlite.Config{Path: path})
 		noError(l.t, err)
-		l.t.Cleanup(func() { noError(l.t, s.Close()) })
+		l.t.Cleanup(func() { noError(l.t, s.Close(context.Background())) })
 		return s.Outbox()
 	}
 	pool, err := pgxpool.New(l.t.Context(), l.url)

@@ -233,12 +233,12 @@ func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings
 	if _, err := outbox.New(config); err != nil {
 		return usagef("the settings do not fit together: %w", err)
 	}
-	o, closer, err := openOutbox(ctx, cmd, s.store, false)
+	o, end, err := openOutbox(ctx, cmd, s.store, false)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if e := closer.Close(); e != nil {
+		if e := end(context.Background()); e != nil {
 			err = errors.Join(err, outboxFault("the store could not be closed", e))
 		}
 	}()

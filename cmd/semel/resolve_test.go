@@ -249,7 +249,7 @@ func TestResolveTensOfThousands(t *testing.T) {
 			}
 			s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 			noError(t, err)
-			defer func() { noError(t, s.Close()) }()
+			defer func() { noError(t, s.Close(context.Background())) }()
 			living := manyUnknown(t, s, n)
 
 			env := []string{"SEMEL_STORE=" + url, "USER=tester"}

@@ -22,7 +22,7 @@ func journalOf(s store) steps.Store {
 	case *postgresStore:
 		return s.Steps()
 	case *sqlite.Store:
-		return s.Transactional().Steps()
+		return s.Steps()
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func (p *program) stepsAdmin(cmd *cobra.Command, fn func(ctx context.Context, j 
 			return err
 		}
 		defer func() {
-			if e := s.Close(); e != nil && err == nil {
+			if e := s.Close(context.Background()); e != nil && err == nil {
 				err = stepsFault("the store could not be closed", e)
 			}
 		}()

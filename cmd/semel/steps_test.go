@@ -28,7 +28,7 @@ func TestStepsCommands(t *testing.T) {
 func testStepsCommands(t *testing.T, url string) {
 	s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 	noError(t, err)
-	defer func() { noError(t, s.Close()) }()
+	defer func() { noError(t, s.Close(context.Background())) }()
 	j, err := steps.New(steps.Config{Store: journalOf(s), LookAfter: time.Millisecond})
 	noError(t, err)
 	guard, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{OnCrash: semel.CrashRetry}})

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/semelhq/semel/internal/httpfield"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -121,7 +122,7 @@ func request(ctx context.Context, to *url.URL, m outbox.Message, own http.Header
 	header := http.Header{"Content-Type": {"application/octet-stream"}, "User-Agent": {"semel-outbox"}}
 	for name, value := range m.Headers {
 		canonical := http.CanonicalHeaderKey(name)
-		if !isToken(name) || strings.ContainsFunc(value, isControl) {
+		if !httpfield.IsToken(name) || strings.ContainsFunc(value, isControl) {
 			return nil, outbox.Permanent(fmt.Errorf("%w: its name is no token, or its value holds control characters", ErrHeader))
 		}
 		if reserved[canonical] {
@@ -144,12 +145,6 @@ type onceReader struct{ r *bytes.Reader }
 
 func (o onceReader) Read(p []byte) (int, error) { return o.r.Read(p) }
 func (o onceReader) Close() error               { return nil }
-
-func isToken(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-	})
-}
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 

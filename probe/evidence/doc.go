@@ -141,7 +141,9 @@ type Send struct {
 	Acked    bool   `json:"acked,omitempty"`
 	Cut      string `json:"cut,omitempty"` // where we cut it
 	Status   int    `json:"status,omitempty"`
-	Replayed bool   `json:"replayed,omitempty"`
+	// SaysError: the status is of success, and the body tells of an error.
+	SaysError bool `json:"says_error,omitempty"`
+	Replayed  bool `json:"replayed,omitempty"`
 	// Resource is the id that the answer names.
 	Resource string `json:"resource,omitempty"`
 	Body     string `json:"body_sha256,omitempty"`

@@ -387,7 +387,7 @@ func (s *reproduction) byCurl() string {
 		about = append(about, "curl does not release requests as closely together as the probe: where it shows nothing, raise TRIALS or WIDTH.")
 		n *= width
 	}
-	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there, and reads the state. It needs curl.", plural(n, "request", "requests"), at.Host))
+	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
 	for _, x := range s.secrets {
 		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence.")
 	}
@@ -423,7 +423,7 @@ func (s *reproduction) byCurl() string {
 		line("\ttold read \"state $1\"")
 		for v := range s.drawn {
 			line("\theld=$(holds read \"$v%d\")", v+1)
-			line("\tif [ \"$held\" != 0 ]; then printf 'state %%s holds %%s: %%s times\\n' \"$1\" \"$v%d\" \"$held\"; fi", v+1)
+			line("\tif [ \"$held\" != 0 ]; then printf 'state %%s holds %%s %%s times; one effect may hold it more than once\\n' \"$1\" \"$v%d\" \"$held\"; fi", v+1)
 		}
 	}
 	if len(s.reads) == 0 {

@@ -403,7 +403,11 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []string{"read", "first"}[i], []string{"GET", "PUT"}[i]
 			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
 		}
-		if text := Script(r, o, find("replay-differs", e.Name), x); !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
+		text := Script(r, o, find("replay-differs", e.Name), x)
+		if reads := strings.Contains(text, "with real effects there, and reads the state."); reads != (c.drawn != nil) {
+			t.Errorf("%v: it says that it reads the state: %t", c.drawn, reads)
+		}
+		if !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
 			t.Errorf("%v: %s", c.drawn, text)
 		}
 	}

@@ -298,7 +298,7 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 		if b.send.Principal != "" {
 			labels[i] += " " + short(b.send.Principal, 8)
 		}
-		answers[i] = short(b.answer(), 24)
+		answers[i] = short(b.answer(), longestAnswer)
 		left, right = max(left, utf8.RuneCountInString(labels[i])), max(right, utf8.RuneCountInString(answers[i]))
 	}
 	room := max(p.width-2-left-1-1-right-1, 16)
@@ -344,9 +344,15 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
 		legend = ", ≠ a duplicate that names another resource than the first"
 	}
+	if slices.ContainsFunc(sends, func(s evidence.Send) bool { return s.SaysError }) {
+		legend += ", (error) one in the body of the answer"
+	}
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut"+legend)
+	for _, l := range inFull(bs, longestAnswer) {
+		p.wrap("  ", l.who+"  ", l.answer)
+	}
 	if rest := unshown(e, len(sends)); rest != "" {
 		p.line("  not shown: %s; run.json has them", rest)
 	}
@@ -361,6 +367,33 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 		p.wrap("  ", "state: ", line)
 	}
 	p.more(len(changes)-mostChanges, "changes")
+}
+
+// longestAnswer is how much of an answer is beside its bar.
+const longestAnswer = 24
+
+// fullAnswer is an answer that there was no room for, and whose it is.
+type fullAnswer struct{ who, answer string }
+
+// inFull lists the answers that are cut at a length, so that ids in them can be
+// looked up: each once, with the sends that got it.
+func inFull(bs []bar, longest int) (lines []fullAnswer) {
+	of := map[string][]int{}
+	for _, b := range bs {
+		// The mark of another resource is in the picture.
+		a := answer(b.send)
+		if b.start < 0 || utf8.RuneCountInString(b.answer()) <= longest {
+			continue
+		}
+		if of[a] == nil {
+			lines = append(lines, fullAnswer{answer: a})
+		}
+		of[a] = append(of[a], b.send.N)
+	}
+	for i := range lines {
+		lines[i].who = "#" + strings.ReplaceAll(ranges(of[lines[i].answer]), ", ", ", #")
+	}
+	return lines
 }
 
 // unshown says what a picture of so many sends does not show; empty for nothing.
@@ -450,6 +483,8 @@ func changeLine(o *evidence.Operation, c evidence.Change) string {
 	case blind(o, c.Reader):
 		return s + " (it saw the effect of no fresh request, so this says nothing)"
 	case !counts(c):
+		return s
+	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: ") && c.Expected < 0:
 		return s
 	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: "):
 		return s + fmt.Sprintf(" (%d due)", c.Expected)

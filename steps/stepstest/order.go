@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/steps"
 )
 
@@ -78,7 +78,7 @@ func (s *Shop) Order(ctx context.Context, order string) (r Receipt, err error) {
 func (s *Shop) call(service string) func(ctx context.Context, order string) (string, error) {
 	return func(ctx context.Context, order string) (string, error) {
 		s.At(service + " is called")
-		transport, err := semelhttp.NewTransport(semelhttp.TransportConfig{Base: s.Base, MaxTries: 1})
+		transport, err := semelclient.New(semelclient.Config{Base: s.Base, MaxTries: 1})
 		if err != nil {
 			return "", err
 		}

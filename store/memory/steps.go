@@ -11,9 +11,9 @@ import (
 	"github.com/semelhq/semel/steps"
 )
 
-// Steps implements steps.Store in the memory of one process: for tests, and for
-// learning what such a store does. What its transactions do is what OnCommit is given.
-// Its clock is time.Now.
+// Steps implements steps.Store in the memory of one process. It is meant for tests and
+// as a reference. Its transactions consist of the functions passed to OnCommit. Its
+// clock is time.Now.
 type Steps struct {
 	mu     sync.Mutex
 	number uint64
@@ -176,8 +176,8 @@ func (s *Steps) Mark(ctx context.Context, m steps.Mark) error {
 	return nil
 }
 
-// Decide implements steps.Store. The entry is in Operation.Decisions only: this store
-// has no trail.
+// Decide implements steps.Store. The entry appears in Operation.Decisions only,
+// because this store has no trail.
 func (s *Steps) Decide(ctx context.Context, d steps.Decision) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -70,8 +70,8 @@ func TestInbox(t *testing.T) {
 	pool := connect(t, server, nil)
 	for name, c := range map[string]postgres.Config{
 		"read committed":  {},
-		"repeatable read": {Mode: postgres.Transactional, Isolation: pgx.RepeatableRead},
-		"serializable":    {Mode: postgres.Transactional, Isolation: pgx.Serializable},
+		"repeatable read": {Mode: postgres.ModeTransactional, Isolation: pgx.RepeatableRead},
+		"serializable":    {Mode: postgres.ModeTransactional, Isolation: pgx.Serializable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inboxtest.Run(t, inboxtest.Config{New: inboxHarness(pool, pool, c)})
@@ -277,7 +277,7 @@ func TestInboxHandlerMisbehaves(t *testing.T) {
 func TestReceiveInTheCallersTransaction(t *testing.T) {
 	t.Parallel()
 	shop := newShop(t)
-	s := open(t, shop.direct, postgres.Config{Mode: postgres.Transactional})
+	s := open(t, shop.direct, postgres.Config{Mode: postgres.ModeTransactional})
 	in := s.Inbox()
 	db := stdlib.OpenDBFromPool(shop.direct)
 	defer db.Close()

@@ -19,7 +19,7 @@ import (
 func TestLockRow(t *testing.T) {
 	t.Parallel()
 	pool := connect(t, testenv.Postgres(t), nil)
-	s := open(t, pool, postgres.Config{Mode: postgres.Transactional})
+	s := open(t, pool, postgres.Config{Mode: postgres.ModeTransactional})
 	exec(t, pool, "CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL)")
 	exec(t, pool, "INSERT INTO account VALUES (1, 0), (2, 0)")
 	guard, err := semel.New(semel.Config{Store: s})

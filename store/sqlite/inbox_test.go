@@ -77,8 +77,7 @@ func playConsume(path string, _ *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	tx := s.Transactional()
-	return errors.Join(inboxtest.Consume(tx.Inbox(), effect, os.Stdin, os.Stdout), tx.Close())
+	return errors.Join(inboxtest.Consume(s.Inbox(), effect, os.Stdin, os.Stdout), s.Close(context.Background()))
 }
 
 // Four processes handle messages that come several times, and are killed at random.
@@ -196,7 +195,7 @@ func TestReceiveInTheCallersTransaction(t *testing.T) {
 	}
 
 	// A webhook's handler, under a claim, drops what a queue has brought already.
-	g, err := guard(k.TxStore)
+	g, err := guard(k.Store)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +300,7 @@ func TestInboxBusyAndClosed(t *testing.T) {
 		return nil
 	})
 	wantDone(t, b, "slow", inbox.OutcomeDuplicate, nil)
-	if err := k.Close(); err != nil {
+	if err := k.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Process(t.Context(), "x", nil); !errors.Is(err, sqlite.ErrClosed) {

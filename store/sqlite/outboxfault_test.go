@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"context"
 	"database/sql"
 	"database/sql/driver"
 	"fmt"
@@ -82,7 +83,7 @@ func outboxFaultAt(t *testing.T, n int, lost bool) (hit bool) {
 	f := &faults{}
 	path := filepath.Join(t.TempDir(), "semel.db")
 	s := openFaulty(t, f, Config{Path: path})
-	defer s.Close()
+	defer s.Close(context.Background())
 	o := s.Outbox()
 	db, err := sql.Open("sqlite", path)
 	if err != nil {

@@ -22,8 +22,7 @@ import (
 const stepsVariable = "SEMEL_SQLITE_TEST_STEPS" // the file to take an order in
 
 func newStepsShop(s *Store) *stepstest.Shop {
-	tx := s.Transactional()
-	return &stepstest.Shop{Records: s, Journal: tx.Steps(), Reserve: func(ctx context.Context, order string) error {
+	return &stepstest.Shop{Records: s, Journal: s.Steps(), Reserve: func(ctx context.Context, order string) error {
 		q, ok := Tx(ctx)
 		if !ok {
 			return errors.New("no transaction")
@@ -168,7 +167,7 @@ func TestStepsQueriesUseTheirIndexes(t *testing.T) {
 
 // Steps of an operation whose claim is a transaction would all be one commit.
 func TestStepsNeedALeasedClaim(t *testing.T) {
-	s := openFaulty(t, &faults{}, Config{}).Transactional()
+	s := openFaulty(t, &faults{}, Config{Mode: ModeTransactional})
 	j, err := steps.New(steps.Config{Store: s.Steps()})
 	if err != nil {
 		t.Fatal(err)

@@ -140,7 +140,7 @@ func newSender(t *testing.T) *sender {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = s.store.Close()
+		_ = s.store.Close(context.Background())
 		_ = s.table.Close()
 	})
 	return s
@@ -358,7 +358,7 @@ func TestRelayKilledBetweenDeliveryAndRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = customer.store.Close() }()
+	defer func() { _ = customer.store.Close(context.Background()) }()
 
 	self, err := os.Executable()
 	if err != nil {

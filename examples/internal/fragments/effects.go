@@ -21,7 +21,7 @@ func enqueue(ctx context.Context, event []byte) error {
 	return err
 }
 
-func enqueueTx(ctx context.Context, db *sql.DB, store *sqlite.TxStore, event []byte) error {
+func enqueueTx(ctx context.Context, db *sql.DB, store *sqlite.Store, event []byte) error {
 	tx, err := db.BeginTx(ctx, nil)
 	// ... your changes ...
 	err = sqlite.EnqueueTx(ctx, tx, outbox.Message{Topic: "orders", Payload: event})
@@ -30,7 +30,7 @@ func enqueueTx(ctx context.Context, db *sql.DB, store *sqlite.TxStore, event []b
 	return err
 }
 
-func relays(ctx context.Context, store *sqlite.TxStore, sink, mailer outbox.Sink) error {
+func relays(ctx context.Context, store *sqlite.Store, sink, mailer outbox.Sink) error {
 	relay, err := outbox.New(outbox.Config{
 		Store:  store.Outbox(),
 		Routes: []outbox.Route{{Topic: "orders", Sink: sink, OnDead: outbox.DeadSkip}, {Topic: "mail", Sink: mailer}},
@@ -39,7 +39,7 @@ func relays(ctx context.Context, store *sqlite.TxStore, sink, mailer outbox.Sink
 	return err
 }
 
-func consume(ctx context.Context, store *sqlite.TxStore, msg outbox.Message, span time.Duration) (inbox.Outcome, error) {
+func consume(ctx context.Context, store *sqlite.Store, msg outbox.Message, span time.Duration) (inbox.Outcome, error) {
 	in, err := inbox.New(inbox.Config{Store: store.Inbox(), Consumer: "billing", RetrySpan: span})
 	go in.Run(ctx) // forgets old ids
 
@@ -57,7 +57,7 @@ func job(ctx context.Context, args []byte) error {
 	return err
 }
 
-func work(ctx context.Context, store *sqlite.TxStore, h jobs.Handler) error {
+func work(ctx context.Context, store *sqlite.Store, h jobs.Handler) error {
 	render, record := h.Prepare, h.Handle
 	var stillMay func(context.Context, jobs.Job) error
 	worker, err := jobs.New(jobs.Config{
@@ -79,11 +79,11 @@ type calls struct {
 	reserve, charge, notify func(ctx context.Context, in string) (string, error)
 }
 
-func operation(guard *semel.Guard, r *http.Request, store *sqlite.TxStore, o Order, c calls) error {
+func operation(guard *semel.Guard, r *http.Request, store *sqlite.Store, o Order, c calls) error {
 	reserve, charge, notify := c.reserve, c.charge, c.notify
 	var respond func(Receipts) (semel.Result, error)
 	ctx := r.Context()
-	journal, err := steps.New(steps.Config{Store: store.Steps()}) // sqlite's TxStore, or postgres
+	journal, err := steps.New(steps.Config{Store: store.Steps()}) // sqlite or postgres
 
 	order := func(ctx context.Context, o Order) (Receipts, error) {
 		reserved, err := steps.Local(ctx, "reserve", o.Items, reserve) // in a transaction: sqlite.Tx(ctx), postgres.Tx(ctx)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/sqlite"
 )
@@ -41,8 +42,8 @@ func service(ctx context.Context, auth sessions, requireUser func(http.Handler) 
 }
 
 func client(ctx context.Context, transport http.RoundTripper) (context.Context, *http.Client) {
-	client := &http.Client{Transport: transport} // semelhttp.NewTransport; also in any SDK that takes a client
-	ctx = semelhttp.NewOperation(ctx)            // one operation, however often it is sent
+	client := &http.Client{Transport: transport} // semelclient.New; also in any SDK that takes a client
+	ctx = semelclient.NewOperation(ctx)          // one operation, however often it is sent
 	return ctx, client
 }
 

@@ -36,7 +36,7 @@ func receive(mux *http.ServeMux, guard *semel.Guard, current, previous string) e
 	return err
 }
 
-func deliver(ctx context.Context, tx *sql.Tx, store *sqlite.TxStore, body []byte, endpoints []send.Endpoint, table send.Endpoints, observer *send.Observer) (*outbox.Relay, error) {
+func deliver(ctx context.Context, tx *sql.Tx, store *sqlite.Store, body []byte, endpoints []send.Endpoint, table send.Endpoints, observer *send.Observer) (*outbox.Relay, error) {
 	tellOwner := observer.Changed
 	// In the transaction of the change. Of an endpoint Messages needs ID and Types.
 	messages, err := send.Event{Type: "invoice.paid", Payload: body}.Messages("webhooks", endpoints...)

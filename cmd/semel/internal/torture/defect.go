@@ -75,7 +75,7 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, healthy.Close()) }()
+	defer func() { err = errors.Join(err, healthy.Close(context.WithoutCancel(ctx))) }()
 	store := &defectiveStore{Store: healthy, defect: c.Defect}
 	if c.Defect == DefectNoFence {
 		if store.thief, err = openThief(path); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/httpsink"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/store/postgres"
@@ -177,7 +178,7 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 		}
 		return store
 	}
-	leased, inTx := open(postgres.Leased), open(postgres.Transactional)
+	leased, inTx := open(postgres.ModeLeased), open(postgres.ModeTransactional)
 	for _, s := range []*postgres.Store{leased, inTx} {
 		if s != nil {
 			defer func() { err = errors.Join(err, s.Close(closing)) }()
@@ -291,7 +292,7 @@ func (s *shop) handler(outer, atomic *semel.Guard) (http.Handler, error) {
 func (s *shop) background(store *postgres.Store) (all []func(context.Context), err error) {
 	c := s.config
 	quick := 50 * time.Millisecond
-	call, err := semelhttp.NewTransport(semelhttp.TransportConfig{
+	call, err := semelclient.New(semelclient.Config{
 		Base: &http.Transport{MaxIdleConnsPerHost: 16}, MaxTries: 2, MaxElapsed: 6 * c.Lease, TryTimeout: 4 * c.Lease, MinBackoff: quick, MaxBackoff: quick,
 	})
 	if err != nil {
