@@ -181,7 +181,7 @@ func (o *operation) blocked(experiment string) string {
 	n, last := 0, evidence.Send{}
 	for _, e := range o.ev.Experiments {
 		for _, s := range e.Sends {
-			if e.Name == experiment && s.Role == "duplicate" {
+			if e.Name == experiment && s.Role == evidence.RoleDuplicate {
 				n, last = n+1, s
 			}
 		}

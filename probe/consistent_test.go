@@ -496,7 +496,7 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 		never(s.Basis == evidence.Established && strings.Contains(s.Text, "was seen") && !sees(op), s.Text)
 	}
 	for _, u := range op.Untried {
-		for what, roles := range map[string]map[string][]string{
+		for what, roles := range map[string]map[string][]evidence.Role{
 			"requests at the same time": {"race": {"race"}, "in_flight": {"first"}}, "another instance": {"other_instance": {"other-instance"}},
 			"another operation": {"other_operation": {"other-operation"}}, "another request": {"altered": {"altered"}},
 			"another tenant": {"other_tenant": {"other-tenant"}}, "another actor": {"other_actor": {"other-actor"}},

@@ -261,7 +261,7 @@ func TestDryRunListsWhatIsSent(t *testing.T) {
 			n := map[string]int{}
 			for _, s := range e.Sends {
 				if s.Role != "read" {
-					n[s.Role]++
+					n[string(s.Role)]++
 				}
 			}
 			if len(n) > 0 {

@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 failed=()
-alone=(adapter/caddy bench/peers internal/tools)
+alone=(adapter/caddy bench/peers internal/deploycheck internal/tools)
 platforms=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64)
 
 # What git sees, with the contents of what differs from the last commit; nothing
@@ -83,6 +83,7 @@ for dir in "${alone[@]}"; do
 	check "staticcheck, $dir" in_module "$dir" "$PWD/bin/tools/staticcheck"
 done
 check 'all platforms, adapter/caddy' caddy_platforms # the others are nobody's to import
+check 'chart and Compose file' in_module internal/deploycheck go test
 check 'no file rewritten' rewritten
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -32,7 +32,7 @@ while read -r dir; do
 	esac
 done < <(
 	go list -m -f '{{.Dir}}'
-	printf '%s\n' "$root"/adapter/caddy "$root"/bench/peers "$root"/internal/tools
+	printf "%s\n" "$root"/adapter/caddy "$root"/bench/peers "$root"/internal/deploycheck "$root"/internal/tools
 )
 if [ ${#found[@]} -gt 0 ]; then
 	printf 'vuln: found in'

@@ -306,7 +306,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 	}
 	reads := r.PlannedReads
 	for _, q := range r.Planned {
-		if q.Role == "read" {
+		if q.Role == evidence.RoleRead {
 			reads += q.Times
 		}
 	}
@@ -331,7 +331,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		}
 		list, not := []planned{}, []unplanned{}
 		for _, q := range r.Planned {
-			list = append(list, planned{q.Operation, string(q.Experiment), q.Role, q.Times, q.Note, string(q.Bytes)})
+			list = append(list, planned{q.Operation, string(q.Experiment), string(q.Role), q.Times, q.Note, string(q.Bytes)})
 		}
 		for _, e := range gaps {
 			not = append(not, unplanned{e.operation, e.Name, string(e.Outcome), e.Why})
@@ -353,7 +353,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		if q.Times != 1 {
 			times = fmt.Sprintf("%d times", q.Times)
 		}
-		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %s", printable(q.Operation), q.Experiment, printable(q.Role), times)
+		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %s", printable(q.Operation), q.Experiment, printable(string(q.Role)), times)
 		if q.Note != "" {
 			_, _ = fmt.Fprintf(p.stdout, "; %s", printable(q.Note))
 		}

@@ -350,7 +350,7 @@ func (o *Operation) showing(name string) (held, why string) {
 
 // cut reports whether a first request was cut off, as far as its sends are there.
 func (e *Experiment) cut() bool {
-	first := func(s Send) bool { return s.Role == "first" }
+	first := func(s Send) bool { return s.Role == RoleFirst }
 	return !slices.ContainsFunc(e.Sends, first) || slices.ContainsFunc(e.Sends, func(s Send) bool { return first(s) && s.Cut != "" })
 }
 
@@ -384,7 +384,7 @@ func (o *Operation) once(e *Experiment) bool {
 // was tried.
 func (o *Operation) Failed() bool {
 	e := o.experiment("failed_first")
-	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == "first" && s.Status >= 400 })
+	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == RoleFirst && s.Status >= 400 })
 }
 
 // experiment returns the experiment of a name, the last if there are several;

@@ -357,7 +357,7 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 
 // The repeats of another request are no answers to the one in question.
 func TestWitnessesLeaveOutOtherRequests(t *testing.T) {
-	send := func(n int, role string, status int) Send { return Send{N: n, Role: role, Status: status} }
+	send := func(n int, role Role, status int) Send { return Send{N: n, Role: role, Status: status} }
 	for _, c := range []struct {
 		what          string
 		e             Experiment

@@ -298,7 +298,7 @@ func (e htmlExperiment) Kept() []htmlReading {
 
 // Reads reports whether readings of the state are among the requests.
 func (e htmlExperiment) Reads() bool {
-	return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "read" })
+	return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == evidence.RoleRead })
 }
 
 type htmlReading struct {
@@ -410,7 +410,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 	for i, b := range bs {
 		y := top + float64(i)*row
 		s := svgRow{Y: px(y), Middle: px(y + row/2), Base: px(y + row/2 + 4), Odd: i%2 == 1, Kind: kind(b.send)}
-		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(b.send.Role, 14), short(b.send.Principal, 8)), " ")
+		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(string(b.send.Role), 14), short(b.send.Principal, 8)), " ")
 		s.Answer = short(b.answer(), 26)
 		s.Other = b.other
 		p.Other = p.Other || b.other

@@ -133,7 +133,7 @@ func refused(o *evidence.Operation) bool {
 	answers := false
 	for _, e := range o.Experiments {
 		for _, s := range e.Sends {
-			if s.Role == "read" || s.Status == 0 {
+			if s.Role == evidence.RoleRead || s.Status == 0 {
 				continue
 			}
 			if answers = true; s.Status < 400 && !s.SaysError {
