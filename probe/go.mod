@@ -15,9 +15,6 @@ require (
 	github.com/bahlo/generic-list-go v0.2.0 // indirect
 	github.com/buger/jsonparser v1.1.2 // indirect
 	github.com/dunglas/httpsfv v1.1.2 // indirect
-	github.com/jackc/pgpassfile v1.0.0 // indirect
-	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
-	github.com/jackc/pgx/v5 v5.12.0 // indirect
 	github.com/pb33f/jsonpath v0.8.3 // indirect
 	github.com/pb33f/ordered-map/v2 v2.3.1 // indirect
 	golang.org/x/sync v0.23.0 // indirect
@@ -29,7 +26,6 @@ require (
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/internal/strict v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/text v0.42.0 // indirect
 )
@@ -37,7 +33,5 @@ require (
 replace github.com/semelhq/semel => ../
 
 replace github.com/semelhq/semel/gateway => ../gateway
-
-replace github.com/semelhq/semel/internal/testenv => ../internal/testenv
 
 replace github.com/semelhq/semel/internal/strict => ../internal/strict

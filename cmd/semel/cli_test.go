@@ -157,6 +157,13 @@ func TestVersionAndSchema(t *testing.T) {
 	if !strings.Contains(ok(t, "version"), v.Go) {
 		t.Error("the version in words does not name Go's")
 	}
+	if short, long := ok(t, "--version"), ok(t, "version"); short != long {
+		t.Errorf("semel --version says %q, semel version %q", short, long)
+	}
+	released := versionInfo{Version: "v1.2.3", Revision: "abc", Time: "2026-11-23T01:02:03Z", Go: "go1.26", OS: "linux", Arch: "arm64"}
+	if got, want := released.String(), "semel v1.2.3, revision abc of 2026-11-23T01:02:03Z, go1.26 linux/arm64"; got != want {
+		t.Errorf("a release says that it is %q, want %q", got, want)
+	}
 	want(t, "schema", ok(t, "schema", "--store", "sqlite"), sqlite.Schema())
 }
 

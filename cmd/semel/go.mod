@@ -12,7 +12,6 @@ require (
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/internal/strict v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/store/postgres v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	github.com/spf13/cobra v1.10.2
@@ -85,7 +84,6 @@ require (
 replace (
 	github.com/semelhq/semel => ../..
 	github.com/semelhq/semel/gateway => ../../gateway
-	github.com/semelhq/semel/internal/testenv => ../../internal/testenv
 	github.com/semelhq/semel/store/postgres => ../../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../../store/sqlite
 )

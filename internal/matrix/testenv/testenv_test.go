@@ -1,3 +1,5 @@
+// Package testenv_test checks the servers of internal/testenv with a driver, which
+// the root module does not have.
 package testenv_test
 
 import (
