@@ -12,6 +12,7 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/semelhttp"
@@ -58,6 +59,15 @@ func (b By) Decide(_ context.Context, r semel.Record) (semel.Resolution, error) 
 		return semel.Resolution{}, nil
 	}
 	return d, err
+}
+
+// PointInTime parses a time of RFC 3339, or a duration such as 90m for that long ago.
+func PointInTime(s string) (time.Time, bool) {
+	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
+		return t, true
+	}
+	d, err := time.ParseDuration(s)
+	return time.Now().Add(-d), err == nil && d >= 0
 }
 
 // ErrNotHTTP: the record is not of an HTTP request, so an HTTP answer cannot be its
