@@ -103,7 +103,7 @@ func (b *Tab) Quiet() {
 	b.Leads(`document.readyState === 'complete'`) // without its style it is another page
 	for what, expression := range map[string]string{
 		"wider than the window":       `document.documentElement.scrollWidth <= innerWidth`,
-		"a control has no name":       `[...document.querySelectorAll('button, input, select, a')].every(e => (e.textContent + (e.ariaLabel ?? '') + [...(e.labels ?? [])].map(l => l.textContent).join('')).trim())`,
+		"a control has no name":       `[...document.querySelectorAll('button, input:not([type=hidden], [hidden]), select, a')].every(e => (e.textContent + (e.ariaLabel ?? '') + [...(e.labels ?? [])].map(l => l.textContent).join('')).trim())`,
 		"a picture has no name":       `[...document.querySelectorAll('svg')].every(s => s.getAttribute('role') === 'img' && s.hasAttribute('aria-label'))`,
 		"a heading is skipped":        `(() => { let last = 0; return [...document.querySelectorAll('h1,h2,h3')].every(h => { const n = +h.tagName[1], ok = n <= last + 1; last = n; return ok }) })()`,
 		"a text has too low contrast": contrast,
@@ -177,8 +177,8 @@ func (b *Tab) Leads(expression string) {
 	b.Is(expression)
 }
 
-// Enter goes to a control with the tabulator, and presses the return key.
-func (b *Tab) Enter(selector string) {
+// Tab goes to a control with the tabulator.
+func (b *Tab) Tab(selector string) {
 	b.t.Helper()
 	b.Is(`document.querySelector('` + selector + `')`)
 	for range 200 {
@@ -190,11 +190,17 @@ func (b *Tab) Enter(selector string) {
 			b.t.Fatal(err)
 		}
 		if at {
-			if err := chromedp.Do(b.Ctx, chromedp.KeyEvent("\r")); err != nil {
-				b.t.Fatal(err)
-			}
 			return
 		}
 	}
 	b.t.Fatalf("the keyboard does not lead to %s", selector)
+}
+
+// Enter goes to a control with the tabulator, and presses the return key.
+func (b *Tab) Enter(selector string) {
+	b.t.Helper()
+	b.Tab(selector)
+	if err := chromedp.Do(b.Ctx, chromedp.KeyEvent("\r")); err != nil {
+		b.t.Fatal(err)
+	}
 }
