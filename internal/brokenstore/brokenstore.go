@@ -136,7 +136,7 @@ func stored(f func(r *semel.Result)) func(*seams) {
 
 // Stores returns all broken stores.
 func Stores() []Broken {
-	return slices.Concat(claiming, naming, recording, piecemeal, timing, leasing, fencing, resolving, sweeping, failing, telling, transacting)
+	return slices.Concat(claiming, naming, recording, piecemeal, timing, leasing, fencing, resolving, erasing, sweeping, failing, telling, transacting)
 }
 
 // Who is granted the claim, and what the others hear.
@@ -1544,3 +1544,68 @@ func (s listByKey) List(ctx context.Context, f semel.Filter) ([]semel.Record, er
 type claimsToBeATransaction struct{ *claim }
 
 func (claimsToBeATransaction) Transactional() bool { return true }
+
+// What becomes of an answer that is erased.
+var erasing = []Broken{
+	{
+		Name:   "erase-frees-the-key",
+		What:   "removes the record with its answer, so that a retry executes again",
+		Breaks: []string{"erase-leaves-a-tombstone"},
+		change: func(s *seams) {
+			s.erase = func(s *store, r *row, e semel.Erasure) error {
+				if err := erase(s, r, e); err != nil {
+					return err
+				}
+				*r = row{}
+				return nil
+			}
+		},
+	},
+	{
+		Name:   "erase-marks-only",
+		What:   "marks the record as a tombstone, and keeps where the resource is",
+		Breaks: []string{"erase-leaves-a-tombstone"},
+		change: func(s *seams) {
+			s.erase = func(s *store, r *row, e semel.Erasure) error {
+				reference := r.Result.Reference
+				err := erase(s, r, e)
+				r.Result.Reference = reference
+				return err
+			}
+		},
+	},
+	{
+		Name:   "erase-leaves-the-pieces",
+		What:   "leaves a large body to whoever has been told of it",
+		Breaks: []string{"erase-takes-the-pieces"},
+		change: func(s *seams) {
+			s.view = func(_ *store, r row) *semel.Pieces { return r.Result.Pieces }
+		},
+	},
+	{
+		Name:   "erase-of-whatever-is-there",
+		What:   "erases without a look at the fence and the state",
+		Breaks: []string{"erase-needs-the-record"},
+		change: func(s *seams) {
+			s.erase = func(s *store, r *row, e semel.Erasure) error {
+				e.Fence = r.Fence
+				if r.State != semel.StateCompleted {
+					return nil
+				}
+				return erase(s, r, e)
+			}
+		},
+	},
+	{
+		Name:   "erase-starts-retention-again",
+		What:   "gives the tombstone a retention of its own",
+		Breaks: []string{"erase-leaves-a-tombstone"},
+		change: func(s *seams) {
+			s.erase = func(s *store, r *row, e semel.Erasure) error {
+				err := erase(s, r, e)
+				r.ExpiresAt = r.ExpiresAt.Add(time.Hour)
+				return err
+			}
+		},
+	},
+}
