@@ -20,16 +20,17 @@ import (
 func (p *program) keysCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "keys",
-		Short: "Look at what is recorded for a key, and settle what is unknown",
-		Long: `Looks into a gateway's store, and settles records whose outcome is unknown. It
-works while the gateway runs.
+		Short: "Look at what is recorded for a key, settle what is unknown, erase answers",
+		Long: `Looks into a gateway's store, settles records whose outcome is unknown, and erases
+answers. It works while the gateway runs, and each change is in the audit trail. A
+gateway with an admin token has a page for this also: /console/ of --admin.
 
 A record is in_progress while its request executes, completed once its answer is
 recorded, and unknown when nobody could say whether it took effect: the gateway
 died, or the connection to the upstream broke. In_progress and lapsed means that
 the owner has not renewed its lease: it is about to become unknown.`,
 	})
-	cmd.AddCommand(p.keysListCommand(), p.keysShowCommand(), p.keysReleaseCommand(), p.keysResolveCommand())
+	cmd.AddCommand(p.keysListCommand(), p.keysShowCommand(), p.keysReleaseCommand(), p.keysResolveCommand(), p.keysEraseCommand())
 	return cmd
 }
 

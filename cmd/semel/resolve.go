@@ -307,9 +307,9 @@ func (b *bulkSettlement) command(where []string, asOf time.Time) []string {
 }
 
 // repeatable are the arguments of the command line that go into the command of
-// the dry run, with what is missing to be filled in. The URL of a store that
+// a dry run, those named first, with what is missing to be filled in. The URL of a store that
 // holds a secret, or comes from the environment, is not among them.
-func (p *program) repeatable(cmd *cobra.Command) (words []string) {
+func (p *program) repeatable(cmd *cobra.Command, first ...string) (words []string) {
 	url, _ := cmd.Flags().GetString("store")
 	switch {
 	case url == p.env["SEMEL_STORE"]:
@@ -317,6 +317,11 @@ func (p *program) repeatable(cmd *cobra.Command) (words []string) {
 		words = append(words, "--store", "$SEMEL_STORE")
 	default:
 		words = append(words, "--store", url)
+	}
+	for _, name := range first {
+		if f := cmd.Flags().Lookup(name); f.Changed {
+			words = append(words, "--"+name, f.Value.String())
+		}
 	}
 	by := ""
 	if p.env["USER"] == "" && p.env["USERNAME"] == "" {
@@ -334,6 +339,7 @@ func (p *program) repeatable(cmd *cobra.Command) (words []string) {
 	} {
 		f := cmd.Flags().Lookup(flag.name)
 		switch {
+		case f == nil: // the command has none
 		case flag.name == "json" && f.Changed:
 			words = append(words, "--json")
 		case flag.name == "header" && f.Changed:

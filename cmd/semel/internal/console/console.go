@@ -59,8 +59,9 @@ type Config struct {
 // Console is the page. New makes one.
 type Console struct {
 	Config
-	ctx  context.Context // of runs
-	stop context.CancelFunc
+	ctx      context.Context // of runs
+	stop     context.CancelFunc
+	lookTime time.Duration
 
 	mu       sync.Mutex
 	sessions map[[sha256.Size]byte]*session
@@ -86,13 +87,14 @@ const (
 	pageRows    = 50
 	trailRows   = 200
 	callTime    = 20 * time.Second // for what one page asks of the store
+	lookTime    = 12 * time.Second // of that, for a preview
 	cookieName  = "semel-console"
 )
 
 // New returns a page. Run has to be called for it, and Close at its end.
 func New(c Config) *Console {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Console{Config: c, ctx: ctx, stop: stop, sessions: map[[sha256.Size]byte]*session{}}
+	return &Console{Config: c, ctx: ctx, stop: stop, lookTime: lookTime, sessions: map[[sha256.Size]byte]*session{}}
 }
 
 // Run remembers how the metrics go, until ctx ends.

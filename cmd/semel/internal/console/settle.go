@@ -178,6 +178,7 @@ type preview struct {
 	Others int
 	Sample []semel.Record
 	Ready  bool // the form can be carried out
+	More   bool // there was no time to look at all
 	Gone   int  // of those that were ticked
 }
 
@@ -203,16 +204,21 @@ func (c *Console) readForm(r *http.Request) (form, error) {
 func (c *Console) showPreview(w http.ResponseWriter, r *http.Request, f form, wrong, why string) {
 	p := preview{}
 	groups := settle.Groups{}
+	ctx, cancel := context.WithTimeout(r.Context(), c.lookTime)
+	defer cancel()
 	err := f.each(semel.BulkResolution{Seen: func(rec semel.Record) {
 		groups.Add(rec)
 		if len(p.Sample) < sampled {
 			p.Sample = append(p.Sample, rec)
 		}
 	}}, func(b semel.BulkResolution) error {
-		report, err := c.Guard.ResolveWhere(r.Context(), b)
+		report, err := c.Guard.ResolveWhere(ctx, b)
 		p.Report = sum(p.Report, report)
 		return err
 	})
+	if p.More = err != nil && ctx.Err() != nil && p.Report.Selected > 0; p.More {
+		err = nil
+	}
 	switch {
 	case errors.Is(err, errTime) || errors.Is(err, errTicked) || errors.Is(err, errTicket):
 		c.failed(w, r, http.StatusBadRequest, "This form cannot be read.", err)
