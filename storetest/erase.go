@@ -54,6 +54,11 @@ func eraseLeavesATombstone(t testing.TB, h Harness, ctx context.Context) {
 		handles = append(handles, h.Open())
 	}
 	var before semel.Record
+	_, err := h.Store.Begin(ctx, attempt("k"))
+	told, ok := errors.AsType[*semel.ConflictError](err)
+	if !ok {
+		t.Fatalf("Begin: %v; want a ConflictError", err)
+	}
 	for _, s := range handles {
 		for range 3 { // so that a store which keeps what is asked for again does
 			before = find(t, ctx, s, identity("k"))
@@ -62,6 +67,9 @@ func eraseLeavesATombstone(t testing.TB, h Harness, ctx context.Context) {
 	}
 	if !erase(t, ctx, h.Store, "k", c.Fence()) {
 		t.Fatal("nothing was erased")
+	}
+	if string(told.Record.Result.Body) != "secret" || told.Record.Result.Tombstone {
+		t.Fatalf("what somebody was told before has become %+v", told.Record)
 	}
 	for range 2 {
 		for _, s := range handles {
@@ -89,7 +97,7 @@ func eraseLeavesATombstone(t testing.TB, h Harness, ctx context.Context) {
 	}
 	// It goes when any other would.
 	h.advance(retention + time.Second)
-	_, err := h.Store.Find(ctx, identity("k"))
+	_, err = h.Store.Find(ctx, identity("k"))
 	wantErr(t, "Find after the retention", err, semel.ErrNotFound)
 	begin(t, ctx, h.Store, attempt("k"))
 }

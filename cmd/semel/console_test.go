@@ -207,19 +207,23 @@ func TestOutageIsSettledInBulk(t *testing.T) {
 	g.kill()
 	g = startGatewayIn(t, env, nil, args...)
 	o = newOperator(t, g)
-	before, carry := o.preview(form)
-	t.Logf("of %d, %s are left when the gateway was killed in the middle and started again", requests/2, before)
-	if carry != nil {
-		begin = time.Now()
+	// A preview that has no time for all is carried out, and followed by another.
+	begin = time.Now()
+	before, rounds := "", 0
+	for total, carry := o.preview(form); carry != nil; total, carry = o.preview(form) {
+		if rounds++; rounds == 1 {
+			before = total
+		}
 		a := o.post("/console/runs", carry)
-		want(t, "settled from the page", o.ended(a.header.Get("Location")), before)
-		t.Logf("the page settled %s in %v", before, time.Since(begin).Round(time.Millisecond))
+		t.Logf("the page settled %s of %s", o.ended(a.header.Get("Location")), total)
 	}
+	t.Logf("of %d, %s were left when the gateway was killed in the middle and started again; the page settled them in %v, with %d previews",
+		requests/2, before, time.Since(begin).Round(time.Millisecond), rounds)
 	left, _ := o.preview(form)
 	want(t, "what the page leaves", left, "0")
 
 	var dry bulkJSON
-	noError(t, json.Unmarshal([]byte(ok(t, "keys", "resolve", "--store", db, "--where", "answered=502", "--json",
+	noError(t, json.Unmarshal([]byte(ok(t, "keys", "resolve", "--store", db, "--where", "answered=502", "--where", "operation=POST /dropped", "--json",
 		"--as", "no-effect", "--because", "it is not in the ledger", "--by", "bob")), &dry))
 	want(t, "what the command selects", dry.Selected, requests/2)
 	command := dry.Command[1:]

@@ -388,8 +388,7 @@ func TestSettleTicked(t *testing.T) {
 	for _, r := range list[:2] {
 		form.Add("record", ticket(r))
 	}
-	preview := w.post(w.client, "/console/settle", form)
-	// The second one is taken over meanwhile, and unknown again.
+	// The second one is taken over after it was looked at, and unknown again.
 	c, err := w.store.Begin(t.Context(), func() semel.Attempt {
 		a := semel.NewAttempt(list[1].Identity, list[1].Fingerprint, time.Minute, time.Hour)
 		a.Takeover = list[1].Fence
@@ -397,7 +396,12 @@ func TestSettleTicked(t *testing.T) {
 	}())
 	noError(t, err)
 	noError(t, c.Hold(t.Context(), "cut off"))
-	w.ended(w.post(w.client, "/console/runs", carried(t, preview)))
+	preview := w.post(w.client, "/console/settle", form)
+	if !strings.Contains(preview.body, `<p class="big"><b>1</b>`) || !strings.Contains(preview.body, "have moved on") {
+		t.Errorf("the preview says\n%s", preview.body)
+	}
+	carry := carried(t, preview)
+	want(t, "settled", w.ended(w.post(w.client, "/console/runs", carry)).Report.Settled, 1)
 	done := w.list(semel.StateCompleted)
 	if len(done) != 1 || done[0].ID != list[0].ID {
 		t.Fatalf("completed are %+v", done)

@@ -206,7 +206,17 @@ func (c *Console) showPreview(w http.ResponseWriter, r *http.Request, f form, wr
 	groups := settle.Groups{}
 	ctx, cancel := context.WithTimeout(r.Context(), c.lookTime)
 	defer cancel()
+	seen, _ := f.tickets() // each tells what is wrong with them
+	moved := semel.BulkReport{}
 	err := f.each(semel.BulkResolution{Seen: func(rec semel.Record) {
+		if len(seen) > 0 && rec.Fence != seen[rec.ID] { // it is not what was looked at
+			if rec.State == semel.StateUnknown {
+				moved.Selected++
+			} else {
+				moved.Lapsed++
+			}
+			return
+		}
 		groups.Add(rec)
 		if len(p.Sample) < sampled {
 			p.Sample = append(p.Sample, rec)
@@ -227,6 +237,8 @@ func (c *Console) showPreview(w http.ResponseWriter, r *http.Request, f form, wr
 		c.failed(w, r, statusOf(err), "The records could not be looked at in time. Nothing was changed; narrow the filter, or use semel keys resolve.", err)
 		return
 	}
+	p.Report.Selected -= moved.Selected
+	p.Report.Lapsed -= moved.Lapsed
 	p.Groups, p.Others = groups.Largest()
 	if len(f.Records) > 0 {
 		p.Gone = len(f.Records) - p.Report.Selected - p.Report.Lapsed
