@@ -108,6 +108,15 @@ func TestDamagedBackup(t *testing.T) {
 	noError(t, checkBackup(t.Context(), copied))
 	info, err := os.Stat(copied)
 	noError(t, err)
+	// A page that nobody looks at to open it is lost.
+	f, err := os.OpenFile(copied, os.O_RDWR, 0)
+	noError(t, err)
+	_, err = f.WriteAt(make([]byte, 4096), info.Size()-4096)
+	noError(t, err)
+	noError(t, f.Close())
+	if err := checkBackup(t.Context(), copied); err == nil {
+		t.Error("a file with an empty page is in order")
+	}
 	noError(t, os.Truncate(copied, info.Size()/2))
 	if err := checkBackup(t.Context(), copied); err == nil {
 		t.Error("half a file is in order")
