@@ -24,7 +24,7 @@ ROUNDS    ?= 5
 RECORDS   ?= 10000,1000000
 STORE     ?= sqlite
 
-.PHONY: help run build test torture lint cross tidy bench bench-peers growth lab-matrix fuzz tools clean
+.PHONY: help run build test quick torture lint cross tidy bench bench-peers growth lab-matrix fuzz tools clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ build: ## build bin/semel and bin/orders
 
 test: tools ## run the tests of every module, with the race detector where it works
 	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone=adapter/caddy -- $(ARGS)
+
+quick: ## run the tests that take a minute together, from go test's cache where nothing changed
+	go test -short $(ARGS) $(PKG)
 
 # The tests have a PostgreSQL server of their own, and the example.
 torture: build ## kill, pause and cut off gateways, or another SUBJECT, for DURATION, and check what is left

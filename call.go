@@ -8,16 +8,14 @@ import (
 
 const codecJSON = "json/1"
 
-// Call is Do for Go values: fn's value is recorded as JSON and replays return
-// it decoded. In the submit that executed, the value is fn's own. A replayed
-// value went through JSON and back, so unexported fields are lost; use types
-// that survive it.
+// Call is Guard.Do for functions that return a Go value. The value is recorded as
+// JSON. The submit that executes returns the value of fn itself; a replay returns
+// it decoded, without its unexported fields.
 //
-// If the value cannot be encoded, or is larger than the store takes, the effect
-// has nonetheless happened: the record becomes a tombstone, and later submits are
-// answered with ErrResultNotRetained. The submit that executed has its value all
-// the same; where that cannot be encoded ErrResultNotRetained comes with it, since
-// no retry will ever be told more.
+// If the value cannot be encoded, or is larger than the store accepts, the effect
+// has happened even so: the record becomes a tombstone, and later submits return
+// ErrResultNotRetained. The submit that executes still returns the value, together
+// with ErrResultNotRetained if the value cannot be encoded.
 func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Context) (T, error)) (T, Answer, error) {
 	var fresh, zero T
 	var encoded error
@@ -34,7 +32,7 @@ func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Co
 	switch {
 	case err != nil:
 		return zero, out.Answer, err
-	case out.Answer == Executed:
+	case out.Answer == AnswerExecuted:
 		return fresh, out.Answer, encoded
 	case out.Result.Tombstone:
 		return zero, out.Answer, ErrResultNotRetained
@@ -48,8 +46,8 @@ func Call[T any](ctx context.Context, g *Guard, s Submit, fn func(ctx context.Co
 	return v, out.Answer, nil
 }
 
-// JSONResult is the result that Call records of v. If v cannot be encoded it is a
-// tombstone, and the error is ErrResultNotRetained.
+// JSONResult returns the result that Call records for v. If v cannot be encoded, the
+// result is a tombstone and the error is ErrResultNotRetained.
 func JSONResult(v any) (Result, error) {
 	body, err := json.Marshal(v)
 	if err != nil {

@@ -105,10 +105,10 @@ func TestChildKeysOfAnExecution(t *testing.T) {
 			}
 			return semel.Result{}, errors.New("cannot tell")
 		}
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
 		for range 2 {
 			out, err := g.Do(t.Context(), submit("k"), handler)
-			wantAnswer(t, out, err, semel.Unknown)
+			wantAnswer(t, out, err, semel.AnswerUnknown)
 		}
 		if len(keys) != 2 || keys[0] != keys[1] {
 			t.Errorf("two executions got the keys %q", keys)

@@ -9,18 +9,17 @@ import (
 )
 
 // Causes of the cancellation of an execution's context, for context.Cause.
+// ErrLostClaim is another.
 var (
-	// ErrDeadline: the policy's deadline for one execution has passed.
+	// ErrDeadline means that the policy's Deadline has passed.
 	ErrDeadline = errors.New("semel: operation deadline passed")
-	// ErrLeaseLapsed: the claim could not be renewed in time, so another
-	// submit may have taken it.
+	// ErrLeaseLapsed means that the claim could not be renewed in time, so that
+	// another submit may have taken it over.
 	ErrLeaseLapsed = errors.New("semel: lease lapsed without renewal")
 )
 
-const codecError = "error/1"
-
-// Execution is a claim being executed. A handler gets its own from
-// CurrentExecution.
+// Execution is an execution of an operation, under a claim. A handler gets its own
+// by calling CurrentExecution.
 type Execution struct {
 	guard  *Guard
 	submit Submit
@@ -66,29 +65,30 @@ func (c *workContext) Value(key any) any {
 	return c.lazyContext.Value(key)
 }
 
-// CurrentExecution returns the execution that ctx belongs to. Handlers pass
-// its key and fence to effects that are idempotent themselves.
+// CurrentExecution returns the execution that ctx belongs to, if any. Handlers pass
+// its key and fence on to effects that are idempotent themselves.
 func CurrentExecution(ctx context.Context) (*Execution, bool) {
 	x, ok := ctx.Value(executionKey{}).(*Execution)
 	return x, ok
 }
 
-// Identity is what is being executed.
+// Identity returns the identity that is being executed.
 func (x *Execution) Identity() Identity { return x.submit.Identity }
 
-// Fingerprint is that of the submit which is executed.
+// Fingerprint returns the fingerprint of the submit that is being executed.
 func (x *Execution) Fingerprint() Fingerprint { return x.submit.Fingerprint }
 
-// RecordID is the opaque id of the record.
+// RecordID returns the ID of the record.
 func (x *Execution) RecordID() string { return x.claim.RecordID() }
 
-// Fence is the claim's fence: higher than that of every earlier claim in the
-// store. An effect's owner that remembers the highest fence it has seen can
+// Fence returns the fence of the claim, which is higher than that of every earlier
+// claim in the store. A service that remembers the highest fence it has seen can
 // refuse a claim that was taken over.
 func (x *Execution) Fence() uint64 { return x.claim.Fence() }
 
-// Transactional reports whether the claim lives in a database transaction: then
-// nothing has happened before the handler has returned and Do has committed.
+// Transactional reports whether the claim lives in a database transaction. If so,
+// what the handler does in it takes effect when Do commits, after the handler has
+// returned.
 func (x *Execution) Transactional() bool { return x.claim.Transactional() }
 
 // joined reports whether the claim lives in a transaction of Do's caller.
@@ -163,350 +163,6 @@ func (x *Execution) detach(ctx context.Context, fn func(context.Context) (Result
 	default:
 	}
 	rec := x.record(StateInProgress)
-	return Outcome{Answer: InProgress, Record: rec, Claimed: true},
-		&Error{Answer: InProgress, Record: &rec, Claimed: true, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
-}
-
-// tick renews the claim, and gives the handler up once it is overdue.
-func (x *Execution) tick() {
-	x.mu.Lock()
-	if x.stopped {
-		x.mu.Unlock()
-		return
-	}
-	x.guard.work.enterBackground()
-	defer x.guard.work.leaveBackground()
-	leaseEnd, settling := x.leaseEnd, x.settling
-	x.mu.Unlock()
-
-	p := x.guard.policy
-	overdue := x.work.deadline.Add(p.Heartbeat)
-	now := time.Now()
-	if !settling && !now.Before(overdue) {
-		x.giveUp()
-		return
-	}
-	if !now.Before(leaseEnd) {
-		x.lose(ErrLeaseLapsed)
-		leaseEnd = now.Add(p.Lease) // keep trying: until a takeover the claim can still be settled
-	}
-
-	next := p.Heartbeat
-	ctx := storeContext(x.work.parent, min(p.StoreTimeout, leaseEnd.Sub(now)))
-	err := x.claim.Renew(ctx)
-	ctx.over()
-	if errors.Is(err, ErrLostClaim) {
-		x.lose(ErrLostClaim)
-		x.stop()
-		return
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.stopped {
-		return
-	}
-	if err == nil {
-		leaseEnd = now.Add(p.Lease)
-	} else {
-		if x.guard.observe.StoreFailed != nil {
-			x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: "renew", Err: err})
-		}
-		next = min(next, max(p.Heartbeat/4, time.Millisecond), max(time.Until(leaseEnd), time.Millisecond))
-	}
-	x.leaseEnd = leaseEnd
-	if !x.settling {
-		next = min(next, max(time.Until(overdue), time.Millisecond))
-	}
-	if x.timer == nil {
-		x.timer = time.AfterFunc(next, x.tick)
-	} else {
-		x.timer.Reset(next)
-	}
-}
-
-// lose cancels the work because its claim is lost. Once fn has ended a renewal
-// cannot tell that from a record that was settled just now, and nothing is left
-// to cancel.
-func (x *Execution) lose(cause error) {
-	x.mu.Lock()
-	settling := x.settling || x.stopped
-	x.mu.Unlock()
-	if settling {
-		return
-	}
-	x.work.end(cause)
-	if x.guard.observe.LeaseLost != nil {
-		x.guard.observe.LeaseLost(x.work.parent, LeaseLost{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Fence: x.Fence(), Cause: cause})
-	}
-}
-
-// stop ends the ticks. One that is under way may go on to its end.
-func (x *Execution) stop() {
-	x.guard.beats.leave(x)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.stopped = true
-	if x.timer != nil {
-		x.timer.Stop()
-	}
-}
-
-// giveUp holds the record of a handler that has outrun its deadline. Its result,
-// should it come, still settles the record.
-func (x *Execution) giveUp() {
-	x.stop()
-	x.settled.Lock()
-	defer x.settled.Unlock()
-	if x.ended {
-		return
-	}
-	err := x.tell("hold", func(ctx context.Context) error {
-		return x.claim.Hold(ctx, "the operation outran its deadline")
-	})
-	if errors.Is(err, ErrRolledBack) {
-		x.rolledBack(errors.Join(ErrDeadline, err))
-	}
-	x.guard.waiters.wake(x.submit.Identity)
-}
-
-// finish settles the claim by what the handler returned.
-func (x *Execution) finish(res Result, err error) {
-	x.mu.Lock()
-	x.settling = true
-	x.mu.Unlock()
-	x.settled.Lock()
-	defer x.settled.Unlock()
-	if panicked, ok := err.(*PanicError); ok && x.guard.observe.Panicked != nil {
-		x.guard.observe.Panicked(x.work.parent, Panicked{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Err: panicked})
-	}
-	if !x.ended {
-		x.settle(res, err)
-		x.ended = true
-	}
-	x.guard.waiters.wake(x.submit.Identity)
-}
-
-// settle is called with settled held.
-func (x *Execution) settle(res Result, err error) {
-	if err == nil {
-		x.complete(res, nil)
-		return
-	}
-	class, cause := classify(err)
-	if _, ok := err.(*PanicError); ok {
-		class, cause = classIndeterminate, "the handler panicked"
-	}
-	if class == classNoEffect && x.doubt {
-		// It speaks for this attempt only. A release would forget the other.
-		class, cause = classIndeterminate, "this attempt had no effect, but one before it may have had"
-	}
-	switch class {
-	case classFinal:
-		x.complete(Result{Codec: codecError, Body: []byte(err.Error()), Label: "error", Failed: true},
-			&RecordedError{Message: err.Error(), Err: err})
-	case classNoEffect:
-		switch told := x.tell("release", x.claim.Release); {
-		case told == nil, errors.Is(told, ErrRolledBack):
-			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
-		case x.gone(): // the answer to an earlier call was lost
-			x.fail(StateInProgress, &Error{Answer: Released, Err: err})
-		case errors.Is(told, ErrLostClaim):
-			x.answerFromRecord() // someone else's: what it says, goes
-		case x.Transactional(): // nothing of it was ever to be committed
-			x.fail(StateInProgress, &Error{Answer: Released, Err: errors.Join(err, told)})
-		default: // the record stays, and becomes unknown
-			x.untold(errors.Join(err, told))
-		}
-	default:
-		x.held(err, x.tell("hold", func(ctx context.Context) error { return x.claim.Hold(ctx, cause) }))
-	}
-}
-
-// held answers for an outcome that is unknown because of err, by what the store
-// said when it was told to hold it.
-func (x *Execution) held(err, told error) {
-	switch {
-	case told == nil:
-		x.fail(StateUnknown, x.guard.unknown(err))
-	case errors.Is(told, ErrLostClaim):
-		x.answerFromRecord()
-	case errors.Is(told, ErrRolledBack):
-		x.rolledBack(errors.Join(err, told))
-	default:
-		x.untold(errors.Join(err, told))
-	}
-}
-
-// complete records res and answers with it, and with failure if that is what
-// res records.
-func (x *Execution) complete(res Result, failure error) {
-	var expires time.Time
-	tell := func() error {
-		// A large result takes its time on its way to a store over a slow link.
-		timeout := x.guard.policy.StoreTimeout + time.Duration(res.Size()>>20)*time.Second
-		return x.tellWithin(timeout, "complete", func(ctx context.Context) (err error) {
-			expires, err = x.claim.Complete(ctx, res)
-			return err
-		})
-	}
-	err := tell()
-	if errors.Is(err, ErrTooLarge) && !res.Tombstone {
-		// It has happened, so it must be on record, if only as a tombstone.
-		res = Result{Codec: res.Codec, Label: res.Label, Reference: res.Reference, Failed: res.Failed, Tombstone: true}
-		err = tell()
-	}
-	switch {
-	case err == nil:
-		x.answer, x.result, x.expires, x.err = Executed, res, expires, failure
-	case errors.Is(err, ErrLostClaim):
-		x.answerFromRecord()
-	case errors.Is(err, ErrRolledBack):
-		x.rolledBack(errors.Join(failure, err))
-	case x.Transactional() && !x.joined(): // otherwise it is the caller's to end
-		// Left alone it would keep its locks. To hold it is to roll it back, or
-		// to learn that it was committed after all.
-		const cause = "the result could not be recorded"
-		x.held(err, x.call("hold", x.guard.policy.StoreTimeout, func(ctx context.Context) error { return x.claim.Hold(ctx, cause) }))
-	default:
-		x.untold(err)
-	}
-}
-
-// outcome is what the execution came to.
-func (x *Execution) outcome() Outcome {
-	out := Outcome{Answer: x.answer, Result: x.result, Claimed: true}
-	switch {
-	case x.found != nil:
-		out.Record = *x.found
-	case x.answer == Executed:
-		out.Record = x.record(StateCompleted)
-		out.Record.ExpiresAt, out.Record.Retention, out.Record.Result = x.expires, x.guard.policy.Retention, x.result
-	}
-	return out
-}
-
-// fail answers with e, about the record in state s.
-func (x *Execution) fail(s State, e *Error) {
-	rec := x.record(s)
-	x.failAbout(&rec, e)
-}
-
-// failAbout answers with e, about a record that was found.
-func (x *Execution) failAbout(r *Record, e *Error) {
-	e.Record, e.Claimed = r, true
-	x.ended, x.answer, x.found, x.err = true, e.Answer, r, e
-}
-
-// rolledBack answers for a transaction that is certainly gone, whatever the
-// handler said.
-func (x *Execution) rolledBack(cause error) {
-	if x.doubt { // that of an attempt before is not
-		x.fail(StateUnknown, x.guard.unknown(cause))
-		return
-	}
-	x.fail(StateInProgress, &Error{Answer: Released, RetryAfter: time.Second, Err: cause})
-}
-
-// untold answers where the store could not be told what became of the operation.
-// The record is still this claim's: it can turn out completed, and becomes
-// unknown when its lease has lapsed.
-func (x *Execution) untold(cause error) {
-	x.fail(StateInProgress, &Error{Answer: Unavailable, RetryAfter: x.guard.policy.Heartbeat, Err: cause})
-}
-
-// tell calls the store until it says yes or that the claim is over. While the
-// store fails it tries for the length of a lease, renewals going on meanwhile;
-// then the record is left to lapse.
-func (x *Execution) tell(what string, call func(context.Context) error) error {
-	return x.tellWithin(x.guard.policy.StoreTimeout, what, call)
-}
-
-// tellWithin is tell with another bound for each call.
-func (x *Execution) tellWithin(timeout time.Duration, what string, call func(context.Context) error) error {
-	var end time.Time
-	for wait := 20 * time.Millisecond; ; wait = min(wait*2, time.Second) {
-		err := x.call(what, timeout, call)
-		if err == nil || isVerdict(err) || errors.Is(err, ErrNotOpen) {
-			return err
-		}
-		if end.IsZero() {
-			end = time.Now().Add(x.guard.policy.Lease)
-		}
-		if !time.Now().Add(wait).Before(end) {
-			return err
-		}
-		pause(context.WithoutCancel(x.work.parent), wait)
-	}
-}
-
-// call calls the store once.
-func (x *Execution) call(what string, timeout time.Duration, call func(context.Context) error) error {
-	ctx := x.callContext(timeout)
-	err := call(ctx)
-	ctx.over()
-	if err != nil && !isVerdict(err) && x.guard.observe.StoreFailed != nil {
-		x.guard.observe.StoreFailed(x.work.parent, StoreFailed{Scope: x.submit.Identity.Scope, RecordID: x.RecordID(), Call: what, Err: err})
-	}
-	return err
-}
-
-// isVerdict reports whether err is what a store says of a claim, and not a
-// failure to say it.
-func isVerdict(err error) bool {
-	return errors.Is(err, ErrLostClaim) || errors.Is(err, ErrRolledBack) || errors.Is(err, ErrTooLarge)
-}
-
-// callContext is storeContext for a call that tells the store what became of the
-// execution. Usually there is one, so the first has its place in x.
-func (x *Execution) callContext(timeout time.Duration) *lazyContext {
-	if x.telling.parent != nil {
-		return storeContext(x.work.parent, timeout)
-	}
-	x.telling.parent, x.telling.deadline = x.work.parent, time.Now().Add(timeout)
-	return &x.telling
-}
-
-// record describes the claim without asking the store.
-func (x *Execution) record(s State) Record {
-	return Record{
-		ID: x.RecordID(), Identity: x.submit.Identity, Fingerprint: x.submit.Fingerprint, State: s,
-		Fence: x.Fence(), Origin: x.submit.Origin,
-	}
-}
-
-// gone reports whether the record is certainly gone: a claim lost to its own
-// release, whose answer was lost, or to a resolution as "no effect".
-func (x *Execution) gone() bool {
-	ctx := x.guard.storeContext(x.work.parent)
-	defer ctx.over()
-	_, err := x.guard.store.Find(ctx, x.submit.Identity)
-	return errors.Is(err, ErrNotFound)
-}
-
-// answerFromRecord answers an owner that lost its claim by what the record
-// says now: someone else has settled it or is at it.
-func (x *Execution) answerFromRecord() {
-	ctx := x.guard.storeContext(x.work.parent)
-	r, err := x.guard.store.Find(ctx, x.submit.Identity)
-	ctx.over()
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		x.untold(errors.Join(ErrLostClaim, err))
-		return
-	}
-	if err != nil || r.Fingerprint.Differs(x.submit.Fingerprint) {
-		// The record of this execution is gone, and it is another's now.
-		x.fail(StateUnknown, x.guard.unknown(errors.Join(ErrLostClaim, err)))
-		return
-	}
-	if r.State == StateCompleted {
-		x.answer, x.result, x.found, x.err = Replayed, r.Result, &r, recordedFailure(&r)
-		return
-	}
-	r.Result = Result{}
-	switch {
-	case r.State == StateInProgress && !r.Lapsed():
-		x.failAbout(&r, &Error{Answer: InProgress, RetryAfter: r.Lease, Err: ErrLostClaim})
-	default:
-		x.failAbout(&r, x.guard.unknown(ErrLostClaim))
-	}
+	return Outcome{Answer: AnswerInProgress, Record: rec, Claimed: true},
+		&Error{Answer: AnswerInProgress, Record: &rec, Claimed: true, RetryAfter: x.guard.policy.Heartbeat, Err: context.Cause(ctx)}
 }

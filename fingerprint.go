@@ -6,12 +6,12 @@ import (
 	"encoding/binary"
 )
 
-// Fingerprint is a digest of what was asked. It decides whether two submits
-// that share an identity ask for the same thing; it is never part of the
-// identity. The zero Fingerprint means "not compared".
+// Fingerprint is a digest of a request. It shows whether two submits of one
+// identity are the same request. It is not part of the identity. The zero
+// Fingerprint is not compared.
 type Fingerprint struct {
-	// Scheme names how the digest was made, with its version, for example
-	// "http/1". Fingerprints of different schemes cannot be compared.
+	// Scheme says how the digest was made, with a version, for example
+	// "request/2". Fingerprints of different schemes cannot be compared.
 	Scheme string
 	// Sum is a SHA-256 digest.
 	Sum [sha256.Size]byte
@@ -20,8 +20,8 @@ type Fingerprint struct {
 // SchemeParts is the scheme of FingerprintOf.
 const SchemeParts = "parts/1"
 
-// FingerprintOf digests parts in order. Parts are framed by their lengths, so
-// ("ab","c") and ("a","bc") differ.
+// FingerprintOf returns the fingerprint of parts in their order. Parts are framed
+// by their lengths, so that ("ab", "c") and ("a", "bc") differ.
 func FingerprintOf(parts ...[]byte) Fingerprint {
 	h := sha256.New()
 	var n [8]byte
@@ -38,9 +38,9 @@ func FingerprintOf(parts ...[]byte) Fingerprint {
 // IsZero reports whether f is the zero Fingerprint.
 func (f Fingerprint) IsZero() bool { return f.Scheme == "" }
 
-// Differs reports whether f and g certainly come from different requests.
-// Where that cannot be known (one is zero, or another version of the software
-// made it by another scheme) it reports false: a doubt is never a mismatch.
+// Differs reports whether f and g certainly come from different requests. It
+// reports false if this is not known, because one of them is zero or their schemes
+// differ.
 func (f Fingerprint) Differs(g Fingerprint) bool {
 	if f.IsZero() || g.IsZero() || f.Scheme != g.Scheme {
 		return false

@@ -7,37 +7,38 @@ import (
 	"time"
 )
 
-// Config makes a Guard.
+// Config is the configuration of a Guard.
 type Config struct {
 	// Store keeps the records. Required.
 	Store Store
-	// Policy is how operations are protected, unless Guard.With says otherwise.
+	// Policy says how operations are protected. Guard.With makes guards with
+	// other policies.
 	Policy Policy
-	// Observer is told what happens; nil for nobody.
+	// Observer, if not nil, is called when something happens.
 	Observer *Observer
-	// MaxExecutions is how many submits may be claiming or executing at the
-	// same time. Beyond it a submit is answered Unavailable with a *BusyError,
-	// before any look in the store. Default 4,096.
+	// MaxExecutions limits how many submits claim or execute at the same time.
+	// A submit over the limit is answered AnswerUnavailable with a *BusyError,
+	// and the store is not asked. Default 4,096.
 	MaxExecutions int
-	// MaxTenantExecutions is the same for those of one tenant. It does not bound
-	// submits whose scope names no tenant. Default a quarter of MaxExecutions.
+	// MaxTenantExecutions is the limit for one tenant. It does not apply to
+	// scopes without a tenant. Default a quarter of MaxExecutions.
 	MaxTenantExecutions int
-	// MaxDetached is the same for Submit.Detached, which has no caller's
-	// goroutine to bound it. Default a quarter of MaxExecutions.
+	// MaxDetached is the limit for submits with Submit.Detached set. Default a
+	// quarter of MaxExecutions.
 	MaxDetached int
 
-	// MaxWaiters is how many submits may wait at the same time, of all
-	// identities, for executions that are not theirs. Beyond it they are
-	// answered at once. Default 1,000.
+	// MaxWaiters limits how many submits, of all identities, wait at the same
+	// time for the execution of another. A submit over the limit is answered at
+	// once. Default 1,000.
 	MaxWaiters int
-	// MaxTenantWaiters is the same for one tenant, where the scope names one.
-	// Default a quarter of MaxWaiters.
+	// MaxTenantWaiters is the limit for one tenant. It does not apply to scopes
+	// without a tenant. Default a quarter of MaxWaiters.
 	MaxTenantWaiters int
 
-	// TrailInterval is how long answers that met the same record and were told
-	// the same share an entry of the audit trail: the first has an entry at
-	// once, and those that follow within the interval have one together, with
-	// their number, at its end. A process that dies forgets those. Negative: each
+	// TrailInterval is how long submits that get the same answer about the same
+	// record share an entry of the audit trail. The first has an entry at once;
+	// those that follow within the interval are counted and have one entry at
+	// its end, which is lost if the process dies before. If it is negative, each
 	// has its own. Default 10 s.
 	TrailInterval time.Duration
 }
@@ -81,9 +82,9 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Guard is the one entry for operations that must take effect once. It owns
-// the policy; the store owns the records. Make one for a process, and one for
-// each policy from it with With. Safe for concurrent use.
+// Guard makes operations take effect once. It applies the policy to what the
+// store says of the records. A process has one, and makes others from it, one
+// for each policy, by calling With. It is safe for concurrent use.
 type Guard struct {
 	store    Store
 	resolver Resolver // nil if the store is none
@@ -95,7 +96,7 @@ type Guard struct {
 	waiters  *waiters
 }
 
-// New returns a guard, or one error that names everything wrong with c.
+// New returns a guard for c. The error names everything that is wrong with c.
 func New(c Config) (*Guard, error) {
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {
@@ -112,12 +113,12 @@ func New(c Config) (*Guard, error) {
 	return g.With(c.Policy)
 }
 
-// With returns a guard over the same store, drained together with g, that
-// protects by policy p.
+// With returns a guard with policy p that shares the store, the limits and the
+// drain of g.
 func (g *Guard) With(p Policy) (*Guard, error) {
 	p = p.withDefaults()
 	err := p.validate()
-	if p.OnCrash == Reconcile && g.resolver == nil {
+	if p.OnCrash == CrashReconcile && g.resolver == nil {
 		err = errors.Join(err, fmt.Errorf("field OnCrash is reconcile, but %T is no Resolver", g.store))
 	}
 	if err != nil {
@@ -128,101 +129,78 @@ func (g *Guard) With(p Policy) (*Guard, error) {
 	return &with, nil
 }
 
-// Policy returns the guard's policy with its defaults filled in.
+// Policy returns the policy of g, with defaults filled in.
 func (g *Guard) Policy() Policy { return g.policy }
-
-// Load is how much of its bounds a guard is using, together with those that are
-// made from it and that it was made from by With.
-type Load struct {
-	Executions, MaxExecutions int // submits that claim or execute
-	Detached, MaxDetached     int // of those, the detached
-	Waiters, MaxWaiters       int
-}
-
-// Load returns the guard's load now.
-func (g *Guard) Load() Load {
-	w, c := g.work, &g.work.config
-	w.mu.Lock()
-	l := Load{
-		Executions: w.running, MaxExecutions: c.MaxExecutions,
-		Detached: w.detached, MaxDetached: c.MaxDetached, MaxWaiters: c.MaxWaiters,
-	}
-	w.mu.Unlock()
-	g.waiters.mu.Lock()
-	defer g.waiters.mu.Unlock()
-	l.Waiters = g.waiters.total
-	return l
-}
 
 // Submit is one request to have an operation take effect once.
 type Submit struct {
 	Identity Identity
-	// Fingerprint tells whether another submit of the identity asks for the
-	// same. The zero value compares equal with everything.
+	// Fingerprint identifies the request. Submits of one identity with
+	// different fingerprints are answered AnswerMismatch. The zero value equals
+	// every other.
 	Fingerprint Fingerprint
 	Origin      Origin
-	// Wait is how long to wait when another submit of the identity is
-	// executing, before answering InProgress. Zero: not at all. A submit that
-	// waited is answered as if it had come later: replayed, once the other has
-	// completed; executed, if the other had no effect. When the other's owner
-	// dies, it is answered soon after the lease has lapsed. Executions of its
-	// own are not bounded by it.
+	// Wait is how long to wait if another submit of the identity is executing,
+	// before answering AnswerInProgress. Zero means not to wait. A submit that
+	// has waited is answered as if it had come later: from the record if the
+	// other completed, and by executing if the other had no effect. If the
+	// process of the other dies, the submit is answered soon after the lease has
+	// lapsed. Wait does not limit the submit's own execution.
 	Wait time.Duration
-	// Detached has fn run in a goroutine of the guard instead of the caller's,
-	// so that Do can answer before fn has ended: for a caller that tells
-	// somebody else to come back for the result. It does not where the claim is
-	// a Joiner that has joined a transaction of the caller's.
+	// Detached runs fn in a goroutine of the guard, so that Do can return when
+	// its context ends, before fn has. It is for callers that tell their clients
+	// to come back for the result. If the claim is a Joiner that has joined a
+	// transaction of the caller, Do still waits for fn.
 	Detached bool
-	// Settled, if not nil, is called in the guard's goroutine with what a
-	// detached execution came to, whether or not Do has answered before. It is
-	// not called for a submit that was not claimed.
+	// Settled, if not nil, is called with the outcome of a detached execution,
+	// in the guard's goroutine, even if Do has returned before. It is not called
+	// if the submit was not granted the identity.
 	Settled func(Outcome, error)
 }
 
-// Outcome is what came of a submit that was executed or replayed, and what is
-// known of one that was not.
+// Outcome is the outcome of a submit.
 type Outcome struct {
 	Answer Answer
 	Result Result
-	// Record is the record as last seen; its ID is empty if there was none.
+	// Record is the record as last seen. Its ID is empty if there was none.
 	Record Record
-	// Claimed says that the identity was granted to this submit, whatever became
-	// of it: fn has run or, if the submit was detached, is running or about to.
-	// Otherwise fn never runs.
+	// Claimed reports whether the identity was granted to this submit. If so, fn
+	// has run or, if the submit was detached, is running or about to run. If
+	// not, fn never runs.
 	Claimed bool
 }
 
-// Do has fn take effect once for the submit's identity. If the identity is
-// free, fn runs and its result is recorded; if it is completed, the recorded
-// result is returned and fn does not run; otherwise the *Error says what is in
-// the way.
+// Do runs fn once for the identity of s. If the identity is free, Do runs fn and
+// records its result. If it is completed, Do returns the recorded result and does
+// not run fn. Otherwise the error is an *Error that says why.
 //
-// fn runs in the calling goroutine, with a context that keeps ctx's values but
-// not its cancellation: once claimed, the work goes on whether or not anybody
-// waits for it. Its context is cancelled at the policy's Deadline, and when the
-// claim is lost. CurrentExecution(ctx) tells fn the identity and the fence. fn's
-// error decides what is recorded: nil and Final complete the record, NoEffect
-// releases it, anything else leaves it unknown. So do a panic and
-// runtime.Goexit, which then go on up through Do.
+// fn runs in the calling goroutine. Its context has the values of ctx but not its
+// cancellation, so that fn goes on even if the caller no longer waits. The
+// context is canceled at the policy's Deadline, and when the claim is lost.
+// CurrentExecution returns the identity and the fence from it.
 //
-// A submit that is Detached runs in a goroutine of the guard. When ctx ends
-// first, Do returns an InProgress error and fn goes on; a panic of fn is an
-// Unknown answer and goes no further.
+// The error of fn decides what is recorded: a nil error and Final complete the
+// record, NoEffect releases it, and any other error leaves the outcome unknown.
+// So does a panic and runtime.Goexit, which Do then passes on.
 //
-// A ctx that is over before the claim is an Unavailable error, and fn does not
+// If s is Detached, fn runs in a goroutine of the guard. If ctx ends before fn
+// returns, the answer is AnswerInProgress and fn goes on. If fn panics, the
+// answer is AnswerUnknown and the panic is not passed on.
+//
+// If ctx ends before the claim, the answer is AnswerUnavailable and fn does not
 // run. A nil error means that the record is durable. A recorded failure is
-// returned as a *RecordedError beside an Executed or Replayed outcome; every
-// other error is an *Error.
+// returned as a *RecordedError with AnswerExecuted or AnswerReplayed. Every other
+// error is an *Error.
 func (g *Guard) Do(ctx context.Context, s Submit, fn func(ctx context.Context) (Result, error)) (out Outcome, err error) {
 	if g.observe.Answered != nil {
 		start := time.Now()
 		defer func() { g.observe.Answered(ctx, answered(s, out, err, time.Since(start))) }()
 	}
 	if err := s.Identity.Validate(); err != nil {
-		return out, out.fail(&Error{Answer: Rejected, Err: err})
+		return out, out.fail(&Error{Answer: AnswerRejected, Err: err})
 	}
 	if ctx.Err() != nil {
-		return out, out.fail(&Error{Answer: Unavailable, Err: context.Cause(ctx)})
+		return out, out.fail(&Error{Answer: AnswerUnavailable, Err: context.Cause(ctx)})
 	}
 	x, err := g.beginOrWait(ctx, &s, &out)
 	if x == nil {
@@ -272,14 +250,14 @@ func (g *Guard) beginOrWait(ctx context.Context, s *Submit, out *Outcome) (*Exec
 	}
 	for {
 		if err := g.work.enter(s); err != nil {
-			return nil, out.fail(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
+			return nil, out.fail(&Error{Answer: AnswerUnavailable, RetryAfter: time.Second, Err: err})
 		}
 		x, err := g.begin(ctx, s, out)
 		if x != nil {
 			return x, nil
 		}
 		g.work.leave(s)
-		if out.Answer == InProgress && w != nil && w.next(ctx, out.Record) {
+		if out.Answer == AnswerInProgress && w != nil && w.next(ctx, out.Record) {
 			continue
 		}
 		g.note(s, out)
@@ -303,7 +281,7 @@ func (g *Guard) begin(ctx context.Context, s *Submit, out *Outcome) (*Execution,
 		}
 		conflict, ok := errors.AsType[*ConflictError](err)
 		if !ok {
-			return nil, out.fail(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
+			return nil, out.fail(&Error{Answer: AnswerUnavailable, RetryAfter: time.Second, Err: err})
 		}
 		again, err := g.meet(ctx, &a, &conflict.Record, out)
 		if !again {
@@ -311,9 +289,9 @@ func (g *Guard) begin(ctx context.Context, s *Submit, out *Outcome) (*Execution,
 		}
 		// Whoever takes over does not know what became of the attempt before,
 		// unless it was looked up just now.
-		settled = g.policy.OnCrash == Reconcile && !conflict.Record.Reopened
+		settled = g.policy.OnCrash == CrashReconcile && !conflict.Record.Reopened
 	}
-	return nil, out.fail(&Error{Answer: InProgress, RetryAfter: g.policy.Heartbeat})
+	return nil, out.fail(&Error{Answer: AnswerInProgress, RetryAfter: g.policy.Heartbeat})
 }
 
 // claim calls Begin so that a lost answer strands no claim. It does not follow
@@ -358,21 +336,6 @@ func (g *Guard) beginOnce(ctx context.Context, a *Attempt, now time.Time) (Claim
 	return g.store.Begin(call, *a)
 }
 
-// storeContext bounds one call of the store, without the caller's cancellation.
-// It must be ended.
-func (g *Guard) storeContext(ctx context.Context) *lazyContext {
-	return storeContext(ctx, g.policy.StoreTimeout)
-}
-
-func storeContext(ctx context.Context, d time.Duration) *lazyContext {
-	return &lazyContext{parent: ctx, deadline: time.Now().Add(d)}
-}
-
-func isConflict(err error) bool {
-	_, ok := errors.AsType[*ConflictError](err)
-	return ok
-}
-
 // abandon releases the claim that a failed Begin may have been granted. Begin
 // with the same token finds it, or grants it now. It gives up when the lease
 // would have lapsed, or at a drain: then the record becomes unknown.
@@ -393,254 +356,5 @@ func (g *Guard) abandon(ctx context.Context, a Attempt) {
 			}
 		}
 		pause(ctx, wait)
-	}
-}
-
-// meet decides what a record in the way means. again is true when Begin is
-// worth another call, with what meet changed in a.
-func (g *Guard) meet(ctx context.Context, a *Attempt, r *Record, out *Outcome) (again bool, err error) {
-	answer := func(e *Error) (bool, error) {
-		bare := *r
-		bare.Result = Result{}
-		e.Record = &bare
-		return false, out.fail(e)
-	}
-	if r.Fingerprint.Differs(a.Fingerprint) {
-		return answer(&Error{Answer: Mismatch})
-	}
-	switch {
-	case r.State == StateCompleted:
-		*out = Outcome{Answer: Replayed, Result: r.Result, Record: *r}
-		return false, recordedFailure(r)
-	case r.State == StateInProgress && !r.Lapsed():
-		// The lease is renewed while the owner lives, so what is left of it
-		// says little about when the owner will be done.
-		return answer(&Error{Answer: InProgress, RetryAfter: min(r.Lease, g.policy.Heartbeat)})
-	case r.Reopened, g.policy.OnCrash == Retry:
-		a.Takeover = r.Fence
-		return true, nil
-	}
-
-	// Unknown, or lapsed and therefore about to be. Marking it comes before
-	// anyone looks what became of the effect: see Resolution.
-	if r.State == StateInProgress && g.resolver != nil {
-		marked, err := g.resolve(ctx, Resolution{
-			Identity: r.Identity, Fence: r.Fence, Decision: DecideUnknown,
-			Cause: "the lease lapsed before the operation was settled", Origin: a.Origin,
-		})
-		switch {
-		case err == nil:
-			r = &marked
-		case errors.Is(err, ErrStaleFence), errors.Is(err, ErrNotFound):
-			return true, nil
-		default:
-			// It is not on record that the outcome is unknown, so it need not
-			// stay so: the owner may still be there.
-			return answer(&Error{Answer: Unavailable, RetryAfter: time.Second, Err: err})
-		}
-	}
-	if g.policy.OnCrash == Reconcile {
-		switch decided, err := g.reconcile(ctx, a, r); {
-		case err != nil:
-			return answer(g.unknown(err))
-		case decided:
-			return true, nil
-		}
-	}
-	return answer(g.unknown(nil))
-}
-
-// unknown is the error for an unknown outcome. Under Retry and Reconcile the
-// next submit may settle it by itself.
-func (g *Guard) unknown(cause error) *Error {
-	e := &Error{Answer: Unknown, Err: cause}
-	if g.policy.OnCrash != Hold {
-		e.advice, e.RetryAfter = RetrySameKey, g.policy.Heartbeat
-	}
-	return e
-}
-
-// recordedFailure is the failure that a completed record tells of, if it does.
-func recordedFailure(r *Record) error {
-	if r.Result.Codec == codecError {
-		return &RecordedError{Message: string(r.Result.Body)}
-	}
-	return nil
-}
-
-// reconcile asks the policy's look-up and acts on its finding. decided means
-// that the record has changed, or may now be taken over.
-func (g *Guard) reconcile(ctx context.Context, a *Attempt, r *Record) (decided bool, err error) {
-	lctx, cancel := context.WithTimeout(ctx, g.policy.Lease)
-	defer cancel()
-	bare := *r
-	bare.Result = Result{}
-	finding, err := g.policy.Reconcile(lctx, bare)
-	if err != nil {
-		return false, fmt.Errorf("reconcile: %w", err)
-	}
-	switch finding.kind {
-	case findingPresent:
-		_, err := g.resolve(ctx, Resolution{
-			Identity: r.Identity, Fence: r.Fence, Decision: DecideResult, Result: finding.result,
-			Cause: "reconciled: the effect is there", Origin: a.Origin,
-		})
-		if err == nil || errors.Is(err, ErrStaleFence) || errors.Is(err, ErrNotFound) {
-			return true, nil
-		}
-		return false, err
-	case findingAbsent:
-		// r.Lease was read before the look-up, so the look-up came later
-		// than the settling time it vouches for.
-		if g.policy.SettleAfter > 0 && -r.Lease >= g.policy.SettleAfter {
-			a.Takeover = r.Fence
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
-	call := g.storeContext(ctx)
-	defer call.over()
-	rec, err := g.resolver.Resolve(call, r)
-	if err != nil && g.observe.StoreFailed != nil && !errors.Is(err, ErrStaleFence) && !errors.Is(err, ErrNotFound) {
-		g.observe.StoreFailed(ctx, StoreFailed{Scope: r.Identity.Scope, Call: "resolve", Err: err})
-	}
-	return rec, err
-}
-
-// Find returns the record of id, or ErrNotFound. Like every look-up of the guard
-// it takes the policy's StoreTimeout at most.
-func (g *Guard) Find(ctx context.Context, id Identity) (Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
-	defer cancel()
-	return g.store.Find(ctx, id)
-}
-
-// FindID returns the record with this opaque id if it belongs to the scope's
-// tenant and actor, of whatever operation; otherwise, and if there is none, the
-// error is ErrNotFound. It is errors.ErrUnsupported if the store is no Lister.
-func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, error) {
-	lister, ok := g.store.(Lister)
-	if !ok {
-		return Record{}, fmt.Errorf("semel: %T is no Lister: %w", g.store, errors.ErrUnsupported)
-	}
-	if recordID == "" { // would select any
-		return Record{}, ErrNotFound
-	}
-	lctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
-	defer cancel()
-	found, err := lister.List(lctx, Filter{ID: recordID, Tenant: s.Tenant, Actor: s.Actor, Limit: 2})
-	if err != nil {
-		return Record{}, err
-	}
-	for _, r := range found {
-		// An empty field of a filter selects all, but an empty part of a
-		// scope is one like any other.
-		if r.ID == recordID && r.Identity.Tenant == s.Tenant && r.Identity.Actor == s.Actor {
-			whole, err := g.Find(ctx, r.Identity)
-			if err == nil && whole.ID != recordID {
-				err = ErrNotFound // replaced meanwhile
-			}
-			return whole, err
-		}
-	}
-	return Record{}, ErrNotFound
-}
-
-// Await returns the record of id as soon as nobody is executing it any more, or
-// as it is when the wait or ctx ends. The error is ErrNotFound where there is
-// none, after a release, and if another record has replaced it meanwhile.
-func (g *Guard) Await(ctx context.Context, id Identity, wait time.Duration) (Record, error) {
-	w := g.newWaiter(id, wait)
-	defer w.leave()
-	for first := ""; ; {
-		r, err := g.Find(ctx, id)
-		if err == nil && first != "" && r.ID != first {
-			return Record{}, ErrNotFound
-		}
-		if err != nil || r.State != StateInProgress || r.Lapsed() || !w.next(ctx, r) {
-			return r, err
-		}
-		first = r.ID
-	}
-}
-
-// Resolve settles an unknown outcome by hand. See Resolution.
-func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
-	if g.resolver == nil {
-		return Record{}, fmt.Errorf("semel: resolve: %T is no Resolver", g.store)
-	}
-	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
-	defer cancel()
-	return g.resolver.Resolve(ctx, r)
-}
-
-// note has an audit entry written for an answer that met a record and changed
-// none.
-func (g *Guard) note(s *Submit, out *Outcome) {
-	if g.notes == nil || out.Record.State == 0 {
-		return
-	}
-	g.notes.add(entry(s, TrailEntry{
-		Kind: TrailKind(out.Answer.String()), RecordID: out.Record.ID, Fence: out.Record.Fence, Label: out.Result.Label,
-	}))
-}
-
-// entry fills in whose entry it is.
-func entry(s *Submit, e TrailEntry) TrailEntry {
-	e.Tenant, e.Actor, e.Operation, e.Key = s.Identity.Tenant, s.Identity.Actor, s.Identity.Operation, s.Identity.Key
-	e.Origin = s.Origin
-	return e
-}
-
-// NoteFailedOpen puts on the audit trail that a submit was let through without
-// protection. For entry points that are configured to fail open.
-func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
-	if g.notes != nil {
-		g.notes.trail.Note(entry(&s, TrailEntry{Kind: TrailFailedOpen, Cause: "store unavailable"}))
-	}
-	if g.observe.FailedOpen != nil {
-		g.observe.FailedOpen(ctx, s.Identity.Scope, cause)
-	}
-}
-
-// Drain stops g, and every guard that shares its work, from taking new submits
-// and waits until running executions have been settled. If ctx ends first it
-// returns an error that says how many are left; they go on, and would leave
-// unknown records if the process ended now.
-//
-// Call it after the server's Shutdown, which does not wait for the handlers of
-// HTTP/2 requests that their clients have reset.
-func (g *Guard) Drain(ctx context.Context) error {
-	idle := g.work.drain()
-	if g.notes != nil {
-		g.notes.end()
-	}
-	select {
-	case <-idle:
-		return nil
-	default:
-	}
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("semel: drain: %d executions still running: %w", g.work.count(), context.Cause(ctx))
-	}
-}
-
-// OnDrain has f called, in a goroutine of its own, once Drain is called: for an
-// entry point that holds requests before it submits them. stop takes that back
-// and reports whether it came in time, like that of context.AfterFunc.
-func (g *Guard) OnDrain(f func()) (stop func() bool) { return context.AfterFunc(g.work.stopping, f) }
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }

@@ -14,87 +14,15 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/store/memory"
 )
-
-var scope = semel.Scope{Tenant: "t", Actor: "a", Operation: "orders.create"}
-
-func submit(key string) semel.Submit {
-	return semel.Submit{Identity: semel.Identity{Scope: scope, Key: key}, Fingerprint: semel.FingerprintOf([]byte("request"))}
-}
-
-// detached is a submit whose panics are answers.
-func detached(key string) semel.Submit {
-	s := submit(key)
-	s.Detached = true
-	return s
-}
-
-func newStore(t testing.TB) *memory.Store {
-	t.Helper()
-	s, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func newGuard(t testing.TB, s semel.Store, p semel.Policy) *semel.Guard {
-	t.Helper()
-	g, err := semel.New(semel.Config{Store: s, Policy: p})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g
-}
-
-// effects counts effects and makes each result tell which one it is of.
-type effects struct{ n atomic.Int64 }
-
-func (e *effects) do(context.Context) (semel.Result, error) {
-	return semel.Result{Codec: "test/1", Body: fmt.Append(nil, "effect ", e.n.Add(1)), Label: "ok"}, nil
-}
-
-func (e *effects) want(t testing.TB, n int64) {
-	t.Helper()
-	if got := e.n.Load(); got != n {
-		t.Fatalf("%d effects; want %d", got, n)
-	}
-}
-
-func wantAnswer(t testing.TB, out semel.Outcome, err error, want semel.Answer) {
-	t.Helper()
-	if out.Answer != want {
-		t.Fatalf("answer %v, error %v; want %v", out.Answer, err, want)
-	}
-	if (err == nil) != (want == semel.Executed || want == semel.Replayed) {
-		t.Fatalf("answer %v came with error %v", want, err)
-	}
-	if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer != want {
-		t.Fatalf("the outcome says %v, its error %v", want, e.Answer)
-	}
-}
-
-// bubble runs test in virtual time.
-func bubble(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
-
-// stranded leaves a record in progress, as a process that died would.
-func stranded(t testing.TB, s semel.Store, sub semel.Submit, lease time.Duration) semel.Claim {
-	t.Helper()
-	c, err := s.Begin(t.Context(), semel.NewAttempt(sub.Identity, sub.Fingerprint, lease, time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
 
 func TestExecutesOnceAndReplays(t *testing.T) {
 	g := newGuard(t, newStore(t), semel.Policy{})
 	var e effects
 	first, err := g.Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, first, err, semel.Executed)
+	wantAnswer(t, first, err, semel.AnswerExecuted)
 	again, err := g.Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, again, err, semel.Replayed)
+	wantAnswer(t, again, err, semel.AnswerReplayed)
 	if string(again.Result.Body) != "effect 1" || again.Result.Label != "ok" || again.Record.ID != first.Record.ID {
 		t.Fatalf("replayed %q of record %s; want the first result of %s", again.Result.Body, again.Record.ID, first.Record.ID)
 	}
@@ -152,18 +80,18 @@ func TestCallerGoneWorkGoesOn(t *testing.T) {
 				return e.do(ctx)
 			})
 			if detached {
-				wantAnswer(t, out, err, semel.InProgress)
+				wantAnswer(t, out, err, semel.AnswerInProgress)
 				if !errors.Is(err, context.Canceled) || !errors.Is(err, semel.ErrMaybeEffect) || !out.Claimed {
 					t.Fatalf("the caller that left was told %v", err)
 				}
 				if err := g.Drain(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if settled.Answer != semel.Executed || settled.Record.State != semel.StateCompleted {
+				if settled.Answer != semel.AnswerExecuted || settled.Record.State != semel.StateCompleted {
 					t.Fatalf("settled as %+v", settled)
 				}
 			} else {
-				wantAnswer(t, out, err, semel.Executed)
+				wantAnswer(t, out, err, semel.AnswerExecuted)
 			}
 			e.want(t, 1)
 		})
@@ -208,7 +136,7 @@ func TestPanicAndGoexitGoOnUp(t *testing.T) {
 					t.Fatalf("detached %v, goexit %v: Do returned: %v", detached, goexit, returned)
 				}
 				if detached {
-					wantAnswer(t, out, err, semel.Unknown)
+					wantAnswer(t, out, err, semel.AnswerUnknown)
 					if _, ok := errors.AsType[*semel.PanicError](err); !ok {
 						t.Fatalf("told %v", err)
 					}
@@ -216,7 +144,7 @@ func TestPanicAndGoexitGoOnUp(t *testing.T) {
 					t.Fatalf("the caller recovered %v", value)
 				}
 				r, err := s.Find(t.Context(), sub.Identity)
-				if err != nil || r.State != semel.StateUnknown || panicked.Load() != 1 || len(answered) != 1 || answered[0] != semel.Unknown {
+				if err != nil || r.State != semel.StateUnknown || panicked.Load() != 1 || len(answered) != 1 || answered[0] != semel.AnswerUnknown {
 					t.Fatalf("the record reads %v, %v; %d panics and answers %v observed", r.State, err, panicked.Load(), answered)
 				}
 				if err := g.Drain(t.Context()); err != nil {
@@ -241,73 +169,6 @@ func TestRunsOnTheCallersGoroutine(t *testing.T) {
 	})
 	if err != nil || in != id() {
 		t.Fatalf("called from goroutine %s, ran in %s, %v", id(), in, err)
-	}
-}
-
-// Each bound is answered before any look in the store, and is free again when
-// an execution has ended.
-func TestExecutionsAreBounded(t *testing.T) {
-	for name, c := range map[string]struct {
-		config   semel.Config
-		detached bool
-	}{
-		"MaxExecutions":       {config: semel.Config{MaxExecutions: 3, MaxTenantExecutions: 9}},
-		"MaxTenantExecutions": {config: semel.Config{MaxTenantExecutions: 3}},
-		"MaxDetached":         {config: semel.Config{MaxDetached: 3}, detached: true},
-	} {
-		bubble(t, func(t *testing.T) {
-			var calls atomic.Int64
-			c.config.Store = &faulty{Store: newStore(t), before: func(string) error { calls.Add(1); return nil }}
-			g, err := semel.New(c.config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var e effects
-			goOn := make(chan struct{})
-			var wg sync.WaitGroup
-			do := func(s semel.Submit) {
-				s.Detached = c.detached
-				out, err := g.Do(t.Context(), s, func(ctx context.Context) (semel.Result, error) {
-					<-goOn
-					return e.do(ctx)
-				})
-				wantAnswer(t, out, err, semel.Executed)
-			}
-			for i := range 3 {
-				wg.Go(func() { do(submit(fmt.Sprint("k", i))) })
-			}
-			synctest.Wait()
-			before := calls.Load()
-			over := submit("over")
-			over.Detached = c.detached
-			out, err := g.Do(t.Context(), over, e.do)
-			wantAnswer(t, out, err, semel.Unavailable)
-			busy, ok := errors.AsType[*semel.BusyError](err)
-			if !ok || busy.Bound != name || busy.Limit != 3 || out.Claimed {
-				t.Fatalf("%s: told %v", name, err)
-			}
-			if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || ee.RetryAfter <= 0 {
-				t.Fatalf("%s: advice %v after %v", name, ee.Retry(), ee.RetryAfter)
-			}
-			if calls.Load() != before {
-				t.Fatalf("%s: the store was asked", name)
-			}
-			if name == "MaxTenantExecutions" {
-				// One tenant's bound is not another's, nor that of who has none.
-				for _, tenant := range []string{"other", ""} {
-					s := submit("other")
-					s.Identity.Tenant = tenant
-					wg.Go(func() { do(s) })
-				}
-			}
-			close(goOn)
-			wg.Wait()
-			out, err = g.Do(t.Context(), over, e.do)
-			wantAnswer(t, out, err, semel.Executed)
-			if err := g.Drain(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		})
 	}
 }
 
@@ -351,315 +212,10 @@ func TestNoAnswerBeforeTheRecord(t *testing.T) {
 		default:
 		}
 		close(written)
-		if out := <-answered; out.Answer != semel.Executed {
+		if out := <-answered; out.Answer != semel.AnswerExecuted {
 			t.Fatalf("answered %v", out.Answer)
 		}
 	})
-}
-
-func TestLongWorkKeepsItsClaim(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		// Under Retry, a claim that lapsed even once would be taken over.
-		g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.Retry})
-		var e effects
-		done := make(chan error, 1)
-		go func() {
-			_, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
-				time.Sleep(10 * 15 * time.Second)
-				return e.do(ctx)
-			})
-			done <- err
-		}()
-		for range 140 {
-			time.Sleep(time.Second)
-			out, err := g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.InProgress)
-			if ee, _ := errors.AsType[*semel.Error](err); ee.RetryAfter <= 0 || ee.RetryAfter > 15*time.Second {
-				t.Fatalf("retry after %v", ee.RetryAfter)
-			}
-		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		e.want(t, 1)
-	})
-}
-
-func TestDeadlineCancelsTheWork(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), semel.Policy{Deadline: time.Minute})
-		start := time.Now()
-		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
-			<-ctx.Done()
-			if context.Cause(ctx) != semel.ErrDeadline {
-				t.Errorf("cancelled by %v", context.Cause(ctx))
-			}
-			return semel.Result{}, ctx.Err()
-		})
-		wantAnswer(t, out, err, semel.Unknown)
-		if d := time.Since(start); d != time.Minute {
-			t.Fatalf("cancelled after %v", d)
-		}
-		var e effects
-		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
-		e.want(t, 0)
-	})
-}
-
-// The record of a handler that ignores its deadline does not: it is held, and
-// a late result still settles it.
-func TestOverdueWorkIsHeldAndMaySettle(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{Deadline: time.Minute})
-		var e effects
-		go func() {
-			time.Sleep(time.Minute + 6*time.Second)
-			out, err := g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.Unknown)
-			if out.Record.State != semel.StateUnknown || !strings.Contains(out.Record.Cause, "deadline") {
-				t.Errorf("the record reads %+v", out.Record)
-			}
-		}()
-		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
-			time.Sleep(5 * time.Minute)
-			if context.Cause(ctx) != semel.ErrDeadline {
-				t.Errorf("cancelled by %v", context.Cause(ctx))
-			}
-			return e.do(ctx)
-		})
-		wantAnswer(t, out, err, semel.Executed)
-		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
-		e.want(t, 1)
-	})
-}
-
-func TestCrashUnderHold(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{})
-		stranded(t, s, submit("k"), 15*time.Second)
-		var e effects
-		out, err := g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.InProgress)
-		time.Sleep(15 * time.Second)
-		for range 2 {
-			out, err = g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.Unknown)
-			if !errors.Is(err, semel.ErrMaybeEffect) || !errors.Is(err, semel.ErrUnknown) {
-				t.Fatalf("told %v", err)
-			}
-		}
-		if r, err := s.Find(t.Context(), submit("k").Identity); err != nil || r.State != semel.StateUnknown {
-			t.Fatalf("the record reads %+v, %v", r, err)
-		}
-		time.Sleep(30 * 24 * time.Hour)
-		out, err = g.Do(t.Context(), submit("k"), e.do)
-		wantAnswer(t, out, err, semel.Unknown)
-		e.want(t, 0)
-	})
-}
-
-func TestCrashUnderRetry(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{OnCrash: semel.Retry})
-		dead := stranded(t, s, submit("k"), 15*time.Second)
-		time.Sleep(15 * time.Second)
-		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
-			x, ok := semel.CurrentExecution(ctx)
-			if !ok || x.Fence() <= dead.Fence() || x.Identity() != submit("k").Identity || x.RecordID() != dead.RecordID() {
-				t.Errorf("the execution is told fence %d of record %s", x.Fence(), x.RecordID())
-			}
-			return semel.Result{Body: []byte("mine")}, nil
-		})
-		wantAnswer(t, out, err, semel.Executed)
-		if _, err := dead.Complete(t.Context(), semel.Result{Body: []byte("zombie")}); !errors.Is(err, semel.ErrLostClaim) {
-			t.Fatalf("a zombie completed: %v", err)
-		}
-	})
-}
-
-// To an effect whose owner is idempotent, an outcome that was not learned is
-// no worse than a crash.
-func TestUnknownUnderRetry(t *testing.T) {
-	g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.Retry})
-	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
-		return semel.Result{}, semel.Indeterminate("lost contact", nil)
-	})
-	wantAnswer(t, out, err, semel.Unknown)
-	if ee, _ := errors.AsType[*semel.Error](err); ee.Retry() != semel.RetrySameKey || ee.RetryAfter <= 0 {
-		t.Fatalf("advised %v after %v", ee.Retry(), ee.RetryAfter)
-	}
-	var e effects
-	out, err = g.Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, out, err, semel.Executed)
-}
-
-func TestReconcile(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		finding semel.Finding
-		err     error
-		lapsed  time.Duration
-		settle  time.Duration
-		want    semel.Answer
-		effects int64
-	}{
-		{"present", semel.Present(semel.Result{Body: []byte("found")}), nil, 0, 0, semel.Replayed, 0},
-		{"undecided", semel.Undecided(), nil, time.Hour, time.Minute, semel.Unknown, 0},
-		{"failed", semel.Absent(), errors.New("no answer"), time.Hour, time.Minute, semel.Unknown, 0},
-		{"absent before it could have settled", semel.Absent(), nil, 59 * time.Second, time.Minute, semel.Unknown, 0},
-		{"absent after it must have settled", semel.Absent(), nil, time.Minute, time.Minute, semel.Executed, 1},
-		{"absent without a bound", semel.Absent(), nil, 1000 * time.Hour, 0, semel.Unknown, 0},
-	} {
-		for _, held := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/held=%v", c.name, held), func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					s := newStore(t)
-					g := newGuard(t, s, semel.Policy{
-						OnCrash: semel.Reconcile, SettleAfter: c.settle,
-						Reconcile: func(_ context.Context, r semel.Record) (semel.Finding, error) {
-							if r.Identity != submit("k").Identity {
-								t.Errorf("asked about %+v", r.Identity)
-							}
-							return c.finding, c.err
-						},
-					})
-					claim := stranded(t, s, submit("k"), 15*time.Second)
-					if held {
-						if err := claim.Hold(t.Context(), "lost contact"); err != nil {
-							t.Fatal(err)
-						}
-					} else {
-						time.Sleep(15 * time.Second)
-					}
-					time.Sleep(c.lapsed)
-					var e effects
-					out, err := g.Do(t.Context(), submit("k"), e.do)
-					wantAnswer(t, out, err, c.want)
-					e.want(t, c.effects)
-				})
-			})
-		}
-	}
-}
-
-func TestResolveThreeWays(t *testing.T) {
-	for _, c := range []struct {
-		decision semel.Decision
-		want     semel.Answer
-		body     string
-	}{
-		{semel.DecideResult, semel.Replayed, "learned"},
-		{semel.DecideNoEffect, semel.Executed, "effect 1"},
-		{semel.DecideExecuteAgain, semel.Executed, "effect 1"},
-	} {
-		t.Run(c.decision.String(), func(t *testing.T) {
-			s := newStore(t)
-			g := newGuard(t, s, semel.Policy{})
-			owner := stranded(t, s, submit("k"), time.Minute)
-			if err := owner.Hold(t.Context(), "lost contact"); err != nil {
-				t.Fatal(err)
-			}
-			_, err := g.Resolve(t.Context(), semel.Resolution{
-				Identity: submit("k").Identity, Fence: owner.Fence(), Decision: c.decision, Result: semel.Result{Body: []byte("learned")},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var e effects
-			other := submit("k")
-			other.Fingerprint = semel.FingerprintOf([]byte("another"))
-			if c.decision != semel.DecideNoEffect { // which forgets the request
-				out, err := g.Do(t.Context(), other, e.do)
-				wantAnswer(t, out, err, semel.Mismatch)
-			}
-			out, err := g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, c.want)
-			if string(out.Result.Body) != c.body {
-				t.Fatalf("answered %q; want %q", out.Result.Body, c.body)
-			}
-		})
-	}
-}
-
-// Bug 37: a mismatch must be told in every state, and must change nothing.
-func TestMismatchInEveryState(t *testing.T) {
-	other := submit("k")
-	other.Fingerprint = semel.FingerprintOf([]byte("another request"))
-	states := map[string]func(t *testing.T, s semel.Store){
-		"in progress": func(t *testing.T, s semel.Store) { stranded(t, s, submit("k"), time.Hour) },
-		"lapsed": func(t *testing.T, s semel.Store) {
-			stranded(t, s, submit("k"), time.Second)
-			time.Sleep(time.Minute)
-		},
-		"taken over": func(t *testing.T, s semel.Store) {
-			c := stranded(t, s, submit("k"), time.Second)
-			time.Sleep(time.Minute)
-			a := semel.NewAttempt(submit("k").Identity, submit("k").Fingerprint, time.Hour, time.Hour)
-			a.Takeover = c.Fence()
-			if _, err := s.Begin(t.Context(), a); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"unknown": func(t *testing.T, s semel.Store) {
-			if err := stranded(t, s, submit("k"), time.Hour).Hold(t.Context(), "lost contact"); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"completed": func(t *testing.T, s semel.Store) {
-			if _, err := stranded(t, s, submit("k"), time.Hour).Complete(t.Context(), semel.Result{Body: []byte("done")}); err != nil {
-				t.Fatal(err)
-			}
-		},
-	}
-	for name, prepare := range states {
-		for _, policy := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
-			t.Run(name+"/"+policy.String(), func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					s := newStore(t)
-					g := newGuard(t, s, semel.Policy{OnCrash: policy})
-					prepare(t, s)
-					before, _ := s.Find(t.Context(), submit("k").Identity)
-					var e effects
-					out, err := g.Do(t.Context(), other, e.do)
-					wantAnswer(t, out, err, semel.Mismatch)
-					if !errors.Is(err, semel.ErrNoEffect) || len(out.Record.Result.Body) > 0 {
-						t.Fatalf("told %v with %+v", err, out.Record)
-					}
-					after, _ := s.Find(t.Context(), submit("k").Identity)
-					if before.State != after.State || before.Fence != after.Fence || before.Fingerprint != after.Fingerprint {
-						t.Fatalf("the mismatch changed %+v to %+v", before, after)
-					}
-					e.want(t, 0)
-
-					// A fingerprint made by another version is a doubt, not a mismatch.
-					unknown := submit("k")
-					unknown.Fingerprint = semel.Fingerprint{Scheme: "parts/99"}
-					if out, err := g.Do(t.Context(), unknown, e.do); out.Answer == semel.Mismatch {
-						t.Fatalf("an unknown scheme: %v", err)
-					}
-				})
-			})
-		}
-	}
-}
-
-// A record that cannot be seen is in progress, never a mismatch.
-func TestInvisibleRecordIsInProgress(t *testing.T) {
-	s := &faulty{Store: newStore(t), before: func(call string) error {
-		if call == "begin" {
-			return &semel.ConflictError{Record: semel.Record{Identity: submit("k").Identity, State: semel.StateInProgress, Lease: time.Second}}
-		}
-		return nil
-	}}
-	var e effects
-	out, err := newGuard(t, s, semel.Policy{}).Do(t.Context(), submit("k"), e.do)
-	wantAnswer(t, out, err, semel.InProgress)
-	e.want(t, 0)
 }
 
 func TestWhatTheHandlerSays(t *testing.T) {
@@ -670,17 +226,17 @@ func TestWhatTheHandlerSays(t *testing.T) {
 		first  semel.Answer
 		second semel.Answer
 	}{
-		{"no effect", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(cause) }, semel.Released, semel.Executed},
+		{"no effect", func(context.Context) (semel.Result, error) { return semel.Result{}, semel.NoEffect(cause) }, semel.AnswerReleased, semel.AnswerExecuted},
 		{"wrapped no effect", func(context.Context) (semel.Result, error) {
 			return semel.Result{}, fmt.Errorf("on the way: %w", semel.NoEffect(cause))
-		}, semel.Released, semel.Executed},
+		}, semel.AnswerReleased, semel.AnswerExecuted},
 		{"indeterminate", func(context.Context) (semel.Result, error) {
 			return semel.Result{}, semel.Indeterminate("lost contact", cause)
-		}, semel.Unknown, semel.Unknown},
-		{"unclassified", func(context.Context) (semel.Result, error) { return semel.Result{}, cause }, semel.Unknown, semel.Unknown},
-		{"panic", func(context.Context) (semel.Result, error) { panic("secret payload") }, semel.Unknown, semel.Unknown},
-		{"nil panic", func(context.Context) (semel.Result, error) { panic(nil) }, semel.Unknown, semel.Unknown},
-		{"goexit", func(context.Context) (semel.Result, error) { runtime.Goexit(); return semel.Result{}, nil }, semel.Unknown, semel.Unknown},
+		}, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"unclassified", func(context.Context) (semel.Result, error) { return semel.Result{}, cause }, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"panic", func(context.Context) (semel.Result, error) { panic("secret payload") }, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"nil panic", func(context.Context) (semel.Result, error) { panic(nil) }, semel.AnswerUnknown, semel.AnswerUnknown},
+		{"goexit", func(context.Context) (semel.Result, error) { runtime.Goexit(); return semel.Result{}, nil }, semel.AnswerUnknown, semel.AnswerUnknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuard(t, newStore(t), semel.Policy{})
@@ -696,13 +252,13 @@ func TestWhatTheHandlerSays(t *testing.T) {
 			if !isPanic && !errors.Is(err, cause) {
 				t.Fatalf("the cause is missing from %v", err)
 			}
-			if errors.Is(err, semel.ErrNoEffect) != (c.first == semel.Released) {
+			if errors.Is(err, semel.ErrNoEffect) != (c.first == semel.AnswerReleased) {
 				t.Fatalf("errors.Is(%v, ErrNoEffect)", err)
 			}
 			var e effects
 			out, err = g.Do(t.Context(), submit("k"), e.do)
 			wantAnswer(t, out, err, c.second)
-			if c.second == semel.Unknown && (out.Record.Cause == "" || strings.Contains(out.Record.Cause, "reason")) {
+			if c.second == semel.AnswerUnknown && (out.Record.Cause == "" || strings.Contains(out.Record.Cause, "reason")) {
 				t.Fatalf("the record's cause is %q", out.Record.Cause)
 			}
 		})
@@ -715,78 +271,15 @@ func TestFinalFailureIsReplayed(t *testing.T) {
 	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
 		return semel.Result{}, semel.Final(declined)
 	})
-	if out.Answer != semel.Executed || !errors.Is(err, semel.ErrRecorded) || !errors.Is(err, declined) {
+	if out.Answer != semel.AnswerExecuted || !errors.Is(err, semel.ErrRecorded) || !errors.Is(err, declined) {
 		t.Fatalf("answer %v, error %v", out.Answer, err)
 	}
 	var e effects
 	out, err = g.Do(t.Context(), submit("k"), e.do)
-	if out.Answer != semel.Replayed || !errors.Is(err, semel.ErrRecorded) || err.Error() != "card declined" {
+	if out.Answer != semel.AnswerReplayed || !errors.Is(err, semel.ErrRecorded) || err.Error() != "card declined" {
 		t.Fatalf("answer %v, error %v", out.Answer, err)
 	}
 	e.want(t, 0)
-}
-
-func TestDrain(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{})
-		sibling, err := g.With(semel.Policy{Lease: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		goOn := make(chan struct{})
-		done := make(chan error, 1)
-		var e effects
-		go func() {
-			_, err := sibling.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
-				<-goOn
-				return e.do(ctx)
-			})
-			done <- err
-		}()
-		synctest.Wait()
-		short, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := g.Drain(short); err == nil || !strings.Contains(err.Error(), "1 execution") {
-			t.Fatalf("Drain with work under way: %v", err)
-		}
-		out, err := g.Do(t.Context(), submit("new"), e.do)
-		wantAnswer(t, out, err, semel.Unavailable)
-		if !errors.Is(err, semel.ErrDraining) || !errors.Is(err, semel.ErrUnavailable) {
-			t.Fatalf("told %v", err)
-		}
-		close(goOn)
-		if err := g.Drain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		e.want(t, 1)
-		ended, end := context.WithCancel(t.Context())
-		end()
-		for range 100 {
-			if err := g.Drain(ended); err != nil {
-				t.Fatalf("an idle guard: %v", err)
-			}
-		}
-	})
-}
-
-func TestOnDrain(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), semel.Policy{})
-		called := make(chan struct{})
-		g.OnDrain(func() { close(called) })
-		stop := g.OnDrain(func() { t.Error("called although it was taken back") })
-		if !stop() {
-			t.Error("taking it back came too late")
-		}
-		if err := g.Drain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		<-called
-	})
 }
 
 // What each answer says about the effect and about trying again is what clients
@@ -796,14 +289,14 @@ func TestAnswersAdvise(t *testing.T) {
 		retry  semel.RetryAdvice
 		effect semel.Effect
 	}{
-		semel.Executed:    {semel.RetryNo, semel.EffectDone},
-		semel.Replayed:    {semel.RetryNo, semel.EffectDone},
-		semel.Released:    {semel.RetrySameKey, semel.EffectNone},
-		semel.InProgress:  {semel.RetrySameKey, semel.EffectMaybe},
-		semel.Mismatch:    {semel.RetryNo, semel.EffectNone},
-		semel.Unknown:     {semel.RetryAfterResolution, semel.EffectMaybe},
-		semel.Rejected:    {semel.RetryNewKey, semel.EffectNone},
-		semel.Unavailable: {semel.RetrySameKey, semel.EffectMaybe},
+		semel.AnswerExecuted:    {semel.RetryNo, semel.EffectDone},
+		semel.AnswerReplayed:    {semel.RetryNo, semel.EffectDone},
+		semel.AnswerReleased:    {semel.RetrySameKey, semel.EffectNone},
+		semel.AnswerInProgress:  {semel.RetrySameKey, semel.EffectMaybe},
+		semel.AnswerMismatch:    {semel.RetryNo, semel.EffectNone},
+		semel.AnswerUnknown:     {semel.RetryAfterResolution, semel.EffectMaybe},
+		semel.AnswerRejected:    {semel.RetryNewKey, semel.EffectNone},
+		semel.AnswerUnavailable: {semel.RetrySameKey, semel.EffectMaybe},
 	} {
 		if got := answer.Retry(); got != want.retry {
 			t.Errorf("%v advises %s; want %s", answer, got, want.retry)
@@ -827,7 +320,7 @@ func TestRejectsBadIdentities(t *testing.T) {
 	} {
 		var e effects
 		out, err := g.Do(t.Context(), semel.Submit{Identity: id}, e.do)
-		wantAnswer(t, out, err, semel.Rejected)
+		wantAnswer(t, out, err, semel.AnswerRejected)
 		if id.Key != "" && len(id.Key) < 200 && id.Key != "k" && strings.Contains(err.Error(), id.Key) {
 			t.Errorf("%s: the error shows the key: %v", name, err)
 		}
@@ -837,7 +330,7 @@ func TestRejectsBadIdentities(t *testing.T) {
 
 func TestConfigErrorsComeTogether(t *testing.T) {
 	_, err := semel.New(semel.Config{Policy: semel.Policy{
-		Lease: time.Second, Heartbeat: time.Second, Deadline: -1, OnCrash: semel.Reconcile, SettleAfter: -1,
+		Lease: time.Second, Heartbeat: time.Second, Deadline: -1, OnCrash: semel.CrashReconcile, SettleAfter: -1,
 	}, MaxExecutions: -1, MaxTenantWaiters: -1})
 	for _, want := range []string{"Store", "MaxExecutions", "MaxTenantWaiters", "Heartbeat", "Deadline", "Reconcile", "SettleAfter"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -855,79 +348,6 @@ func TestRetentionOutlastsTheDeadline(t *testing.T) {
 	g := newGuard(t, newStore(t), semel.Policy{Retention: time.Minute})
 	if d := g.Policy().Deadline; d != time.Minute {
 		t.Errorf("the deadline is %v", d)
-	}
-}
-
-// A client that repeats a request in a loop must not fill the trail.
-func TestRepeatedAnswersShareAnEntry(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{})
-		var e effects
-		entries := func(kind semel.TrailKind) (counts []uint64) {
-			t.Helper()
-			found, err := s.Trail(t.Context(), semel.TrailFilter{Kind: kind})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, entry := range found {
-				counts = append(counts, entry.Count)
-			}
-			return counts
-		}
-		want := func(kind semel.TrailKind, counts ...uint64) {
-			t.Helper()
-			if got := entries(kind); fmt.Sprint(got) != fmt.Sprint(counts) {
-				t.Fatalf("entries of %s count %v; want %v", kind, got, counts)
-			}
-		}
-		other := submit("k")
-		other.Fingerprint = semel.FingerprintOf([]byte("another"))
-		for range 1001 { // one executes
-			_, _ = g.Do(t.Context(), submit("k"), e.do)
-		}
-		_, _ = g.Do(t.Context(), other, e.do)
-		want(semel.TrailReplayed, 0)
-		want(semel.TrailMismatch, 0)
-		time.Sleep(10*time.Second + time.Millisecond)
-		want(semel.TrailReplayed, 0, 999)
-		want(semel.TrailMismatch, 0)
-		last := submit("k")
-		last.Origin.RequestID = "last"
-		_, _ = g.Do(t.Context(), last, e.do)
-		if err := g.Drain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		want(semel.TrailReplayed, 0, 999, 0)
-		if found, _ := s.Trail(t.Context(), semel.TrailFilter{RequestID: "last"}); len(found) != 1 {
-			t.Fatalf("%d entries name the last request", len(found))
-		}
-	})
-}
-
-func TestTrailTellsReplaysAndRefusals(t *testing.T) {
-	s := newStore(t)
-	g := newGuard(t, s, semel.Policy{})
-	var e effects
-	first := submit("k")
-	first.Origin = semel.Origin{RequestID: "r1"}
-	other := submit("k")
-	other.Fingerprint = semel.FingerprintOf([]byte("another"))
-	other.Origin = semel.Origin{RequestID: "r3", EventID: "e3", TraceID: "x3"}
-	_, _ = g.Do(t.Context(), first, e.do)
-	_, _ = g.Do(t.Context(), submit("k"), e.do)
-	_, _ = g.Do(t.Context(), other, e.do)
-	entries, err := s.Trail(t.Context(), semel.TrailFilter{Key: "k"})
-	if err != nil || len(entries) != 3 {
-		t.Fatalf("%d entries, %v", len(entries), err)
-	}
-	for i, want := range []semel.TrailKind{semel.TrailExecuted, semel.TrailReplayed, semel.TrailMismatch} {
-		if entries[i].Kind != want || entries[i].RecordID != entries[0].RecordID {
-			t.Errorf("entry %d reads %+v; want %s", i, entries[i], want)
-		}
-	}
-	if entries[0].RequestID != "r1" || entries[2].Origin != other.Origin {
-		t.Errorf("origins %+v and %+v", entries[0].Origin, entries[2].Origin)
 	}
 }
 
@@ -959,32 +379,9 @@ func TestObserver(t *testing.T) {
 			return nil
 		}
 		_, _ = g.Do(t.Context(), submit("l"), func(ctx context.Context) (semel.Result, error) { <-ctx.Done(); return semel.Result{}, ctx.Err() })
-		want := []semel.Answer{semel.Executed, semel.Replayed, semel.Unknown, semel.Unknown}
+		want := []semel.Answer{semel.AnswerExecuted, semel.AnswerReplayed, semel.AnswerUnknown, semel.AnswerUnknown}
 		if fmt.Sprint(answered) != fmt.Sprint(want) || failed.Load() == 0 || lost.Load() != 1 || panicked.Load() != 1 {
 			t.Fatalf("answered %v, %d store failures, %d leases lost, %d panics", answered, failed.Load(), lost.Load(), panicked.Load())
-		}
-	})
-}
-
-// A result of 32 MiB is not cut off because it takes longer than other calls.
-func TestLargeResultsHaveMoreTime(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), semel.Policy{})
-		start := time.Now()
-		out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
-			piece := make([]byte, semel.PieceBytes)
-			return semel.Result{Codec: "test/1", Pieces: &semel.Pieces{Size: 32 << 20, Read: func(ctx context.Context, _ int) ([]byte, error) {
-				select {
-				case <-time.After(100 * time.Millisecond):
-					return piece, nil
-				case <-ctx.Done():
-					return nil, ctx.Err()
-				}
-			}}}, nil
-		})
-		wantAnswer(t, out, err, semel.Executed)
-		if took := time.Since(start); out.Result.Tombstone || took != 12800*time.Millisecond {
-			t.Fatalf("tombstone %v after %v", out.Result.Tombstone, took)
 		}
 	})
 }

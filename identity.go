@@ -6,36 +6,36 @@ import (
 	"unicode/utf8"
 )
 
-// Limits on the parts of an identity, in bytes. They are limits of the
-// vocabulary, not of one store, so that a record can move between stores.
+// Limits of the parts of an identity, in bytes. They are the same for all stores,
+// so that records can be moved between stores.
 const (
 	MaxKeyBytes       = 255
 	MaxScopePartBytes = 255
 )
 
-// Scope says whose key a key is. The same key under another scope is another
-// identity: it never collides with, and never reveals, this one.
+// Scope says to whom a key belongs, and for what. The same key in another scope is
+// another identity. Identities in different scopes never collide, and never reveal
+// each other.
 type Scope struct {
-	// Tenant is the customer, account or organisation; empty where there is
+	// Tenant is the customer, account or organisation. It is empty if there is
 	// only one.
 	Tenant string
-	// Actor is the authenticated principal within the tenant. Empty means
-	// that callers are not told apart: all anonymous callers share one scope.
+	// Actor is the authenticated principal within the tenant. If it is empty, all
+	// callers share one scope.
 	Actor string
-	// Operation is the named side-effecting action, such as
-	// "payments.create". It is required.
+	// Operation is the name of the action, such as "payments.create". Required.
 	Operation string
 }
 
-// Identity is what takes effect once: a key within its scope.
-// It is comparable and may be used as a map key.
+// Identity identifies what takes effect once: a key within a scope. It is
+// comparable and can be used as a map key.
 type Identity struct {
 	Scope
 	Key string
 }
 
-// Validate reports every part of the identity that is missing, too long, not
-// UTF-8 or holds control characters. The error never contains the key.
+// Validate returns an error that names every part of the identity that is missing,
+// too long, not UTF-8, or has control characters. It never contains the key.
 func (id Identity) Validate() error {
 	return errors.Join(
 		checkPart("tenant", id.Tenant, MaxScopePartBytes, true),

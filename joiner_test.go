@@ -46,7 +46,7 @@ func TestDetachedWorkInTheCallersTransactionIsWaitedFor(t *testing.T) {
 			ended = true
 			return semel.Result{}, nil
 		})
-		if !ended || err != nil || out.Answer != semel.Executed {
+		if !ended || err != nil || out.Answer != semel.AnswerExecuted {
 			t.Errorf("ended %v, answered %v, %v", ended, out.Answer, err)
 		}
 	})

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// NewKey returns a fresh client key: a UUID version 7 (RFC 9562) with 74
-// random bits. Its time prefix keeps index pages local. It reveals when it was
-// made; use a version 4 UUID where that matters.
+// NewKey returns a fresh client key: a UUID of version 7 (RFC 9562) with 74 random
+// bits. Keys made at about the same time are close together in an index. A key
+// reveals when it was made; use a UUID of version 4 if that matters.
 func NewKey() string {
 	var u [16]byte
 	_, _ = rand.Read(u[:]) // never fails: crypto/rand aborts the process instead
@@ -38,19 +38,20 @@ func formatUUID(u [16]byte) string {
 	return string(b[:])
 }
 
-// CompositeKey declares a natural key: business fields that together name one
-// intent, such as order, action and version. The version is that of the
-// declaration: raise it when the fields change, so that old and new keys
-// cannot meet.
+// CompositeKey declares a natural key: fields of the business that together
+// identify one intent, such as an order and an action. Version is that of the
+// declaration. Increase it when the fields change, so that old and new keys never
+// collide.
 type CompositeKey struct {
 	Name    string
 	Version int
 	Fields  []string
 }
 
-// Key digests one value for each declared field. It is deterministic, and
-// different values never give the same key. A missing, empty or undeclared
-// field is an error: it would let two intents share a key.
+// Key returns the key for the given values, one for each declared field. Equal
+// values give the same key, and different values different keys. A field that is
+// missing, empty or not declared is an error, because two intents could then share
+// a key.
 func (c CompositeKey) Key(values map[string]string) (string, error) {
 	var errs []error
 	if c.Name == "" || len(c.Fields) == 0 {
@@ -80,8 +81,8 @@ func (c CompositeKey) Key(values map[string]string) (string, error) {
 	return "nk_" + digestKey(parts...), nil
 }
 
-// EventKey makes a key from an event's source and id, as CloudEvents pairs
-// them, or from a provider's name and its transaction id.
+// EventKey returns the key for an event: from its source and id, as in CloudEvents,
+// or from the name of a provider and its transaction id.
 func EventKey(source, id string) (string, error) {
 	if source == "" || id == "" {
 		return "", errors.New("semel: event key: source and id must not be empty")
@@ -102,43 +103,46 @@ func digestKey(parts ...string) string {
 	return base32Lower.EncodeToString(h.Sum(nil))
 }
 
-// KeyRules says which client keys an operation accepts, beyond the limits of
-// Identity. The zero value accepts all. Rules catch keys that are guessable or
-// likely to be reused by mistake; they cannot prove a key random.
+// KeyRules says which client keys an operation accepts, within the limits of
+// Identity. The zero value accepts all. The rules find keys that can be guessed or
+// are likely to be reused by mistake. They cannot prove that a key is random.
 type KeyRules struct {
-	// MinLength and MaxLength count bytes. Zero means 1 and MaxKeyBytes.
+	// MinLength and MaxLength are in bytes. Defaults 1 and MaxKeyBytes.
 	MinLength, MaxLength int
-	// MinEntropyBits is compared with an estimate from above: length times
-	// the Shannon entropy of the key's characters, and for UUIDs the random
-	// bits of their version. 64 refuses "order-2026-11-21"; a version 4 or 7
-	// UUID passes.
+	// MinEntropyBits is compared with an upper estimate: the length of the key
+	// times the Shannon entropy of its characters, or the random bits of a UUID. 64
+	// refuses "order-2026-11-21" and accepts UUIDs of version 4 and 7.
 	MinEntropyBits float64
-	// RefuseTimestamps refuses keys that read as a date or a Unix time from
-	// 2000 to 2100: two requests in one instant would share it.
+	// RefuseTimestamps refuses keys that look like a date or a Unix time from 2000
+	// to 2100, because two requests at the same time would share a key.
 	RefuseTimestamps bool
-	// RefuseSerials refuses keys that are a short number, bare or behind a
-	// word, like 000123 or order-42: they restart, and others can guess them.
+	// RefuseSerials refuses keys that are a short number, alone or after a word,
+	// such as 000123 or order-42, because numbering can restart and such keys can
+	// be guessed.
 	RefuseSerials bool
 	// RequireUUID accepts only UUIDs of version 4 or 7.
 	RequireUUID bool
-	// MaxUUIDAge refuses UUIDs of version 7 that say of themselves that they were
-	// made longer ago, or more than MaxUUIDAhead from now, with ErrKeyAge. It is
-	// for keys that are sent again when their record is gone: shorter than the
-	// retention, less MaxUUIDAhead and what the clocks of this process and the
-	// store are apart, it leaves no time in which such a key would execute again.
-	// Keys that hold no time are not concerned: RequireUUID does not exclude those
-	// of version 4. Zero means no limit. The clock is this process's.
+	// MaxUUIDAge refuses UUIDs of version 7 whose time is longer ago than
+	// MaxUUIDAge, or more than MaxUUIDAhead in the future, by the clock of this
+	// process, with ErrKeyAge. Zero means no limit.
+	//
+	// It is for keys that are sent again after their record has expired. If it is
+	// shorter than the retention minus MaxUUIDAhead and the difference between
+	// the clocks of this process and the store, such a key never executes again.
+	// Keys without a time, such as UUIDs of version 4, are accepted.
 	MaxUUIDAge time.Duration
 }
 
-// MaxUUIDAhead is how far in the future KeyRules.MaxUUIDAge lets a key be made.
+// MaxUUIDAhead is how far in the future the time of a key may be with
+// KeyRules.MaxUUIDAge.
 const MaxUUIDAhead = 5 * time.Minute
 
-// ErrKeyAge is what KeyRules.MaxUUIDAge refuses keys with. Whether such a key was
-// used before cannot be told any more.
+// ErrKeyAge is the error of KeyRules.Check for keys that MaxUUIDAge refuses. It is
+// not known whether such a key was used before.
 var ErrKeyAge = errors.New("the key says of itself that it was made too long ago, or in the future")
 
-// Validate reports rules that contradict each other or the limits of Identity.
+// Validate returns an error if the rules contradict each other or the limits of
+// Identity.
 func (r KeyRules) Validate() error {
 	if r.MinLength < 0 || r.MaxLength < 0 || r.MaxLength > MaxKeyBytes ||
 		(r.MaxLength > 0 && r.MinLength > r.MaxLength) || !(r.MinEntropyBits >= 0) || r.MaxUUIDAge < 0 {
@@ -147,7 +151,8 @@ func (r KeyRules) Validate() error {
 	return nil
 }
 
-// Check reports every rule that key breaks. The error never contains the key.
+// Check returns an error that names every rule that key breaks. It never contains
+// the key.
 func (r KeyRules) Check(key string) error {
 	var errs []error
 	if len(key) < max(r.MinLength, 1) {

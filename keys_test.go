@@ -176,11 +176,11 @@ func TestCall(t *testing.T) {
 	calls := 0
 	create := func(context.Context) (*order, error) { calls++; return &order{ID: 1<<53 + 1, Amount: 0.1}, nil }
 	first, answer, err := semel.Call(t.Context(), g, submit("k"), create)
-	if err != nil || answer != semel.Executed {
+	if err != nil || answer != semel.AnswerExecuted {
 		t.Fatalf("%v, %v", answer, err)
 	}
 	again, answer, err := semel.Call(t.Context(), g, submit("k"), create)
-	if err != nil || answer != semel.Replayed || *again != *first || calls != 1 {
+	if err != nil || answer != semel.AnswerReplayed || *again != *first || calls != 1 {
 		t.Fatalf("%v, %v: %+v after %+v in %d calls", answer, err, again, first, calls)
 	}
 	if _, _, err := semel.Call(t.Context(), g, submit("k"), func(context.Context) (chan int, error) { return nil, nil }); err == nil {
@@ -200,14 +200,14 @@ func TestCall(t *testing.T) {
 		}
 		return nil
 	}}, semel.Policy{})
-	if v, answer, err := semel.Call(t.Context(), small, submit("large"), func(context.Context) (string, error) { return "in hand", nil }); v != "in hand" || answer != semel.Executed || err != nil {
+	if v, answer, err := semel.Call(t.Context(), small, submit("large"), func(context.Context) (string, error) { return "in hand", nil }); v != "in hand" || answer != semel.AnswerExecuted || err != nil {
 		t.Fatalf("a value too large for the store: %q, %v, %v", v, answer, err)
 	}
 	if v, _, err := semel.Call(t.Context(), small, submit("large"), func(context.Context) (string, error) { return "again", nil }); v != "" || !errors.Is(err, semel.ErrResultNotRetained) {
 		t.Fatalf("its retry: %q, %v", v, err)
 	}
 	_, answer, err = semel.Call(t.Context(), g, submit("failed"), func(context.Context) (int, error) { return 7, semel.NoEffect(errDown) })
-	if answer != semel.Released || !errors.Is(err, errDown) {
+	if answer != semel.AnswerReleased || !errors.Is(err, errDown) {
 		t.Fatalf("%v, %v", answer, err)
 	}
 }

@@ -99,3 +99,22 @@ func (c *lazyContext) cancel(cause error) {
 	}
 	c.ended, c.cause = true, cause
 }
+
+// storeContext bounds one call of the store, without the caller's cancellation.
+// It must be ended.
+func (g *Guard) storeContext(ctx context.Context) *lazyContext {
+	return storeContext(ctx, g.policy.StoreTimeout)
+}
+
+func storeContext(ctx context.Context, d time.Duration) *lazyContext {
+	return &lazyContext{parent: ctx, deadline: time.Now().Add(d)}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

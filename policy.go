@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// CrashPolicy says what a submit does when it meets a record whose outcome is
-// unknown: the lease has lapsed, or the handler could not tell.
+// CrashPolicy says what a submit does about a record whose lease has lapsed or
+// whose outcome is unknown.
 type CrashPolicy uint8
 
 const (
-	// Hold marks the record unknown: nothing executes until it is resolved.
-	// It is the default, and the only one that needs nothing of the effect.
-	Hold CrashPolicy = iota
-	// Retry takes the record over and executes again. Only for effects whose
-	// owner is itself idempotent: hand it the key and the fence, which
-	// CurrentExecution tells.
-	Retry
-	// Reconcile asks Policy.Reconcile what became of the effect.
-	Reconcile
+	// CrashHold marks the record as unknown. Nothing executes until it is
+	// resolved. This is the default, and the only policy that suits any effect.
+	CrashHold CrashPolicy = iota
+	// CrashRetry takes the record over and executes again. It is only for effects
+	// that are idempotent themselves, under the key or the fence that
+	// CurrentExecution returns.
+	CrashRetry
+	// CrashReconcile calls Policy.Reconcile to find out what became of the effect.
+	CrashReconcile
 )
 
-var crashPolicyNames = [...]string{Hold: "hold", Retry: "retry", Reconcile: "reconcile"}
+var crashPolicyNames = [...]string{CrashHold: "hold", CrashRetry: "retry", CrashReconcile: "reconcile"}
 
 func (p CrashPolicy) String() string {
 	if int(p) < len(crashPolicyNames) {
@@ -32,7 +32,8 @@ func (p CrashPolicy) String() string {
 	return fmt.Sprintf("CrashPolicy(%d)", uint8(p))
 }
 
-// Finding is what a reconciliation learned about an effect.
+// Finding is what Policy.Reconcile found out about an effect. The zero value is
+// that of FoundUndecided.
 type Finding struct {
 	kind   findingKind
 	result Result
@@ -46,52 +47,53 @@ const (
 	findingAbsent
 )
 
-// Present: the effect happened, and r answers replays from now on.
-func Present(r Result) Finding { return Finding{kind: findingPresent, result: r} }
+// FoundPresent returns the finding that the effect happened. Its result r is
+// replayed from now on.
+func FoundPresent(r Result) Finding { return Finding{kind: findingPresent, result: r} }
 
-// Absent: the effect is not to be seen. That is taken for *no effect* only
-// once Policy.SettleAfter has passed since the lease lapsed.
-func Absent() Finding { return Finding{kind: findingAbsent} }
+// FoundAbsent returns the finding that there is no effect to be seen. It counts as
+// no effect if Policy.SettleAfter has passed since the lease lapsed.
+func FoundAbsent() Finding { return Finding{kind: findingAbsent} }
 
-// Undecided: it cannot be told; the outcome stays unknown.
-func Undecided() Finding { return Finding{} }
+// FoundUndecided returns the finding that nothing can be said. The outcome stays
+// unknown.
+func FoundUndecided() Finding { return Finding{} }
 
-// Policy is how an operation is protected. The zero value means the defaults
-// named at each field.
+// Policy says how operations are protected. Zero fields have the defaults named
+// below.
 type Policy struct {
-	// Lease is how long a claim holds without renewal. It is not the longest
-	// running time: owners renew. Default 15 s.
+	// Lease is how long a claim is valid without renewal. It does not limit the
+	// running time, because owners renew. Default 15 s.
 	Lease time.Duration
-	// Heartbeat is how often an owner renews. At most half the lease.
-	// Default a third of the lease.
+	// Heartbeat is the time between renewals, at most half the lease. Default a
+	// third of the lease.
 	Heartbeat time.Duration
-	// Deadline bounds one execution. At the deadline its context is
-	// cancelled; if the handler does not return within one heartbeat renewal
-	// ends and the record becomes unknown, which a result that comes later
-	// still settles. At most the Retention. Default 10 min, or the Retention
-	// where that is shorter.
+	// Deadline limits the time of one execution. At the deadline its context is
+	// canceled. If the handler does not return within a heartbeat, renewal ends
+	// and the record becomes unknown; a result that comes later still settles it.
+	// Deadline is at most the Retention. Default 10 min, or the Retention if that
+	// is shorter.
 	Deadline time.Duration
-	// Retention is how long a result answers replays after completion.
-	// RetryPlan.Retention computes one. It is not shorter than the Deadline:
-	// else a request that waited for an execution could find its record gone
-	// already. Default 24 h.
+	// Retention is how long a result is replayed after completion.
+	// RetryPlan.Retention computes one. It must not be shorter than the Deadline,
+	// so that a request that waits for an execution finds its record. Default 24 h.
 	Retention time.Duration
-	// OnCrash says what to do about lapsed claims and unknown outcomes.
-	// Default Hold.
+	// OnCrash says what to do about lapsed claims and unknown outcomes. Default
+	// CrashHold.
 	OnCrash CrashPolicy
-	// Reconcile looks up what became of the effect of a lapsed or unknown
-	// record. It must not cause effects, may run several times at once, and
-	// is given at most one lease of time. Needed with OnCrash Reconcile.
+	// Reconcile finds out what became of the effect of a lapsed or unknown record.
+	// It must not have effects, may be called concurrently, and has at most one
+	// lease of time. It is required if OnCrash is CrashReconcile.
 	Reconcile func(ctx context.Context, r Record) (Finding, error)
-	// SettleAfter is the longest time, counted from the lapse of the lease,
-	// that the effect can take to show. Zero means that it cannot be
-	// bounded: an absent effect stays unknown.
+	// SettleAfter is the longest time after the lapse of the lease in which the
+	// effect can still appear. Zero means that there is no such limit; the outcome
+	// then stays unknown if the effect is absent.
 	SettleAfter time.Duration
-	// StoreTimeout bounds each call of the store. Completing a large result is
-	// given another second for each MiB. Default 5 s, at most the lease.
+	// StoreTimeout limits the time of each call of the store. To complete a large
+	// result takes another second for each MiB. Default 5 s, at most the lease.
 	StoreTimeout time.Duration
-	// MaxWaiters is how many submits of one identity may wait at the same
-	// time for an execution that is not theirs; see Submit.Wait. Default 16.
+	// MaxWaiters limits how many submits of one identity wait at the same time for
+	// the execution of another. See Submit.Wait. Default 16.
 	MaxWaiters int
 }
 
@@ -142,11 +144,11 @@ func (p Policy) validate() error {
 		errs = append(errs, fmt.Errorf("field StoreTimeout %v is longer than the Lease %v", p.StoreTimeout, p.Lease))
 	}
 	switch p.OnCrash {
-	case Hold, Retry:
+	case CrashHold, CrashRetry:
 		if p.Reconcile != nil {
 			errs = append(errs, fmt.Errorf("field Reconcile is set, but OnCrash is %v", p.OnCrash))
 		}
-	case Reconcile:
+	case CrashReconcile:
 		if p.Reconcile == nil {
 			errs = append(errs, errors.New("field OnCrash is reconcile, but Reconcile is nil"))
 		}
@@ -162,23 +164,23 @@ func (p Policy) validate() error {
 	return errors.Join(errs...)
 }
 
-// RetryPlan is what a retention must outlast.
+// RetryPlan describes the retries of a client, for which a record must be kept.
 type RetryPlan struct {
-	// Window is the time from a client's first send to its last retry,
-	// through every layer that retries: SDK, queue, a person coming back.
+	// Window is the time from the first attempt of a client to its last, through
+	// every layer that retries: an SDK, a queue, a person who comes back.
 	Window time.Duration
-	// Timeout is how long the client waits for the last answer.
+	// Timeout is how long the client waits for the last response.
 	Timeout time.Duration
-	// Skew is the largest difference between the clocks that take part:
-	// store replicas, and clients that date their keys.
+	// Skew is the largest difference between the clocks involved: those of store
+	// replicas, and of clients that date their keys.
 	Skew time.Duration
-	// Factor multiplies window and timeout for safety. Default 2; at least 1.
+	// Factor multiplies Window and Timeout. It is at least 1. Default 2.
 	Factor float64
 }
 
-// Retention is the shortest retention under which no retry of the plan can
-// come too late: Factor × (Window + Timeout) + Skew, rounded up to a second.
-// Skew counts once and unmultiplied: it is a bound already.
+// Retention returns the shortest retention in which every retry of the plan finds
+// the record: Factor × (Window + Timeout) + Skew, rounded up to a second. Skew is
+// not multiplied because it is a limit already.
 func (p RetryPlan) Retention() (time.Duration, error) {
 	if p.Factor == 0 {
 		p.Factor = 2

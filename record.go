@@ -2,24 +2,22 @@ package semel
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
-	"strings"
 	"time"
 )
 
-// State is where a record stands in its life. An identity without a record is
-// free; that is not a state.
+// State is the state of a record. An identity without a record is free, which is
+// not a state.
 type State uint8
 
 const (
-	// StateInProgress: a claim was granted and has neither been completed,
-	// released nor held. Its lease may have lapsed.
+	// StateInProgress means that a claim was granted and has not been completed,
+	// released or held. Its lease may have lapsed.
 	StateInProgress State = iota + 1
-	// StateCompleted: the result is recorded and answers replays until the
+	// StateCompleted means that the result is recorded. It is replayed until the
 	// retention is over.
 	StateCompleted
-	// StateUnknown: nobody knows whether the effect happened. Only a
+	// StateUnknown means that it is not known whether the effect happened. Only a
 	// resolution, or the claim that was in progress, can end this state.
 	StateUnknown
 )
@@ -33,10 +31,10 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// MarshalText gives the state's name as this package names it.
+// MarshalText returns the name of the state, as String does.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText is the inverse of MarshalText.
+// UnmarshalText sets s to the state with the given name.
 func (s *State) UnmarshalText(b []byte) error {
 	for i, n := range stateNames {
 		if n != "" && n == string(b) {
@@ -47,108 +45,68 @@ func (s *State) UnmarshalText(b []byte) error {
 	return fmt.Errorf("semel: no state is named %q; use in_progress, completed or unknown", b)
 }
 
-// Token is the random half of a claim. It proves ownership where a fence
-// alone could be guessed or, after a store was restored from a backup, repeat.
-type Token [16]byte
-
-// Origin names the request that an entry in the audit trail came from. Every
-// part is optional; none takes part in identity or fingerprint.
+// Origin identifies the request that an entry of the audit trail came from. Every
+// field is optional. None is part of the identity or the fingerprint.
 type Origin struct {
 	RequestID string `json:"request_id,omitempty"`
 	EventID   string `json:"event_id,omitempty"`
 	TraceID   string `json:"trace_id,omitempty"`
 }
 
-// Attempt is what a store needs to grant a claim. Make one with NewAttempt,
-// which fills in Token.
-type Attempt struct {
-	Identity    Identity
-	Fingerprint Fingerprint
-	Origin      Origin
-
-	// Token makes Begin repeatable: a Begin whose answer was lost may be
-	// called again with the same token and is granted the same claim. Two
-	// owners must never share a token.
-	Token Token
-
-	// Lease is how long the claim holds without renewal.
-	Lease time.Duration
-	// Retention is how long the result answers replays, from completion on.
-	Retention time.Duration
-
-	// Takeover is zero, or the fence of a record that the caller has seen
-	// and may take over. Of a record the store grants that only while it still
-	// has that fence and is unknown, or in progress with a lapsed lease, by
-	// the store's clock. If there is no record any more it does not matter.
-	Takeover uint64
-}
-
-// NewAttempt returns an attempt on id with a fresh token.
-func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Attempt {
-	a := Attempt{Identity: id, Fingerprint: fp, Lease: lease, Retention: retention}
-	_, _ = rand.Read(a.Token[:]) // never fails: crypto/rand aborts the process instead
-	return a
-}
-
-// NewRecordID returns an unguessable record id: 128 random bits in 26 letters
-// and digits.
-func NewRecordID() string { return strings.ToLower(rand.Text()) }
-
-// Result is what an execution left to answer replays with. The engine does
-// not look into it; Codec names who can. Head and Body are shared: once handed
-// over, nobody changes their bytes, neither who gave them nor who is given them.
+// Result is the result of an execution, as it is recorded and replayed. The guard
+// does not interpret it. Head and Body are shared: their bytes must not be changed
+// once they are in a Result.
 type Result struct {
 	// Codec names the encoding of Head and Body, for example "http/1".
 	Codec string
-	// Head holds what goes with the body: for HTTP the status, headers and
-	// trailers.
+	// Head describes the body. For HTTP it holds the status, the header and the
+	// trailer.
 	Head []byte
-	// Body is the body as it was, in its content coding.
+	// Body is the body, in its content coding.
 	Body []byte
-	// Pieces stands for Body where that is too large to be held in memory.
-	// At most one of the two is set.
+	// Pieces replaces Body if it is too large to be held in memory. At most one of
+	// the two is set.
 	Pieces *Pieces
-	// Label is a short name of the result for people, such as "201". It goes
-	// into the audit trail and must hold no payload.
+	// Label is a short name of the result for people, such as "201". It is written
+	// to the audit trail and must hold no payload.
 	Label string
-	// Tombstone says that the operation completed but its result could not
-	// be kept whole: it is never replayed and never executed again.
+	// Tombstone means that the operation completed but its result was not kept.
+	// The operation is neither replayed nor executed again.
 	Tombstone bool
-	// Failed says that the operation failed for good. The failure is recorded
-	// and replayed like any result; where the claim lives in a transaction,
-	// what the handler changed in it is rolled back first. Stores act on it
-	// and do not keep it.
+	// Failed means that the operation failed for good. The failure is recorded and
+	// replayed like any other result. If the claim lives in a transaction, what
+	// the handler changed in it is rolled back first. Stores act on Failed and do
+	// not keep it.
 	Failed bool
-	// Reference names the created resource, such as a Location, where the
-	// operation told it. It is the part of a tombstone worth having.
+	// Reference identifies the resource that the operation created, such as its
+	// Location. It may be set in a tombstone.
 	Reference string
 }
 
-// PieceBytes is the size of a large body's pieces. The last may be shorter.
+// PieceBytes is the size of the pieces of a large body. The last may be shorter.
 const PieceBytes = 256 << 10
 
-// Pieces is a body that is handed over piece by piece. In a result that is
-// about to be recorded it reads from where the operation left it; in a record,
-// from the store.
+// Pieces is a body that is read piece by piece: before it is recorded, from where
+// the operation has left it, and in a record, from the store.
 type Pieces struct {
-	// Size is the length of the whole body, more than zero.
+	// Size is the length of the body. It is more than zero.
 	Size int64
-	// Read returns piece n, counted from 0; nobody changes its bytes. It may be
-	// called more than once for a piece, and from any goroutine, but not from
-	// several at a time. In a record the error is ErrNotFound once the record is
-	// gone or has been replaced.
+	// Read returns piece n, counted from 0. Its bytes must not be changed. Read may
+	// be called more than once for a piece and from any goroutine, but not
+	// concurrently. In a record, the error is ErrNotFound if the record is gone or
+	// has been replaced.
 	Read func(ctx context.Context, n int) ([]byte, error)
 }
 
-// Count is how many pieces there are.
+// Count returns the number of pieces.
 func (p *Pieces) Count() int { return int((p.Size-1)/PieceBytes) + 1 }
 
-// Length is the length of piece n.
+// Length returns the length of piece n.
 func (p *Pieces) Length(n int) int {
 	return int(min(PieceBytes, p.Size-int64(n)*PieceBytes))
 }
 
-// ReadPiece returns piece n and makes sure of its length.
+// ReadPiece returns piece n, or an error if it does not have the right length.
 func (p *Pieces) ReadPiece(ctx context.Context, n int) ([]byte, error) {
 	piece, err := p.Read(ctx, n)
 	if err == nil && len(piece) != p.Length(n) {
@@ -157,7 +115,7 @@ func (p *Pieces) ReadPiece(ctx context.Context, n int) ([]byte, error) {
 	return piece, err
 }
 
-// Size is the length of the result's body.
+// Size returns the length of the body.
 func (r Result) Size() int64 {
 	if r.Pieces != nil {
 		return r.Pieces.Size
@@ -165,40 +123,63 @@ func (r Result) Size() int64 {
 	return int64(len(r.Body))
 }
 
-// Record is what the store holds for an identity. All times are the store's.
+// Record is what a store holds for an identity. All times are by the clock of the
+// store.
 type Record struct {
 	ID          string
 	Identity    Identity
 	Fingerprint Fingerprint
 	State       State
-	// Fence is the number of the record's latest claim. Fences come from one
-	// counter for the whole store, which never restarts.
+	// Fence is the number of the latest claim of the record. A store takes fences
+	// from a single counter that never restarts.
 	Fence uint64
-	// Lease is what was left of the claim's lease when the record was read;
-	// zero or less means it has lapsed, that long ago. Owners renew, so it
-	// tells how long to wait at least, not at most.
+	// Lease is the time that was left of the lease when the record was read. If it
+	// is zero or less, the lease lapsed that long ago. Because owners renew, the
+	// record may stay in progress for longer.
 	Lease time.Duration
-	// Reopened says that a resolution allows one more execution: the next
-	// submit of the same request takes the record over, whatever its policy.
+	// Reopened means that a resolution allows one more execution. The next submit
+	// of the same request takes the record over, whatever its policy.
 	Reopened bool
 
 	BegunAt time.Time // of the latest claim
-	// SettledAt is when the record was completed or became unknown; zero
-	// while it is in progress.
+	// SettledAt is when the record was completed or became unknown. It is zero
+	// while the record is in progress.
 	SettledAt time.Time
-	// ExpiresAt is when a completed record stops answering; zero otherwise.
+	// ExpiresAt is the end of the retention of a completed record. It is zero
+	// otherwise.
 	ExpiresAt time.Time
 	Retention time.Duration
 
 	// Origin is the request that made the latest claim.
 	Origin Origin
-	// Cause says in a few words why the record is unknown. It holds no
-	// payload and no secret.
+	// Cause says in a few words why the record is unknown. It holds no payload and
+	// no secrets.
 	Cause string
-	// Result is set in a completed record, except in listings.
+	// Result is set if the record is completed, except in listings.
 	Result Result
 }
 
-// Lapsed reports whether the record is in progress under a lease that was
-// over when it was read: the owner is dead, paused or cut off.
+// Lapsed reports whether the record is in progress and its lease had lapsed when
+// it was read. Its owner is dead, paused or cut off from the store.
 func (r Record) Lapsed() bool { return r.State == StateInProgress && r.Lease <= 0 }
+
+// Filter selects records. Zero fields select all.
+type Filter struct {
+	ID        string
+	State     State
+	Tenant    string
+	Actor     string
+	Operation string
+	Key       string
+	// Lapsed selects records in progress whose lease is over.
+	Lapsed bool
+	// Cause selects unknown records by their cause: by the whole text or, if it
+	// ends with a *, by its beginning.
+	Cause string
+	// BegunSince and BegunUntil select by Record.BegunAt. BegunUntil is exclusive.
+	BegunSince, BegunUntil time.Time
+	// After continues a listing after the record with this fence.
+	After uint64
+	// Limit is the page size, at most 1,000. Default 100.
+	Limit int
+}

@@ -2,9 +2,11 @@ package semel_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -76,5 +78,199 @@ func TestEachIsRenewedAtItsTime(t *testing.T) {
 			})
 		}
 		wg.Wait()
+	})
+}
+
+func TestLongWorkKeepsItsClaim(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		// Under Retry, a claim that lapsed even once would be taken over.
+		g := newGuard(t, newStore(t), semel.Policy{OnCrash: semel.CrashRetry})
+		var e effects
+		done := make(chan error, 1)
+		go func() {
+			_, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+				time.Sleep(10 * 15 * time.Second)
+				return e.do(ctx)
+			})
+			done <- err
+		}()
+		for range 140 {
+			time.Sleep(time.Second)
+			out, err := g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, semel.AnswerInProgress)
+			if ee, _ := errors.AsType[*semel.Error](err); ee.RetryAfter <= 0 || ee.RetryAfter > 15*time.Second {
+				t.Fatalf("retry after %v", ee.RetryAfter)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		e.want(t, 1)
+	})
+}
+
+func TestDeadlineCancelsTheWork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), semel.Policy{Deadline: time.Minute})
+		start := time.Now()
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			<-ctx.Done()
+			if context.Cause(ctx) != semel.ErrDeadline {
+				t.Errorf("cancelled by %v", context.Cause(ctx))
+			}
+			return semel.Result{}, ctx.Err()
+		})
+		wantAnswer(t, out, err, semel.AnswerUnknown)
+		if d := time.Since(start); d != time.Minute {
+			t.Fatalf("cancelled after %v", d)
+		}
+		var e effects
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.AnswerUnknown)
+		e.want(t, 0)
+	})
+}
+
+// The record of a handler that ignores its deadline does not: it is held, and
+// a late result still settles it.
+func TestOverdueWorkIsHeldAndMaySettle(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore(t)
+		g := newGuard(t, s, semel.Policy{Deadline: time.Minute})
+		var e effects
+		go func() {
+			time.Sleep(time.Minute + 6*time.Second)
+			out, err := g.Do(t.Context(), submit("k"), e.do)
+			wantAnswer(t, out, err, semel.AnswerUnknown)
+			if out.Record.State != semel.StateUnknown || !strings.Contains(out.Record.Cause, "deadline") {
+				t.Errorf("the record reads %+v", out.Record)
+			}
+		}()
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			time.Sleep(5 * time.Minute)
+			if context.Cause(ctx) != semel.ErrDeadline {
+				t.Errorf("cancelled by %v", context.Cause(ctx))
+			}
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.AnswerExecuted)
+		out, err = g.Do(t.Context(), submit("k"), e.do)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
+		e.want(t, 1)
+	})
+}
+
+// The store's lease began when it granted or renewed the claim, which was before
+// its answer came.
+func TestLeaseIsCountedFromTheCall(t *testing.T) {
+	for _, slow := range []string{"begin", "renew"} {
+		bubble(t, func(t *testing.T) {
+			const lease, takes = 15 * time.Second, 4 * time.Second
+			var granted time.Time
+			s := &faulty{Store: newStore(t)}
+			s.after = func(call string) error {
+				if call == slow {
+					granted = time.Now()
+					time.Sleep(takes)
+				}
+				return nil
+			}
+			renewals := 0
+			s.before = func(call string) error {
+				if call == "renew" {
+					if renewals++; slow == "begin" || renewals > 1 {
+						return errDown
+					}
+				}
+				return nil
+			}
+			g := newGuard(t, s, semel.Policy{Lease: lease})
+			_, _ = g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+				<-ctx.Done()
+				if at := time.Since(granted); at > lease {
+					t.Errorf("slow %s: cancelled %v after the store had granted %v", slow, at, lease)
+				}
+				return semel.Result{}, ctx.Err()
+			})
+			if err := g.Drain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// The claim is settled while its renewal is on the way: what that finds is not a
+// lost lease.
+func TestSettledClaimIsNotALostLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		lost := 0
+		s := &faulty{Store: newStore(t)}
+		s.before = func(call string) error {
+			if call == "renew" {
+				time.Sleep(3 * time.Second) // until the record is completed
+			}
+			return nil
+		}
+		g, err := semel.New(semel.Config{Store: s, Observer: &semel.Observer{
+			LeaseLost: func(context.Context, semel.LeaseLost) { lost++ },
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			time.Sleep(6 * time.Second)
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.AnswerExecuted)
+		if err := g.Drain(t.Context()); err != nil || lost != 0 {
+			t.Fatalf("%d leases lost, %v", lost, err)
+		}
+	})
+}
+
+// Bug 12: renewals that fail must not be swallowed. Losing the lease cancels
+// the work.
+func TestFailedRenewalsCancelTheWork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &faulty{Store: newStore(t), before: failFor(time.Hour, "renew")}
+		g := newGuard(t, s, semel.Policy{Lease: 15 * time.Second})
+		start := time.Now()
+		_, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			<-ctx.Done()
+			if !errors.Is(context.Cause(ctx), semel.ErrLeaseLapsed) || time.Since(start) > 15*time.Second {
+				t.Errorf("cancelled by %v after %v", context.Cause(ctx), time.Since(start))
+			}
+			return semel.Result{}, ctx.Err()
+		})
+		if !errors.Is(err, semel.ErrUnknown) {
+			t.Fatalf("told %v", err)
+		}
+	})
+}
+
+func TestOneFailedRenewalIsSurvived(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		failures := 0
+		s := &faulty{Store: newStore(t), before: func(call string) error {
+			if call == "renew" && failures < 3 {
+				failures++
+				return errDown
+			}
+			return nil
+		}}
+		g := newGuard(t, s, semel.Policy{OnCrash: semel.CrashRetry})
+		var e effects
+		out, err := g.Do(t.Context(), submit("k"), func(ctx context.Context) (semel.Result, error) {
+			time.Sleep(time.Minute)
+			if ctx.Err() != nil {
+				t.Errorf("cancelled by %v", context.Cause(ctx))
+			}
+			return e.do(ctx)
+		})
+		wantAnswer(t, out, err, semel.AnswerExecuted)
+		if failures != 3 {
+			t.Fatalf("%d renewals failed", failures)
+		}
 	})
 }

@@ -2,40 +2,43 @@ package semel
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
-	"fmt"
+	"strings"
 	"time"
 )
 
-// Errors every store returns for these cases, possibly wrapped. Any other
-// error means that the store cannot say what happened.
+// Errors that every store returns, possibly wrapped, in the following cases. Any
+// other error means that the store cannot say what happened.
 var (
-	// ErrNotFound: the identity has no record, or only an expired one.
+	// ErrNotFound means that the identity has no record, or only an expired one.
 	ErrNotFound = errors.New("semel: no such record")
-	// ErrNotOpen: the store is closed, or could not be opened. The call certainly
-	// took no effect, and another would not either.
+	// ErrNotOpen means that the store is closed or could not be opened. The call
+	// certainly had no effect, and another call would have none either.
 	ErrNotOpen = errors.New("semel: the store is not open")
-	// ErrLostClaim: the claim's fence or token is stale. Someone took the
-	// record over, resolved it, or it was released; nothing was written.
+	// ErrLostClaim means that the fence or the token of the claim is stale: the
+	// record was taken over, resolved or released. Nothing was written.
 	ErrLostClaim = errors.New("semel: claim lost")
-	// ErrRolledBack: the claim lived in a transaction, and that has certainly
-	// been rolled back, with everything the handler did in it: no effect, and
-	// the identity is free again.
+	// ErrRolledBack means that the transaction of the claim has certainly been
+	// rolled back, together with everything that the handler did in it. There was
+	// no effect, and the identity is free again.
 	ErrRolledBack = errors.New("semel: transaction rolled back")
-	// ErrTooLarge: the result is larger than the store takes, or could not be
-	// read whole. Nothing was written; a tombstone can be recorded instead.
+	// ErrTooLarge means that the result is larger than the store accepts, or could
+	// not be read to its end. Nothing was written. A tombstone can be recorded
+	// instead.
 	ErrTooLarge = errors.New("semel: result too large for the store")
-	// ErrStaleFence: a resolution named a fence that is no longer the
-	// record's, or a record that cannot be resolved (completed, or still
-	// executing under a lease). Nothing was written.
+	// ErrStaleFence means that the record no longer has the fence of the
+	// resolution, or cannot be resolved: it is completed, or being executed under
+	// a lease. Nothing was written.
 	ErrStaleFence = errors.New("semel: the record has moved on")
 )
 
-// ConflictError is Begin's answer when the identity is taken. Record is what
-// is in the way; nobody changes it, for others may be told of the same. A store that can see that the identity is claimed but not
-// the record itself (another transaction holds it) returns a Record with only
-// Identity, StateInProgress and some Lease set.
+// ConflictError is the error of Store.Begin if the identity is taken.
 type ConflictError struct {
+	// Record is the conflicting record. It may be shared and must not be changed.
+	// A store that knows that the identity is claimed but cannot read the record,
+	// because another transaction has locked it, sets Identity, StateInProgress
+	// and a Lease only.
 	Record Record
 }
 
@@ -43,253 +46,162 @@ func (e *ConflictError) Error() string {
 	return "semel: identity is taken: record " + e.Record.ID + " is " + e.Record.State.String()
 }
 
-// Store holds one record for each identity. It keeps no policy: it says what
-// is so, by its own clock, and the Guard decides.
+// Store holds one record for each identity. It has no policy: it reports what is
+// so, by its own clock, and the Guard decides.
 //
-// All methods are safe for concurrent use, by many goroutines and, where the
-// store is shared, by many processes. When ctx ends before an answer the
-// method returns promptly with an error; whether it took effect is then open.
+// All methods are safe for concurrent use by many goroutines and, if the store is
+// shared, by many processes. If ctx ends, a method returns promptly with an error,
+// and may or may not have had its effect.
 //
-// Package storetest is the contract in executable form.
+// Package storetest tests whether a store keeps this contract.
 type Store interface {
-	// Begin grants the attempt's identity to the caller, or returns a
-	// *ConflictError with the record in the way. At most one of any number
-	// of concurrent attempts is granted.
+	// Begin grants the identity of a to the caller, or returns a *ConflictError
+	// with the conflicting record. Of any number of concurrent attempts, at most
+	// one is granted.
 	//
-	// It grants when there is no record, when the record is completed and
-	// its retention is over, when the record is in progress under a.Token
-	// (the same claim again, with its lease renewed), and when a.Takeover
-	// allows it. A grant gives the record a new fence, except where it
-	// repeats the same claim. A takeover keeps the record's ID and
-	// fingerprint and clears Reopened; an attempt that replaces an expired
-	// record starts a new one.
+	// An attempt is granted if there is no record, if the record is completed and
+	// its retention is over, if the record is in progress under a.Token (the claim
+	// is then the same, with its lease renewed), and if a.Takeover allows it. The
+	// record gets a new fence, unless the claim is the same. A takeover keeps the
+	// ID and the fingerprint of the record and clears Reopened. An attempt that
+	// replaces an expired record starts a new one.
 	Begin(ctx context.Context, a Attempt) (Claim, error)
 
 	// Find returns the record of id, or ErrNotFound.
 	Find(ctx context.Context, id Identity) (Record, error)
 }
 
-// Claim is the right to execute an identity now. Its methods fail with
-// ErrLostClaim once the record carries another fence or token or is gone.
+// Token is a random value that proves the ownership of a claim. A fence alone
+// could be guessed, and could repeat after a store was restored from a backup.
+type Token [16]byte
+
+// Attempt is the argument of Store.Begin. NewAttempt makes one.
+type Attempt struct {
+	Identity    Identity
+	Fingerprint Fingerprint
+	Origin      Origin
+
+	// Token makes Begin repeatable: if the response of a call was lost, a call
+	// with the same token is granted the same claim. Two owners must never share
+	// a token.
+	Token Token
+
+	// Lease is how long the claim is valid without renewal.
+	Lease time.Duration
+	// Retention is how long the result is replayed after completion.
+	Retention time.Duration
+
+	// Takeover, if not zero, is the fence of a record that may be taken over. The
+	// store grants this if the record has that fence and is unknown, or in
+	// progress with a lease that has lapsed by the store's clock. It is ignored if
+	// there is no record.
+	Takeover uint64
+}
+
+// NewAttempt returns an Attempt for id with a fresh token.
+func NewAttempt(id Identity, fp Fingerprint, lease, retention time.Duration) Attempt {
+	a := Attempt{Identity: id, Fingerprint: fp, Lease: lease, Retention: retention}
+	_, _ = rand.Read(a.Token[:]) // never fails: crypto/rand aborts the process instead
+	return a
+}
+
+// NewRecordID returns a random record ID: 128 bits in 26 letters and digits.
+func NewRecordID() string { return strings.ToLower(rand.Text()) }
+
+// Claim is the right to execute an identity. Its methods return ErrLostClaim once
+// the record has another fence or token, or is gone.
 //
-// A lapsed lease alone loses nothing: until the record is taken over or
-// resolved, the claim can still be renewed, completed, released or held, and
-// while the record is unknown it can still be completed or released. Once the
-// claim itself has completed the record, Release, Hold and Renew are
-// ErrLostClaim and write nothing.
+// A lapsed lease does not end a claim. Until the record is taken over or resolved,
+// the claim can be renewed, completed, released and held, and if the record is
+// unknown, completed and released. Once the claim has completed the record,
+// Release, Hold and Renew return ErrLostClaim and write nothing.
 //
-// A claim may live in a database transaction, which its Context carries. Then
-// Complete commits and Release and Hold roll back. Where a rollback is certain
-// Complete and Hold fail with ErrRolledBack; a commit whose answer was lost is
-// any other error, and Complete may be called again to learn what became of it.
+// A claim may live in a database transaction, which its Context carries. Complete
+// then commits, and Release and Hold roll back. Complete and Hold return
+// ErrRolledBack if the transaction was certainly rolled back. If it is not known
+// whether it was committed, Complete returns another error and can be called again
+// to find out.
 type Claim interface {
-	// Context returns ctx, carrying the store's transaction where the claim
-	// lives in one.
+	// Context returns a context for the handler. It carries the transaction of
+	// the claim, if any.
 	Context(ctx context.Context) context.Context
-	// RecordID is the opaque id of the record.
+	// RecordID returns the ID of the record.
 	RecordID() string
+	// Fence returns the fence of the claim.
 	Fence() uint64
-	// Transactional reports whether the claim lives in a database transaction,
-	// so that Complete commits and Release and Hold roll back.
+	// Transactional reports whether the claim lives in a database transaction.
 	Transactional() bool
-	// Complete records the result; retention starts now, by the store's
-	// clock, and expires is its end. When the error is nil the record is
-	// durable. Completing again with the same claim changes nothing and
-	// answers as before, so an answer that was lost may be asked for again.
-	// ErrTooLarge leaves the claim as it is; it is also the answer to Pieces by
-	// a store that does not keep results piece by piece, and where a piece
-	// could not be read. The pieces become durable with the record, in one
-	// commit, and are read under ctx.
+	// Complete records the result. The retention starts now, by the store's clock,
+	// and expires is its end. If the error is nil, the record is durable. Calling
+	// Complete again changes nothing and returns the same, so that a lost response
+	// can be asked for again.
+	//
+	// ErrTooLarge leaves the claim as it is. It is also returned for Pieces, by a
+	// store that does not keep results piece by piece, and if a piece could not be
+	// read. Pieces are read under ctx and become durable with the record, in one
+	// commit.
 	Complete(ctx context.Context, r Result) (expires time.Time, err error)
-	// Release removes the record: there was certainly no effect.
+	// Release removes the record because there was certainly no effect.
 	Release(ctx context.Context) error
-	// Hold marks the record unknown and says why. Holding again returns nil.
+	// Hold marks the record as unknown and says why. Holding it again returns nil.
 	Hold(ctx context.Context, cause string) error
-	// Renew starts the lease again from now, by the store's clock. A record
-	// that has been marked unknown is not renewed: ErrLostClaim.
+	// Renew starts the lease again from now, by the store's clock. It returns
+	// ErrLostClaim if the record has been marked as unknown.
 	Renew(ctx context.Context) error
 }
 
-// Joiner is a claim that may live in a transaction of whoever called Guard.Do,
-// who has it back with the answer. So Do answers no sooner than the work has
-// ended where Joined reports true, also to a submit that is Detached.
+// Joiner is implemented by claims that may live in a transaction of the caller of
+// Guard.Do. The caller uses the transaction again when Do returns. So if Joined
+// reports true, Do does not return before the handler has, even if the submit is
+// Detached.
 type Joiner interface {
 	Joined() bool
 }
 
-// Decision is how an unknown outcome is settled.
-type Decision uint8
-
-const (
-	// DecideUnknown marks a lapsed record unknown, and no longer reopened.
-	// The fence stays, so the owner may still settle the record, but it can
-	// no longer renew its claim.
-	DecideUnknown Decision = iota + 1
-	// DecideResult completes the record with a result learned elsewhere.
-	DecideResult
-	// DecideNoEffect removes the record: the effect certainly never happened
-	// and the identity is free again.
-	DecideNoEffect
-	// DecideExecuteAgain gives the record a new fence and lets the next
-	// submit of the same request execute. The fingerprint stays: another
-	// request under this key is still a mismatch.
-	DecideExecuteAgain
-)
-
-var decisionNames = [...]string{
-	DecideUnknown: "unknown", DecideResult: "result", DecideNoEffect: "no_effect", DecideExecuteAgain: "execute_again",
-}
-
-func (d Decision) String() string {
-	if int(d) < len(decisionNames) && d > 0 {
-		return decisionNames[d]
-	}
-	return fmt.Sprintf("Decision(%d)", uint8(d))
-}
-
-// Resolution settles the record of Identity, provided that it still has Fence
-// and is unknown; DecideUnknown instead needs it in progress with a lapsed
-// lease, or finds it done. Otherwise nothing is written and the error is
-// ErrStaleFence, or ErrNotFound if there is no record.
-//
-// So the order is: mark, then look, then settle. The owner of a record that
-// has merely lapsed may come back, renew its claim and have its effect after
-// somebody looked and saw none. Of one that is marked unknown it cannot.
-//
-// Every decision but DecideUnknown ends the old claim: the record, if it
-// remains, has a new fence, and whatever the owner still tries is ErrLostClaim.
-type Resolution struct {
-	Identity Identity
-	Fence    uint64
-	Decision Decision
-	// Result goes with DecideResult.
-	Result Result
-	// Cause says why, for the audit trail and for DecideUnknown's record.
-	Cause string
-	// Origin is the request or operator that decided.
-	Origin Origin
-}
-
-// Resolver is a store that can settle unknown outcomes. All of ours are.
+// Resolver is implemented by stores that can settle unknown outcomes. All stores
+// of this module implement it.
 type Resolver interface {
-	// Resolve applies r and returns the record as it is now, or, after
-	// DecideNoEffect, as it was.
+	// Resolve applies r. It returns the record as it is afterwards or, with
+	// DecideNoEffect, as it was before.
 	Resolve(ctx context.Context, r Resolution) (Record, error)
 }
 
-// Sweeper is a store whose expired records need removing.
+// Sweeper is implemented by stores whose expired records have to be removed.
 type Sweeper interface {
-	// Sweep removes at most limit completed records whose retention is over
-	// by the store's clock, and reports how many. It never removes a record
-	// in progress or unknown.
+	// Sweep removes up to limit completed records whose retention is over, by the
+	// store's clock, and returns how many it removed. It never removes a record
+	// that is in progress or unknown.
 	Sweep(ctx context.Context, limit int) (int, error)
 }
 
-// Filter selects records. Empty fields select all.
-type Filter struct {
-	ID        string
-	State     State
-	Tenant    string
-	Actor     string
-	Operation string
-	Key       string
-	// Lapsed selects records in progress whose lease is over.
-	Lapsed bool
-	// Cause selects unknown records by their cause: the whole text or, with a
-	// * at its end, how the text begins.
-	Cause string
-	// BegunSince and BegunUntil select by Record.BegunAt, which is by the
-	// store's clock. BegunUntil is exclusive.
-	BegunSince, BegunUntil time.Time
-	// After continues a listing behind the record with this fence.
-	After uint64
-	// Limit is the page size: 100 if zero, at most 1,000.
-	Limit int
-}
-
-// Lister is a store that can be looked through.
+// Lister is implemented by stores that can list their records.
 type Lister interface {
-	// List returns records in the order of their fences, without their
-	// results. Expired records do not exist.
+	// List returns records in the order of their fences, without their results.
+	// It does not return expired records.
 	List(ctx context.Context, f Filter) ([]Record, error)
 }
 
-// TrailKind says what happened, in an entry of the audit trail.
-type TrailKind string
-
-// The kinds of audit entries. The first group is written with the record, in
-// one commit; the second behind the answer.
-const (
-	TrailExecuted TrailKind = "executed" // result recorded
-	TrailReleased TrailKind = "released" // certainly no effect
-	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
-	TrailTakeover TrailKind = "taken_over"
-	TrailResolved TrailKind = "resolved"
-	// What somebody decided of a message of the outbox, whose id is the EventID.
-	TrailRedriven  TrailKind = "redriven"
-	TrailCancelled TrailKind = "cancelled"
-	// What somebody decided of an operation's journal, which is that of the entry's
-	// identity. Label says of what to what.
-	TrailStepResolved TrailKind = "step_resolved"
-	TrailRetried      TrailKind = "retried"
-
-	TrailReplayed   TrailKind = "replayed"
-	TrailInProgress TrailKind = "in_progress"
-	TrailMismatch   TrailKind = "mismatch"
-	TrailUnknown    TrailKind = "unknown"
-	TrailFailedOpen TrailKind = "failed_open"
-	// TrailLost says how many entries its writer had to drop before it.
-	TrailLost TrailKind = "lost"
-)
-
-// TrailEntry is one line of the audit trail. It holds no payload.
-type TrailEntry struct {
-	// Position orders the trail of one store; the store assigns it.
-	Position uint64 `json:"position"`
-	// Instance and Seq are the writer's: within one instance Seq has no gaps,
-	// except where a TrailLost entry says so.
-	Instance string    `json:"instance"`
-	Seq      uint64    `json:"seq"`
-	At       time.Time `json:"at"`
-
-	Kind      TrailKind `json:"kind"`
-	RecordID  string    `json:"record_id,omitempty"`
-	Tenant    string    `json:"tenant,omitempty"`
-	Actor     string    `json:"actor,omitempty"`
-	Operation string    `json:"operation,omitempty"`
-	Key       string    `json:"key,omitempty"`
-	Fence     uint64    `json:"fence,omitempty"`
-	Origin
-	// Label is the result's label, or the decision of a resolution.
-	Label string `json:"label,omitempty"`
-	Cause string `json:"cause,omitempty"`
-	// Count is how many answers the entry stands for, if more than one; in a
-	// TrailLost entry, how many entries were dropped.
-	Count uint64 `json:"count,omitempty"`
-}
-
-// TrailFilter selects audit entries. Empty fields select all.
-type TrailFilter struct {
-	RecordID, Tenant, Actor, Operation, Key string
-	RequestID, EventID, TraceID             string
-	Kind                                    TrailKind
-	Since, Until                            time.Time // by the store's clock; Until is exclusive
-	After                                   uint64    // continues behind this position
-	Limit                                   int       // 100 if zero, at most 1,000
-}
-
-// Trail is a store with an audit trail. Entries for executions, releases,
-// holds, takeovers and resolutions are the store's own doing, in the commit of
-// the change they tell of; Note adds the others. The entry of an execution says
-// nothing that the completed record does not, so a store may make it from the
-// record for as long as that is there, and write it down in the commit that
-// takes the record away.
+// Trail is implemented by stores with an audit trail. The store adds entries for
+// executions, releases, holds, takeovers and resolutions by itself, in the commit
+// of the change; Note adds the others. The entry of an execution says nothing
+// that the completed record does not. A store may therefore derive it from the
+// record, and write it in the commit that removes the record.
 type Trail interface {
-	// Note queues an entry and returns at once. The store writes it in a
-	// batch within 100 ms, or drops it and counts the loss. It fills in
-	// Position, Instance, Seq and At, and keeps the rest, but the Count of a
-	// TrailLost entry, which only the store knows.
+	// Note queues an entry and returns at once. The store writes it in a batch
+	// within 100 ms, or drops it and counts the loss. It sets Position, Instance,
+	// Seq and At, and the Count of TrailLost entries, and keeps the rest.
 	Note(e TrailEntry)
 	// Trail returns entries in the order of their positions.
 	Trail(ctx context.Context, f TrailFilter) ([]TrailEntry, error)
+}
+
+// Watcher is implemented by stores that are notified when records change, even if
+// another process changes them. It lets submits that wait poll less often; they
+// do not rely on it.
+type Watcher interface {
+	// Watch returns a channel that receives a value soon after the record of id
+	// has been completed, released, held or resolved by any process. Values may be
+	// missed, and may arrive without a change. Watch does not block. The caller
+	// must call stop to end the watch.
+	Watch(id Identity) (changed <-chan struct{}, stop func())
 }

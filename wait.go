@@ -8,17 +8,6 @@ import (
 	"time"
 )
 
-// Watcher is a store that hears when records change, also through other
-// processes. It spares waiting submits part of their polling; they never rely
-// on it.
-type Watcher interface {
-	// Watch returns a channel on which a value arrives soon after the record
-	// of id was completed, released, held or resolved, by whatever process.
-	// Values may be missed and may come without a change. It does not block.
-	// stop ends the watch and must be called.
-	Watch(id Identity) (changed <-chan struct{}, stop func())
-}
-
 // Between two looks at the record in the way a waiting submit pauses for
 // firstLook at first, growing by half to lastLook. Each pause is shortened by up
 // to a third, so that waiters do not look in step.

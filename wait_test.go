@@ -36,13 +36,13 @@ func TestWaitingDuplicatesAreAnsweredAtOnce(t *testing.T) {
 		start := time.Now()
 		wg.Go(func() {
 			out, err := g.Do(t.Context(), submit("k"), e.slow(7*time.Second))
-			wantAnswer(t, out, err, semel.Executed)
+			wantAnswer(t, out, err, semel.AnswerExecuted)
 		})
 		synctest.Wait()
 		for range 16 {
 			wg.Go(func() {
 				out, err := g.Do(t.Context(), waiting("k", 30*time.Second), e.do)
-				wantAnswer(t, out, err, semel.Replayed)
+				wantAnswer(t, out, err, semel.AnswerReplayed)
 				if string(out.Result.Body) != "effect 1" {
 					t.Errorf("replayed %q", out.Result.Body)
 				}
@@ -71,7 +71,7 @@ func TestWaitAcrossProcesses(t *testing.T) {
 			synctest.Wait()
 			start := time.Now()
 			out, err := g2.Do(t.Context(), waiting("k", 30*time.Second), e.do)
-			wantAnswer(t, out, err, semel.Replayed)
+			wantAnswer(t, out, err, semel.AnswerReplayed)
 			if took := time.Since(start); took < done || took > done+500*time.Millisecond {
 				t.Fatalf("answered after %v; the owner was done after %v", took, done)
 			}
@@ -88,14 +88,14 @@ func TestWaitEnds(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		out, err := g.Do(t.Context(), waiting("k", 3*time.Second), e.do)
-		wantAnswer(t, out, err, semel.InProgress)
+		wantAnswer(t, out, err, semel.AnswerInProgress)
 		if took := time.Since(start); took != 3*time.Second {
 			t.Fatalf("answered after %v; the wait was 3 s", took)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		out, err = g.Do(ctx, waiting("k", 30*time.Second), e.do)
-		wantAnswer(t, out, err, semel.InProgress)
+		wantAnswer(t, out, err, semel.AnswerInProgress)
 		if took := time.Since(start); took != 4*time.Second {
 			t.Fatalf("answered %v after the caller had gone", took-4*time.Second)
 		}
@@ -103,7 +103,7 @@ func TestWaitEnds(t *testing.T) {
 		other := waiting("k", time.Hour)
 		other.Fingerprint = semel.FingerprintOf([]byte("another request"))
 		out, err = g.Do(t.Context(), other, e.do)
-		wantAnswer(t, out, err, semel.Mismatch)
+		wantAnswer(t, out, err, semel.AnswerMismatch)
 		if time.Since(start) != 4*time.Second {
 			t.Fatal("a mismatch waited")
 		}
@@ -126,7 +126,7 @@ func TestWaitersTakeOverFromARelease(t *testing.T) {
 				time.Sleep(time.Second)
 				return semel.Result{}, semel.NoEffect(errors.New("refused"))
 			})
-			wantAnswer(t, out, err, semel.Released)
+			wantAnswer(t, out, err, semel.AnswerReleased)
 		})
 		synctest.Wait()
 		for range 10 {
@@ -141,9 +141,9 @@ func TestWaitersTakeOverFromARelease(t *testing.T) {
 					t.Errorf("a waiter is answered %v after %v; the second execution ended a second after its begin", out.Answer, at)
 				}
 				switch {
-				case err == nil && out.Answer == semel.Executed:
+				case err == nil && out.Answer == semel.AnswerExecuted:
 					executed.Add(1)
-				case err == nil && out.Answer == semel.Replayed:
+				case err == nil && out.Answer == semel.AnswerReplayed:
 					replayed.Add(1)
 				default:
 					t.Errorf("answer %v: %v", out.Answer, err)
@@ -164,8 +164,8 @@ func TestOwnerDiesWhileOthersWait(t *testing.T) {
 		policy semel.Policy
 		want   semel.Answer
 	}{
-		{semel.Policy{}, semel.Unknown},
-		{semel.Policy{OnCrash: semel.Retry}, semel.Executed},
+		{semel.Policy{}, semel.AnswerUnknown},
+		{semel.Policy{OnCrash: semel.CrashRetry}, semel.AnswerExecuted},
 	} {
 		t.Run(c.policy.OnCrash.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -214,7 +214,7 @@ func TestWaitersAreBounded(t *testing.T) {
 				switch {
 				case errors.Is(err, semel.ErrInProgress) && time.Since(start) == 0:
 					refused.Add(1)
-				case out.Answer == semel.Replayed && time.Since(start) == time.Minute:
+				case out.Answer == semel.AnswerReplayed && time.Since(start) == time.Minute:
 					waited.Add(1)
 				default:
 					t.Errorf("answer %v after %v: %v", out.Answer, time.Since(start), err)
@@ -229,7 +229,7 @@ func TestWaitersAreBounded(t *testing.T) {
 		go func() { _, _ = g.Do(t.Context(), submit("c"), e.slow(time.Second)) }()
 		synctest.Wait()
 		out, err := g.Do(t.Context(), waiting("c", time.Hour), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 	})
 }
 
@@ -286,7 +286,7 @@ func TestNoWakeIsMissed(t *testing.T) {
 		s.owner = stranded(t, s.Store, submit("k"), time.Hour)
 		start := time.Now()
 		out, err := newGuard(t, s, semel.Policy{}).Do(t.Context(), waiting("k", time.Minute), nil)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		if took := time.Since(start); took != 0 {
 			t.Fatalf("answered after %v", took)
 		}
@@ -325,7 +325,7 @@ func TestWaitForARecordThatCannotBeSeen(t *testing.T) {
 		go func() { _, _ = g.Do(t.Context(), submit("k"), e.slow(10*time.Second)) }()
 		synctest.Wait()
 		out, err := g2.Do(t.Context(), waiting("k", time.Minute), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		if n := s.begun.Load(); n > 50 {
 			t.Fatalf("the store was asked %d times in 10 s", n)
 		}
@@ -356,7 +356,7 @@ func TestWaitOutlastsAnOutage(t *testing.T) {
 		time.AfterFunc(time.Second, func() { s.down.Store(true) })
 		time.AfterFunc(6*time.Second, func() { s.down.Store(false) })
 		out, err := g2.Do(t.Context(), waiting("k", time.Minute), e.do)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 	})
 }
 
@@ -384,7 +384,7 @@ func TestWatchedStoreWakesWaiters(t *testing.T) {
 		})
 		start := time.Now()
 		out, err := g.Do(t.Context(), waiting("k", time.Minute), nil)
-		wantAnswer(t, out, err, semel.Replayed)
+		wantAnswer(t, out, err, semel.AnswerReplayed)
 		if took := time.Since(start); took != 10*time.Second+time.Millisecond {
 			t.Fatalf("answered after %v; the change was told at once", took)
 		}
@@ -403,106 +403,13 @@ func TestWaitIsNotedOnce(t *testing.T) {
 		go func() { _, _ = g.Do(t.Context(), submit("k"), e.slow(time.Minute)) }()
 		synctest.Wait()
 		out, err := g.Do(t.Context(), waiting("k", 10*time.Second), e.do)
-		wantAnswer(t, out, err, semel.InProgress)
+		wantAnswer(t, out, err, semel.AnswerInProgress)
 		time.Sleep(time.Second)
 		trail, err := s.Trail(t.Context(), semel.TrailFilter{Kind: semel.TrailInProgress})
 		if err != nil || len(trail) != 1 {
 			t.Fatalf("%d entries, error %v", len(trail), err)
 		}
 		time.Sleep(time.Minute)
-	})
-}
-
-func TestAwait(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore(t)
-		g := newGuard(t, s, semel.Policy{})
-		var e effects
-		go func() { _, _ = g.Do(t.Context(), submit("k"), e.slow(5*time.Second)) }()
-		synctest.Wait()
-		start := time.Now()
-		r, err := g.Await(t.Context(), submit("k").Identity, time.Second)
-		if err != nil || r.State != semel.StateInProgress || time.Since(start) != time.Second {
-			t.Fatalf("%v after %v, error %v", r.State, time.Since(start), err)
-		}
-		r, err = g.Await(t.Context(), submit("k").Identity, time.Minute)
-		if err != nil || r.State != semel.StateCompleted || time.Since(start) != 5*time.Second {
-			t.Fatalf("%v after %v, error %v", r.State, time.Since(start), err)
-		}
-		if _, err := g.Await(t.Context(), submit("none").Identity, time.Minute); !errors.Is(err, semel.ErrNotFound) {
-			t.Fatal(err)
-		}
-	})
-}
-
-func TestFindIDKeepsScopesApart(t *testing.T) {
-	g := newGuard(t, newStore(t), semel.Policy{})
-	var e effects
-	ids := map[semel.Scope]string{}
-	for _, s := range []semel.Scope{{Operation: "o"}, {Tenant: "t", Operation: "o"}, {Tenant: "t", Actor: "a", Operation: "o"}, {Actor: "a", Operation: "o"}} {
-		out, err := g.Do(t.Context(), semel.Submit{Identity: semel.Identity{Scope: s, Key: "k"}}, e.do)
-		wantAnswer(t, out, err, semel.Executed)
-		ids[s] = out.Record.ID
-	}
-	for asker := range ids {
-		for owner, id := range ids {
-			r, err := g.FindID(t.Context(), asker, id)
-			if asker == owner && (err != nil || r.ID != id || r.Result.Codec == "") {
-				t.Errorf("%+v does not see its own record: %v", asker, err)
-			}
-			if asker != owner && !errors.Is(err, semel.ErrNotFound) {
-				t.Errorf("%+v sees the record of %+v: %v", asker, owner, err)
-			}
-		}
-		if _, err := g.FindID(t.Context(), asker, ""); !errors.Is(err, semel.ErrNotFound) {
-			t.Errorf("no id: %v", err)
-		}
-	}
-}
-
-// replacing is a store in which, between two calls, a record gives way to
-// another of the same identity.
-type replacing struct {
-	*memory.Store
-	replace func()
-}
-
-func (r *replacing) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
-	found, err := r.Store.List(ctx, f)
-	r.replace()
-	return found, err
-}
-
-// Who asks for a record by its id must not be shown one that came after it.
-func TestReplacedRecordIsNotFound(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := &replacing{Store: newStore(t), replace: func() {}}
-		g := newGuard(t, s, semel.Policy{})
-		var e effects
-		replace := func(c semel.Claim) {
-			if err := c.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-			out, err := g.Do(t.Context(), submit("k"), e.do)
-			wantAnswer(t, out, err, semel.Executed)
-		}
-		c := stranded(t, s, submit("k"), time.Hour)
-		s.replace = func() { replace(c) }
-		if r, err := g.FindID(t.Context(), scope, c.RecordID()); !errors.Is(err, semel.ErrNotFound) {
-			t.Errorf("asked for %s and found %s, %v", c.RecordID(), r.ID, err)
-		}
-		other := submit("other")
-		c = stranded(t, s, other, time.Hour)
-		go func() {
-			time.Sleep(time.Second)
-			if err := c.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-			_, _ = g.Do(t.Context(), other, e.do)
-		}()
-		if r, err := g.Await(t.Context(), other.Identity, time.Minute); !errors.Is(err, semel.ErrNotFound) {
-			t.Errorf("waited for %s and was given %s, %v", c.RecordID(), r.ID, err)
-		}
 	})
 }
 
@@ -520,7 +427,7 @@ func TestWaitersOfATenantAreBounded(t *testing.T) {
 			start := time.Now()
 			var e effects
 			out, err := g.Do(t.Context(), sub, e.do)
-			wantAnswer(t, out, err, semel.InProgress)
+			wantAnswer(t, out, err, semel.AnswerInProgress)
 			return time.Since(start)
 		}
 		for _, tenant := range []string{"t", "other", ""} {

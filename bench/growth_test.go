@@ -167,9 +167,9 @@ func opener(t *testing.T, name string) func(t *testing.T) *growing {
 	case "sqlite":
 		return growingSQLite
 	case "postgres", "postgres-leased":
-		mode := postgres.Transactional
+		mode := postgres.ModeTransactional
 		if name == "postgres-leased" {
-			mode = postgres.Leased
+			mode = postgres.ModeLeased
 		}
 		server := testenv.StartPostgres(t, testenv.PostgresOptions{Parameters: map[string]string{
 			"autovacuum": "on", "shared_buffers": "1GB", "max_wal_size": "4GB",
@@ -191,7 +191,7 @@ func growingSQLite(t *testing.T) *growing {
 		t.Fatal(err)
 	}
 	db.SetMaxOpenConns(1)
-	t.Cleanup(func() { _, _ = db.Close(), s.Close() })
+	t.Cleanup(func() { _, _ = db.Close(), s.Close(context.Background()) })
 	return &growing{
 		store: s, callers: 512,
 		settle:  func(ctx context.Context) (map[string]int64, error) { return sqliteSizes(ctx, db, path) },

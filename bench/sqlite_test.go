@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
+	_ "modernc.org/sqlite"
+
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/store/sqlite"
-	_ "modernc.org/sqlite"
 )
 
 // response is what an execution is recorded with: head and body of a small
@@ -35,7 +36,7 @@ func BenchmarkSQLite(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer s.Close()
+			defer s.Close(context.Background())
 			pairs(b, callers, func(ctx context.Context, i int64) error {
 				c, err := s.Begin(ctx, newAttempt(i))
 				if err != nil {
@@ -68,7 +69,7 @@ func BenchmarkSQLiteReplay(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		defer s.Close()
+		defer s.Close(context.Background())
 		fill(b, s, records)
 		attempts := make([]semel.Attempt, records)
 		for i := range attempts {
@@ -130,7 +131,7 @@ func BenchmarkSQLiteSize(b *testing.B) {
 					b.Fatal(err)
 				}
 				fillBy(b, s, n, callers)
-				if err := s.Close(); err != nil { // which checkpoints
+				if err := s.Close(context.Background()); err != nil { // which checkpoints
 					b.Fatal(err)
 				}
 				info, err := os.Stat(path)
@@ -172,7 +173,7 @@ func newAttempt(i int64) semel.Attempt {
 		Scope: semel.Scope{Tenant: "acme", Actor: "0123456789abcdef0123456789abcdef", Operation: "POST /orders"},
 		Key:   fmt.Sprintf("8e03978e-40d5-43e8-bc93-%012d", i),
 	}
-	return semel.NewAttempt(id, semel.Fingerprint{Scheme: "http/1"}, 15*time.Second, 24*time.Hour)
+	return semel.NewAttempt(id, semel.Fingerprint{Scheme: "request/2"}, 15*time.Second, 24*time.Hour)
 }
 
 // pairs runs op b.N times over so many callers.

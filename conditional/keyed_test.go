@@ -39,7 +39,7 @@ func TestTakeoverIsNotToldAsRefused(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		d := newRow(there)
 		dies := true
-		h := protect(t, semel.Policy{OnCrash: semel.Retry})(conditional.New(conditional.Config{})(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := protect(t, semel.Policy{OnCrash: semel.CrashRetry})(conditional.New(conditional.Config{})(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			c := d.change("mine")
 			if asks {
 				c.Done = func(context.Context) (bool, error) { return d.text == "mine", nil }

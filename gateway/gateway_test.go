@@ -570,7 +570,7 @@ func TestRetryTakesOver(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
 		return true
 	})
-	b := newBundle(t, upstream.url, semel.Policy{OnCrash: semel.Retry}, nil)
+	b := newBundle(t, upstream.url, semel.Policy{OnCrash: semel.CrashRetry}, nil)
 	// Somebody claimed it and died.
 	lapsed := semel.NewAttempt(semel.Identity{Scope: semel.Scope{Operation: "POST /x"}, Key: "k"}, semel.Fingerprint{}, time.Nanosecond, time.Hour)
 	_, err := b.store.Begin(context.Background(), lapsed)
@@ -587,7 +587,7 @@ func TestRetryIsRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	noError(t, err)
 	noError(t, l.Close())
-	b := newBundle(t, "http://"+l.Addr().String(), semel.Policy{OnCrash: semel.Retry}, nil)
+	b := newBundle(t, "http://"+l.Addr().String(), semel.Policy{OnCrash: semel.CrashRetry}, nil)
 	lapsed := semel.NewAttempt(semel.Identity{Scope: semel.Scope{Operation: "POST /x"}, Key: "k"}, semel.Fingerprint{}, time.Nanosecond, time.Hour)
 	_, err = b.store.Begin(context.Background(), lapsed)
 	noError(t, err)

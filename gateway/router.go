@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/gateway/internal/credential"
+	"github.com/semelhq/semel/internal/httpfield"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -411,7 +411,7 @@ func parsePattern(text string) (p pattern, err error) {
 	rest := text
 	if method, after, ok := strings.Cut(text, " "); ok {
 		p.method, rest = method, after
-		if p.method != strings.ToUpper(p.method) || !credential.IsToken(p.method) {
+		if p.method != strings.ToUpper(p.method) || !httpfield.IsToken(p.method) {
 			return p, errors.New("has no method in front of the space; write it as POST /orders/{id}")
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 	"github.com/semelhq/semel/webhook"
@@ -276,6 +277,7 @@ func spellings(t testing.TB) *Router {
 
 // TestSpellings tries random spellings of one path.
 func TestSpellings(t *testing.T) {
+	quick.LeaveOut(t)
 	router := spellings(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	pieces := []string{"/", "pay", "order", ".", "..", ";", ";x=1", "%2f", "%2F", "%5c", `\`, "%2e", "%25", "%252f", "%70", "P", "%4f", "rder", "//", "%", "a", "%20", "%00", "?"}
@@ -424,7 +426,7 @@ func TestRoutes(t *testing.T) {
 	want(t, "effects", effects.Load(), 7)
 
 	// The operation has one status, whatever its route.
-	records, err := router.config.Resources.Guard.ResolveWhere(t.Context(), semel.BulkResolution{})
+	records, err := router.config.Routes[0].Gateway.config.Guard.ResolveWhere(t.Context(), semel.BulkResolution{})
 	noError(t, err)
 	want(t, "unknown records", records.Selected, 0)
 	spec := b.send(b.request("GET", "/.well-known/idempotency/specification", "", "", "Accept: application/json"))

@@ -179,8 +179,8 @@ func TestFailedMessageIsHandledAgain(t *testing.T) {
 		x.wantBatch("a", "a!", "panic")
 	}
 	x.want()
-	x.wantOutcome("a", inbox.Done)
-	x.wantOutcome("a", inbox.Duplicate)
+	x.wantOutcome("a", inbox.OutcomeDone)
+	x.wantOutcome("a", inbox.OutcomeDuplicate)
 	x.want("a")
 }
 
@@ -195,7 +195,7 @@ func TestPanicInHandler(t *testing.T) {
 		t.Errorf("Process tells %v", err)
 	}
 	x.want()
-	x.wantOutcome("a", inbox.Done)
+	x.wantOutcome("a", inbox.OutcomeDone)
 }
 
 // Wolverine 5411: one duplicate, or one failure, took its whole batch with it.
@@ -223,7 +223,7 @@ func TestOneBadMessageDoesNotTakeItsBatchWithIt(t *testing.T) {
 		x.wantBatch(c.bad, "", strings.TrimSpace(strings.Repeat("done ", len(strings.Fields(strings.ReplaceAll(c.bad, "!", ""))))))
 	}
 	x := newTable(t, inbox.Config{})
-	x.wantOutcome("b", inbox.Done)
+	x.wantOutcome("b", inbox.OutcomeDone)
 	x.wantBatch("a b c", "", "done duplicate done")
 	x.want("b", "a", "c")
 }
@@ -312,7 +312,7 @@ func TestTwoConsumersOfOneMessageAreIndependent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for want := inbox.Done; want <= inbox.Duplicate; want++ {
+	for want := inbox.OutcomeDone; want <= inbox.OutcomeDuplicate; want++ {
 		x.wantOutcome("m", want)
 		if got, err := other.Process(t.Context(), "m", func(ctx context.Context) error { return x.effect(ctx, "shipped") }); got != want || err != nil {
 			t.Errorf("shipping: %v, %v; want %v", got, err, want)
@@ -353,7 +353,7 @@ func TestSlowHandlerIsTold(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Minute {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
-		x.wantOutcome("a", inbox.Done)
+		x.wantOutcome("a", inbox.OutcomeDone)
 	})
 }
 
@@ -362,23 +362,23 @@ func TestSlowHandlerIsTold(t *testing.T) {
 func TestFilterOnlySkipsAPreRead(t *testing.T) {
 	x := newTable(t, inbox.Config{Remember: 100})
 	other := newTable(t, inbox.Config{})
-	x.wantOutcome("a", inbox.Done)
+	x.wantOutcome("a", inbox.OutcomeDone)
 	if x.began != 1 || x.looked != 0 {
 		t.Errorf("for a new message %d transactions, %d looks", x.began, x.looked)
 	}
-	x.wantOutcome("a", inbox.Duplicate)
+	x.wantOutcome("a", inbox.OutcomeDuplicate)
 	if x.began != 1 || x.looked != 1 {
 		t.Errorf("for a duplicate that is remembered %d transactions, %d looks", x.began, x.looked)
 	}
 	// Another process has handled it: the filter knows nothing of that.
 	other.Inbox = x.Inbox
-	other.wantOutcome("b", inbox.Done)
-	x.wantOutcome("b", inbox.Duplicate)
+	other.wantOutcome("b", inbox.OutcomeDone)
+	x.wantOutcome("b", inbox.OutcomeDuplicate)
 	// The filter says yes, the store no: it was swept.
 	if _, err := x.Sweep(t.Context(), "billing", -time.Hour, 10); err != nil {
 		t.Fatal(err)
 	}
-	x.wantOutcome("a", inbox.Done)
+	x.wantOutcome("a", inbox.OutcomeDone)
 	x.wantBatch("a c b a", "", "duplicate done done duplicate")
 	x.blind = errors.New("blind")
 	x.wantBatch("a d", "", "duplicate done")
@@ -506,7 +506,7 @@ func TestIDs(t *testing.T) {
 	if x.began != 0 {
 		t.Error("a transaction was begun")
 	}
-	x.wantOutcome(strings.Repeat("x", 255), inbox.Done)
+	x.wantOutcome(strings.Repeat("x", 255), inbox.OutcomeDone)
 }
 
 func TestSchedule(t *testing.T) {

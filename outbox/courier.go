@@ -225,7 +225,7 @@ func (c *courier) undeliverable(p *parcel) (o outcome, ok bool) {
 	switch {
 	case p.Malformed != nil:
 		o.Outcome, o.err = OutcomeDead, p.Malformed
-	case p.Unsure && c.route.OnUnknown == Hold:
+	case p.Unsure && c.route.OnUnknown == UnknownHold:
 		o.Outcome, o.err = OutcomeUnknown, errors.New("the relay that delivered it died, or lost its lease, before it could say whether it has arrived")
 	case p.Attempts > c.route.MaxAttempts:
 		o.Outcome, o.err = c.exhausted(p, false), fmt.Errorf("relays died or lost their lease at it, the last %d times in a row", p.Lapses)
@@ -255,7 +255,7 @@ func (c *courier) cause(o outcome) outcome {
 	default:
 		return o
 	}
-	o.Blocks = c.route.OnDead == Block
+	o.Blocks = c.route.OnDead == DeadBlock
 	return o
 }
 
@@ -325,7 +325,7 @@ func (c *courier) judge(p *parcel, err, ended error) outcome {
 		o.Outcome = OutcomeDead
 	case kind == outcomePostponed && !p.marked.Load():
 		o.Outcome, o.Delay = OutcomeReleased, min(max(after, 0), maxRetryAfter)
-	case unsure && c.route.OnUnknown == Hold:
+	case unsure && c.route.OnUnknown == UnknownHold:
 		o.Outcome = OutcomeUnknown
 	case errors.Is(ended, errDrained) && !unsure:
 		o.Outcome = OutcomeReleased

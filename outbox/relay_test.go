@@ -321,7 +321,7 @@ func TestDeliveriesWaitForNoOther(t *testing.T) {
 // A message whose every attempt fails, one whose sink panics and one that is
 // refused for good hold up their own lanes and nothing else.
 func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
-	for _, policy := range []outbox.DeadPolicy{outbox.Block, outbox.Skip} {
+	for _, policy := range []outbox.DeadPolicy{outbox.DeadBlock, outbox.DeadSkip} {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
 			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 				p.answer = func(_ context.Context, d outbox.Delivery) error {
@@ -342,7 +342,7 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 				ids := p.ids()
 				slices.Sort(ids)
 				early := []string{".0", ".1", ".2", "good.0", "good.1", "good.2"}
-				if policy == outbox.Skip {
+				if policy == outbox.DeadSkip {
 					early = append(early, "refused.1", "refused.2")
 				}
 				wantIDs(t, ids, early...)
@@ -351,8 +351,8 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 				for _, key := range []string{"fails", "panics", "refused"} {
 					e := find(t, o, key+".0")
 					want(t, "state", e.State, outbox.StateDead)
-					want(t, "whether it blocks", e.Blocks, policy == outbox.Block)
-					want(t, "whether the next was delivered", slices.Contains(p.ids(), key+".1"), policy == outbox.Skip)
+					want(t, "whether it blocks", e.Blocks, policy == outbox.DeadBlock)
+					want(t, "whether the next was delivered", slices.Contains(p.ids(), key+".1"), policy == outbox.DeadSkip)
 				}
 				want(t, "attempts", find(t, o, "fails.0").Attempts, 5)
 				want(t, "attempts", find(t, o, "refused.0").Attempts, 1)
@@ -362,14 +362,14 @@ func TestPoisonHoldsUpItsOwnLaneOnly(t *testing.T) {
 				// A redrive of what blocks goes on in order.
 				p.answer = nil
 				done, err := o.Redrive(t.Context(), outbox.Filter{ID: "fails.0"})
-				if err != nil || len(done) != 1 || done[0].OutOfOrder != (policy == outbox.Skip) {
+				if err != nil || len(done) != 1 || done[0].OutOfOrder != (policy == outbox.DeadSkip) {
 					t.Errorf("redriven: %+v, %v", done, err)
 				}
 				p.arrived = nil
 				stop = start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p})
 				pass(time.Minute)
 				stopped(t, stop)
-				if policy == outbox.Block {
+				if policy == outbox.DeadBlock {
 					wantIDs(t, p.ids(), "fails.0", "fails.1", "fails.2")
 				} else {
 					wantIDs(t, p.ids(), "fails.0")
@@ -498,133 +498,6 @@ func TestSuspectsAreUnderWayAlone(t *testing.T) {
 	})
 }
 
-// A row that cannot be written does not keep those from being settled that were
-// delivered with it.
-func TestOneBadRowDoesNotRollBackTheOthers(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		f := &badRow{Outbox: o, bad: 7}
-		for i := range 20 {
-			enqueue(t, o, outbox.Message{ID: fmt.Sprint("m", i), Topic: "t"})
-		}
-		stop := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Sink: p})
-		pass(10 * time.Minute)
-		for i := range 20 {
-			state := outbox.StateDelivered
-			if i == 6 {
-				state = outbox.StatePending
-			}
-			want(t, fmt.Sprint("state of m", i), find(t, o, fmt.Sprint("m", i)).State, state)
-		}
-		want(t, "number delivered", len(p.ids()), 20)
-		if err := stop(); err == nil || !strings.Contains(err.Error(), "1 messages could not be written down") {
-			t.Errorf("the relay ended by %v", err)
-		}
-	})
-}
-
-// badRow is a store with a row that cannot be settled.
-type badRow struct {
-	*memory.Outbox
-	bad uint64 // its position
-}
-
-func (b *badRow) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.Claim) ([]outbox.Claimed, []outbox.Ref, error) {
-	if slices.ContainsFunc(s, func(s outbox.Settlement) bool { return s.Position == b.bad }) {
-		return nil, nil, errFault
-	}
-	return b.Outbox.Exchange(ctx, s, c)
-}
-
-// The delay doubles up to its bound, is never more, and is at least what the
-// receiver asks for.
-func TestBackoff(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		var at []time.Time
-		p.answer = func(_ context.Context, d outbox.Delivery) error {
-			at = append(at, time.Now())
-			if d.Attempt == 6 {
-				return outbox.RetryAfter(10*time.Minute, errors.New("busy"))
-			}
-			return errors.New("no")
-		}
-		stop := start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 8, Backoff: 4 * time.Second, MaxBackoff: time.Minute})
-		enqueue(t, o, outbox.Message{Topic: "t"})
-		pass(time.Hour)
-		stopped(t, stop)
-		want(t, "attempts", len(at), 8)
-		for i, most := range []time.Duration{4, 8, 16, 32, 60, 660, 60} {
-			least := most / 2
-			if i == 5 {
-				least = 600
-			}
-			// A poll may come a second late.
-			if d := at[i+1].Sub(at[i]); d < least*time.Second || d > (most+1)*time.Second {
-				t.Errorf("delay %d is %v; want %v to %v s", i+1, d, int(least), int(most))
-			}
-		}
-	})
-}
-
-// A schedule is kept as it is, but for chance, which only shortens; it is the last
-// of the attempts that the span reaches to.
-func TestSchedule(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		var at []time.Time
-		p.answer = func(context.Context, outbox.Delivery) error {
-			at = append(at, time.Now())
-			return errors.New("no")
-		}
-		route := outbox.Route{Topic: "t", Sink: p, Schedule: []time.Duration{10 * time.Second, 10 * time.Minute, 5 * time.Hour}}
-		span := route.RetrySpan(0)
-		want(t, "span", span, 5*time.Hour+10*time.Minute+10*time.Second+4*30*time.Second)
-		stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, route)
-		enqueue(t, o, outbox.Message{Topic: "t"})
-		pass(7 * time.Hour)
-		stopped(t, stop)
-		want(t, "attempts", len(at), 4)
-		want(t, "dead", p.count("dead"), 1)
-		for i, most := range route.Schedule {
-			// A poll may come a second late.
-			if d := at[i+1].Sub(at[i]); d < most*4/5 || d > most+time.Second {
-				t.Errorf("delay %d is %v; want about %v", i+1, d, most)
-			}
-		}
-		if d := at[3].Sub(at[0]); d > span {
-			t.Errorf("the attempts took %v; the span is %v", d, span)
-		}
-	})
-	// As MaxAttempts says of the defaults.
-	if d := (outbox.Route{}).RetrySpan(0); d < 5*time.Hour || d > 10*time.Hour {
-		t.Errorf("the default span is %v", d)
-	}
-	if _, err := outbox.New(outbox.Config{Store: memory.NewOutbox(), Routes: []outbox.Route{{Sink: newPost(), Schedule: []time.Duration{1, 0}}}}); err == nil || !strings.Contains(err.Error(), "Schedule[1]") {
-		t.Errorf("a delay of nothing: %v", err)
-	}
-}
-
-// What was postponed was not tried: it costs no attempt, however often.
-func TestPostponed(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		calls := 0
-		p.answer = func(_ context.Context, d outbox.Delivery) error {
-			want(t, "attempt", d.Attempt, 1)
-			if calls++; calls <= 50 {
-				return fmt.Errorf("wrapped: %w", outbox.Postpone(time.Minute, errors.New("full")))
-			}
-			return nil
-		}
-		stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 2})
-		enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
-		pass(40 * time.Minute)
-		want(t, "delivered", p.count("delivered"), 0)
-		pass(20 * time.Minute)
-		stopped(t, stop)
-		want(t, "calls", calls, 51)
-		want(t, "delivered", p.count("delivered"), 1)
-		want(t, "retried", p.count("retried"), 0)
-	})
-}
-
 // What is under way is finished when a relay is stopped, and what cannot be
 // finished is given back at once, without counting as an attempt.
 func TestDrain(t *testing.T) {
@@ -683,332 +556,6 @@ func TestBytesInFlight(t *testing.T) {
 		stopped(t, stop)
 		want(t, "number delivered", len(p.ids()), 12)
 		want(t, "number under way", p.most, 3)
-	})
-}
-
-// A relay that dies between what may be the effect and its record leaves an
-// unknown message under hold, and a repetition under retry.
-func TestDiedAtTheEffect(t *testing.T) {
-	for _, policy := range []outbox.UnknownPolicy{outbox.Hold, outbox.Retry} {
-		t.Run(fmt.Sprint(policy), func(t *testing.T) {
-			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-				enqueue(t, o, outbox.Message{ID: "before", Topic: "t"}, outbox.Message{ID: "at", Topic: "t"})
-				dead, _, err := o.Exchange(t.Context(), nil, outbox.Claim{Max: 2, Lease: time.Minute}) // by a relay that dies
-				if err != nil || o.Mark(t.Context(), dead[1].Ref) != nil {
-					t.Fatal(dead, err)
-				}
-				p.answer = func(ctx context.Context, d outbox.Delivery) error { return d.BeforeEffect(ctx) }
-				stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, OnUnknown: policy})
-				pass(10 * time.Minute)
-				stopped(t, stop)
-				if policy == outbox.Hold {
-					wantIDs(t, p.ids(), "before")
-					want(t, "state", find(t, o, "at").State, outbox.StateUnknown)
-					want(t, "number unknown", p.count("unknown"), 1)
-					return
-				}
-				want(t, "number delivered", len(p.ids()), 2)
-				for _, d := range p.arrived {
-					want(t, "unsure of "+d.ID, d.Unsure, d.ID == "at")
-				}
-			})
-		})
-	}
-}
-
-// What a sink may answer, before and after the point where the effect may happen.
-func TestOutcomes(t *testing.T) {
-	no := errors.New("no")
-	for _, tt := range []struct {
-		name    string
-		marked  bool
-		err     error
-		policy  outbox.UnknownPolicy
-		state   outbox.State
-		retried int
-	}{
-		{"error", false, no, outbox.Hold, outbox.StateDead, 2},
-		{"permanent", false, outbox.Permanent(no), outbox.Hold, outbox.StateDead, 0},
-		{"uncertain, held", false, outbox.Uncertain(no), outbox.Hold, outbox.StateUnknown, 0},
-		{"uncertain, retried", false, outbox.Uncertain(no), outbox.Retry, outbox.StateUnknown, 2},
-		{"error behind the effect, held", true, no, outbox.Hold, outbox.StateUnknown, 0},
-		{"error behind the effect, retried", true, no, outbox.Retry, outbox.StateUnknown, 2},
-		{"certain failure behind the effect", true, outbox.RetryAfter(0, no), outbox.Hold, outbox.StateDead, 2},
-		{"permanent behind the effect", true, fmt.Errorf("wrapped: %w", outbox.Permanent(no)), outbox.Hold, outbox.StateDead, 0},
-		{"delivered behind the effect", true, nil, outbox.Hold, outbox.StateDelivered, 0},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-				p.answer = func(ctx context.Context, d outbox.Delivery) error {
-					if tt.marked {
-						if err := d.BeforeEffect(ctx); err != nil {
-							return err
-						}
-					}
-					return tt.err
-				}
-				stop := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxAttempts: 3, OnUnknown: tt.policy})
-				enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
-				pass(time.Hour)
-				stopped(t, stop)
-				want(t, "state", find(t, o, "m").State, tt.state)
-				want(t, "number of retries", p.count("retried"), tt.retried)
-			})
-		})
-	}
-}
-
-// faulty is a store whose calls fail: instead of being carried out, or after.
-type faulty struct {
-	*memory.Outbox
-	fail func(call string) (before, after bool)
-}
-
-var errFault = errors.New("injected fault")
-
-func around[T any](f *faulty, name string, call func() (T, error)) (T, error) {
-	before, after := f.fail(name)
-	var zero T
-	if before {
-		return zero, errFault
-	}
-	v, err := call()
-	if after {
-		return zero, errFault
-	}
-	return v, err
-}
-
-func (f *faulty) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.Claim) (claimed []outbox.Claimed, lost []outbox.Ref, err error) {
-	name := "exchange"
-	switch {
-	case len(s) == 0:
-		name = "claim"
-	case c.Max == 0:
-		name = "settle"
-	}
-	claimed, err = around(f, name, func() ([]outbox.Claimed, error) {
-		claimed, lost, err = f.Outbox.Exchange(ctx, s, c)
-		return claimed, err
-	})
-	return claimed, lost, err
-}
-
-func (f *faulty) Renew(ctx context.Context, lease time.Duration, refs []outbox.Ref) ([]outbox.Ref, error) {
-	return around(f, "renew", func() ([]outbox.Ref, error) { return f.Outbox.Renew(ctx, lease, refs) })
-}
-
-func (f *faulty) Mark(ctx context.Context, ref outbox.Ref) error {
-	_, err := around(f, "mark", func() (struct{}, error) { return struct{}{}, f.Outbox.Mark(ctx, ref) })
-	return err
-}
-
-// Every call of a store fails at times, before or after it took effect. A commit
-// whose answer was lost is neither a loss nor a second delivery, but where a
-// claim's answer was lost: that waits for its lease.
-func TestStoreFailsAtTimes(t *testing.T) {
-	for _, call := range []string{"claim", "renew", "settle", "mark"} {
-		for _, when := range []string{"before", "after"} {
-			t.Run(call+" "+when, func(t *testing.T) {
-				bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-					var n atomic.Int64
-					f := &faulty{Outbox: o, fail: func(name string) (before, after bool) {
-						both := name == "exchange" && (call == "claim" || call == "settle")
-						if name != call && !both || n.Add(1)%2 == 0 {
-							return false, false
-						}
-						return when == "before", when == "after"
-					}}
-					p.answer = func(ctx context.Context, d outbox.Delivery) error {
-						time.Sleep(20 * time.Second)
-						return d.BeforeEffect(ctx)
-					}
-					stop := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, MaxInFlight: 4})
-					enqueue(t, o, slices.Concat(lane("t", "x", 5), lane("t", "y", 5))...)
-					time.Sleep(time.Hour)
-					stopped(t, stop)
-					got := map[string][]string{}
-					for _, d := range p.arrived {
-						got[d.Key] = append(got[d.Key], d.ID)
-					}
-					for _, key := range []string{"x", "y"} {
-						wantIDs(t, got[key], key+".0", key+".1", key+".2", key+".3", key+".4")
-					}
-					if p.count("failed "+call)+p.count("failed exchange") == 0 {
-						t.Error("nothing failed")
-					}
-				})
-			})
-		}
-	}
-}
-
-// A relay that cannot renew its leases cancels what is under way before somebody
-// else can have it.
-func TestLeaseThatCannotBeRenewedIsGivenUp(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		var down atomic.Bool
-		f := &faulty{Outbox: o, fail: func(string) (bool, bool) { return down.Load(), false }}
-		var ended time.Duration
-		p.answer = func(ctx context.Context, d outbox.Delivery) error {
-			if d.Attempt == 1 {
-				down.Store(true)
-				<-ctx.Done()
-				ended = time.Since(p.start)
-				if !errors.Is(context.Cause(ctx), outbox.ErrLeaseLost) {
-					t.Errorf("it ended by %v", context.Cause(ctx))
-				}
-				return ctx.Err()
-			}
-			return nil
-		}
-		cut := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, Timeout: time.Hour})
-		enqueue(t, o, outbox.Message{ID: "m", Topic: "t"})
-		pass(time.Second)
-		other := start(t, outbox.Config{Store: o, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p})
-		pass(time.Minute)
-		if ended < 15*time.Second || ended > 16500*time.Millisecond {
-			t.Errorf("with a lease of 15 s the delivery was cancelled after %v", ended)
-		}
-		wantIDs(t, p.ids(), "m")
-		down.Store(false)
-		pass(time.Minute)
-		stopped(t, cut)
-		stopped(t, other)
-		want(t, "state", find(t, o, "m").State, outbox.StateDelivered)
-		want(t, "number of leases lost", p.count("lease lost"), 1)
-	})
-}
-
-// A relay that was paused finds that another has its messages: it cancels what is
-// under way and changes nothing.
-func TestStaleRelayChangesNothing(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		paused := make(chan struct{})
-		f := &faulty{Outbox: o, fail: func(call string) (bool, bool) {
-			if call == "renew" {
-				<-paused
-			}
-			return false, false
-		}}
-		p.answer = func(ctx context.Context, d outbox.Delivery) error {
-			if d.ID == "x.0" && d.Attempt == 1 {
-				<-paused
-				time.Sleep(time.Second)
-				return errors.New("late")
-			}
-			return nil
-		}
-		stale := start(t, outbox.Config{Store: f, Observer: p.observer()}, outbox.Route{Topic: "t", Sink: p, Timeout: time.Hour})
-		enqueue(t, o, lane("t", "x", 2)...)
-		pass(time.Second)
-		other := start(t, outbox.Config{Store: o}, outbox.Route{Topic: "t", Sink: p})
-		pass(time.Minute)
-		close(paused)
-		pass(time.Minute)
-		stopped(t, stale)
-		stopped(t, other)
-		want(t, "state", find(t, o, "x.0").State, outbox.StateDelivered)
-		want(t, "attempts", find(t, o, "x.0").Attempts, 2)
-		want(t, "number of leases lost", p.count("lease lost"), 1)
-	})
-}
-
-// A message that kills every relay that touches it is given up in the end, and
-// those that were claimed with it are delivered.
-func TestMessageThatKillsItsRelays(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		for i := range 10 {
-			enqueue(t, o, outbox.Message{ID: fmt.Sprint("m", i), Topic: "t"})
-		}
-		for deaths := 0; ; deaths++ {
-			ctx, kill := context.WithCancel(t.Context())
-			// A dead relay's calls do nothing.
-			f := &faulty{Outbox: o, fail: func(string) (bool, bool) { return ctx.Err() != nil, false }}
-			p.answer = func(_ context.Context, d outbox.Delivery) error {
-				if d.ID == "m7" {
-					kill()
-				}
-				time.Sleep(time.Second) // so that all are under way
-				if ctx.Err() != nil {
-					return errors.New("dead")
-				}
-				return nil
-			}
-			r, err := outbox.New(outbox.Config{Store: f, Drain: time.Second, Routes: []outbox.Route{{Topic: "t", Sink: p, MaxAttempts: 6}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			within, cancel := context.WithTimeout(ctx, 2*time.Minute)
-			_ = r.Run(within)
-			cancel()
-			if ctx.Err() == nil {
-				kill()
-				want(t, "number of deaths", deaths, 6)
-				break
-			}
-			if deaths > 50 {
-				t.Fatal("it kills relays for ever")
-			}
-		}
-		want(t, "state", find(t, o, "m7").State, outbox.StateDead)
-		ids := p.ids()
-		slices.Sort(ids)
-		wantIDs(t, ids, "m0", "m1", "m2", "m3", "m4", "m5", "m6", "m8", "m9")
-	})
-}
-
-// A relay that has nothing to do looks ever less often, and a hint wakes it.
-func TestPolling(t *testing.T) {
-	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
-		var claims atomic.Int64
-		f := &faulty{Outbox: o, fail: func(call string) (bool, bool) {
-			if call == "claim" {
-				claims.Add(1)
-			}
-			return false, false
-		}}
-		r, err := outbox.New(outbox.Config{Store: struct{ outbox.Store }{f}, Routes: []outbox.Route{{Sink: p}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan error)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() { done <- r.Run(ctx) }()
-		pass(10 * time.Second)
-		before := claims.Load()
-		pass(time.Minute)
-		if n := claims.Load() - before; n < 60 || n > 85 {
-			t.Errorf("an idle relay looked %d times in a minute", n)
-		}
-		enqueue(t, o, outbox.Message{Topic: "t"})
-		began := time.Now()
-		for len(p.ids()) == 0 {
-			time.Sleep(time.Millisecond)
-		}
-		if d := time.Since(began); d > time.Second+time.Millisecond {
-			t.Errorf("without a hint a message waited %v", d)
-		}
-		pass(10 * time.Second)
-		enqueue(t, o, outbox.Message{Topic: "t"})
-		r.Wake()
-		synctest.Wait()
-		want(t, "number delivered at once with a hint", len(p.ids()), 2)
-		if err := r.Run(ctx); err == nil {
-			t.Error("it ran twice at the same time")
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-
-		// The store's own hints do the same.
-		stop := start(t, outbox.Config{Store: o}, outbox.Route{Sink: p})
-		pass(time.Minute)
-		enqueue(t, o, slices.Concat(lane("t", "x", 20), lane("u", "x", 0))...)
-		synctest.Wait()
-		want(t, "number delivered at once", len(p.ids()), 22)
-		stopped(t, stop)
 	})
 }
 

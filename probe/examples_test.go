@@ -18,6 +18,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/plan"
@@ -55,6 +56,7 @@ func build(name string) (program string, err error) {
 // example starts a program of the folder examples and returns where it listens.
 func example(t *testing.T, name string, args ...string) string {
 	t.Helper()
+	quick.LeaveOut(t)
 	program, err := programs[name]()
 	if err != nil {
 		t.Fatal(err)
@@ -142,6 +144,7 @@ func finding(op evidence.Operation, id string) *evidence.Finding {
 // The unprotected example has two orders for one key, and the evidence shows
 // them.
 func TestOrdersBare(t *testing.T) {
+	quick.LeaveOut(t)
 	t.Parallel() // it mostly waits
 	op := mustProbe(t, ordersPlan(t, example(t, "orders", "--delay", "50ms")), probe.Options{})
 	f := finding(op, "double-effect-sequential")
@@ -162,6 +165,7 @@ func TestOrdersBare(t *testing.T) {
 
 // Behind the gateway the same service is clean.
 func TestOrdersBehindGateway(t *testing.T) {
+	quick.LeaveOut(t)
 	t.Parallel() // it mostly waits
 	upstream, err := url.Parse(example(t, "orders", "--delay", "50ms"))
 	if err != nil {
@@ -207,6 +211,7 @@ func clean(t *testing.T, op evidence.Operation) {
 
 // The example that protects itself in its own transaction is clean.
 func TestPayments(t *testing.T) {
+	quick.LeaveOut(t)
 	t.Parallel() // it mostly waits
 	base := example(t, "payments", "--delay", "50ms", "--db", filepath.Join(t.TempDir(), "payments.db"))
 	p := &plan.Plan{

@@ -34,7 +34,7 @@ type facts struct {
 
 	control  bool // a state reader saw the effect of a fresh request
 	controls int  // fresh requests that succeeded
-	refused  bool // a fresh request was refused, twice
+	refused  bool // a request, the same again and a fresh one were refused; none has succeeded since
 	names    bool // the answer to a fresh request that took effect named a resource
 	async    bool // a fresh request is answered with 202
 
@@ -44,6 +44,7 @@ type facts struct {
 	doubled   bool // it had one
 	doubledBy []*sent
 	sometimes bool // of several duplicates one had an effect, and one had none
+	raceSome  bool // of requests at the same time that succeeded some had no effect of their own
 	failed    bool // what was answered with a failure took effect again
 	late      bool // a duplicate had an effect after a while, and none at once
 	marked    bool // a replay said that it is one
@@ -64,6 +65,7 @@ type facts struct {
 	lapsed      bool  // one was told to wait, and a later one was executed
 	safeRetry   bool  // a retry after a loss or a failure was right
 	unsafeRetry bool  // one was not, or was executed
+	lostAfter   bool  // one after a loss was executed when the first had had its effect
 	race        *evidence.Race
 	outsideOK   int // experiments in which the outside saw what the state saw
 	outsideBad  bool
@@ -161,6 +163,8 @@ type opening struct {
 	retry *attempt
 	// planned: it is listed only, and counts as good.
 	planned bool
+	// alike: it was refused as an earlier one was, and not sent again.
+	alike bool
 	// control is a fresh request beside it, where nothing else had shown that
 	// effects can be seen.
 	control *attempt

@@ -10,6 +10,7 @@ import (
 	"go/token"
 	"io"
 	"math"
+	"math/big"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -354,7 +355,11 @@ func TestSupposeLost(t *testing.T) {
 		facts    facts
 		want     evidence.CauseState // empty: it is not supposed
 	}{
-		"duplicates hold, lost ones double": {[]string{doubleLost}, facts{once: true}, evidence.Supported},
+		"duplicates hold, lost ones double": {[]string{doubleLost}, facts{once: true, lostAfter: true}, evidence.Supported},
+		"the first may have been running":   {[]string{doubleLost}, facts{once: true}, evidence.Open},
+		"what is running is recognised":     {[]string{doubleLost}, facts{once: true, inProgress: yes}, evidence.Supported},
+		"what is running is executed again": {[]string{doubleRace, doubleLost}, facts{once: true}, ""},
+		"so is what had its effect":         {[]string{doubleRace, doubleLost}, facts{once: true, lostAfter: true}, evidence.Supported},
 		"duplicates were not tried":         {[]string{doubleLost}, facts{}, evidence.Open},
 		"both double":                       {[]string{doubleSequential, doubleLost}, facts{doubled: true}, ""},
 		"both double, by ids":               {[]string{doubleSequential, doubleLost}, facts{}, ""},
@@ -437,6 +442,35 @@ func TestFate(t *testing.T) {
 	}
 }
 
+// A change under a used key is held against the target as far as somebody said
+// that it is refused.
+func TestChangedUnderKey(t *testing.T) {
+	for name, c := range map[string]struct {
+		taken    known
+		mismatch []int
+		assumed  bool
+		outcome  evidence.Outcome
+		finding  string
+		priority evidence.Priority
+	}{
+		"made, and it is refused by contract":  {yes, []int{422}, false, evidence.Broken, "mismatch-executed", evidence.P1},
+		"made, and that is assumed":            {yes, []int{422}, true, evidence.Broken, "mismatch-executed", evidence.P2},
+		"made, and no contract says otherwise": {yes, nil, false, evidence.Held, "", ""},
+		"not made":                             {no, nil, false, evidence.Broken, "mismatch-replayed-as-same", evidence.P1},
+	} {
+		o := &operation{op: &plan.Operation{Key: &plan.Key{}}, contract: plan.Contract{Mismatch: c.mismatch}, assumed: c.assumed}
+		j := &judgement{o: o, e: &evidence.Experiment{Name: "altered"}}
+		j.changedUnderKey(given(201, "{}"), given(200, "{}"), c.taken)
+		var f evidence.Finding
+		if len(o.ev.Findings) > 0 {
+			f = o.ev.Findings[0]
+		}
+		if outcome, why := j.outcome(); outcome != c.outcome || f.ID != c.finding || f.Priority != c.priority || f.ID != "" && f.Basis != evidence.Established {
+			t.Errorf("%s: %s: %s; %+v", name, outcome, why, f)
+		}
+	}
+}
+
 // A retry that got the first's result while that was under way, as seen from outside, is
 // no handling of requests in progress where a race under one key has doubled.
 func TestDoubledRaceHandlesNothingInProgress(t *testing.T) {
@@ -451,6 +485,38 @@ func TestDoubledRaceHandlesNothingInProgress(t *testing.T) {
 		o.verdict()
 		if got := o.ev.Verdict.InProgressHandling; got != want {
 			t.Errorf("%d doubled: %s, want %s", doubled, got, want)
+		}
+	}
+}
+
+// A retry after a loss that was executed tells of loss alone if the first had had
+// its effect, or had begun to answer, when it was sent.
+func TestLostAfterTheEffect(t *testing.T) {
+	two := &attempt{sent: given(201, "{}"), settled: true, total: delta{state: true, most: big.NewRat(2, 1), least: big.NewRat(2, 1)}}
+	for name, c := range map[string]struct {
+		try  lostTry
+		want bool
+	}{
+		"nothing was seen of it": {lostTry{}, false},
+		"it had had its effect":  {lostTry{ran: delta{state: true, most: big.NewRat(1, 1)}}, true},
+		"it had begun to answer": {lostTry{begun: true}, true},
+	} {
+		c.try.first, c.try.second = given(0, ""), two
+		o := &operation{op: &plan.Operation{}}
+		(&judgement{o: o, e: &evidence.Experiment{Name: "lost_unread"}}).lost(&c.try, true)
+		if o.facts.lostAfter != c.want || o.ev.Findings[0].ID != doubleLost {
+			t.Errorf("%s: %t, %+v", name, o.facts.lostAfter, o.ev.Findings)
+		}
+	}
+}
+
+// Where readers were read, it is not said that none sees the state.
+func TestByIDsSaysWhoLooked(t *testing.T) {
+	for want, d := range map[string]delta{"no reader could be read": {}, "the readers were read": {looked: true}} {
+		j := &judgement{o: &operation{op: &plan.Operation{}, readers: []*reader{{name: "rows"}}}, e: &evidence.Experiment{}}
+		j.byIDs(doubleInFlight, d, given(201, "{}"), given(201, "{}"))
+		if _, why := j.outcome(); !strings.HasPrefix(why, want) {
+			t.Errorf("%+v: %s", d, why)
 		}
 	}
 }

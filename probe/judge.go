@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/plan"
 	"github.com/semelhq/semel/probe/wire"
 )
 
@@ -138,6 +139,16 @@ func (j *judgement) opener() string { return cmp.Or(j.of, "the first request") }
 // opened judges how an experiment began. It reports whether there is more to
 // judge. Without an opening of its own, an earlier one counts.
 func (j *judgement) opened(o *opening) bool {
+	before := len(j.held)
+	ok := j.first(o)
+	if !ok && j.e.Name != string(plan.Duplicate) {
+		// What held is a retry at once. What the experiment asks was not tried.
+		j.open, j.held = append(j.open, j.held[before:]...), j.held[:before]
+	}
+	return ok
+}
+
+func (j *judgement) first(o *opening) bool {
 	if o == nil {
 		return true
 	}
@@ -152,6 +163,8 @@ func (j *judgement) opened(o *opening) bool {
 	switch {
 	case turnedAway(&a.x) && !d.exceeds(0):
 		j.unclear("%s was not processed: %s; %s", j.opener(), answer(a.sent), j.state(d))
+	case o.alike:
+		j.unclear("%s was refused with %s, and not sent again: in an earlier experiment the same request again and a fresh one were refused as well; %s", j.opener(), answer(a.sent), j.state(d))
 	case !a.succeeded():
 		j.unclear("%s did not succeed: %s; %s", j.opener(), answer(a.sent), j.state(d))
 	case len(j.o.readers) == 0:
@@ -228,6 +241,10 @@ func (j *judgement) reopened(o *opening) bool {
 	case first.total.exceeds(0):
 		ran = first.total.String()
 	}
+	taken := first.status()/100 == 4 && first.total.exceeds(0)
+	if taken {
+		j.find("refusal-executed", "", evidence.Established, first.sent)
+	}
 	if d.exceeds(1) {
 		j.broken("%s %s (%s), and the same request again %s", j.opener(), answered(first.sent), ran, answered(second.sent))
 		f.unsafeRetry, f.failed = true, f.failed || first.x.Response != nil
@@ -249,6 +266,11 @@ func (j *judgement) reopened(o *opening) bool {
 		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
+	case taken && second.succeeded() && j.e.Name != string(plan.Duplicate):
+		return true // it is found, and says nothing of what this experiment asks
+	case taken:
+		j.broken("%s was refused with %s, and took effect; the same request again %s and had no effect of its own", j.opener(), answer(first.sent), answered(second.sent))
+		return second.succeeded()
 	case second.succeeded():
 		if first.total.exceeds(0) {
 			j.holds("%s %s although it took effect, and the same request again %s: 1 effect", j.opener(), answered(first.sent), answered(second.sent))
@@ -275,6 +297,11 @@ func (j *judgement) reopened(o *opening) bool {
 	return false
 }
 
+// excess says that a reader counted more effects than there must be.
+func excess(n, by string, expect int64) string {
+	return fmt.Sprintf("%s by reader %s, where there must be %d", n, by, expect)
+}
+
 // effects judges by the state whether requests that are one had one effect. It
 // reports whether the target's own state shows no more than that; where it
 // cannot tell, what is outside counts. What doubled is named by its reader.
@@ -289,7 +316,7 @@ func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (o
 		j.find("effects-disagree", "", evidence.Established, sends...)
 		return false
 	case more(d.most, expect):
-		j.broken("%s by reader %s, where there must be %d", count(d.most), d.by, expect)
+		j.broken("%s", excess(count(d.most), d.by, expect))
 		j.find(j.doubled(id), "", evidence.Established, sends...)
 		return false
 	case outside:
@@ -308,6 +335,18 @@ func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (o
 		j.o.facts.outsideOK++
 	}
 	return true
+}
+
+// inside judges what happened again outside of the target alone, and returns the
+// rest of what readers saw: that is of the target's own state.
+func (j *judgement) inside(d delta, expect int64, sends ...*sent) delta {
+	if !d.state || more(d.most, expect) || !more(d.outMost, expect) {
+		return d
+	}
+	j.effects(d, expect, doubleSequential, sends...)
+	d.outside, d.outMost, d.outLeast, d.outBy, d.sameID = false, nil, nil, "", false
+	d.all = slices.DeleteFunc(slices.Clone(d.all), func(r rise) bool { return r.outside })
+	return d
 }
 
 func (f *again) judge(j *judgement) {
@@ -413,7 +452,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id stri
 	case second.x.Response == nil:
 		j.unclear("the duplicate has no answer: %s", answer(second.sent))
 	case !d.told():
-		j.byIDs(id, first, second.sent)
+		j.byIDs(id, d, first, second.sent)
 	case accepted(&second.x) && !f.async && second.fate != fateDone:
 		f.once = true
 		j.holds("%s; the second answer, %s, says that it was accepted", due(expect), answer(second.sent))
@@ -433,7 +472,7 @@ func due(expect int64) string {
 }
 
 // byIDs judges without a state: two ids are a hint, anything else is nothing.
-func (j *judgement) byIDs(id string, first, second *sent) {
+func (j *judgement) byIDs(id string, d delta, first, second *sent) {
 	if success(&second.x) && first.resource != "" && second.resource != "" && first.resource != second.resource {
 		j.broken("the second answer names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
 		j.find(j.doubled(id), "", evidence.Inferred, first, second)
@@ -442,7 +481,7 @@ func (j *judgement) byIDs(id string, first, second *sent) {
 	if second.replayed || success(&second.x) && first.resource != "" && first.resource == second.resource {
 		j.o.facts.seemsOnce = true
 	}
-	j.unclear("no reader sees the state: answers alone, alike or not, say nothing about effects")
+	j.unclear("%s: answers alone, alike or not, say nothing about effects", j.state(d))
 }
 
 // second judges the answer to a duplicate that had no effect of its own. seen
@@ -477,7 +516,7 @@ func (j *judgement) second(first, second *sent, seen string) {
 		}
 	case evidence.RefusedWithReference:
 		j.holds("%s; the second answer, %s, refuses and names the first result", seen, answer(second))
-		if keyed && (c.Replay == "original" || c.Replay == "current") {
+		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && (c.Replay == "original" || c.Replay == "current") {
 			j.find("replay-refused", "", "", first, second)
 		}
 	case evidence.Refused:
@@ -487,7 +526,7 @@ func (j *judgement) second(first, second *sent, seen string) {
 			return
 		}
 		j.holds("%s; the second answer is a refusal, %s, without the first result%s", seen, answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
-		if keyed && c.Replay != "" && !conditional(second) {
+		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && c.Replay != "" && !conditional(second) {
 			j.find("replay-refused", "", "", first, second)
 		}
 	case evidence.DifferentResult:

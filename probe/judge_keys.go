@@ -32,10 +32,10 @@ func (f *freshly) judge(j *judgement) {
 	switch {
 	case own == nil:
 		if success(&second.x) && first.resource != "" && second.resource != "" {
-			j.unclear("no reader sees the state; the answers name %s", map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
+			j.unclear("%s; the answers name %s", j.state(f.second.own), map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
 			return
 		}
-		j.unclear("no reader sees the state")
+		j.unclear("%s", j.state(f.second.own))
 	case is(own, 1):
 		known.freshCreates = yes
 		if c.FreshKey == "refused" {
@@ -80,6 +80,9 @@ func (f *mismatched) judge(j *judgement) {
 		j.changed(first, f.second, f.changed)
 		return
 	}
+	if f.changed != yes { // else what is outside may tell of the change
+		d = j.inside(d, 1, first, second)
+	}
 	ok := success(&second.x)
 	hook := j.o.op.Signature != nil
 	switch {
@@ -92,12 +95,19 @@ func (f *mismatched) judge(j *judgement) {
 		j.unclear("the altered request was not processed: %s", answer(second))
 	case accepted(&second.x) && second.fate != fateDone && !second.replayed && !(first.resource != "" && second.resource == first.resource):
 		j.unclear("the altered request was accepted with %s, and what became of it was not seen", answer(second))
+	case ok && f.changed != untold:
+		j.changedUnderKey(first, second, f.changed)
 	case ok && otherResource(first, second) && d.told():
 		j.broken("the altered request was answered with %s and a resource of its own, and had no effect that a reader sees", answer(second))
 		j.find("mismatch-executed", "", evidence.Inferred, first, second)
 	case ok && otherResource(first, second):
 		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", answer(second))
 		j.find("mismatch-executed", "", evidence.Inferred, first, second)
+	case ok && j.o.inPlace() && !second.replayed && !j.e.Second.Body:
+		j.unclear("the altered request was answered with %s; whether what it asks for was taken over, no reader tells", answer(second))
+	case ok && j.o.inPlace():
+		j.broken("the altered request was answered with %s and the first one's result; whether what it asks for was taken over, no reader tells", answer(second))
+		j.find("mismatch-replayed-as-same", "", evidence.Inferred, first, second)
 	case ok && !hook && (j.e.Second.Class == evidence.SameResult || second.replayed):
 		basis := evidence.Established
 		if !d.told() {
@@ -127,6 +137,25 @@ func (f *mismatched) judge(j *judgement) {
 			j.broken("the refusal holds %s", what)
 			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
 		}
+	}
+}
+
+// changedUnderKey judges another request under a used key that was answered with
+// success, by what a GET of its address has afterwards.
+func (j *judgement) changedUnderKey(first, second *sent, taken known) {
+	switch {
+	case taken == no:
+		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second))
+		j.find("mismatch-replayed-as-same", "", evidence.Established, first, second)
+	case len(j.o.contract.Mismatch) == 0:
+		j.holds("the altered request was taken for a change of the same resource: %s; the contract does not say that a used key keeps another request out", answer(second))
+	default:
+		priority, whose := evidence.P1, "the contract refuses that"
+		if j.o.assumed {
+			priority, whose = evidence.P2, "the contract that the plan assumes refuses that"
+		}
+		j.broken("the altered request was answered with %s and changed the resource, under a used key: %s", answer(second), whose)
+		j.find("mismatch-executed", priority, evidence.Established, first, second)
 	}
 }
 
@@ -287,7 +316,8 @@ func (f *misspelt) judge(j *judgement) {
 	if !accept || f.second == nil {
 		return
 	}
-	second, d := f.second.sent, f.second.total
+	second := f.second.sent
+	d = j.inside(f.second.total, 1, first, second)
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
@@ -358,14 +388,18 @@ func (f *scoped) judge(j *judgement) {
 	case success(&second.x) && first.resource != "" && second.resource == first.resource,
 		success(&second.x) && second.replayed:
 		*apart = no
-		j.broken("%s was answered with actor A's result: %s %s", f.who, answer(second), second.resource)
+		named := ""
+		if second.resource != "" {
+			named = ", resource " + second.resource
+		}
+		j.broken("%s was answered with actor A's result: %s%s", f.who, answer(second), named)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case success(&second.x) && otherResource(first, second):
 		*apart = yes
 		j.holds("%s's request%s was answered with a resource of its own", f.who, under)
 	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
 		*apart = no
-		j.broken("%s's request was refused with actor A's result: %s %s", f.who, answer(second), first.resource)
+		j.broken("%s's request was refused with actor A's result: %s, resource %s", f.who, answer(second), first.resource)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case j.o.op.Key == nil:
 		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, answer(second))

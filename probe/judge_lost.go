@@ -40,6 +40,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	}
 	if !j.effects(d, 1, id, first, second) {
 		f.unsafeRetry = true
+		f.lostAfter = f.lostAfter || t.begun || t.ran.exceeds(0)
 		return
 	}
 	limit := j.o.r.p.Timing.SettleLimit
@@ -90,7 +91,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 func (j *judgement) resent(first, last *sent) string {
 	n := 0
 	for _, s := range j.e.Sends {
-		if s.Role == "duplicate" && s.N > first.n && s.N <= last.n {
+		if s.Role == evidence.RoleDuplicate && s.N > first.n && s.N <= last.n {
 			n++
 		}
 	}
@@ -140,8 +141,8 @@ func (f *failed) judge(j *judgement) {
 		j.unclear("the first attempt did not fail with an answer: %s", answer(f.first.sent))
 		return
 	}
-	first, second, d := f.first.sent, f.second.sent, f.second.total
-	ran := f.first.own
+	first, second := f.first.sent, f.second.sent
+	d, ran := j.inside(f.second.total, 1, first, second), f.first.own
 	j.e.Second = j.o.compare(first, second)
 	known := &j.o.facts
 	records := j.o.contract.RecordsErrors != nil && *j.o.contract.RecordsErrors

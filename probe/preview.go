@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"math/big"
+	"slices"
 
 	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/plan"
@@ -15,24 +16,29 @@ type previews struct {
 	settled                     bool
 	why                         string
 	moved                       map[string]*big.Rat // by which readers' numbers moved
+	// used is the operation under the key of the previews, and control a fresh one
+	// beside it, if it had no effect.
+	used, control *attempt
 }
 
 // preview sends the target's own form of a dry run, before anything that has
 // effects, and looks whether it has any. If not, it is sent again, without a key
 // and with a malformed one. Without a reader, or with one that has seen its
-// effect, once is enough.
+// effect, once is enough. Where experiments with effects follow, the operation is
+// sent under the key of the previews at last: that must still be good.
 func (x *exp) preview(ctx context.Context) (shown, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
 		return nil, err
 	}
 	f := &previews{w: w, moved: map[string]*big.Rat{}}
-	defer func() { w.conclude(0) }()
+	due := int64(0)
+	defer func() { w.conclude(due) }()
 	req, err := x.render(w.v, plan.Change{Preview: true})
 	if err != nil {
 		return f, err
 	}
-	if f.first, err = x.send(ctx, "preview", req, ""); err != nil {
+	if f.first, err = x.send(ctx, evidence.RolePreview, req, ""); err != nil {
 		return f, err
 	}
 	last := f.first
@@ -46,7 +52,7 @@ func (x *exp) preview(ctx context.Context) (shown, error) {
 		}
 	}
 	if more {
-		if f.again, err = x.send(ctx, "preview", req, ""); err != nil {
+		if f.again, err = x.send(ctx, evidence.RolePreview, req, ""); err != nil {
 			return f, err
 		}
 		last = f.again
@@ -66,10 +72,46 @@ func (x *exp) preview(ctx context.Context) (shown, error) {
 		}
 		last = f.bent
 	}
-	if x.o.r.dry() {
+	if !x.o.r.dry() {
+		if err := f.look(ctx, x, last); err != nil {
+			return f, err
+		}
+	}
+	if _, moved := f.most(); moved || !more || x.o.op.Key == nil || !x.o.effectsFollow() {
 		return f, nil
 	}
-	return f, f.look(ctx, x, last)
+	due = 1
+	return f, f.use(ctx, x)
+}
+
+// use sends the operation under the key of the previews.
+func (f *previews) use(ctx context.Context, x *exp) error {
+	req, err := x.render(f.w.v, plan.Change{})
+	if err != nil {
+		return err
+	}
+	s, err := x.send(ctx, "previewed", req, "")
+	if err != nil || x.o.r.dry() {
+		return err
+	}
+	if f.used, err = x.look(ctx, f.w, s); err != nil {
+		return err
+	}
+	if x.o.learn(f.w, f.used); f.used.total.exceeds(0) {
+		return nil
+	}
+	f.control, err = x.beside(ctx)
+	f.used.refresh(f.w)
+	return err
+}
+
+// effectsFollow reports whether experiments are made that have effects, beside
+// the preview.
+func (o *operation) effectsFollow() bool {
+	return slices.ContainsFunc(o.r.o.experiments(o.r.p, o.op), func(e plan.Experiment) bool {
+		return e != plan.Specification && e != plan.PreviewFirst && o.applies(e) == nil &&
+			!(o.r.production() && (e.NeverInProduction() || !o.named(e)))
+	})
 }
 
 // look waits until the state is stable, and notes which readers' numbers moved.
@@ -128,6 +170,7 @@ func (f *previews) judge(j *judgement) {
 	if f.again.replayed {
 		j.holds("the second was marked as a replay: keys of previews are remembered, and whether those of the operation are is not shown by that")
 	}
+	f.key(j)
 	if f.keyless == nil || f.bent == nil {
 		return
 	}
@@ -142,5 +185,35 @@ func (f *previews) judge(j *judgement) {
 		default:
 			j.holds("%s it was refused with %s: this shows, without an effect, that the key is looked at", c.what, answer(c.s))
 		}
+	}
+}
+
+// key judges whether a preview leaves its key as it was.
+func (f *previews) key(j *judgement) {
+	u := f.used
+	if u == nil {
+		return
+	}
+	const under = "the operation under the key of the preview was answered with"
+	switch {
+	case u.total.exceeds(0):
+		j.holds("%s %s and took effect: the preview had not used the key up", under, answer(u.sent))
+	case !u.settled:
+		j.unclear("%s", u.why)
+	case !u.processed():
+		j.unclear("%s %s, and not processed", under, answer(u.sent))
+	case accepted(&u.x) && u.fate != fateDone:
+		j.unclear("%s %s, and no effect was seen", under, answer(u.sent))
+	case f.control == nil || !f.control.total.exceeds(0):
+		j.unclear("%s %s and had no effect that a reader sees; nor had a fresh request", under, answer(u.sent))
+	case u.serverError():
+		j.unclear("%s %s and had no effect, and a fresh request had one: that may be the key or chance", under, answer(u.sent))
+	default:
+		priority := evidence.P2 // the client is told
+		if u.succeeded() {
+			priority = evidence.P1
+		}
+		j.broken("%s %s and had no effect, and a fresh request had one: the preview used the key up", under, answer(u.sent))
+		j.find("preview-uses-key", priority, evidence.Established, f.first, f.again, u.sent, f.control.sent)
 	}
 }

@@ -110,7 +110,7 @@ func reachRun(t *testing.T, name string, o probe.Options, change func(*plan.Plan
 func roles(e evidence.Experiment) (list []string) {
 	for _, s := range e.Sends {
 		if s.Role != "read" {
-			list = append(list, s.Role)
+			list = append(list, string(s.Role))
 		}
 	}
 	return list
@@ -324,7 +324,7 @@ func TestPollIsAllowed(t *testing.T) {
 // experiments, it comes before anything that has effects.
 func TestPreviewIsTriedFirst(t *testing.T) {
 	for name, want := range map[string]string{
-		"preview":      "preview preview preview-without-key preview-malformed-key",
+		"preview":      "preview preview preview-without-key preview-malformed-key previewed",
 		"preview-lies": "preview",
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -340,6 +340,37 @@ func TestPreviewIsTriedFirst(t *testing.T) {
 				t.Errorf("%s: the experiments are %+v", name, op.Experiments)
 			}
 		})
+	}
+}
+
+// The operation is sent under the key of its preview only where experiments with
+// effects follow; and where everything but previews is refused, the key is not to
+// blame.
+func TestPreviewLeavesItsKey(t *testing.T) {
+	for name, c := range map[string]struct {
+		o     probe.Options
+		roles string
+		why   string
+	}{
+		"nothing follows": {probe.Options{Send: true, Only: []plan.Experiment{plan.Specification, plan.PreviewFirst}}, "preview preview preview-without-key preview-malformed-key", ""},
+		"dry run":         {probe.Options{}, "preview preview preview-without-key preview-malformed-key previewed", ""},
+		"all is refused":  {probe.Options{Send: true}, "preview preview preview-without-key preview-malformed-key previewed control", "was answered with 422 and had no effect that a reader sees; nor had a fresh request"},
+	} {
+		c1 := &counter{before: func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.RawQuery != "dry" {
+				w.WriteHeader(http.StatusUnprocessableEntity)
+			}
+			return true
+		}}
+		p := simple(c1.serve(t).URL)
+		preview := p.Operations[0].Request
+		preview.URL += "?dry"
+		p.Operations[0].Preview = &preview
+		op := mustRun(t, p, c.o).Run.Operations[0]
+		e := outcome(t, op, plan.PreviewFirst)
+		if got := strings.Join(roles(e), " "); got != c.roles || !strings.Contains(e.Why, c.why) || c.why != "" && e.Outcome != evidence.Inconclusive || len(op.Findings) > 0 {
+			t.Errorf("%s: sent %s: %s: %s", name, got, e.Outcome, e.Why)
+		}
 	}
 }
 

@@ -184,3 +184,29 @@ func TestAlteredInARaceIsASymptom(t *testing.T) {
 		}
 	}
 }
+
+// A retry after a loss that was executed follows from the race as long as the
+// first may have been running; not once the first had had its effect.
+func TestLossOfWhatRanIsASymptom(t *testing.T) {
+	for name, c := range map[string]struct {
+		after bool
+		root  string
+		want  int
+	}{
+		"it may have run, a race":        {false, doubleRace, 1},
+		"it may have run, a retry":       {false, doubleInFlight, 1},
+		"it had had its effect, a race":  {true, doubleRace, 2},
+		"it had had its effect, a retry": {true, doubleInFlight, 2},
+	} {
+		o := told(t, Options{}, nil, 1)
+		o.facts.lostAfter = c.after
+		for i, id := range []string{c.root, doubleLost} {
+			e, _ := evidence.Lookup(id)
+			o.find(e.FindingOn(evidence.Established, e.Priority, []string{"race", "lost_unread"}[i], 2*i+1, 2*i+2))
+		}
+		o.gather()
+		if len(o.ev.Findings) != c.want {
+			t.Errorf("%s: %d findings are left, want %d: %+v", name, len(o.ev.Findings), c.want, o.ev.Findings)
+		}
+	}
+}

@@ -20,7 +20,7 @@ type rewritten struct {
 // sameMeaning sends a request, and the same JSON written in another way under
 // the same key.
 func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -33,7 +33,7 @@ func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	s, err := x.send(ctx, "rewritten", req, "")
+	s, err := x.send(ctx, evidence.RoleRewritten, req, "")
 	if err != nil {
 		return f, err
 	}
@@ -42,10 +42,11 @@ func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 }
 
 func (f *rewritten) judge(j *judgement) {
-	if !j.opened(&f.opening) || f.second == nil {
+	if !j.begun(&f.opening) || f.second == nil {
 		return
 	}
-	first, second, d := f.good().sent, f.second.sent, f.second.total
+	first, second := f.good().sent, f.second.sent
+	d := j.inside(f.second.total, 1, first, second)
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1) && j.o.facts.protects() == no:
@@ -121,7 +122,7 @@ func (x *exp) corrected(ctx context.Context) (shown, error) {
 	if req, err = x.render(w.v, plan.Change{}); err != nil {
 		return f, err
 	}
-	if s, err = x.send(ctx, "corrected", req, ""); err != nil {
+	if s, err = x.send(ctx, evidence.RoleCorrected, req, ""); err != nil {
 		return f, err
 	}
 	f.second, err = x.look(ctx, w, s)
@@ -136,7 +137,7 @@ func (f *corrections) refused() bool {
 }
 
 func (f *corrections) judge(j *judgement) {
-	if !j.opened(f.control) || f.first == nil {
+	if !j.begun(f.control) || f.first == nil {
 		return
 	}
 	first := f.first.sent
@@ -228,7 +229,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 		}
 		if x.o.r.dry() {
 			note := fmt.Sprintf("%d at once, %s", f.width, times(trials, "trial"))
-			x.plan("race", one, "", (f.width+1)/2*trials, note)
+			x.plan(evidence.RoleRace, one, "", (f.width+1)/2*trials, note)
 			x.plan("race-altered", other, "", f.width/2*trials, note)
 			return f, nil
 		}
@@ -236,7 +237,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 		for i := range f.width {
 			all = append(all, []wire.Request{one, other}[i%2])
 		}
-		t, err := x.release(ctx, w, "race", all)
+		t, err := x.release(ctx, w, evidence.RoleRace, all)
 		if err != nil {
 			return f, err
 		}
@@ -246,12 +247,12 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 }
 
 func (f *mixed) judge(j *judgement) {
-	if !j.opened(f.control) || f.control != nil && f.control.first == nil {
+	if !j.begun(f.control) || f.control != nil && f.control.first == nil {
 		return
 	}
 	shown, doubled, other, why := 0, 0, 0, f.why
 	for _, t := range f.trials {
-		d := t.end.total
+		d := j.inside(t.end.total, 1, t.all...)
 		overlapped := t.released && inFlight(t.all) >= 2
 		var done []*sent
 		for _, s := range t.all {
@@ -286,6 +287,8 @@ func (f *mixed) judge(j *judgement) {
 			other++
 			j.broken("success was answered, and there is no effect")
 			j.find("lost-effect", "", evidence.Established, done...)
+		case kinds == 2 && j.o.inPlace():
+			why = "both the request and its alteration were answered with a success, and one may have changed what the other made"
 		case kinds == 2 && slices.ContainsFunc(done, func(s *sent) bool { return !accepted(&s.x) }):
 			other++
 			j.broken("1 effect, and both the request and its alteration were answered with a success")

@@ -3,224 +3,171 @@ package semelhttp
 import (
 	"context"
 	"errors"
-	"io"
-	"maps"
+	"fmt"
 	"net/http"
-	"net/textproto"
-	"slices"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/semelhq/semel"
 )
 
-// replay answers from records.
-type replay struct {
-	contract *Contract
-	status   string        // where the operation is shown, or ""
-	shared   bool          // callers are not told apart
-	head     bool          // the request was a HEAD
-	timeout  time.Duration // of reading one piece
-	pace     Pace
-}
-
-// write answers from a record. Like send, it panics with http.ErrAbortHandler
-// where the answer cannot be brought to its end.
-func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
-	var room [16]headerField
-	h, set, add, bad := decodeHead(out.Result.Head, room[:0])
-	if out.Result.Tombstone || out.Result.Codec != CodecHTTP || err != nil || bad != nil {
-		// It completed, but there is nothing here that could be replayed.
-		r.notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
+func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
+	if e.DryRun {
+		rehearsalOf(ctx).answered(out, e.expired)
 		return
 	}
-	body := content{bytes: out.Result.Body, head: r.head}
-	if p := out.Result.Pieces; p != nil {
-		body.size = p.Size
-		// The first before the header, as long as there is another answer.
-		read := func(n int) ([]byte, error) {
-			ctx, cancel := context.WithTimeout(ctx, r.timeout)
-			defer cancel()
-			return p.ReadPiece(ctx, n)
+	failure, _ := errors.AsType[*semel.Error](err) // there is one wherever it is used
+	if e.rec.passing() {
+		if out.Answer != semel.AnswerExecuted && out.Answer != semel.AnswerReleased {
+			// Nobody knows whether that was all, and the client must not take it
+			// for the end.
+			panic(http.ErrAbortHandler)
 		}
-		first, err := read(0)
-		if errors.Is(err, semel.ErrNotFound) {
-			r.notRetained(w, out.Result.Reference, time.Time{})
-			return
+		e.rec.end()
+		return
+	}
+	switch out.Answer {
+	case semel.AnswerExecuted:
+		e.own(out.Record.ExpiresAt)
+	case semel.AnswerReplayed:
+		r := replay{
+			contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == "",
+			timeout: e.Guard.Policy().StoreTimeout, pace: e.Pace,
 		}
-		if err != nil {
-			problem := ProblemStoreUnavailable.Problem()
-			problem.Detail = "The operation completed, but its recorded answer could not be read now. Nothing was executed again."
-			problem.RetryAfter, problem.StatusURL = time.Second, r.status
-			r.contract.WriteProblem(w, problem)
-			return
+		r.write(ctx, e.w, out, err)
+	case semel.AnswerReleased:
+		switch {
+		case errors.Is(err, semel.ErrRolledBack):
+			// Whatever the handler answered, it did not come true.
+			p := ProblemRolledBack.Problem()
+			p.RetryAfter = max(failure.RetryAfter, time.Second)
+			e.refuse(e.w, p)
+		case e.expired:
+			e.refuse(e.w, ProblemKeyExpired.Problem())
+		default:
+			e.own(time.Time{})
 		}
-		body.rest = func(w io.Writer) error { return writePieces(w, p.Count(), first, read) }
-	}
-	if out.Answer == semel.Replayed && r.shared { // it could be another's
-		const cookie = "Set-Cookie"
-		set, add = set.without(cookie), add.without(cookie)
-		maps.DeleteFunc(h.trailer, func(name string, _ []string) bool { return textproto.CanonicalMIMEHeaderKey(name) == cookie })
-	}
-	body.coded = w.Header().Get("Content-Encoding") != ""
-	set.set(w.Header())
-	add.add(w.Header())
-	own := h.spare
-	if out.Answer == semel.Replayed && r.contract.ReplayedHeader != "" {
-		w.Header()[r.contract.ReplayedHeader] = own.one("true")
-	}
-	send(w, r.contract, r.pace, h.status, h.trailer, body, out.Record.ExpiresAt, own)
-}
-
-// writePieces writes a body piece by piece, the first of which has been read.
-func writePieces(w io.Writer, count int, piece []byte, read func(n int) ([]byte, error)) error {
-	for n := 0; ; {
-		if _, err := w.Write(piece); err != nil {
-			return err
+	case semel.AnswerInProgress:
+		e.inProgress(ctx, out.Record, failure)
+	case semel.AnswerMismatch:
+		e.refuse(e.w, ProblemKeyMismatch.Problem())
+	case semel.AnswerUnknown:
+		p := ProblemOutcomeUnknown.Problem()
+		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
+		p.Retry, p.RetryAfter = failure.Retry(), failure.RetryAfter
+		if out.Claimed {
+			p.Status = e.ownFailure()
+			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
 		}
-		if n++; n == count {
-			return nil
-		}
-		var err error
-		if piece, err = read(n); err != nil {
-			return err
-		}
-	}
-}
-
-func (r replay) notRetained(w http.ResponseWriter, reference string, expires time.Time) {
-	r.contract.setExpires(w.Header(), expires, nil)
-	p := ProblemResultNotRetained.Problem()
-	p.Reference, p.StatusURL = reference, r.status
-	r.contract.WriteProblem(w, p)
-}
-
-// content is the body of an answer.
-type content struct {
-	bytes []byte
-	// rest writes a body that is not in memory, of the given size.
-	rest func(w io.Writer) error
-	size int64
-	head bool // it is not to be sent
-	// coded: who stands around the protection has announced a content coding
-	// before the handler did, and so makes another body of this one.
-	coded bool
-}
-
-// content returns the whole.
-func (s *spool) content() content {
-	if s.file == nil {
-		return content{bytes: s.mem}
-	}
-	return content{size: s.size(), rest: func(w io.Writer) error {
-		_, err := io.Copy(w, s.reader())
-		return err
-	}}
-}
-
-// write writes it.
-func (c *content) write(w io.Writer) (err error) {
-	switch {
-	case c.head:
-	case c.rest != nil:
-		err = c.rest(w)
-	case len(c.bytes) > 0:
-		_, err = w.Write(c.bytes)
-	}
-	return err
-}
-
-// send writes a whole answer whose header is in place. If the body cannot be
-// written to its end, it panics with http.ErrAbortHandler, so that the client
-// sees that there is more. own is room for values of what it adds to the header.
-func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer http.Header, body content, expires time.Time, own values) {
-	h := w.Header()
-	own = c.setExpires(h, expires, own)
-	if c.ResultHeader != "" {
-		result := "accepted"
-		if expires.IsZero() { // released: there was no effect
-			result = "rejected"
-		}
-		h[c.ResultHeader] = own.one(result)
-	}
-	switch {
-	case !bodyAllowed(status):
-		body = content{}
-	case len(trailer) > 0:
-		h.Del("Content-Length") // over HTTP/1.1, trailers need the chunked coding
-		// In h is what others have announced.
-		h["Trailer"] = append(slices.Clone(h["Trailer"]), sortedNames(trailer)...)
-	case len(h["Trailer"]) > 0:
-		h.Del("Content-Length")
+		e.refuse(e.w, p)
+	case semel.AnswerUnavailable:
+		e.unavailable(ctx, out, failure)
 	default:
-		if _, ok := h["Content-Length"]; !ok && !body.coded {
-			h["Content-Length"] = own.one(strconv.FormatInt(max(body.size, int64(len(body.bytes))), 10))
+		// The key is well-formed, so it is the scope that makes no identity.
+		e.refuse(e.w, Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
+			Detail: "The server could not name the operation. Nothing was executed.",
+		})
+	}
+}
+
+// ownFailure is the status for the request whose own execution was cut off: a
+// failure of the server, where those who find the record meet a conflict.
+func (e *exchange) ownFailure() int {
+	switch {
+	case !e.Forwards:
+		return http.StatusInternalServerError
+	case errors.Is(e.cause, semel.ErrDeadline):
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway
+}
+
+// inProgress answers while the identity is being executed, be it for this
+// request or for another.
+func (e *exchange) inProgress(ctx context.Context, rec semel.Record, failure *semel.Error) {
+	ctx = context.WithoutCancel(ctx)
+	if e.async || e.InFlight == InFlightAccept {
+		switch found, err := e.Resources.visible(ctx, rec); {
+		case err == nil:
+			h := e.w.Header()
+			if e.async {
+				h.Set(headerPreferenceApplied, strings.TrimPrefix(h.Get(headerPreferenceApplied)+", respond-async", ", "))
+			}
+			if e.Contract.ResultHeader != "" {
+				h.Set(e.Contract.ResultHeader, "accepted")
+			}
+			h.Set("Location", e.Resources.StatusURL(rec.ID))
+			e.Resources.writeStatus(e.w, http.StatusAccepted, found)
+			return
+		case failure.Claimed && !errors.Is(err, semel.ErrNotFound):
+			// For others it is a conflict whatever the store says now.
+			p := ProblemStoreUnavailable.Problem()
+			p.Detail = "This request is being executed, but its record could not be looked up now. Keep the key: another key could cause the effect twice."
+			p.RetryAfter, p.StatusURL = max(failure.RetryAfter, time.Second), e.Resources.StatusURL(rec.ID)
+			e.refuse(e.w, p)
+			return
 		}
 	}
-	w.WriteHeader(status)
-	if body.rest == nil && len(body.bytes) <= sendsAtOnce {
-		_ = body.write(w) // waits for nobody
-	} else if body.write(newPacedWriter(w, pace)) != nil {
-		abort(w)
-	}
-	for _, name := range sortedNames(trailer) {
-		delete(h, textproto.CanonicalMIMEHeaderKey(name)) // as which it has been announced
-	}
-	for _, name := range sortedNames(trailer) {
-		announced := textproto.CanonicalMIMEHeaderKey(name)
-		h[announced] = append(h[announced], trailer[name]...)
-	}
+	p := ProblemInProgress.Problem()
+	p.RetryAfter = max(failure.RetryAfter, time.Second)
+	p.StatusURL = e.Resources.StatusURL(rec.ID)
+	e.refuse(e.w, p)
 }
 
-// abort cuts an answer off that cannot be brought to its end.
-func abort(w http.ResponseWriter) {
-	cutOff(w)
-	panic(http.ErrAbortHandler)
-}
-
-// cutOff makes sure that an answer that has begun does not end as if it was whole.
-// The panic that leaves it behind does that too, but a middleware that recovers
-// may be on its way.
-func cutOff(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetWriteDeadline(past)
-}
-
-// sendsAtOnce is as much as a server of net/http takes without waiting for the
-// client.
-const sendsAtOnce = 2 << 10
-
-// setExpires returns what is left of own, the room for values.
-func (c *Contract) setExpires(h http.Header, expires time.Time, own values) values {
-	if !expires.IsZero() && c.ExpiresHeader != "" {
-		var text [len(http.TimeFormat)]byte
-		h[c.ExpiresHeader] = own.one(string(appendHTTPDate(text[:0], expires)))
+func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *semel.Error) {
+	busy, isBusy := errors.AsType[*semel.BusyError](failure)
+	p := ProblemStoreUnavailable.Problem()
+	switch {
+	case errors.Is(failure, semel.ErrDraining):
+		p = stopping()
+	case isBusy:
+		p = ProblemBusy.Problem()
+		p.Detail = fmt.Sprintf("The server executes as many operations at the same time as it may: %d, by its %s. Nothing was executed.", busy.Limit, busy.Bound)
+	case out.Claimed:
+		p.Detail = "This request was executed, but what came of it could not be recorded, so whether it took effect is not known yet. Keep the key: another key could cause the effect twice."
+		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
+	case e.FailOpen && ctx.Err() == nil && out.Record.ID == "":
+		if e.expired {
+			// It may have been used, and there is no record to say so.
+			e.refuse(e.w, ProblemKeyExpired.Problem())
+			return
+		}
+		e.Guard.NoteFailedOpen(ctx, e.submit, failure)
+		e.handle(ctx, e.w)
+		return
 	}
-	return own
+	p.RetryAfter = max(failure.RetryAfter, time.Second)
+	e.refuse(e.w, p)
 }
 
-// appendHTTPDate appends what t.UTC().Format(http.TimeFormat) is for the years that
-// have four digits, in a fifth of the time.
-func appendHTTPDate(b []byte, t time.Time) []byte {
-	t = t.UTC()
-	year, month, day := t.Date()
-	hour, minute, second := t.Clock()
-	if year < 0 || year > 9999 {
-		return t.AppendFormat(b, http.TimeFormat)
+// refuse answers with a problem, as the contract tells it.
+func (e *exchange) refuse(w http.ResponseWriter, problem Problem) {
+	e.Contract.WriteProblem(w, problem)
+}
+
+// own answers with what the handler wrote.
+func (e *exchange) own(expires time.Time) {
+	rec := &e.rec
+	switch {
+	case (rec.status == http.StatusSwitchingProtocols || rec.lost) && !expires.IsZero():
+		replay{contract: &e.Contract}.notRetained(e.w, rec.tombstone().Reference, expires)
+		return
+	case rec.status == http.StatusSwitchingProtocols:
+		e.refuse(e.w, Problem{
+			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetrySameKey,
+			Detail: "The operation had no effect. It asked for another protocol, which it cannot have.",
+		})
+		return
+	case rec.lost:
+		e.refuse(e.w, Problem{
+			Status: rec.status, Title: http.StatusText(rec.status), Retry: semel.RetrySameKey,
+			Detail: "The operation had no effect. Its answer was too large to be passed on.",
+		})
+		return
 	}
-	two := func(n int) { b = append(b, byte('0'+n/10), byte('0'+n%10)) }
-	b = append(b, t.Weekday().String()[:3]...)
-	b = append(b, ", "...)
-	two(day)
-	b = append(b, ' ')
-	b = append(b, month.String()[:3]...)
-	b = append(b, ' ')
-	two(year / 100)
-	two(year % 100)
-	b = append(b, ' ')
-	two(hour)
-	b = append(b, ':')
-	two(minute)
-	b = append(b, ':')
-	two(second)
-	return append(b, " GMT"...)
+	body := rec.kept.content()
+	body.coded = rec.outer.Get("Content-Encoding") != ""
+	rec.prepare(e.w.Header())
+	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, body, expires, nil)
 }

@@ -18,6 +18,24 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
+type pipeListener struct {
+	conns  chan net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "pipe"} }
+
 // pipeServer serves h over a network in memory, so that time can be virtual.
 func pipeServer(t *testing.T, h http.Handler) (dial func() net.Conn) {
 	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}

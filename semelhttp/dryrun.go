@@ -12,16 +12,15 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// HeaderDryRun is the header of answers under Config.DryRun. It says what the
-// request would have been answered: executed, replayed, in_progress, mismatch,
-// unknown, unavailable, or rejected with the problem, as in
-// rejected;problem=key-missing. A request that would have passed unprotected has
-// none.
+// HeaderDryRun is a response header field with Config.DryRun. Its value is the answer
+// that the request would have had: executed, replayed, in_progress, mismatch, unknown,
+// unavailable, or rejected with the problem, as in rejected;problem=key-missing. It is
+// missing if the request would not have been protected.
 const HeaderDryRun = "Semel-Dry-Run"
 
-// LabelDryRunUnknown is the label of what Config.DryRun records of a request
-// whose outcome nobody would know. Such a record is completed, so that nobody has
-// to settle it; Answered.Label tells observers of it and of its duplicates.
+// LabelDryRunUnknown is the label of the result that Config.DryRun records for a
+// request whose outcome would be unknown. Its record is completed, so that nobody has
+// to resolve it. Observers find the label in semel.Answered.
 const LabelDryRunUnknown = "dry-run: unknown"
 
 // What Config.DryRun records is under operations of its own, and is no result of
@@ -82,9 +81,9 @@ func (x *rehearsal) decide(verdict string) {
 }
 
 func (x *rehearsal) refused(p Problem) {
-	verdict := semel.Rejected.String()
+	verdict := semel.AnswerRejected.String()
 	if p.Status >= 500 {
-		verdict = semel.Unavailable.String()
+		verdict = semel.AnswerUnavailable.String()
 	}
 	if known, ok := p.Case(); ok {
 		verdict += ";problem=" + string(known)
@@ -94,7 +93,7 @@ func (x *rehearsal) refused(p Problem) {
 
 // execute is the handler of a trial: it waits for what the request itself comes to.
 func (x *rehearsal) execute(ctx context.Context, p *protector) (semel.Result, error) {
-	x.decide(semel.Executed.String())
+	x.decide(semel.AnswerExecuted.String())
 	r := semel.Result{Codec: codecDryRun, Tombstone: true, Label: LabelDryRunUnknown}
 	select {
 	case out := <-x.outcome:
@@ -113,10 +112,10 @@ func (x *rehearsal) execute(ctx context.Context, p *protector) (semel.Result, er
 // answered is told what the guard has answered.
 func (x *rehearsal) answered(out semel.Outcome, expired bool) {
 	switch {
-	case out.Answer == semel.Released && expired:
+	case out.Answer == semel.AnswerReleased && expired:
 		x.refused(ProblemKeyExpired.Problem())
-	case out.Answer == semel.Replayed && out.Result.Label == LabelDryRunUnknown:
-		x.decide(semel.Unknown.String())
+	case out.Answer == semel.AnswerReplayed && out.Result.Label == LabelDryRunUnknown:
+		x.decide(semel.AnswerUnknown.String())
 	default:
 		x.decide(out.Answer.String())
 	}

@@ -3,11 +3,7 @@ package semelhttp
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,72 +66,6 @@ func (e *exchange) release() {
 	}
 }
 
-// bodyReader is a request body in memory. It cannot be rewound, or a transport
-// might send it again by itself. Who reads on after the end has an error.
-type bodyReader struct {
-	mu   sync.Mutex
-	rest []byte
-	over bool
-	lent int // calls of WriteTo under way
-}
-
-func (b *bodyReader) Read(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	switch {
-	case b.over:
-		return 0, http.ErrBodyReadAfterClose
-	case len(b.rest) == 0:
-		return 0, io.EOF
-	}
-	n := copy(p, b.rest)
-	b.rest = b.rest[n:]
-	return n, nil
-}
-
-// WriteTo implements io.WriterTo. It has w at the bytes themselves, which are
-// not used for another request as long as it is.
-func (b *bodyReader) WriteTo(w io.Writer) (int64, error) {
-	b.mu.Lock()
-	if b.over {
-		b.mu.Unlock()
-		return 0, http.ErrBodyReadAfterClose
-	}
-	rest := b.rest
-	b.rest = nil
-	b.lent++
-	b.mu.Unlock()
-	defer func() {
-		b.mu.Lock()
-		b.lent--
-		b.mu.Unlock()
-	}()
-	if len(rest) == 0 {
-		return 0, nil
-	}
-	n, err := w.Write(rest)
-	if n < len(rest) && err == nil {
-		err = io.ErrShortWrite
-	}
-	return int64(n), err
-}
-
-func (*bodyReader) Close() error { return nil }
-
-// end lets nobody read any more. It reports whether nobody has the bytes.
-func (b *bodyReader) end() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.rest, b.over = nil, true
-	return b.lent == 0
-}
-
-// spoolReader is a request body in a spool. It cannot be rewound either.
-type spoolReader struct{ r *io.SectionReader }
-
-func (s *spoolReader) Read(p []byte) (int, error) { return s.r.Read(p) }
-func (*spoolReader) Close() error                 { return nil }
-
 // handlerContext is a context that knows its recorder.
 type handlerContext struct {
 	context.Context
@@ -151,10 +81,9 @@ func (c *handlerContext) Value(key any) any {
 
 type attachedKey struct{}
 
-// Attached returns a context for a request whose handler must not outlive it,
-// because a framework uses what belongs to the request again. Such a request is
-// not answered before its handler has returned, even if the client would rather
-// not wait, which is no more than a preference (RFC 7240).
+// Attached returns a context for a request whose handler must not outlive it, because
+// a framework reuses what belongs to the request. The request is answered after its
+// handler has returned, even if the client prefers not to wait (RFC 7240).
 func Attached(ctx context.Context) context.Context {
 	return context.WithValue(ctx, attachedKey{}, true)
 }
@@ -220,35 +149,6 @@ func (e *exchange) leave() {
 	}
 }
 
-// request returns the handler's request, with ctx. It is the handler's to
-// change.
-func (e *exchange) request(ctx context.Context) *http.Request {
-	r := e.r.WithContext(ctx)
-	r.Body = http.NoBody
-	switch {
-	case e.body.file != nil:
-		r.Body = &spoolReader{e.body.reader()}
-	case len(e.body.mem) > 0:
-		e.reader.rest = e.body.mem
-		r.Body = &e.reader
-	}
-	r.GetBody = nil
-	r.TransferEncoding = nil
-	r.ContentLength = e.body.size()
-	if len(r.Trailer) > 0 {
-		r.ContentLength = -1 // trailers come behind a body of unknown length
-	}
-	waiting := (e.MaxWait > 0 || e.async) && len(r.Header[headerPrefer]) > 0
-	if waiting || len(r.Header["Expect"]) > 0 {
-		r.Header = r.Header.Clone()
-		r.Header.Del("Expect") // has been met
-		if waiting {
-			withoutWaiting(r.Header)
-		}
-	}
-	return r
-}
-
 // handle calls the handler.
 func (e *exchange) handle(ctx context.Context, w http.ResponseWriter) {
 	e.called = true
@@ -294,165 +194,4 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	e.handle(&e.ctx, rec)
 	e.cause = context.Cause(ctx)
 	return rec.finish()
-}
-
-func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
-	if e.DryRun {
-		rehearsalOf(ctx).answered(out, e.expired)
-		return
-	}
-	failure, _ := errors.AsType[*semel.Error](err) // there is one wherever it is used
-	if e.rec.passing() {
-		if out.Answer != semel.Executed && out.Answer != semel.Released {
-			// Nobody knows whether that was all, and the client must not take it
-			// for the end.
-			panic(http.ErrAbortHandler)
-		}
-		e.rec.end()
-		return
-	}
-	switch out.Answer {
-	case semel.Executed:
-		e.own(out.Record.ExpiresAt)
-	case semel.Replayed:
-		r := replay{
-			contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == "",
-			timeout: e.Guard.Policy().StoreTimeout, pace: e.Pace,
-		}
-		r.write(ctx, e.w, out, err)
-	case semel.Released:
-		switch {
-		case errors.Is(err, semel.ErrRolledBack):
-			// Whatever the handler answered, it did not come true.
-			p := ProblemRolledBack.Problem()
-			p.RetryAfter = max(failure.RetryAfter, time.Second)
-			e.refuse(e.w, p)
-		case e.expired:
-			e.refuse(e.w, ProblemKeyExpired.Problem())
-		default:
-			e.own(time.Time{})
-		}
-	case semel.InProgress:
-		e.inProgress(ctx, out.Record, failure)
-	case semel.Mismatch:
-		e.refuse(e.w, ProblemKeyMismatch.Problem())
-	case semel.Unknown:
-		p := ProblemOutcomeUnknown.Problem()
-		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
-		p.Retry, p.RetryAfter = failure.Retry(), failure.RetryAfter
-		if out.Claimed {
-			p.Status = e.ownFailure()
-			p.Detail = "It is not known whether this request took effect. It is not executed again until that is settled. Keep the key: another key could cause the effect twice."
-		}
-		e.refuse(e.w, p)
-	case semel.Unavailable:
-		e.unavailable(ctx, out, failure)
-	default:
-		// The key is well-formed, so it is the scope that makes no identity.
-		e.refuse(e.w, Problem{
-			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetryNo,
-			Detail: "The server could not name the operation. Nothing was executed.",
-		})
-	}
-}
-
-// ownFailure is the status for the request whose own execution was cut off: a
-// failure of the server, where those who find the record meet a conflict.
-func (e *exchange) ownFailure() int {
-	switch {
-	case !e.Forwards:
-		return http.StatusInternalServerError
-	case errors.Is(e.cause, semel.ErrDeadline):
-		return http.StatusGatewayTimeout
-	}
-	return http.StatusBadGateway
-}
-
-// inProgress answers while the identity is being executed, be it for this
-// request or for another.
-func (e *exchange) inProgress(ctx context.Context, rec semel.Record, failure *semel.Error) {
-	ctx = context.WithoutCancel(ctx)
-	if e.async || e.InFlight == InFlightAccept {
-		switch found, err := e.Resources.visible(ctx, rec); {
-		case err == nil:
-			h := e.w.Header()
-			if e.async {
-				h.Set(headerPreferenceApplied, strings.TrimPrefix(h.Get(headerPreferenceApplied)+", respond-async", ", "))
-			}
-			if e.Contract.ResultHeader != "" {
-				h.Set(e.Contract.ResultHeader, "accepted")
-			}
-			h.Set("Location", e.Resources.StatusURL(rec.ID))
-			e.Resources.writeStatus(e.w, http.StatusAccepted, found)
-			return
-		case failure.Claimed && !errors.Is(err, semel.ErrNotFound):
-			// For others it is a conflict whatever the store says now.
-			p := ProblemStoreUnavailable.Problem()
-			p.Detail = "This request is being executed, but its record could not be looked up now. Keep the key: another key could cause the effect twice."
-			p.RetryAfter, p.StatusURL = max(failure.RetryAfter, time.Second), e.Resources.StatusURL(rec.ID)
-			e.refuse(e.w, p)
-			return
-		}
-	}
-	p := ProblemInProgress.Problem()
-	p.RetryAfter = max(failure.RetryAfter, time.Second)
-	p.StatusURL = e.Resources.StatusURL(rec.ID)
-	e.refuse(e.w, p)
-}
-
-func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *semel.Error) {
-	busy, isBusy := errors.AsType[*semel.BusyError](failure)
-	p := ProblemStoreUnavailable.Problem()
-	switch {
-	case errors.Is(failure, semel.ErrDraining):
-		p = stopping()
-	case isBusy:
-		p = ProblemBusy.Problem()
-		p.Detail = fmt.Sprintf("The server executes as many operations at the same time as it may: %d, by its %s. Nothing was executed.", busy.Limit, busy.Bound)
-	case out.Claimed:
-		p.Detail = "This request was executed, but what came of it could not be recorded, so whether it took effect is not known yet. Keep the key: another key could cause the effect twice."
-		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
-	case e.FailOpen && ctx.Err() == nil && out.Record.ID == "":
-		if e.expired {
-			// It may have been used, and there is no record to say so.
-			e.refuse(e.w, ProblemKeyExpired.Problem())
-			return
-		}
-		e.Guard.NoteFailedOpen(ctx, e.submit, failure)
-		e.handle(ctx, e.w)
-		return
-	}
-	p.RetryAfter = max(failure.RetryAfter, time.Second)
-	e.refuse(e.w, p)
-}
-
-// refuse answers with a problem, as the contract tells it.
-func (e *exchange) refuse(w http.ResponseWriter, problem Problem) {
-	e.Contract.WriteProblem(w, problem)
-}
-
-// own answers with what the handler wrote.
-func (e *exchange) own(expires time.Time) {
-	rec := &e.rec
-	switch {
-	case (rec.status == http.StatusSwitchingProtocols || rec.lost) && !expires.IsZero():
-		replay{contract: &e.Contract}.notRetained(e.w, rec.tombstone().Reference, expires)
-		return
-	case rec.status == http.StatusSwitchingProtocols:
-		e.refuse(e.w, Problem{
-			Status: http.StatusInternalServerError, Title: http.StatusText(http.StatusInternalServerError), Retry: semel.RetrySameKey,
-			Detail: "The operation had no effect. It asked for another protocol, which it cannot have.",
-		})
-		return
-	case rec.lost:
-		e.refuse(e.w, Problem{
-			Status: rec.status, Title: http.StatusText(rec.status), Retry: semel.RetrySameKey,
-			Detail: "The operation had no effect. Its answer was too large to be passed on.",
-		})
-		return
-	}
-	body := rec.kept.content()
-	body.coded = rec.outer.Get("Content-Encoding") != ""
-	rec.prepare(e.w.Header())
-	send(e.w, &e.Contract, e.Pace, rec.status, rec.trailer, body, expires, nil)
 }

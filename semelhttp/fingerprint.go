@@ -1,17 +1,14 @@
 package semelhttp
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -20,52 +17,52 @@ import (
 	"sync"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/httpfield"
+	"github.com/semelhq/semel/semelhttp/internal/canonjson"
 )
 
-// SchemeHTTP is the scheme of fingerprints made with the zero
-// FingerprintConfig. Any other configuration has a scheme of its own, this
-// name with a digest of the configuration behind it: records made before the
-// configuration was changed cannot be compared with requests made after it,
-// and what cannot be compared is not a mismatch.
-const SchemeHTTP = "http/2"
+// SchemeHTTP is the scheme of fingerprints made with the zero FingerprintConfig. The
+// scheme of any other configuration is SchemeHTTP followed by a digest of the
+// configuration. So records made before a change of the configuration are not
+// compared with requests made after it, and do not mismatch.
+const SchemeHTTP = "request/2"
 
 // FingerprintMode says how a body is read.
 type FingerprintMode uint8
 
 const (
-	// FingerprintAuto goes by the Content-Type: application/json and types
-	// that end in +json are JSON, application/x-www-form-urlencoded is a
-	// form, multipart types are parts, everything else is raw bytes.
+	// FingerprintAuto reads a body by its Content-Type: application/json and types
+	// that end in +json as JSON, application/x-www-form-urlencoded as a form,
+	// multipart types as parts, and anything else as raw bytes.
 	FingerprintAuto FingerprintMode = iota
-	// FingerprintRaw takes every body as the bytes it is.
+	// FingerprintRaw reads every body as raw bytes.
 	FingerprintRaw
-	// FingerprintJSON takes every body as JSON, whatever its Content-Type.
+	// FingerprintJSON reads every body as JSON, whatever its Content-Type.
 	FingerprintJSON
 )
 
-// FingerprintConfig says what makes two requests the same request. The zero
-// value is ready to use: method, path, query and the whole body, read by its
+// FingerprintConfig says what makes two requests the same request. With the zero value
+// these are the method, the path, the query and the whole body, read by its
 // Content-Type.
 type FingerprintConfig struct {
-	// Mode is FingerprintAuto by default.
+	// Mode says how bodies are read. Default FingerprintAuto.
 	Mode FingerprintMode
-	// Include and Exclude are JSON pointers (RFC 6901) into JSON bodies. With
-	// Include, only the values it points at take part; a value that is not
-	// there differs from every value that is, null included. Exclude leaves
-	// values out, also out of included ones: a time of sending, an id that
-	// the client makes anew for each try. They do not apply to bodies that
-	// are not canonical JSON: those take part whole.
+	// Include and Exclude are JSON pointers (RFC 6901) into JSON bodies. If Include is
+	// not empty, only the values that it points to are part of the fingerprint. A
+	// missing value differs from every other, even from null. Exclude leaves out
+	// values that change from one attempt to the next, such as a time, also from those
+	// that are included. Neither applies to bodies that are not read as JSON.
 	Include []string
 	Exclude []string
-	// Headers names request headers that take part, by their values in order.
-	// None do by default. Headers that change from one try to the next (trace
-	// context, credentials, the key itself) are refused.
+	// Headers names request header fields that are part of the fingerprint, by their
+	// values in order. Default none. Fields that change from one attempt to the next,
+	// such as trace contexts, and credentials and the key are not accepted.
 	Headers []string
-	// MaxCanonical is the largest JSON or form body that is read as such, in
-	// bytes: it is held in memory meanwhile, several times over. A larger one is
-	// raw, so a retry of it must repeat every byte, Exclude does not apply to
-	// it, and the same content on the other side of the limit, by its white
-	// space, is another request. Multipart bodies have no such limit. Default
+	// MaxCanonical is the size in bytes of the largest body that is read as JSON or as
+	// a form, for which it is held in memory several times over. A larger body is raw:
+	// a retry must repeat every byte, and Exclude does not apply. The same content in
+	// a body below the limit and in one above it, with more white space, makes two
+	// different requests. Multipart bodies have no such limit. Default
 	// DefaultMaxCanonical.
 	MaxCanonical int64
 }
@@ -73,27 +70,24 @@ type FingerprintConfig struct {
 // DefaultMaxCanonical is the default of FingerprintConfig.MaxCanonical.
 const DefaultMaxCanonical = 4 << 20
 
-// Validate reports every setting that cannot be used, in one error.
+// Validate returns an error that names every setting that cannot be used.
 func (c FingerprintConfig) Validate() error {
 	_, err := NewFingerprinter(c)
 	return err
 }
 
-// A Fingerprinter makes fingerprints of requests. It is safe for concurrent
-// use.
+// Fingerprinter makes fingerprints of requests. It is safe for concurrent use.
 type Fingerprinter struct {
 	scheme  string
 	mode    FingerprintMode
-	include []includedValue
-	exclude *pointerNode // nil if nothing is
-	headers []string     // canonical, sorted
-	depth   int          // of the deepest pointer; 0 without pointers
-	max     int64        // of what is read as JSON or a form
-	pool    sync.Pool    // of *digester
+	parts   *canonjson.Selection // of a JSON body
+	headers []string             // canonical, sorted
+	max     int64                // of what is read as JSON or a form
+	pool    sync.Pool            // of *digester
 }
 
-// NewFingerprinter returns a Fingerprinter for c, or every reason why c cannot
-// be used. It keeps no reference to c.
+// NewFingerprinter returns a Fingerprinter for c. The error names every setting that
+// cannot be used. The Fingerprinter keeps no reference to c.
 func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	f := &Fingerprinter{mode: c.Mode, scheme: SchemeHTTP, max: c.MaxCanonical}
 	var errs []error
@@ -109,9 +103,20 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	if c.Mode == FingerprintRaw && len(c.Include)+len(c.Exclude) > 0 {
 		errs = append(errs, errors.New("fingerprint mode raw cannot include or exclude JSON pointers"))
 	}
-	var include, exclude []string
-	include, errs = checkPointers(errs, "include", c.Include)
-	exclude, errs = checkPointers(errs, "exclude", c.Exclude)
+	pointers := func(setting string, texts []string) (sorted []string, parsed []canonjson.Pointer) {
+		for _, text := range slices.Compact(slices.Sorted(slices.Values(texts))) {
+			p, err := canonjson.ParsePointer(text)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, text, err))
+				continue
+			}
+			sorted, parsed = append(sorted, text), append(parsed, p)
+		}
+		return sorted, parsed
+	}
+	include, included := pointers("include", c.Include)
+	exclude, excluded := pointers("exclude", c.Exclude)
+	f.parts = canonjson.Select(included, excluded)
 	for _, e := range exclude {
 		if e == "" {
 			errs = append(errs, errors.New(`fingerprint exclude "" would make all bodies equal`))
@@ -139,20 +144,6 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 		return nil, err
 	}
 
-	for _, p := range exclude {
-		if f.exclude == nil {
-			f.exclude = &pointerNode{}
-		}
-		tokens := pointerTokens(p)
-		f.exclude.add(tokens)
-		f.depth = max(f.depth, len(tokens))
-	}
-	for _, p := range include {
-		v := includedValue{tokens: pointerTokens(p)}
-		v.exclude = f.exclude.at(v.tokens)
-		f.include = append(f.include, v)
-		f.depth = max(f.depth, len(v.tokens))
-	}
 	if f.mode != FingerprintAuto || len(include)+len(exclude)+len(f.headers) > 0 || f.max != DefaultMaxCanonical {
 		sum := sha256.New()
 		b := []byte{byte(f.mode)}
@@ -172,20 +163,6 @@ func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	return f, nil
 }
 
-// checkPointers returns the sorted pointers without repetitions.
-func checkPointers(errs []error, setting string, pointers []string) ([]string, []error) {
-	var ok []string
-	for _, p := range pointers {
-		if err := checkPointer(p); err != nil {
-			errs = append(errs, fmt.Errorf("fingerprint %s %q %w", setting, p, err))
-			continue
-		}
-		ok = append(ok, p)
-	}
-	slices.Sort(ok)
-	return slices.Compact(ok), errs
-}
-
 // within reports whether the value at pointer p is the one at q, or inside it.
 func within(p, q string) bool {
 	return strings.HasPrefix(p, q) && (len(p) == len(q) || p[len(q)] == '/')
@@ -195,7 +172,7 @@ func within(p, q string) bool {
 func whyNotFingerprinted(name string) string {
 	lower := strings.ToLower(name)
 	switch {
-	case !isToken(name):
+	case !httpfield.IsToken(name):
 		return "is not a header name"
 	case lower == "idempotency-key":
 		return "is part of the identity"
@@ -216,19 +193,7 @@ func whyNotFingerprinted(name string) string {
 	return ""
 }
 
-// isToken reports whether s is a token of RFC 9110 5.6.2.
-func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	return s != ""
-}
-
-// Scheme returns the scheme of f's fingerprints: SchemeHTTP, or a name of its
-// own for a configuration other than the zero one.
+// Scheme returns the scheme of the fingerprints. See SchemeHTTP.
 func (f *Fingerprinter) Scheme() string { return f.scheme }
 
 // How the body took part. The byte is in the digest, so a body never equals
@@ -240,33 +205,32 @@ const (
 	bodyMultipart = 'm'
 )
 
-// Fingerprint returns the fingerprint of a request. body is the whole body as
-// received, before any decoding; nil and empty are the same. It is read only.
+// Fingerprint returns the fingerprint of a request. body is the whole body as it was
+// received, before any decoding. A nil body is empty. Fingerprint does not change it.
 //
-// The method takes part without regard to case, together with an
-// X-HTTP-Method-Override or one of its like. Path and query take part as written:
-// %7E is not ~, /a%2Fb is not /a/b, and ?a=1&b=2 is not ?b=2&a=1, for what they mean is up to the server
-// behind, and a retry repeats them to the letter. The host does not take part:
-// servers that answer for several hosts have it in the scope.
+// The fingerprint is made of the method, without regard to case, and of any
+// X-HTTP-Method-Override or similar field, and of the path and the query as they are
+// written: %7E is not ~, /a%2Fb is not /a/b, and ?a=1&b=2 is not ?b=2&a=1, because
+// their meaning is up to the server, and a retry repeats them. The host is not part
+// of it. Servers for several hosts put it into the scope.
 //
-// The media type takes part, its parameters do not, and the body as follows:
+// It is also made of the media type, without parameters, and of the body:
 //
-//   - JSON: members in any order, any white space, strings by value. Numbers
-//     as written: 1.0 is not 1, and 2^53+1 is not 2^53. JSON with repeated
-//     member names, invalid UTF-8, lone surrogates, more than 10,000 levels,
-//     or a charset other than UTF-8 is raw.
-//     So is JSON that is larger than FingerprintConfig.MaxCanonical.
-//   - Forms: fields in any order, the values of each in theirs, without regard
-//     to how they are escaped. Where a name holds "[]" the order of all fields
-//     counts, because servers group such fields by it. Forms with invalid
-//     escapes or an unescaped semicolon, and those larger than MaxCanonical, are
-//     raw.
-//   - Multipart: the parts in order, with headers and content, without the
-//     boundary. Multipart that is not well-formed is raw.
-//   - Raw, and bodies with a Content-Encoding: the bytes, the Content-Type as
-//     written and the Content-Encoding.
+//   - JSON is compared without regard to white space and the order of members.
+//     Strings are compared by value, and numbers as they are written: 1.0 is not 1,
+//     and 2^53+1 is not 2^53. JSON with repeated member names, invalid UTF-8, lone
+//     surrogates, more than 10,000 levels, or a charset other than UTF-8 is raw, as
+//     is JSON larger than FingerprintConfig.MaxCanonical.
+//   - Forms are compared without regard to escaping and the order of fields, but the
+//     values of a field must be in the same order. If a name contains "[]", the order
+//     of all fields counts, because servers group them by it. Forms with invalid
+//     escapes or an unescaped semicolon, and forms larger than MaxCanonical, are raw.
+//   - Multipart bodies are compared by their parts in order, with header and content,
+//     without the boundary. Those that are not well-formed are raw.
+//   - Raw bodies, and those with a Content-Encoding, are compared byte by byte,
+//     together with the Content-Type as it is written and the Content-Encoding.
 //
-// An empty body is the same whatever its type.
+// All empty bodies are the same, whatever their type.
 func (f *Fingerprinter) Fingerprint(method string, u *url.URL, header http.Header, body []byte) semel.Fingerprint {
 	d := f.begin(method, u, header)
 	defer f.put(d)
@@ -383,11 +347,11 @@ func (f *Fingerprinter) canonical(d *digester, header http.Header, body []byte) 
 	}
 	switch kind {
 	case bodyJSON:
-		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.parse(body, f.depth) {
+		if f.mode != FingerprintJSON && !utf8Charset(contentType) || !d.json.Parse(body, f.parts) {
 			return false
 		}
 		d.kind(bodyJSON, mediaType)
-		d.json.emitSelected(d.w, f.include, f.exclude)
+		d.json.Write(d.w, f.parts)
 		return true
 	case bodyForm:
 		if !d.parseForm(body) {
@@ -464,166 +428,4 @@ func codingOf(h http.Header) string {
 		return ""
 	}
 	return coding
-}
-
-// keepBytes is the largest buffer that goes back to the pool: larger ones are
-// rare and would be held for long.
-const keepBytes = 256 << 10
-
-func (f *Fingerprinter) put(d *digester) {
-	d.json.reset()
-	clear(d.fields)
-	d.fields = d.fields[:0]
-	if cap(d.fields) > keepBytes/32 {
-		d.fields = nil
-	}
-	if cap(d.scratch) > keepBytes {
-		d.scratch = nil
-	}
-	d.w.Reset(nil)
-	f.pool.Put(d)
-}
-
-// digester writes one request into a hash. Everything but the end of the body
-// is framed by its length or count, so that no two requests write the same
-// bytes.
-type digester struct {
-	hash    hash.Hash
-	parts   hash.Hash // of a multipart body
-	inner   hash.Hash // of one part's content
-	w       *bufio.Writer
-	frame   [binary.MaxVarintLen64]byte
-	sum     [sha256.Size]byte
-	json    jsonDocument
-	fields  []formField
-	scratch []byte
-	copy    []byte
-}
-
-// Write implements io.Writer, for what comes last and needs no length.
-func (d *digester) Write(p []byte) (int, error) { return d.w.Write(p) }
-
-func newDigester() *digester {
-	return &digester{hash: sha256.New(), parts: sha256.New(), inner: sha256.New(), w: bufio.NewWriterSize(nil, 4096)}
-}
-
-func (d *digester) int(n int) {
-	_, _ = d.w.Write(binary.AppendUvarint(d.frame[:0], uint64(n)))
-}
-
-func (d *digester) string(s string) {
-	d.int(len(s))
-	_, _ = d.w.WriteString(s)
-}
-
-func (d *digester) bytes(b []byte) {
-	d.int(len(b))
-	_, _ = d.w.Write(b)
-}
-
-func (d *digester) kind(k byte, contentType string) {
-	_ = d.w.WriteByte(k)
-	d.string(contentType)
-}
-
-// raw begins a body that takes part as it is.
-func (d *digester) raw(contentType, coding string) {
-	d.kind(bodyRaw, contentType)
-	d.string(coding)
-}
-
-type formField struct{ name, value string }
-
-// maxFields bounds the time and memory that a body of very many very small
-// form fields or parts could take. A body with more is raw.
-const maxFields = 10_000
-
-// parseForm reads an application/x-www-form-urlencoded body into d.fields.
-func (d *digester) parseForm(body []byte) bool {
-	if bytes.Count(body, []byte("&")) >= maxFields || bytes.IndexByte(body, ';') >= 0 {
-		return false
-	}
-	rest, ordered := string(body), false
-	for rest != "" {
-		var pair string
-		pair, rest, _ = strings.Cut(rest, "&")
-		if pair == "" {
-			continue
-		}
-		name, value, _ := strings.Cut(pair, "=")
-		name, err1 := url.QueryUnescape(name)
-		value, err2 := url.QueryUnescape(value)
-		if err1 != nil || err2 != nil {
-			return false
-		}
-		d.fields = append(d.fields, formField{name, value})
-		ordered = ordered || strings.Contains(name, "[]")
-	}
-	if !ordered {
-		slices.SortStableFunc(d.fields, func(a, b formField) int { return strings.Compare(a.name, b.name) })
-	}
-	return true
-}
-
-// multipart writes a multipart body, if it is well-formed; otherwise nothing.
-// No part is held in memory.
-func (d *digester) multipart(header http.Header, body io.Reader) bool {
-	contentType, mediaType := mediaTypeOf(header)
-	_, params, err := mime.ParseMediaType(contentType)
-	if err != nil || params["boundary"] == "" {
-		return false
-	}
-	r := multipart.NewReader(body, params["boundary"])
-	delete(params, "boundary")
-	if d.copy == nil {
-		d.copy = make([]byte, 4096)
-	}
-	d.parts.Reset()
-	for n := 0; ; n++ {
-		// Raw: decoding is the reader's business, and the header that names
-		// the coding takes part.
-		part, err := r.NextRawPart()
-		if err == io.EOF {
-			break
-		}
-		if err != nil || n == maxFields {
-			return false
-		}
-		d.inner.Reset()
-		if _, err := io.CopyBuffer(d.inner, part, d.copy); err != nil {
-			return false
-		}
-		b := append(d.scratch[:0], 1)
-		b = binary.AppendUvarint(b, uint64(len(part.Header)))
-		for _, name := range sortedNames(part.Header) {
-			b = appendString(b, name)
-			b = binary.AppendUvarint(b, uint64(len(part.Header[name])))
-			for _, v := range part.Header[name] {
-				b = appendString(b, v)
-			}
-		}
-		d.scratch = d.inner.Sum(b)
-		_, _ = d.parts.Write(d.scratch)
-	}
-	d.kind(bodyMultipart, mediaType)
-	d.int(len(params))
-	for _, name := range sortedNames(params) {
-		d.string(name)
-		d.string(params[name])
-	}
-	d.bytes(d.parts.Sum(d.scratch[:0]))
-	return true
-}
-
-func sortedNames[V any](m map[string]V) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }

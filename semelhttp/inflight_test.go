@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -435,5 +436,27 @@ func TestInFlightConfig(t *testing.T) {
 		if _, err := semelhttp.NewResources(c); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}
+	}
+}
+
+// Whoever holds resources cannot change what they were made of while requests
+// are served from them.
+func TestResourcesDoNotChange(t *testing.T) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[semelhttp.Resources]()) {
+		if f.IsExported() {
+			t.Errorf("field %s can be set", f.Name)
+		}
+	}
+	b := newFixture(t)
+	c := semelhttp.ResourcesConfig{Guard: b.guard, Scope: tester}
+	c.Contract = semelhttp.IETF()
+	c.Contract.Status = map[semelhttp.ProblemCase]int{semelhttp.ProblemNotFound: 410}
+	r, err := semelhttp.NewResources(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Contract.Status[semelhttp.ProblemNotFound] = 418
+	if a := directRequest(r, get(t, semelhttp.DefaultPrefix+"/operations/x", "ann")); a.status != 410 {
+		t.Errorf("answered %d", a.status)
 	}
 }

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +13,8 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// New returns a middleware that protects handlers as c says, or one error that
-// names everything wrong with c. The middleware panics when it is given a nil
-// handler.
+// New returns a middleware that protects handlers. The error names everything that is
+// wrong with c. The middleware panics if the handler is nil.
 func New(c Config) (func(http.Handler) http.Handler, error) {
 	c = c.withDefaults()
 	fingerprinter, err := NewFingerprinter(c.Fingerprint)
@@ -151,69 +148,6 @@ func (p *protector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.serve()
 }
 
-// overrides are the header fields by which a request asks to be taken for one of
-// another method, where the server behind heeds them.
-var overrides = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
-
-// MethodsAsked returns the methods, in capitals, that a server may take the request
-// to be of: its own, and those that X-HTTP-Method-Override and its like ask for.
-func MethodsAsked(r *http.Request) []string {
-	methods := []string{strings.ToUpper(r.Method)}
-	for _, name := range overrides {
-		for _, method := range r.Header[name] {
-			methods = append(methods, strings.ToUpper(strings.Trim(method, " \t")))
-		}
-	}
-	return methods
-}
-
-// passes reports whether the request is of a safe method (RFC 9110 9.2.1) and
-// does not ask to be taken for one of another. Case does not matter: servers that mind
-// it refuse the request, and of others nobody knows.
-func passes(r *http.Request) bool {
-	switch strings.ToUpper(r.Method) {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-	default:
-		return false
-	}
-	for _, name := range overrides {
-		if len(r.Header[name]) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// ProtectMethods is a Config.Protects for requests of the given methods, in
-// whatever case, also where X-HTTP-Method-Override or one of its like asks for
-// them.
-func ProtectMethods(methods ...string) func(*http.Request) bool {
-	protects := func(method string) bool {
-		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })
-	}
-	return func(r *http.Request) bool {
-		return protects(r.Method) || slices.ContainsFunc(MethodsAsked(r), protects)
-	}
-}
-
-// asSent returns the request's target as the client sent it. Routers and
-// http.StripPrefix change r.URL, and what they take away may be all that tells
-// two operations apart.
-func asSent(r *http.Request) *url.URL {
-	uri := r.RequestURI
-	if uri == "" { // not from a server
-		return r.URL
-	}
-	if path, query, _ := strings.Cut(uri, "?"); path == r.URL.Path && query == r.URL.RawQuery && r.URL.RawPath == "" {
-		return r.URL // spares the usual request the parser
-	}
-	u, err := url.ParseRequestURI(uri)
-	if err != nil {
-		return r.URL
-	}
-	return u
-}
-
 // refuse answers with a problem before the guard is asked.
 func (p *protector) refuse(w http.ResponseWriter, r *http.Request, problem Problem) {
 	if p.Refused != nil {
@@ -310,10 +244,10 @@ func (p *protector) firstSent(lines []string) Problem {
 // verifyIssued checks the key against the issuer, if there is one. An expired
 // key may still lead to the result of an earlier use.
 func (p *protector) verifyIssued(w http.ResponseWriter, r *http.Request, key string, scope semel.Scope) (expired, ok bool) {
-	if p.Resources == nil || p.Resources.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
+	if p.Resources == nil || p.Resources.config.Keys == nil || !p.IssuedOnly && !strings.HasPrefix(key, issuedPrefix) {
 		return false, true
 	}
-	switch err := p.Resources.Keys.Verify(key, scope); {
+	switch err := p.Resources.config.Keys.Verify(key, scope); {
 	case err == nil:
 		return false, true
 	case errors.Is(err, ErrKeyExpired):

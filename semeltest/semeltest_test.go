@@ -105,7 +105,7 @@ func TestProtectedServicePasses(t *testing.T) {
 func TestRetryWithAnIdempotentEffectPasses(t *testing.T) {
 	Run(t, Config{Virtual: true, New: func(t testing.TB) Service {
 		var seen sync.Map
-		s := &shop{policy: semel.Policy{OnCrash: semel.Retry}}
+		s := &shop{policy: semel.Policy{OnCrash: semel.CrashRetry}}
 		s.handler = func(w http.ResponseWriter, r *http.Request) {
 			x, _ := semel.CurrentExecution(r.Context())
 			if _, again := seen.LoadOrStore(x.Identity().Key, true); !again {
@@ -179,7 +179,7 @@ func TestCheckThenActFails(t *testing.T) {
 
 // The policy "retry" is not for effects that are not idempotent.
 func TestRetryWithoutAnIdempotentEffectFails(t *testing.T) {
-	failed := failures(t, func() *shop { return &shop{policy: semel.Policy{OnCrash: semel.Retry}} })
+	failed := failures(t, func() *shop { return &shop{policy: semel.Policy{OnCrash: semel.CrashRetry}} })
 	only(t, failed, map[string]string{"crash": "died before complete"})
 }
 
@@ -233,7 +233,7 @@ func sloppy(g *semel.Guard, h http.Handler, release bool) http.Handler {
 		case err != nil:
 			semelhttp.ProblemStoreUnavailable.Problem().Write(w)
 		default:
-			if out.Answer == semel.Replayed {
+			if out.Answer == semel.AnswerReplayed {
 				w.Header().Set(semelhttp.HeaderReplayed, "true")
 			}
 			_, _ = w.Write(out.Result.Body)

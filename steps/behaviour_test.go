@@ -8,12 +8,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/steps/stepstest"
@@ -112,7 +112,7 @@ func local(ctx context.Context, name string, err error) error {
 // What an error of a step's does to the step, to the record, and whether the next
 // execution calls it again.
 func TestErrorsOfSteps(t *testing.T) {
-	retry, reconcile := steps.Policy{OnCrash: semel.Retry}, steps.Policy{OnCrash: semel.Reconcile, Reconcile: func(context.Context, steps.Call) (steps.Finding, error) { return steps.Undecided(), nil }}
+	retry, reconcile := steps.Policy{OnCrash: semel.CrashRetry}, steps.Policy{OnCrash: semel.CrashReconcile, Reconcile: func(context.Context, steps.Call) (steps.Finding, error) { return steps.Undecided(), nil }}
 	final, none := semel.Final(errFails), semel.NoEffect(errFails)
 	for name, c := range map[string]struct {
 		local  bool
@@ -122,18 +122,18 @@ func TestErrorsOfSteps(t *testing.T) {
 		told   error
 		again  int // calls after the next execution
 	}{
-		"remote, no effect":              {err: none, state: steps.Free, told: semel.ErrNoEffect, again: 2},
-		"remote, final":                  {err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
-		"remote, hold":                   {err: errFails, state: steps.Unknown, told: steps.ErrUnknown, again: 1},
-		"remote, hold, declared so":      {err: semel.Indeterminate("why", errFails), state: steps.Unknown, told: semel.ErrUnknown, again: 1},
-		"remote, retry":                  {policy: retry, err: errFails, state: steps.Started, told: semel.ErrUnknown, again: 2},
-		"remote, retry, no effect":       {policy: retry, err: none, state: steps.Free, told: semel.ErrNoEffect, again: 2},
-		"remote, reconcile, not decided": {policy: reconcile, err: errFails, state: steps.Started, told: semel.ErrUnknown, again: 1},
+		"remote, no effect":              {err: none, state: steps.StateFree, told: semel.ErrNoEffect, again: 2},
+		"remote, final":                  {err: final, state: steps.StateFailed, told: semel.ErrRecorded, again: 1},
+		"remote, hold":                   {err: errFails, state: steps.StateUnknown, told: steps.ErrUnknown, again: 1},
+		"remote, hold, declared so":      {err: semel.Indeterminate("why", errFails), state: steps.StateUnknown, told: semel.ErrUnknown, again: 1},
+		"remote, retry":                  {policy: retry, err: errFails, state: steps.StateStarted, told: semel.ErrUnknown, again: 2},
+		"remote, retry, no effect":       {policy: retry, err: none, state: steps.StateFree, told: semel.ErrNoEffect, again: 2},
+		"remote, reconcile, not decided": {policy: reconcile, err: errFails, state: steps.StateStarted, told: semel.ErrUnknown, again: 1},
 		"local":                          {local: true, err: errFails, told: errFails, again: 2},
-		"local, final":                   {local: true, err: final, state: steps.Failed, told: semel.ErrRecorded, again: 1},
+		"local, final":                   {local: true, err: final, state: steps.StateFailed, told: semel.ErrRecorded, again: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				calls := 0
 				do := func(context.Context, string) (string, error) { calls++; return "", c.err }
 				x.program = func(ctx context.Context, _ string) (string, error) {
@@ -144,7 +144,7 @@ func TestErrorsOfSteps(t *testing.T) {
 						_, err = steps.Remote(ctx, "s", c.policy, "in", do)
 					}
 					// Whatever the program makes of it, no other step is begun.
-					if answer, _ := semel.Declared(err); answer != semel.Executed {
+					if answer, _ := semel.Declared(err); answer != semel.AnswerExecuted {
 						if err := remote(ctx, "next", retry, nil); err == nil {
 							t.Error("the operation went on")
 						}
@@ -171,11 +171,11 @@ func TestErrorsOfSteps(t *testing.T) {
 
 // That the call of this execution had no effect says nothing about the one before.
 func TestNoEffectSpeaksForOneCall(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		var doubts []bool
 		err := errFails
 		x.program = func(ctx context.Context, _ string) (string, error) {
-			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, 1, func(ctx context.Context, _ int) (string, error) {
+			return steps.Remote(ctx, "one", steps.Policy{OnCrash: semel.CrashRetry}, 1, func(ctx context.Context, _ int) (string, error) {
 				doubts = append(doubts, semel.CurrentStep(ctx).InDoubt)
 				return "ok", err
 			})
@@ -183,7 +183,7 @@ func TestNoEffectSpeaksForOneCall(t *testing.T) {
 		x.want(semel.ErrUnknown)
 		err = semel.NoEffect(errFails)
 		x.want(semel.ErrUnknown)
-		if s := x.find().Steps[0]; s.State != steps.Started {
+		if s := x.find().Steps[0]; s.State != steps.StateStarted {
 			t.Errorf("%+v", s)
 		}
 		err = nil
@@ -196,7 +196,7 @@ func TestNoEffectSpeaksForOneCall(t *testing.T) {
 
 // Whoever goes on with an operation does so with the input on record.
 func TestInputOnRecord(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		var got []string
 		for _, in := range []string{"first", "second"} {
 			_, _, err := semel.Call(x.Context(), x.guard, semel.Submit{Identity: x.id}, func(ctx context.Context) (string, error) {
@@ -217,7 +217,7 @@ func TestInputOnRecord(t *testing.T) {
 
 // A failure for good is a result: the operation takes the same way again.
 func TestCompensation(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		crash, undone := errFails, 0
 		x.program = func(ctx context.Context, _ string) (string, error) {
 			if err := local(ctx, "reserve", nil); err != nil {
@@ -227,7 +227,7 @@ func TestCompensation(t *testing.T) {
 			if !errors.Is(declined, semel.ErrRecorded) || declined.Error() != "declined" {
 				t.Errorf("charge: %v", declined)
 			}
-			if _, err := steps.Remote(ctx, "unreserve", steps.Policy{OnCrash: semel.Retry}, "in", func(context.Context, string) (int, error) { undone++; return 1, crash }); err != nil {
+			if _, err := steps.Remote(ctx, "unreserve", steps.Policy{OnCrash: semel.CrashRetry}, "in", func(context.Context, string) (int, error) { undone++; return 1, crash }); err != nil {
 				return "", err
 			}
 			return "", declined
@@ -247,14 +247,14 @@ func TestCompensation(t *testing.T) {
 
 // Steps before have had their effects, so no effect of one that follows frees nothing.
 func TestNoEffectBehindAStepIsNoNoEffect(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+	play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 		err := semel.NoEffect(errFails)
 		x.program = func(ctx context.Context, _ string) (string, error) {
 			return "ok", errors.Join(local(ctx, "one", nil), remote(ctx, "two", steps.Policy{}, err))
 		}
 		x.want(semel.ErrUnknown)
 		err = nil
-		if r := x.round(); r.Finished != 1 || x.find().Phase != steps.Finished {
+		if r := x.round(); r.Finished != 1 || x.find().Phase != steps.PhaseFinished {
 			t.Errorf("%+v", r)
 		}
 		x.want(nil)
@@ -288,10 +288,10 @@ func TestChanged(t *testing.T) {
 		}, `step 1 is "two (remote)" on record, and "two (local)" in the program`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					_ = local(ctx, "one", nil)
-					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.Retry}, errFails)
+					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.CrashRetry}, errFails)
 				}
 				x.want(errFails)
 				before := x.find().Steps
@@ -299,10 +299,10 @@ func TestChanged(t *testing.T) {
 				if _, err := x.submit(); err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, semel.ErrUnknown) {
 					t.Errorf("%v; want %s", err, c.want)
 				}
-				if r := x.round(); r.Held != 1 || x.find().Phase != steps.Held || !strings.Contains(x.find().Cause, c.want) {
+				if r := x.round(); r.Held != 1 || x.find().Phase != steps.PhaseHeld || !strings.Contains(x.find().Cause, c.want) {
 					t.Errorf("%+v, %+v", r, x.find())
 				}
-				if after := x.find().Steps; len(after) != len(before) || after[len(after)-1].State == steps.Done {
+				if after := x.find().Steps; len(after) != len(before) || after[len(after)-1].State == steps.StateDone {
 					t.Errorf("steps %+v; were %+v", after, before)
 				}
 				if r := x.round(); r != (steps.Report{}) {
@@ -324,7 +324,7 @@ func TestRefused(t *testing.T) {
 			return errors.Join(local(ctx, "one", nil), remote(ctx, "one", steps.Policy{}, nil))
 		}, semel.ErrStepRepeated},
 		"a step that a call has the key of": {func(_ *table, ctx context.Context) error {
-			if _, err := semelhttp.WithStep(ctx, "one"); err != nil {
+			if _, err := semelclient.WithStep(ctx, "one"); err != nil {
 				return err
 			}
 			return remote(ctx, "one", steps.Policy{}, nil)
@@ -366,11 +366,11 @@ func TestRefused(t *testing.T) {
 		}, steps.ErrConcurrent},
 		"a step's name": {func(_ *table, ctx context.Context) error { return local(ctx, "a\nb", nil) }, semel.ErrNoEffect},
 		"a policy": {func(_ *table, ctx context.Context) error {
-			return remote(ctx, "a", steps.Policy{OnCrash: semel.Reconcile}, nil)
+			return remote(ctx, "a", steps.Policy{OnCrash: semel.CrashReconcile}, nil)
 		}, semel.ErrNoEffect},
 	} {
 		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{MaxSteps: 5, MaxInput: 90, MaxResult: 90}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{MaxSteps: 5, MaxInput: 90, MaxResult: 90}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				x.program = func(ctx context.Context, _ string) (string, error) { return "ok", c.program(x, ctx) }
 				x.want(c.want)
 			})
@@ -385,333 +385,6 @@ func TestRefused(t *testing.T) {
 			t.Errorf("an operation without an execution: %v", err)
 		}
 	})
-}
-
-// What nobody can know waits for a person, and then goes on by itself.
-func TestHeldUntilResolved(t *testing.T) {
-	for to, want := range map[steps.State]error{steps.Done: nil, steps.Free: nil, steps.Failed: semel.ErrRecorded} {
-		t.Run(string(to), func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
-				var keys []string
-				fails := errFails
-				x.program = func(ctx context.Context, _ string) (string, error) {
-					return steps.Remote(ctx, "charge", steps.Policy{}, 17, func(ctx context.Context, _ int) (string, error) {
-						keys = append(keys, semel.CurrentStep(ctx).Key)
-						return "ok", fails
-					})
-				}
-				x.want(steps.ErrUnknown)
-				fails = nil
-				if r := x.round(); r.Held != 1 || len(keys) != 1 {
-					t.Errorf("%+v, %d calls", r, len(keys))
-				}
-				held, err := x.journal.List(x.Context(), steps.Filter{Phases: []steps.Phase{steps.Held}})
-				if err != nil || len(held) != 1 || held[0].Identity != x.id {
-					t.Fatalf("%+v, %v", held, err)
-				}
-				result := []byte(`"ok"`)
-				if to == steps.Free {
-					result = nil
-				}
-				good := steps.Resolution{Step: "charge", To: to, Result: result, By: "ada", Because: "looked it up"}
-				for i, bad := range []func(r *steps.Resolution){
-					func(r *steps.Resolution) { r.Step = "other" },
-					func(r *steps.Resolution) { r.To = steps.Started },
-					func(r *steps.Resolution) { r.To, r.Result = steps.Done, []byte(`{`) },
-					func(r *steps.Resolution) { r.To, r.Result = steps.Free, []byte(`1`) },
-					func(r *steps.Resolution) { r.By = "" },
-					func(r *steps.Resolution) { r.Because = strings.Repeat("x", 501) },
-					func(r *steps.Resolution) { r.Result = []byte(`"` + strings.Repeat("x", 1<<17) + `"`) },
-				} {
-					r := good
-					if bad(&r); x.journal.Resolve(x.Context(), x.id, r) == nil {
-						t.Errorf("resolution %d was not refused", i)
-					}
-				}
-				if err := x.journal.Resolve(x.Context(), stepstest.OrderIdentity("x"), good); !errors.Is(err, steps.ErrNotFound) {
-					t.Error(err)
-				}
-				if err := x.journal.Resolve(x.Context(), x.id, good); err != nil {
-					t.Fatal(err)
-				}
-				if err := x.journal.Resolve(x.Context(), x.id, good); !errors.Is(err, steps.ErrNotUnknown) {
-					t.Errorf("resolved twice: %v", err)
-				}
-				if d := x.find().Decisions; len(d) != 1 || d[0].Kind != semel.TrailStepResolved || d[0].RequestID != "operator:ada" ||
-					d[0].Label != "charge: unknown to "+string(to) || d[0].Cause != "looked it up" || d[0].Key != x.id.Key || d[0].Fence == 0 {
-					t.Errorf("on record is %+v", d)
-				}
-				if r := x.round(); r.Finished != 1 {
-					t.Errorf("%+v", r)
-				}
-				x.want(want) // the client comes back
-				if to == steps.Free && (len(keys) != 2 || keys[0] != keys[1]) || to != steps.Free && len(keys) != 1 {
-					t.Errorf("called with the keys %q", keys)
-				}
-			})
-		})
-	}
-}
-
-// What fails again and again is tried less and less often, and then held, until somebody
-// has mended it.
-func TestAttemptsAreBounded(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{}, func(x *table) {
-		calls, fails := 0, errFails
-		x.program = func(ctx context.Context, _ string) (string, error) {
-			calls++
-			if calls == 3 {
-				panic("on purpose")
-			}
-			return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, fails)
-		}
-		x.want(semel.ErrUnknown)
-		for range 20 {
-			x.round()
-		}
-		if o := x.find(); calls != 4 || o.Phase != steps.Held || o.Attempts != 3 {
-			t.Errorf("%d calls, %+v", calls, o)
-		}
-		fails = nil
-		if err := x.journal.Retry(x.Context(), x.id, "ada", ""); err == nil {
-			t.Error("retried without a reason")
-		}
-		if err := x.journal.Retry(x.Context(), x.id, "ada", "the network is back"); err != nil {
-			t.Fatal(err)
-		}
-		if d := x.find().Decisions; len(d) != 1 || d[0].Kind != semel.TrailRetried || d[0].Label != "held to open" || d[0].Cause != "the network is back" {
-			t.Errorf("on record is %+v", d)
-		}
-		if r := x.round(); r.Finished != 1 {
-			t.Errorf("%+v", r)
-		}
-		if err := x.journal.Retry(x.Context(), x.id, "ada", "again"); !errors.Is(err, steps.ErrNotHeld) {
-			t.Errorf("what is finished was retried: %v", err)
-		}
-		x.want(nil)
-		if r := x.round(); r.Swept != 0 {
-			t.Errorf("%+v", r)
-		}
-		time.Sleep(24 * time.Hour)
-		if r := x.round(); r.Swept != 1 {
-			t.Errorf("a day later: %+v", r)
-		}
-	})
-}
-
-// An attempt that does not even come to open the journal counts too.
-func TestAttemptsCountWithoutTheJournal(t *testing.T) {
-	play(t, steps.Config{}, semel.Policy{}, func(x *table) {
-		x.program = func(ctx context.Context, _ string) (string, error) { return "", errFails }
-		x.want(errFails)
-		k, err := steps.NewCompleter(steps.CompleterConfig{
-			Journal: x.journal, Guard: x.guard, MaxAttempts: 3,
-			Operations: map[string]steps.Handler{"orders.create": func(context.Context, []byte) (semel.Result, error) { return semel.Result{}, errFails }},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		x.completer = k
-		for range 5 {
-			x.round()
-		}
-		if o := x.find(); o.Phase != steps.Held || o.Attempts != 3 {
-			t.Errorf("%+v", o)
-		}
-	})
-}
-
-func TestReconcile(t *testing.T) {
-	for name, c := range map[string]struct {
-		found       steps.Finding
-		err         error
-		settleAfter time.Duration
-		calls       int
-		finished    int
-	}{
-		"present":            {found: steps.Present("ok"), calls: 1, finished: 1},
-		"absent, settled":    {found: steps.Absent(), settleAfter: time.Minute, calls: 2, finished: 1},
-		"absent, too early":  {found: steps.Absent(), settleAfter: 24 * time.Hour, calls: 1},
-		"absent, never":      {found: steps.Absent(), calls: 1},
-		"undecided":          {found: steps.Undecided(), settleAfter: time.Minute, calls: 1},
-		"present, but fails": {found: steps.Finding{}, err: errFails, settleAfter: time.Minute, calls: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
-				var keys []string
-				p := steps.Policy{OnCrash: semel.Reconcile, SettleAfter: c.settleAfter, Reconcile: func(ctx context.Context, call steps.Call) (steps.Finding, error) {
-					if call.Step != "charge" || call.Identity != x.id || string(call.Input) != "17" || call.Key != keys[0] {
-						t.Errorf("asked about %+v", call)
-					}
-					return c.found, c.err
-				}}
-				x.program = func(ctx context.Context, _ string) (string, error) {
-					return steps.Remote(ctx, "charge", p, 17, func(ctx context.Context, _ int) (string, error) {
-						if keys = append(keys, semel.CurrentStep(ctx).Key); len(keys) == 1 {
-							return "", errFails
-						}
-						return "ok", nil
-					})
-				}
-				x.want(semel.ErrUnknown)
-				if r := x.round(); r.Finished != c.finished || len(keys) != c.calls {
-					t.Errorf("%+v after %d calls", r, len(keys))
-				}
-				if c.finished == 1 {
-					x.want(nil)
-				}
-			})
-		})
-	}
-}
-
-// A process that was paused in a step, and wakes when another has gone on with the
-// operation, commits nothing, and is told what the other has come to.
-func TestPausedProcessWakes(t *testing.T) {
-	for _, where := range []string{"local", "remote"} {
-		t.Run(where, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				defer time.Sleep(time.Minute)
-				s := newShop(t)
-				paused, _ := s.process(forever)
-				asleep, wake := make(chan struct{}), make(chan struct{})
-				first := true
-				paused.Point = func(name string) {
-					if first && name == map[string]string{"local": "reserve has its effect", "remote": "charge has answered"}[where] {
-						first = false
-						close(asleep)
-						<-wake
-					}
-				}
-				// Its claim is not renewed meanwhile, as that of a stopped process is not.
-				stopped := &life{left: 1 << 20}
-				paused.Records = records{s.records, stopped}
-				var wg sync.WaitGroup
-				var got stepstest.Receipt
-				var answer semel.Answer
-				var err error
-				wg.Go(func() { got, answer, err = paused.Place(t.Context(), "o") })
-				<-asleep
-				stopped.mu.Lock()
-				stopped.left = 0
-				stopped.mu.Unlock()
-				other, _ := s.process(forever)
-				if r := s.settle(other); r.Finished != 1 {
-					t.Errorf("%+v", r)
-				}
-				stopped.mu.Lock()
-				stopped.left = 1 << 20
-				stopped.mu.Unlock()
-				close(wake)
-				wg.Wait()
-				if err != nil || answer != semel.Replayed || got.Charge != "/charge for o" {
-					t.Errorf("it is told %+v, %v, %v", got, answer, err)
-				}
-				s.world.WantOnce(t, "o", s.stock["o"])
-			})
-		})
-	}
-}
-
-// Many completers and clients at once: each order takes effect once.
-func TestCompletersRace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(time.Minute)
-		s := newShop(t)
-		var orders []string
-		for i := range 20 {
-			order := fmt.Sprint("o", i)
-			orders = append(orders, order)
-			p, _ := s.process(6 + i)
-			_, _, _ = p.Place(t.Context(), order)
-		}
-		var wg sync.WaitGroup
-		for range 8 {
-			p, _ := s.process(forever)
-			k, err := p.Completer()
-			if err != nil {
-				t.Fatal(err)
-			}
-			wg.Go(func() {
-				for range 30 {
-					time.Sleep(time.Second)
-					k.Round(t.Context())
-				}
-			})
-			wg.Go(func() {
-				p.Policy.OnCrash = semel.Retry
-				for range 30 {
-					time.Sleep(time.Second)
-					for _, order := range orders {
-						_, _, _ = p.Place(t.Context(), order)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		for _, order := range orders {
-			s.world.WantOnce(t, order, s.stock[order])
-		}
-	})
-}
-
-// A completer's Run ends with its context, and waits for what is under way.
-func TestRunEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(time.Minute)
-		s := newShop(t)
-		dead, _ := s.process(9)
-		_, _, _ = dead.Place(t.Context(), "o")
-		p, _ := s.process(forever)
-		ctx, cancel := context.WithCancel(t.Context())
-		p.Point = func(name string) {
-			if name == "charge is called" {
-				cancel()
-				time.Sleep(time.Second)
-			}
-		}
-		k, err := p.Completer()
-		if err != nil {
-			t.Fatal(err)
-		}
-		k.Run(ctx)
-		if r, err := s.records.Find(t.Context(), stepstest.OrderIdentity("o")); err != nil || r.State != semel.StateCompleted {
-			t.Errorf("%v, %v", r.State, err)
-		}
-		s.world.WantOnce(t, "o", s.stock["o"])
-	})
-}
-
-// An operation without a record is not executed by a completer: a person has said that
-// it had no effect, or it was released.
-func TestCompleterExecutesNoneWithoutRecord(t *testing.T) {
-	for name, c := range map[string]struct {
-		step error
-		want steps.Phase
-	}{
-		"released":                   {semel.NoEffect(errFails), steps.Finished},
-		"resolved as without effect": {errFails, steps.Held},
-	} {
-		t.Run(name, func(t *testing.T) {
-			play(t, steps.Config{}, semel.Policy{}, func(x *table) {
-				calls := 0
-				x.program = func(ctx context.Context, _ string) (string, error) {
-					calls++
-					return "ok", remote(ctx, "one", steps.Policy{OnCrash: semel.Retry}, c.step)
-				}
-				_, err := x.submit()
-				if e, ok := errors.AsType[*semel.Error](err); ok && e.Answer == semel.Unknown {
-					if _, err := x.guard.Resolve(x.Context(), semel.Resolution{Identity: x.id, Fence: e.Record.Fence, Decision: semel.DecideNoEffect}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				x.round()
-				if o := x.find(); calls != 1 || o.Phase != c.want {
-					t.Errorf("%d calls, %+v", calls, o)
-				}
-			})
-		})
-	}
 }
 
 // corrupt changes what a journal returns.
@@ -741,18 +414,18 @@ func TestCorruptJournal(t *testing.T) {
 					change(o)
 				}
 			}}
-			play(t, steps.Config{Store: store}, semel.Policy{OnCrash: semel.Retry}, func(x *table) {
+			play(t, steps.Config{Store: store}, semel.Policy{OnCrash: semel.CrashRetry}, func(x *table) {
 				calls := 0
 				x.program = func(ctx context.Context, _ string) (string, error) {
 					_ = local(ctx, "one", nil)
 					calls++
-					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.Retry}, errFails)
+					return "ok", remote(ctx, "two", steps.Policy{OnCrash: semel.CrashRetry}, errFails)
 				}
 				x.want(errFails)
 				spoiled = true
 				x.want(steps.ErrCorrupt)
 				x.round()
-				if o := x.find(); o.Phase != steps.Held || o.Steps[1].State != steps.Started {
+				if o := x.find(); o.Phase != steps.PhaseHeld || o.Steps[1].State != steps.StateStarted {
 					t.Errorf("%+v", o)
 				}
 			})
@@ -786,7 +459,7 @@ func TestOtherRequest(t *testing.T) {
 // Behind the middleware: whatever its guard makes of a crash, the client that comes
 // back is answered as the first time, by the completer's work or by its own.
 func TestBehindTheMiddleware(t *testing.T) {
-	for _, onCrash := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+	for _, onCrash := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 		for _, completed := range []bool{true, false} {
 			t.Run(fmt.Sprint(onCrash, ", completed ", completed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -844,7 +517,7 @@ func TestBehindTheMiddleware(t *testing.T) {
 						}
 					}
 					w := post(h)
-					if onCrash == semel.Hold && !completed { // the record answers first, and says that it does not know
+					if onCrash == semel.CrashHold && !completed { // the record answers first, and says that it does not know
 						if w.Code != http.StatusConflict || !strings.Contains(w.Body.String(), "outcome-unknown") {
 							t.Errorf("%d %s", w.Code, w.Body)
 						}

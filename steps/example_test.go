@@ -19,7 +19,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	guard, err := semel.New(semel.Config{Store: records, Policy: semel.Policy{OnCrash: semel.Retry}})
+	guard, err := semel.New(semel.Config{Store: records, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
 	if err != nil {
 		panic(err)
 	}
@@ -37,8 +37,8 @@ func Example() {
 		if err != nil {
 			return "", err
 		}
-		return steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.Retry}, number, func(ctx context.Context, number int) (string, error) {
-			fmt.Println("charging under", semel.CurrentStep(ctx).Key[:8]) // semelhttp.Transport sends it by itself
+		return steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.CrashRetry}, number, func(ctx context.Context, number int) (string, error) {
+			fmt.Println("charging under", semel.CurrentStep(ctx).Key[:8]) // semelclient.Transport sends it by itself
 			err := answers[0]
 			answers = answers[1:]
 			return fmt.Sprint("paid for ", number), err

@@ -9,21 +9,21 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Policy says what is done about a call of which nobody knows what became: its
-// process died, or its error does not say.
+// Policy says what to do about a call whose outcome is unknown, because its
+// process died or its error does not tell.
 type Policy struct {
-	// OnCrash is Hold, the default: a person resolves the step; Retry: call again,
-	// under the same child key, which is for services that know a repetition by it;
-	// or Reconcile.
+	// OnCrash is CrashHold, the default, which leaves the step to a person;
+	// CrashRetry, which calls again with the same child key, for services that
+	// honor it; or CrashReconcile.
 	OnCrash semel.CrashPolicy
-	// Reconcile asks what became of the call. It must not cause effects.
+	// Reconcile determines the outcome of the call. It must not cause effects.
 	Reconcile func(ctx context.Context, c Call) (Finding, error)
-	// SettleAfter is the longest time that a call's effect can take to show. Zero
-	// means that it cannot be bounded: an absent effect stays unknown.
+	// SettleAfter is the longest time until a call's effect can be seen. Zero
+	// means that there is no limit, so an absent effect stays unknown.
 	SettleAfter time.Duration
 }
 
-// Call is a call of which it is unknown what became.
+// Call is a call whose outcome is unknown.
 type Call struct {
 	Identity semel.Identity
 	Step     string
@@ -31,20 +31,21 @@ type Call struct {
 	Input    []byte // JSON
 }
 
-// Finding is what a reconciliation has learned.
+// Finding is the result of a reconciliation.
 type Finding struct {
 	known, present bool
 	result         any
 }
 
-// Present: the call took effect, and this is its result.
+// Present reports that the call took effect and has this result.
 func Present(result any) Finding { return Finding{true, true, result} }
 
-// Absent: its effect is not to be seen. It is called again, under the same child
-// key, once Policy.SettleAfter is over.
+// Absent reports that the call's effect cannot be seen. The call is made again,
+// with the same child key, after Policy.SettleAfter.
 func Absent() Finding { return Finding{known: true} }
 
-// Undecided: it cannot be told. The completer asks again later.
+// Undecided reports that the outcome cannot be determined yet. The completer
+// asks again later.
 func Undecided() Finding { return Finding{} }
 
 // final is the recorded failure of a step.
@@ -71,17 +72,17 @@ func step[Out any](ctx context.Context, name string, in any, do func(r *run, s *
 var errPanicked = semel.Indeterminate("a step panicked", errors.New("steps: the step panicked, or ended its goroutine"))
 
 // Local executes a step in a transaction of the journal's store, which also records
-// its result: it takes effect once. fn finds the transaction in its context, as the
-// store's package says, and must have no effects elsewhere. A step that is done is
-// not executed again; its result is returned.
+// its result, so that it takes effect once. fn finds the transaction in its
+// context, as documented by the store's package, and must have no effects
+// elsewhere. A step that is done is not executed again; Local returns its result.
 //
-// Where fn's error says that it is final (semel.Final), the transaction is rolled
-// back and the failure is the step's result, which the operation may go on from. Any
-// other error ends the execution, and the step is executed again in the next.
+// If fn's error is final (semel.Final), the transaction is rolled back and the
+// failure is the step's result, with which the operation may continue. Any other
+// error ends the execution, and the next execution executes the step again.
 func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (out Out, err error) {
 		var zero Out
-		if s.State != Free {
+		if s.State != StateFree {
 			return zero, changed(s.Position, name+" (remote)", name+" (local)")
 		}
 		var failed error // fn's
@@ -94,11 +95,11 @@ func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx con
 		answer, _ := semel.Declared(failed)
 		switch {
 		case err == nil:
-			s.State = Done
+			s.State = StateDone
 			return out, nil
 		case failed == nil, errors.Is(err, ErrInDoubt):
 			return zero, semel.Indeterminate("the transaction of a step failed", err)
-		case answer == semel.Executed:
+		case answer == semel.AnswerExecuted:
 			return zero, r.fail(ctx, s, failed)
 		}
 		return zero, semel.NoEffect(failed)
@@ -107,7 +108,7 @@ func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx con
 
 // recorded is what a settled step has come to.
 func recorded[Out any](s *Step) (out Out, err error) {
-	if s.State == Failed {
+	if s.State == StateFailed {
 		return out, final(s, nil)
 	}
 	if out, err = decode[Out](s.Result); err != nil {
@@ -118,37 +119,37 @@ func recorded[Out any](s *Step) (out Out, err error) {
 
 // fail records a failure for good, and returns it.
 func (r *run) fail(ctx context.Context, s *Step, err error) error {
-	s.State, s.Result, s.Cause = Failed, []byte(err.Error()), ""
+	s.State, s.Result, s.Cause = StateFailed, []byte(err.Error()), ""
 	s.Result = s.Result[:min(len(s.Result), r.config.MaxResult)]
 	return r.untold(r.put(ctx, s), final(s, err))
 }
 
 // hold marks a step Unknown, and returns the error that goes with it.
 func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error {
-	s.State, s.Cause = Unknown, cause
+	s.State, s.Cause = StateUnknown, cause
 	return semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("%w: %q: %s", ErrUnknown, s.Name, cause), err, r.put(ctx, s)))
 }
 
-// Remote executes a step that is a call to another service. Its input is recorded
-// before fn is called, with a context whose requests carry the step's child key where
-// a client of this module sends them (semelhttp.Transport, for one; semel.CurrentStep
-// tells it to others). Its result is recorded after. A step that is done is not
-// called again; its result is returned.
+// Remote executes a step that calls another service. It records the input, calls fn,
+// and records the result. If fn's requests are sent with its context by a client of
+// this module (see semelclient), they carry the step's child key; other clients get it
+// from semel.CurrentStep. A step that is done is not called again; Remote returns its
+// result.
 //
-// fn's error decides as that of a handler does: with semel.NoEffect the step is called
-// again in the next execution, semel.Final is the step's result, which the operation
-// may go on from, and after any other error p decides. So it does where the process
-// has died in between.
+// fn's error is treated like that of a handler. After semel.NoEffect the next
+// execution calls the step again. A semel.Final error is the step's result, with which
+// the operation may continue. After any other error, and if the process dies during
+// the call, p decides.
 func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (zero Out, err error) {
-		if p.OnCrash > semel.Reconcile || (p.OnCrash == semel.Reconcile) != (p.Reconcile != nil) {
+		if p.OnCrash > semel.CrashReconcile || (p.OnCrash == semel.CrashReconcile) != (p.Reconcile != nil) {
 			return zero, semel.NoEffect(errors.New("steps: Policy.Reconcile goes with OnCrash Reconcile, and with nothing else"))
 		}
 		key, err := r.x.ChildKey(name)
 		if err != nil { // the handler has given it to a call of its own
 			return zero, semel.NoEffect(err)
 		}
-		doubt := s.State != Free
+		doubt := s.State != StateFree
 		if doubt {
 			if settled, err := r.settle(ctx, s, key, p); err != nil {
 				return zero, err
@@ -156,7 +157,7 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 				return recorded[Out](s)
 			}
 		}
-		s.State, s.Cause = Started, ""
+		s.State, s.Cause = StateStarted, ""
 		if s.At.IsZero() {
 			s.At = time.Now()
 		}
@@ -165,7 +166,7 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 		}
 		if err := context.Cause(ctx); err != nil { // the claim may be another's by now
 			if !doubt {
-				s.State = Free
+				s.State = StateFree
 				err = errors.Join(err, r.put(ctx, s))
 			}
 			return zero, semel.Indeterminate("the execution was ended before a call", err)
@@ -177,14 +178,14 @@ func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn f
 			if s.Result, err = encode(out, r.config.MaxResult); err != nil {
 				return zero, r.hold(ctx, s, "it was done, and its result could not be recorded", err)
 			}
-			s.State = Done
+			s.State = StateDone
 			return out, r.untold(r.put(ctx, s), nil)
-		case answer == semel.Executed:
+		case answer == semel.AnswerExecuted:
 			return zero, r.fail(ctx, s, err)
-		case answer == semel.Released && !doubt:
-			s.State, s.Cause = Free, "the call had no effect"
+		case answer == semel.AnswerReleased && !doubt:
+			s.State, s.Cause = StateFree, "the call had no effect"
 			return zero, r.untold(r.put(ctx, s), err)
-		case p.OnCrash == semel.Hold:
+		case p.OnCrash == semel.CrashHold:
 			return zero, r.hold(ctx, s, "the call failed, and does not say whether it had an effect", err)
 		}
 		return zero, semel.Indeterminate("a step's outcome is unknown", err)
@@ -203,9 +204,9 @@ func (r *run) untold(told, err error) error {
 // now; otherwise it is to be called again.
 func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settled bool, err error) {
 	switch p.OnCrash {
-	case semel.Retry:
+	case semel.CrashRetry:
 		return false, nil
-	case semel.Hold:
+	case semel.CrashHold:
 		return false, r.hold(ctx, s, "the execution that made the call has ended", nil)
 	}
 	found, err := p.Reconcile(ctx, Call{r.x.Identity(), s.Name, key, s.Input})
@@ -216,7 +217,7 @@ func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settle
 		if err != nil {
 			return false, semel.Indeterminate("a reconciled result cannot be recorded", err)
 		}
-		s.State, s.Result, s.Cause = Done, b, "reconciled"
+		s.State, s.Result, s.Cause = StateDone, b, "reconciled"
 		return true, r.untold(r.put(ctx, s), nil)
 	case found.known && p.SettleAfter > 0 && s.Age >= p.SettleAfter:
 		return false, nil

@@ -140,7 +140,7 @@ func newShop(t *testing.T) *shop {
 	}
 	return &shop{
 		T: t, records: m, journal: memory.NewSteps(), world: &stepstest.World{}, stock: map[string]int{},
-		charge: steps.Policy{OnCrash: semel.Retry},
+		charge: steps.Policy{OnCrash: semel.CrashRetry},
 	}
 }
 
@@ -221,7 +221,7 @@ func TestDiesTwiceAtEveryPoint(t *testing.T) {
 						t.Errorf("nobody has completed it: %v, %v", r.State, err)
 					}
 				}
-				last.Policy.OnCrash = semel.Retry // the client comes back
+				last.Policy.OnCrash = semel.CrashRetry // the client comes back
 				if _, _, err := last.Place(t.Context(), "o"); err != nil {
 					t.Error(err)
 				}

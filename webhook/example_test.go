@@ -108,7 +108,7 @@ type Token struct{ token string }
 // together with the body.
 func (s Token) Verify(header http.Header, _ []byte) (webhook.Event, error) {
 	if !equal(header.Get("X-Token"), s.token) {
-		return webhook.Event{}, &webhook.Error{Reason: webhook.NoMatch, Part: "X-Token header"}
+		return webhook.Event{}, &webhook.Error{Reason: webhook.ReasonNoMatch, Part: "X-Token header"}
 	}
 	return webhook.Event{ID: header.Get("X-Event-Number"), Unsigned: true}, nil
 }

@@ -13,117 +13,119 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Scheme is how a sender signs its deliveries. Standard, Stripe and GitHub are
+// Scheme verifies the deliveries of a sender. Standard, Stripe and GitHub are
 // schemes; others can be added. Its methods must be safe for concurrent use.
 type Scheme interface {
-	// Verify returns the event that a delivery is of, or why the delivery is not
-	// accepted: an *Error, whose text the sender is told, or any other error,
-	// which it is not told. header has canonical names. body is what was sent,
-	// before any decoding; it must not be changed or kept.
+	// Verify returns the event of a delivery, or an error if the delivery is not
+	// accepted. The text of an *Error is sent to the sender; other errors are
+	// not. header has canonical names. body is the body as it was sent, before
+	// any decoding; it must not be modified or retained.
 	Verify(header http.Header, body []byte) (Event, error)
-	// RetrySpan is the longest time from the first delivery of an event to the
-	// last one that the sender makes, by its published schedule.
+	// RetrySpan returns the longest time from the first delivery of an event to
+	// the last, by the sender's published schedule.
 	RetrySpan() time.Duration
 }
 
-// Signer is the sender's side of a scheme.
+// Signer is the sending side of a scheme.
 type Signer interface {
-	// Sign returns the header fields that a delivery of body must have. The id
-	// marks all deliveries of one event; the time is that of this delivery, so
-	// each has to be signed anew.
+	// Sign returns the header fields for a delivery of body. All deliveries of
+	// an event have the same id. The signature contains the current time, so
+	// each delivery has to be signed anew.
 	Sign(id string, body []byte) (http.Header, error)
 }
 
-// Event is what a verified delivery is of.
+// Event is the event of a verified delivery.
 type Event struct {
-	// ID is what all deliveries of one event have in common: 1 to MaxIDBytes
+	// ID is the id that all deliveries of the event share, 1 to MaxIDBytes
 	// bytes of visible ASCII.
 	ID string
-	// Unsigned says that the signature does not cover the ID. Whoever has seen
-	// one delivery can then send its body under the id of another event, so what
-	// marks the event is the ID together with a digest of the body.
+	// Unsigned says that the signature does not cover the ID. Anyone who has
+	// seen a delivery could then send its body with the id of another event, so
+	// the event is identified by the ID together with a digest of the body.
 	Unsigned bool
 	// SignedAt is when the delivery was signed, by the sender's clock. It is zero
-	// where the scheme has no time; then an old delivery can be sent again by
-	// anyone who has seen it, and the record of it is all that keeps it from
-	// being processed again.
+	// if the scheme has no time. Anyone who has seen a delivery can then send it
+	// again later, and only the record prevents it from being processed again.
 	SignedAt time.Time
-	// Fingerprint is of what all deliveries of the event repeat. Zero means the
-	// whole body.
+	// Fingerprint is the fingerprint of what all deliveries of the event have
+	// in common. Zero means the whole body.
 	Fingerprint semel.Fingerprint
 }
 
-// MaxIDBytes is the longest id of an event.
+// MaxIDBytes is the maximum length of an event's id.
 const MaxIDBytes = semel.MaxKeyBytes - 1 - 2*sha256.Size // with a digest behind it, it is a key
 
-// Limits on what a delivery's header may hold. A sender that rotates its secret
-// signs twice.
+// Limits of a delivery's header. A sender that rotates its secret sends two
+// signatures.
 const (
-	// MaxSignatures is how many signatures a delivery may have, those of unknown
-	// versions included.
+	// MaxSignatures is the maximum number of signatures of a delivery, including
+	// those of unknown versions.
 	MaxSignatures = 8
-	// MaxSignatureBytes is the longest header field with signatures.
+	// MaxSignatureBytes is the maximum length of the header field with the
+	// signatures.
 	MaxSignatureBytes = 4 << 10
 )
 
-// DefaultTolerance is how far the time of signing may be from the receiver's
-// clock, where a configuration leaves it zero.
+// DefaultTolerance is the default of how far the time of signing may be from
+// the receiver's clock.
 const DefaultTolerance = 5 * time.Minute
 
-// Reason says why a delivery is not accepted.
+// Reason is the reason why a delivery is not accepted.
 type Reason uint8
 
 const (
-	// Missing: there is no such part.
-	Missing Reason = iota + 1
-	// Repeated: there is more than one, and nobody can tell which counts.
-	Repeated
-	// TooLong: it is larger than Error.Limit, or there are more of it.
-	TooLong
-	// Malformed: it is not what Error.Want says.
-	Malformed
-	// NoMatch: no signature is one of this body by one of the secrets.
-	NoMatch
-	// TooOld: it was signed, but longer ago than is tolerated. Either a clock is
-	// wrong, or somebody sends again what he has seen.
-	TooOld
-	// TooNew: it was signed, but in the future.
-	TooNew
+	// ReasonMissing means that the part is missing.
+	ReasonMissing Reason = iota + 1
+	// ReasonRepeated means that the part occurs more than once.
+	ReasonRepeated
+	// ReasonTooLong means that the part is larger than Error.Limit, or has more
+	// elements.
+	ReasonTooLong
+	// ReasonMalformed means that the part is not what Error.Want says.
+	ReasonMalformed
+	// ReasonNoMatch means that no signature matches the body and one of the
+	// secrets.
+	ReasonNoMatch
+	// ReasonTooOld means that the delivery was signed longer ago than is tolerated.
+	// Either a clock is wrong, or somebody has repeated an old delivery.
+	ReasonTooOld
+	// ReasonTooNew means that the time of signing is in the future.
+	ReasonTooNew
 )
 
-// Error says why a delivery is not accepted. It holds no secret, no signature
-// and nothing that the delivery says but the time it was signed at, so it may be
-// logged and told to the sender.
+// Error reports why a delivery is not accepted. It contains no secret, no
+// signature and nothing of the delivery except the time of signing, so it may be
+// logged and sent to the sender.
 type Error struct {
 	Reason Reason
-	// Part is what is wrong: "Webhook-Id header".
+	// Part is the part that is wrong, such as "Webhook-Id header".
 	Part string
-	// Want says what a Malformed part must be.
+	// Want says what a part must be, for ReasonMalformed.
 	Want string
-	// Limit is what a TooLong part exceeds.
+	// Limit is the limit that a part exceeds, for ReasonTooLong.
 	Limit int
 
-	// SignedAt, Now and Tolerance are those of TooOld and TooNew: the sender's
-	// time, the receiver's, and how far they may be apart.
+	// SignedAt, Now and Tolerance are, for ReasonTooOld and ReasonTooNew, the
+	// sender's time, the receiver's time, and how far they may be apart.
 	SignedAt, Now time.Time
 	Tolerance     time.Duration
 }
 
 func (e *Error) Error() string {
 	switch e.Reason {
-	case Missing:
+	case ReasonMissing:
 		return "webhook: the delivery has no " + e.Part
-	case Repeated:
+	case ReasonRepeated:
 		return "webhook: the delivery has more than one " + e.Part
-	case TooLong:
+	case ReasonTooLong:
 		return fmt.Sprintf("webhook: the %s is too large: the limit is %d", e.Part, e.Limit)
-	case Malformed:
+	case ReasonMalformed:
 		return "webhook: the " + e.Part + " is not " + e.Want
-	case NoMatch:
+	case ReasonNoMatch:
 		return "webhook: no signature in the " + e.Part + " matches: it was made with another secret, or what was signed is not what arrived"
-	case TooOld, TooNew:
+	case ReasonTooOld, ReasonTooNew:
 		apart, where := e.Now.Sub(e.SignedAt), "behind"
-		if e.Reason == TooNew {
+		if e.Reason == ReasonTooNew {
 			apart, where = -apart, "ahead of"
 		}
 		return fmt.Sprintf("webhook: the delivery was signed at %s, %v %s the receiver's clock (%s); %v are tolerated",
@@ -137,11 +139,11 @@ func line(h http.Header, name string, limit int) (string, error) {
 	part := name + " header"
 	switch values := h[name]; {
 	case len(values) == 0 || len(values) == 1 && values[0] == "":
-		return "", &Error{Reason: Missing, Part: part}
+		return "", &Error{Reason: ReasonMissing, Part: part}
 	case len(values) > 1:
-		return "", &Error{Reason: Repeated, Part: part}
+		return "", &Error{Reason: ReasonRepeated, Part: part}
 	case len(values[0]) > limit:
-		return "", &Error{Reason: TooLong, Part: part, Limit: limit}
+		return "", &Error{Reason: ReasonTooLong, Part: part, Limit: limit}
 	default:
 		return values[0], nil
 	}
@@ -151,11 +153,11 @@ func line(h http.Header, name string, limit int) (string, error) {
 func checkID(id, part string) error {
 	switch {
 	case id == "":
-		return &Error{Reason: Missing, Part: part}
+		return &Error{Reason: ReasonMissing, Part: part}
 	case len(id) > MaxIDBytes:
-		return &Error{Reason: TooLong, Part: part, Limit: MaxIDBytes}
+		return &Error{Reason: ReasonTooLong, Part: part, Limit: MaxIDBytes}
 	case strings.IndexFunc(id, func(r rune) bool { return r <= ' ' || r >= 0x7f }) >= 0:
-		return &Error{Reason: Malformed, Part: part, Want: "an id of visible ASCII characters"}
+		return &Error{Reason: ReasonMalformed, Part: part, Want: "an id of visible ASCII characters"}
 	}
 	return nil
 }
@@ -165,7 +167,7 @@ func checkID(id, part string) error {
 func unixTime(s, part string) (time.Time, error) {
 	n, err := strconv.ParseUint(s, 10, 64) // no sign, no underscore
 	if err != nil || len(s) > 11 {
-		return time.Time{}, &Error{Reason: Malformed, Part: part, Want: "a Unix time in seconds"}
+		return time.Time{}, &Error{Reason: ReasonMalformed, Part: part, Want: "a Unix time in seconds"}
 	}
 	return time.Unix(int64(n), 0), nil
 }
@@ -195,9 +197,9 @@ func (c clock) check(signed time.Time) error {
 	e := &Error{SignedAt: signed, Now: now, Tolerance: c.tolerance}
 	switch {
 	case now.Sub(signed) > c.tolerance:
-		e.Reason = TooOld
+		e.Reason = ReasonTooOld
 	case signed.Sub(now) > c.tolerance:
-		e.Reason = TooNew
+		e.Reason = ReasonTooNew
 	default:
 		return nil
 	}

@@ -113,10 +113,10 @@ func TestSignedDeliveriesVerify(t *testing.T) {
 			}
 			for _, tampered := range []string{s.body + " ", s.body[:len(s.body)-1], strings.Replace(s.body, "1", "2", 1), ""} {
 				_, err := s.both.Verify(h, []byte(tampered))
-				wantReason(t, err, webhook.NoMatch)
+				wantReason(t, err, webhook.ReasonNoMatch)
 			}
 			_, err := s.other.Verify(h, []byte(s.body))
-			wantReason(t, err, webhook.NoMatch)
+			wantReason(t, err, webhook.ReasonNoMatch)
 		})
 	}
 }
@@ -163,10 +163,10 @@ func TestPublicKeyVerifiesAndCannotSign(t *testing.T) {
 		t.Errorf("got %+v, %v", ev, err)
 	}
 	_, err := receiver.Verify(h, []byte("{ }"))
-	wantReason(t, err, webhook.NoMatch)
+	wantReason(t, err, webhook.ReasonNoMatch)
 	_, other := webhook.NewKeyPair()
 	_, err = standard(t, noon, other).Verify(h, []byte("{}"))
-	wantReason(t, err, webhook.NoMatch)
+	wantReason(t, err, webhook.ReasonNoMatch)
 	if _, err := standard(t, noon, public).Sign("msg_1", nil); err == nil {
 		t.Error("a public key signs")
 	}
@@ -192,7 +192,7 @@ func TestPublicKeyVerifiesAndCannotSign(t *testing.T) {
 	h = sign(t, shared, "msg_1", "{}")
 	h.Set("Webhook-Signature", strings.Replace(h.Get("Webhook-Signature"), "v1,", "v1a,", 1)+" "+h.Get("Webhook-Signature"))
 	_, err = standard(t, noon, public).Verify(h, []byte("{}"))
-	wantReason(t, err, webhook.NoMatch)
+	wantReason(t, err, webhook.ReasonNoMatch)
 
 	// The other form of a private key in use, with the public key behind the seed.
 	raw, _ := base64.StdEncoding.DecodeString(strings.TrimPrefix(private, "whsk_"))
@@ -237,12 +237,12 @@ func TestClocksApart(t *testing.T) {
 		{0, 0},
 		{5 * time.Minute, 0},
 		{-5 * time.Minute, 0},
-		{5*time.Minute + time.Second, webhook.TooOld},
-		{-5*time.Minute - time.Second, webhook.TooNew},
-		{time.Hour, webhook.TooOld},
-		{-time.Hour, webhook.TooNew},
-		{200 * 365 * 24 * time.Hour, webhook.TooOld},
-		{-56 * 365 * 24 * time.Hour, webhook.TooNew},
+		{5*time.Minute + time.Second, webhook.ReasonTooOld},
+		{-5*time.Minute - time.Second, webhook.ReasonTooNew},
+		{time.Hour, webhook.ReasonTooOld},
+		{-time.Hour, webhook.ReasonTooNew},
+		{200 * 365 * 24 * time.Hour, webhook.ReasonTooOld},
+		{-56 * 365 * 24 * time.Hour, webhook.ReasonTooNew},
 	} {
 		for name, body := range map[string]string{"standard": "{}", "stripe": `{"id":"evt_1"}`} {
 			t.Run(name+" "+tc.off.String(), func(t *testing.T) {
@@ -262,11 +262,11 @@ func TestClocksApart(t *testing.T) {
 				// It can only be told of what was signed.
 				h := sign(t, sent.other, "evt_1", body)
 				_, err = received.first.Verify(h, []byte(body))
-				wantReason(t, err, webhook.NoMatch)
+				wantReason(t, err, webhook.ReasonNoMatch)
 			})
 		}
 	}
-	e := &webhook.Error{Reason: webhook.TooOld, SignedAt: noon, Now: noon.Add(time.Hour), Tolerance: 5 * time.Minute}
+	e := &webhook.Error{Reason: webhook.ReasonTooOld, SignedAt: noon, Now: noon.Add(time.Hour), Tolerance: 5 * time.Minute}
 	if got := e.Error(); !strings.Contains(got, "2026-11-22T12:00:00Z, 1h0m0s behind the receiver's clock (2026-11-22T13:00:00Z); 5m0s are tolerated") {
 		t.Errorf("got %q", got)
 	}
@@ -287,7 +287,7 @@ func TestTimeCannotBeMovedIntoTheID(t *testing.T) {
 		"Webhook-Id": {"a." + now}, "Webhook-Timestamp": {now}, "Webhook-Signature": h["Webhook-Signature"],
 	}
 	_, err := s.Verify(moved, []byte("5"))
-	wantReason(t, err, webhook.Malformed)
+	wantReason(t, err, webhook.ReasonMalformed)
 	if _, err := s.Sign("a.1", nil); err == nil {
 		t.Error("an id with a dot is signed")
 	}
@@ -300,21 +300,21 @@ func TestStripeEventsAreReadFromTheBody(t *testing.T) {
 		want       webhook.Reason
 	}{
 		{"id", `{"data":{"id":"ch_1"},"id":"evt_1"}`, 0},
-		{"no id", `{"data":{"id":"evt_1"}}`, webhook.Missing},
-		{"case", `{"ID":"evt_1"}`, webhook.Missing},
-		{"empty", `{"id":""}`, webhook.Missing},
-		{"null", `{"id":null}`, webhook.Missing},
-		{"number", `{"id":1}`, webhook.Malformed},
-		{"long", `{"id":"` + strings.Repeat("e", webhook.MaxIDBytes+1) + `"}`, webhook.TooLong},
+		{"no id", `{"data":{"id":"evt_1"}}`, webhook.ReasonMissing},
+		{"case", `{"ID":"evt_1"}`, webhook.ReasonMissing},
+		{"empty", `{"id":""}`, webhook.ReasonMissing},
+		{"null", `{"id":null}`, webhook.ReasonMissing},
+		{"number", `{"id":1}`, webhook.ReasonMalformed},
+		{"long", `{"id":"` + strings.Repeat("e", webhook.MaxIDBytes+1) + `"}`, webhook.ReasonTooLong},
 		{"longest", `{"id":"` + strings.Repeat("e", webhook.MaxIDBytes) + `"}`, 0},
-		{"space", `{"id":"evt 1"}`, webhook.Malformed},
-		{"not ASCII", `{"id":"évt"}`, webhook.Malformed},
-		{"control character", `{"id":"evt\u0000"}`, webhook.Malformed},
-		{"array", `["evt_1"]`, webhook.Malformed},
-		{"null body", `null`, webhook.Malformed},
-		{"nothing", ``, webhook.Malformed},
-		{"half", `{"id":"evt_1"`, webhook.Malformed},
-		{"deep", `{"id":"evt_1","x":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + `}`, webhook.Malformed},
+		{"space", `{"id":"evt 1"}`, webhook.ReasonMalformed},
+		{"not ASCII", `{"id":"évt"}`, webhook.ReasonMalformed},
+		{"control character", `{"id":"evt\u0000"}`, webhook.ReasonMalformed},
+		{"array", `["evt_1"]`, webhook.ReasonMalformed},
+		{"null body", `null`, webhook.ReasonMalformed},
+		{"nothing", ``, webhook.ReasonMalformed},
+		{"half", `{"id":"evt_1"`, webhook.ReasonMalformed},
+		{"deep", `{"id":"evt_1","x":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + `}`, webhook.ReasonMalformed},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := s.Verify(stripeHeader(noon, "whsec_a", tc.body), []byte(tc.body))
@@ -352,94 +352,94 @@ func TestHostileHeaders(t *testing.T) {
 		want         webhook.Reason
 		part         string
 	}{
-		{"standard", "no id", set(id), webhook.Missing, id},
-		{"standard", "empty id", set(id, ""), webhook.Missing, id},
-		{"standard", "two ids", set(id, "evt_1", "evt_1"), webhook.Repeated, id},
-		{"standard", "long id", set(id, strings.Repeat("x", webhook.MaxIDBytes+1)), webhook.TooLong, id},
-		{"standard", "very long id", set(id, strings.Repeat("x", 1<<20)), webhook.TooLong, id},
-		{"standard", "another id", set(id, "evt_2"), webhook.NoMatch, sig},
-		{"standard", "id in another case", set(id, "EVT_1"), webhook.NoMatch, sig},
-		{"standard", "id not ASCII", set(id, "évt"), webhook.Malformed, id},
-		{"standard", "id not UTF-8", set(id, "\xff"), webhook.Malformed, id},
-		{"standard", "id with a dot", set(id, "evt.1"), webhook.Malformed, id},
-		{"standard", "id with a space", set(id, "evt 1"), webhook.Malformed, id},
-		{"standard", "id under a name that is not canonical", func(h http.Header) { h["webhook-id"] = h[id]; delete(h, id) }, webhook.Missing, id},
-		{"standard", "no time", set(ts), webhook.Missing, ts},
-		{"standard", "two times", set(ts, "1", "1"), webhook.Repeated, ts},
-		{"standard", "negative time", set(ts, "-1"), webhook.Malformed, ts},
-		{"standard", "signed time", set(ts, fmt.Sprintf("+%d", noon.Unix())), webhook.Malformed, ts},
-		{"standard", "huge time", set(ts, "9223372036854775808"), webhook.Malformed, ts},
-		{"standard", "very long time", set(ts, strings.Repeat("9", 1000)), webhook.TooLong, ts},
-		{"standard", "time of another planet", set(ts, "999999999999"), webhook.Malformed, ts},
-		{"standard", "hexadecimal time", set(ts, "0x10"), webhook.Malformed, ts},
-		{"standard", "time with underscores", set(ts, "1_0"), webhook.Malformed, ts},
-		{"standard", "fraction of a second", set(ts, fmt.Sprintf("%d.5", noon.Unix())), webhook.Malformed, ts},
-		{"standard", "exponent", set(ts, "1e9"), webhook.Malformed, ts},
-		{"standard", "time in Arabic digits", set(ts, "١"), webhook.Malformed, ts},
-		{"standard", "another time", set(ts, fmt.Sprint(noon.Unix()+1)), webhook.NoMatch, sig},
-		{"standard", "time with a zero in front", set(ts, fmt.Sprintf("0%d", noon.Unix())), webhook.NoMatch, sig},
-		{"standard", "no signature", set(sig), webhook.Missing, sig},
-		{"standard", "empty signature", set(sig, ""), webhook.Missing, sig},
-		{"standard", "repeated signatures", func(h http.Header) { h[sig] = append(h[sig], h[sig]...) }, webhook.Repeated, sig},
-		{"standard", "version alone", set(sig, "v1,"), webhook.NoMatch, sig},
-		{"standard", "no version", good(func(v string) string { return strings.TrimPrefix(v, "v1,") }, sig), webhook.Malformed, sig},
-		{"standard", "unknown version", good(func(v string) string { return strings.Replace(v, "v1,", "v2,", 1) }, sig), webhook.Malformed, sig},
-		{"standard", "version in upper case", good(func(v string) string { return strings.Replace(v, "v1,", "V1,", 1) }, sig), webhook.Malformed, sig},
-		{"standard", "asymmetric version", good(func(v string) string { return strings.Replace(v, "v1,", "v1a,", 1) }, sig), webhook.NoMatch, sig},
-		{"standard", "not base64", set(sig, "v1,!!!"), webhook.Malformed, sig},
-		{"standard", "half a signature", good(func(v string) string { return v[:len("v1,")+24] }, sig), webhook.NoMatch, sig},
+		{"standard", "no id", set(id), webhook.ReasonMissing, id},
+		{"standard", "empty id", set(id, ""), webhook.ReasonMissing, id},
+		{"standard", "two ids", set(id, "evt_1", "evt_1"), webhook.ReasonRepeated, id},
+		{"standard", "long id", set(id, strings.Repeat("x", webhook.MaxIDBytes+1)), webhook.ReasonTooLong, id},
+		{"standard", "very long id", set(id, strings.Repeat("x", 1<<20)), webhook.ReasonTooLong, id},
+		{"standard", "another id", set(id, "evt_2"), webhook.ReasonNoMatch, sig},
+		{"standard", "id in another case", set(id, "EVT_1"), webhook.ReasonNoMatch, sig},
+		{"standard", "id not ASCII", set(id, "évt"), webhook.ReasonMalformed, id},
+		{"standard", "id not UTF-8", set(id, "\xff"), webhook.ReasonMalformed, id},
+		{"standard", "id with a dot", set(id, "evt.1"), webhook.ReasonMalformed, id},
+		{"standard", "id with a space", set(id, "evt 1"), webhook.ReasonMalformed, id},
+		{"standard", "id under a name that is not canonical", func(h http.Header) { h["webhook-id"] = h[id]; delete(h, id) }, webhook.ReasonMissing, id},
+		{"standard", "no time", set(ts), webhook.ReasonMissing, ts},
+		{"standard", "two times", set(ts, "1", "1"), webhook.ReasonRepeated, ts},
+		{"standard", "negative time", set(ts, "-1"), webhook.ReasonMalformed, ts},
+		{"standard", "signed time", set(ts, fmt.Sprintf("+%d", noon.Unix())), webhook.ReasonMalformed, ts},
+		{"standard", "huge time", set(ts, "9223372036854775808"), webhook.ReasonMalformed, ts},
+		{"standard", "very long time", set(ts, strings.Repeat("9", 1000)), webhook.ReasonTooLong, ts},
+		{"standard", "time of another planet", set(ts, "999999999999"), webhook.ReasonMalformed, ts},
+		{"standard", "hexadecimal time", set(ts, "0x10"), webhook.ReasonMalformed, ts},
+		{"standard", "time with underscores", set(ts, "1_0"), webhook.ReasonMalformed, ts},
+		{"standard", "fraction of a second", set(ts, fmt.Sprintf("%d.5", noon.Unix())), webhook.ReasonMalformed, ts},
+		{"standard", "exponent", set(ts, "1e9"), webhook.ReasonMalformed, ts},
+		{"standard", "time in Arabic digits", set(ts, "١"), webhook.ReasonMalformed, ts},
+		{"standard", "another time", set(ts, fmt.Sprint(noon.Unix()+1)), webhook.ReasonNoMatch, sig},
+		{"standard", "time with a zero in front", set(ts, fmt.Sprintf("0%d", noon.Unix())), webhook.ReasonNoMatch, sig},
+		{"standard", "no signature", set(sig), webhook.ReasonMissing, sig},
+		{"standard", "empty signature", set(sig, ""), webhook.ReasonMissing, sig},
+		{"standard", "repeated signatures", func(h http.Header) { h[sig] = append(h[sig], h[sig]...) }, webhook.ReasonRepeated, sig},
+		{"standard", "version alone", set(sig, "v1,"), webhook.ReasonNoMatch, sig},
+		{"standard", "no version", good(func(v string) string { return strings.TrimPrefix(v, "v1,") }, sig), webhook.ReasonMalformed, sig},
+		{"standard", "unknown version", good(func(v string) string { return strings.Replace(v, "v1,", "v2,", 1) }, sig), webhook.ReasonMalformed, sig},
+		{"standard", "version in upper case", good(func(v string) string { return strings.Replace(v, "v1,", "V1,", 1) }, sig), webhook.ReasonMalformed, sig},
+		{"standard", "asymmetric version", good(func(v string) string { return strings.Replace(v, "v1,", "v1a,", 1) }, sig), webhook.ReasonNoMatch, sig},
+		{"standard", "not base64", set(sig, "v1,!!!"), webhook.ReasonMalformed, sig},
+		{"standard", "half a signature", good(func(v string) string { return v[:len("v1,")+24] }, sig), webhook.ReasonNoMatch, sig},
 		{"standard", "as many as there may be", good(many(webhook.MaxSignatures-1, "v1,AAAA", " "), sig), 0, ""},
-		{"standard", "too many", good(many(webhook.MaxSignatures, "v1,AAAA", " "), sig), webhook.TooLong, sig},
-		{"standard", "too long", good(many(1, "v9,"+strings.Repeat("A", webhook.MaxSignatureBytes), " "), sig), webhook.TooLong, sig},
+		{"standard", "too many", good(many(webhook.MaxSignatures, "v1,AAAA", " "), sig), webhook.ReasonTooLong, sig},
+		{"standard", "too long", good(many(1, "v9,"+strings.Repeat("A", webhook.MaxSignatureBytes), " "), sig), webhook.ReasonTooLong, sig},
 		{"standard", "in the last place, behind versions to come", good(many(2, "v2,AAAA v1,AAAA", " "), sig), 0, ""},
-		{"standard", "commas", set(sig, ",,,,"), webhook.Malformed, sig},
-		{"standard", "spaces", set(sig, "       "), webhook.Malformed, sig},
+		{"standard", "commas", set(sig, ",,,,"), webhook.ReasonMalformed, sig},
+		{"standard", "spaces", set(sig, "       "), webhook.ReasonMalformed, sig},
 
-		{"stripe", "no field", set(st), webhook.Missing, st},
-		{"stripe", "two fields", func(h http.Header) { h[st] = append(h[st], h[st]...) }, webhook.Repeated, st},
-		{"stripe", "no time", good(func(v string) string { _, v, _ = strings.Cut(v, ","); return v }, st), webhook.Missing, "t in the"},
-		{"stripe", "two times", good(func(v string) string { return "t=1," + v }, st), webhook.Repeated, "t in the"},
-		{"stripe", "two times, one behind", good(func(v string) string { return v + ",t=1" }, st), webhook.Repeated, "t in the"},
-		{"stripe", "empty time", set(st, "t=,v1=00"), webhook.Missing, "t in the"},
-		{"stripe", "negative time", set(st, "t=-1,v1=00"), webhook.Malformed, "t in the"},
-		{"stripe", "huge time", set(st, "t=99999999999999999999,v1=00"), webhook.Malformed, "t in the"},
-		{"stripe", "another time", set(st, "t=1,v1=00"), webhook.NoMatch, st},
-		{"stripe", "name in upper case", good(strings.ToUpper, st), webhook.Missing, "t in the"},
-		{"stripe", "digits in upper case", good(func(v string) string { return strings.Replace(strings.ToUpper(v), "T=", "t=", 1) }, st), webhook.Missing, "v1"},
+		{"stripe", "no field", set(st), webhook.ReasonMissing, st},
+		{"stripe", "two fields", func(h http.Header) { h[st] = append(h[st], h[st]...) }, webhook.ReasonRepeated, st},
+		{"stripe", "no time", good(func(v string) string { _, v, _ = strings.Cut(v, ","); return v }, st), webhook.ReasonMissing, "t in the"},
+		{"stripe", "two times", good(func(v string) string { return "t=1," + v }, st), webhook.ReasonRepeated, "t in the"},
+		{"stripe", "two times, one behind", good(func(v string) string { return v + ",t=1" }, st), webhook.ReasonRepeated, "t in the"},
+		{"stripe", "empty time", set(st, "t=,v1=00"), webhook.ReasonMissing, "t in the"},
+		{"stripe", "negative time", set(st, "t=-1,v1=00"), webhook.ReasonMalformed, "t in the"},
+		{"stripe", "huge time", set(st, "t=99999999999999999999,v1=00"), webhook.ReasonMalformed, "t in the"},
+		{"stripe", "another time", set(st, "t=1,v1=00"), webhook.ReasonNoMatch, st},
+		{"stripe", "name in upper case", good(strings.ToUpper, st), webhook.ReasonMissing, "t in the"},
+		{"stripe", "digits in upper case", good(func(v string) string { return strings.Replace(strings.ToUpper(v), "T=", "t=", 1) }, st), webhook.ReasonMissing, "v1"},
 		{"stripe", "hexadecimal in upper case", good(func(v string) string {
 			t, s, _ := strings.Cut(v, ",v1=")
 			return t + ",v1=" + strings.ToUpper(s)
 		}, st), 0, ""},
-		{"stripe", "no signature", set(st, "t=1"), webhook.Missing, "v1"},
-		{"stripe", "only of another version", good(func(v string) string { return strings.Replace(v, "v1=", "v0=", 1) }, st), webhook.Missing, "v1"},
-		{"stripe", "not hexadecimal", set(st, "t=1,v1=zz"), webhook.Missing, "v1"},
-		{"stripe", "odd", good(func(v string) string { return v[:len(v)-1] }, st), webhook.Missing, "v1"},
-		{"stripe", "half", good(func(v string) string { return v[:len(v)-2] }, st), webhook.NoMatch, st},
-		{"stripe", "no list", set(st, "t"), webhook.Malformed, st},
-		{"stripe", "commas", set(st, ",,,"), webhook.Malformed, st},
-		{"stripe", "space behind the comma", good(func(v string) string { return strings.ReplaceAll(v, ",", ", ") }, st), webhook.Missing, "v1"},
+		{"stripe", "no signature", set(st, "t=1"), webhook.ReasonMissing, "v1"},
+		{"stripe", "only of another version", good(func(v string) string { return strings.Replace(v, "v1=", "v0=", 1) }, st), webhook.ReasonMissing, "v1"},
+		{"stripe", "not hexadecimal", set(st, "t=1,v1=zz"), webhook.ReasonMissing, "v1"},
+		{"stripe", "odd", good(func(v string) string { return v[:len(v)-1] }, st), webhook.ReasonMissing, "v1"},
+		{"stripe", "half", good(func(v string) string { return v[:len(v)-2] }, st), webhook.ReasonNoMatch, st},
+		{"stripe", "no list", set(st, "t"), webhook.ReasonMalformed, st},
+		{"stripe", "commas", set(st, ",,,"), webhook.ReasonMalformed, st},
+		{"stripe", "space behind the comma", good(func(v string) string { return strings.ReplaceAll(v, ",", ", ") }, st), webhook.ReasonMissing, "v1"},
 		{"stripe", "as many as there may be", good(func(v string) string {
 			return strings.Replace(v, ",", strings.Repeat(",v1=00", webhook.MaxSignatures-1)+",", 1)
 		}, st), 0, ""},
-		{"stripe", "too many", good(func(v string) string { return v + strings.Repeat(",v1=00", webhook.MaxSignatures) }, st), webhook.TooLong, st},
-		{"stripe", "too long", good(func(v string) string { return v + ",x=" + strings.Repeat("a", webhook.MaxSignatureBytes) }, st), webhook.TooLong, st},
+		{"stripe", "too many", good(func(v string) string { return v + strings.Repeat(",v1=00", webhook.MaxSignatures) }, st), webhook.ReasonTooLong, st},
+		{"stripe", "too long", good(func(v string) string { return v + ",x=" + strings.Repeat("a", webhook.MaxSignatureBytes) }, st), webhook.ReasonTooLong, st},
 
-		{"github", "no field", set(gh), webhook.Missing, gh},
-		{"github", "SHA-1 alone", func(h http.Header) { delete(h, gh); h.Set("X-Hub-Signature", "sha1=00") }, webhook.Missing, gh},
-		{"github", "two fields", func(h http.Header) { h[gh] = append(h[gh], h[gh]...) }, webhook.Repeated, gh},
-		{"github", "algorithm in upper case", good(func(v string) string { return strings.Replace(v, "sha256", "SHA256", 1) }, gh), webhook.Malformed, gh},
-		{"github", "no algorithm", good(func(v string) string { return strings.TrimPrefix(v, "sha256=") }, gh), webhook.Malformed, gh},
-		{"github", "empty", set(gh, "sha256="), webhook.Malformed, gh},
-		{"github", "half", good(func(v string) string { return v[:len(v)-2] }, gh), webhook.Malformed, gh},
-		{"github", "twice as long", good(func(v string) string { return v + v[len("sha256="):] }, gh), webhook.Malformed, gh},
-		{"github", "two joined", good(func(v string) string { return v + ", " + v }, gh), webhook.Malformed, gh},
-		{"github", "too long", good(func(v string) string { return v + strings.Repeat("0", webhook.MaxSignatureBytes) }, gh), webhook.TooLong, gh},
-		{"github", "another", set(gh, "sha256="+strings.Repeat("0", 64)), webhook.NoMatch, gh},
-		{"github", "no id", set("X-Github-Delivery"), webhook.Missing, "X-Github-Delivery"},
-		{"github", "empty id", set("X-Github-Delivery", ""), webhook.Missing, "X-Github-Delivery"},
-		{"github", "two ids", set("X-Github-Delivery", "a", "b"), webhook.Repeated, "X-Github-Delivery"},
-		{"github", "long id", set("X-Github-Delivery", strings.Repeat("x", webhook.MaxIDBytes+1)), webhook.TooLong, "X-Github-Delivery"},
-		{"github", "id not ASCII", set("X-Github-Delivery", "é"), webhook.Malformed, "X-Github-Delivery"},
+		{"github", "no field", set(gh), webhook.ReasonMissing, gh},
+		{"github", "SHA-1 alone", func(h http.Header) { delete(h, gh); h.Set("X-Hub-Signature", "sha1=00") }, webhook.ReasonMissing, gh},
+		{"github", "two fields", func(h http.Header) { h[gh] = append(h[gh], h[gh]...) }, webhook.ReasonRepeated, gh},
+		{"github", "algorithm in upper case", good(func(v string) string { return strings.Replace(v, "sha256", "SHA256", 1) }, gh), webhook.ReasonMalformed, gh},
+		{"github", "no algorithm", good(func(v string) string { return strings.TrimPrefix(v, "sha256=") }, gh), webhook.ReasonMalformed, gh},
+		{"github", "empty", set(gh, "sha256="), webhook.ReasonMalformed, gh},
+		{"github", "half", good(func(v string) string { return v[:len(v)-2] }, gh), webhook.ReasonMalformed, gh},
+		{"github", "twice as long", good(func(v string) string { return v + v[len("sha256="):] }, gh), webhook.ReasonMalformed, gh},
+		{"github", "two joined", good(func(v string) string { return v + ", " + v }, gh), webhook.ReasonMalformed, gh},
+		{"github", "too long", good(func(v string) string { return v + strings.Repeat("0", webhook.MaxSignatureBytes) }, gh), webhook.ReasonTooLong, gh},
+		{"github", "another", set(gh, "sha256="+strings.Repeat("0", 64)), webhook.ReasonNoMatch, gh},
+		{"github", "no id", set("X-Github-Delivery"), webhook.ReasonMissing, "X-Github-Delivery"},
+		{"github", "empty id", set("X-Github-Delivery", ""), webhook.ReasonMissing, "X-Github-Delivery"},
+		{"github", "two ids", set("X-Github-Delivery", "a", "b"), webhook.ReasonRepeated, "X-Github-Delivery"},
+		{"github", "long id", set("X-Github-Delivery", strings.Repeat("x", webhook.MaxIDBytes+1)), webhook.ReasonTooLong, "X-Github-Delivery"},
+		{"github", "id not ASCII", set("X-Github-Delivery", "é"), webhook.ReasonMalformed, "X-Github-Delivery"},
 	} {
 		t.Run(tc.scheme+"/"+tc.name, func(t *testing.T) {
 			s := schemes(t, noon)[tc.scheme]

@@ -13,22 +13,23 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Stripe is the scheme of Stripe's webhooks: a field Stripe-Signature with the
-// time and one or several signatures of time and body, by HMAC-SHA256. The id is
-// that of the event in the body. Its pending_webhooks counts other deliveries
-// and changes from one to the next, so it is not part of what all repeat.
+// Stripe is the scheme of Stripe's webhooks: a header field Stripe-Signature
+// with the time and one or more signatures of time and body, by HMAC-SHA256. The
+// id is that of the event in the body. The field pending_webhooks of the event
+// may change from one delivery to the next, so it is not part of the
+// fingerprint.
 //
-// Safe for concurrent use.
+// It is safe for concurrent use.
 type Stripe struct {
 	clock
 	keys [][]byte
 }
 
-// StripeConfig makes a Stripe.
+// StripeConfig configures a Stripe.
 type StripeConfig struct {
-	// Secrets are the endpoint's, as Stripe shows them ("whsec_..."). A delivery
-	// is accepted if one of its signatures is by one of them, and signed by all.
-	// At least one is required, at most MaxSignatures.
+	// Secrets are the secrets of the endpoint, as shown by Stripe ("whsec_...").
+	// A delivery is accepted if any signature matches any of them. Sign uses all
+	// of them. At least one is required, and at most MaxSignatures.
 	Secrets []string
 	// Tolerance is how far the time of signing may be from Now, in the past or
 	// the future. Default DefaultTolerance.
@@ -37,11 +38,11 @@ type StripeConfig struct {
 	Now func() time.Time
 }
 
-// HeaderStripeSignature is the field with Stripe's signatures.
+// HeaderStripeSignature is the header field with Stripe's signatures.
 const HeaderStripeSignature = "Stripe-Signature"
 
-// NewStripe returns the scheme, or one error that names everything wrong with c
-// and holds no secret.
+// NewStripe returns the scheme, or an error that lists everything wrong with c
+// and contains no secret.
 func NewStripe(c StripeConfig) (*Stripe, error) {
 	keys, err := textSecrets(c.Secrets)
 	clock, err2 := newClock(c.Tolerance, c.Now)
@@ -69,7 +70,7 @@ func (s *Stripe) Verify(header http.Header, body []byte) (Event, error) {
 		return Event{}, err
 	}
 	if !matches(s.keys, signatures, []byte(timestamp), dot, body) {
-		return Event{}, &Error{Reason: NoMatch, Part: "Stripe-Signature header"}
+		return Event{}, &Error{Reason: ReasonNoMatch, Part: "Stripe-Signature header"}
 	}
 	if err := s.check(signed); err != nil {
 		return Event{}, err
@@ -87,15 +88,15 @@ func (s *Stripe) Verify(header http.Header, body []byte) (Event, error) {
 func stripeSignatures(v string) (timestamp string, v1 [][]byte, err error) {
 	const part = "Stripe-Signature header"
 	if strings.Count(v, ",") > MaxSignatures { // with t, one more than signatures
-		return "", nil, &Error{Reason: TooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
+		return "", nil, &Error{Reason: ReasonTooLong, Part: "list of signatures in the " + part, Limit: MaxSignatures}
 	}
 	for entry := range strings.SplitSeq(v, ",") {
 		name, value, ok := strings.Cut(entry, "=")
 		switch {
 		case !ok:
-			return "", nil, &Error{Reason: Malformed, Part: part, Want: "a list of names and values"}
+			return "", nil, &Error{Reason: ReasonMalformed, Part: part, Want: "a list of names and values"}
 		case name == "t" && timestamp != "":
-			return "", nil, &Error{Reason: Repeated, Part: "t in the " + part}
+			return "", nil, &Error{Reason: ReasonRepeated, Part: "t in the " + part}
 		case name == "t":
 			timestamp = value
 		case name == "v1":
@@ -106,9 +107,9 @@ func stripeSignatures(v string) (timestamp string, v1 [][]byte, err error) {
 	}
 	switch {
 	case timestamp == "":
-		return "", nil, &Error{Reason: Missing, Part: "t in the " + part}
+		return "", nil, &Error{Reason: ReasonMissing, Part: "t in the " + part}
 	case len(v1) == 0:
-		return "", nil, &Error{Reason: Missing, Part: "signature v1 in the " + part}
+		return "", nil, &Error{Reason: ReasonMissing, Part: "signature v1 in the " + part}
 	}
 	return timestamp, v1, nil
 }
@@ -118,14 +119,14 @@ func stripeEvent(body []byte) (Event, error) {
 	const part = "id of the event in the body"
 	var members map[string]json.RawMessage
 	if json.Unmarshal(body, &members) != nil || members == nil {
-		return Event{}, &Error{Reason: Malformed, Part: "body", Want: "a JSON object"}
+		return Event{}, &Error{Reason: ReasonMalformed, Part: "body", Want: "a JSON object"}
 	}
 	if members["id"] == nil {
-		return Event{}, &Error{Reason: Missing, Part: part}
+		return Event{}, &Error{Reason: ReasonMissing, Part: part}
 	}
 	var ev Event
 	if json.Unmarshal(members["id"], &ev.ID) != nil {
-		return Event{}, &Error{Reason: Malformed, Part: part, Want: "a string"}
+		return Event{}, &Error{Reason: ReasonMalformed, Part: part, Want: "a string"}
 	}
 	if err := checkID(ev.ID, part); err != nil {
 		return Event{}, err
@@ -133,18 +134,18 @@ func stripeEvent(body []byte) (Event, error) {
 	delete(members, "pending_webhooks")
 	rest, err := json.Marshal(members) // sorted
 	if err != nil {
-		return Event{}, &Error{Reason: Malformed, Part: "body", Want: "a JSON object"}
+		return Event{}, &Error{Reason: ReasonMalformed, Part: "body", Want: "a JSON object"}
 	}
 	ev.Fingerprint = semel.FingerprintOf([]byte("stripe event"), rest)
 	return ev, nil
 }
 
-// RetrySpan implements Scheme: 3 days, as Stripe says of live mode. Events can be
-// sent again by hand for longer; see Config.RetrySpan.
+// RetrySpan implements Scheme. It returns 3 days, Stripe's schedule in live mode.
+// Events can be resent by hand for longer; see Config.RetrySpan.
 func (s *Stripe) RetrySpan() time.Duration { return 3 * 24 * time.Hour }
 
-// Sign implements Signer. The id is in the body already, and must be the same;
-// it may be empty here.
+// Sign implements Signer. The body already contains the id. id must be equal to
+// it or empty.
 func (s *Stripe) Sign(id string, body []byte) (http.Header, error) {
 	ev, err := stripeEvent(body)
 	if err != nil {

@@ -155,7 +155,7 @@ func (k storeKey) connect(s *sharedStore) (store semel.Store, run func(context.C
 		if err != nil {
 			return nil, nil, err
 		}
-		s.close = file.Close
+		s.close = func() error { return file.Close(context.Background()) }
 		return file, file.Run, nil
 	}
 	pool, err := pgxpool.New(ctx, k.at)

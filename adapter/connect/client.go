@@ -11,15 +11,15 @@ import (
 
 // ClientKeys is an interceptor for clients that gives a key to each unary call
 // without an Idempotency-Key: that of the operation in its context, which
-// semelhttp.WithKey and semelhttp.WithStep put there, else a fresh one.
-// Interceptors that retry must come behind it, or use semelhttp.NewOperation; a
+// semelclient.WithKey and semelclient.WithStep put there, else a fresh one.
+// Interceptors that retry must come behind it, or use semelclient.NewOperation; a
 // caller that calls again, be it after a restart, keeps the key itself.
 //
 // In an execution (semel.CurrentExecution) a fresh key would be another one if
 // the operation is executed again, and the call would take effect twice. So it
-// must be named: the key of semelhttp.WithStep is derived from the operation and
+// must be named: the key of semelclient.WithStep is derived from the operation and
 // the step. A call that is not named is not sent, and its error, of code
-// internal, matches semelhttp.ErrNoStep and semel.ErrNoEffect. The request's own
+// internal, matches semelclient.ErrNoStep and semel.ErrNoEffect. The request's own
 // header counts wherever it comes from.
 //
 // Calls to methods without side effects get no key and need no step.

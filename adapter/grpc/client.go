@@ -13,16 +13,16 @@ import (
 
 // UnaryClient is a grpc.UnaryClientInterceptor that gives a key to each call
 // whose metadata has none: that of the operation in its context, which
-// semelhttp.WithKey and semelhttp.WithStep put there, else a fresh one. All tries
+// semelclient.WithKey and semelclient.WithStep put there, else a fresh one. All tries
 // of the retries that gRPC does by itself carry the same key. Interceptors that
-// retry must come behind it, or use semelhttp.NewOperation; a caller that calls
+// retry must come behind it, or use semelclient.NewOperation; a caller that calls
 // again, be it after a restart, keeps the key itself.
 //
 // In an execution (semel.CurrentExecution) a fresh key would be another one if
 // the operation is executed again, and the call would take effect twice. So it
-// must be named: the key of semelhttp.WithStep is derived from the operation and
+// must be named: the key of semelclient.WithStep is derived from the operation and
 // the step. A call that is not named is not sent, and its error, of code
-// INTERNAL, matches semelhttp.ErrNoStep and semel.ErrNoEffect. A key in the
+// INTERNAL, matches semelclient.ErrNoStep and semel.ErrNoEffect. A key in the
 // metadata itself counts wherever it comes from.
 //
 // Calls to methods that are declared, in a file that the program knows, with

@@ -15,7 +15,7 @@ import (
 
 	"github.com/semelhq/semel"
 	semelgrpc "github.com/semelhq/semel/adapter/grpc"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/store/memory"
 )
 
@@ -74,7 +74,7 @@ func Example() {
 	}
 	defer func() { _ = conn.Close() }()
 
-	ctx := semelhttp.WithKey(context.Background(), "5f1c")
+	ctx := semelclient.WithKey(context.Background(), "5f1c")
 	for range 2 {
 		var header metadata.MD
 		order := new(wrapperspb.StringValue)

@@ -19,7 +19,7 @@ func (t *Telemetry) Guard(next *semel.Observer) *semel.Observer {
 		next = &semel.Observer{}
 	}
 	ctx := context.Background()
-	for answer := semel.Executed; answer <= semel.Unavailable; answer++ {
+	for answer := semel.AnswerExecuted; answer <= semel.AnswerUnavailable; answer++ {
 		t.decisions.Add(ctx, 0, t.of(series{outcome: answer.String(), dryRun: t.config.DryRun}))
 	}
 	for _, call := range []string{"begin", "renew", "complete", "release", "hold", "resolve"} {
@@ -66,7 +66,7 @@ func (t *Telemetry) Guard(next *semel.Observer) *semel.Observer {
 func (t *Telemetry) answered(ctx context.Context, a semel.Answered) {
 	outcome, operation := a.Answer.String(), t.config.Operation(a.Scope)
 	if a.Label == semelhttp.LabelDryRunUnknown {
-		outcome = semel.Unknown.String()
+		outcome = semel.AnswerUnknown.String()
 	}
 	t.decisions.Add(ctx, 1, t.of(series{outcome: outcome, operation: operation, dryRun: t.config.DryRun}))
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
@@ -89,9 +89,9 @@ func (t *Telemetry) answered(ctx context.Context, a semel.Answered) {
 // Refused is for semelhttp.Config.Refused: it counts requests that are refused
 // before any look in the store, as decisions too.
 func (t *Telemetry) Refused(ctx context.Context, p semelhttp.Problem) {
-	outcome, problem := semel.Rejected.String(), "_OTHER"
+	outcome, problem := semel.AnswerRejected.String(), "_OTHER"
 	if p.Status >= 500 {
-		outcome = semel.Unavailable.String()
+		outcome = semel.AnswerUnavailable.String()
 	}
 	if known, ok := p.Case(); ok {
 		problem = string(known)

@@ -311,7 +311,7 @@ func TestOthersSpan(t *testing.T) {
 	noError(t, err)
 	observer := telemetry.Guard(nil)
 	h := telemetry.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		observer.Answered(r.Context(), semel.Answered{Answer: semel.Replayed, RecordID: "r"})
+		observer.Answered(r.Context(), semel.Answered{Answer: semel.AnswerReplayed, RecordID: "r"})
 	}))
 	ctx, span := tracer.Start(t.Context(), "theirs")
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "POST", "/", nil))

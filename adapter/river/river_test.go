@@ -53,7 +53,7 @@ func newDatabase(t *testing.T) *database {
 		t.Fatal(err)
 	}
 	d := &database{TB: t, pool: pool}
-	if d.store, err = postgres.New(ctx, pool, postgres.Config{Mode: postgres.Transactional}); err != nil {
+	if d.store, err = postgres.New(ctx, pool, postgres.Config{Mode: postgres.ModeTransactional}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

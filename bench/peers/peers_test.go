@@ -195,7 +195,7 @@ func semelStore(tb testing.TB, o options) semel.Store {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		tb.Cleanup(func() { _ = s.Close() })
+		tb.Cleanup(func() { _ = s.Close(context.Background()) })
 		store = s
 	}
 	if o.broken {
@@ -249,7 +249,7 @@ func protectSemel(tb testing.TB, do effect, o options) handler {
 type function func(key string, body []byte) (reply, semel.Answer, error)
 
 func overFunction(_ testing.TB, do effect) handler {
-	return function(func(_ string, body []byte) (reply, semel.Answer, error) { return do(body), semel.Executed, nil })
+	return function(func(_ string, body []byte) (reply, semel.Answer, error) { return do(body), semel.AnswerExecuted, nil })
 }
 
 func protectFunction(tb testing.TB, do effect, o options) handler {

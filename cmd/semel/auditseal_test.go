@@ -32,7 +32,7 @@ func tamperers(t *testing.T) map[string]*tamperer {
 	for kind, url := range map[string]string{"sqlite": newStore(t), "postgres": testenv.Postgres(t)} {
 		s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 		noError(t, err)
-		t.Cleanup(func() { noError(t, s.Close()) })
+		t.Cleanup(func() { noError(t, s.Close(context.Background())) })
 		exec := func(statement string) {
 			t.Helper()
 			db, err := pgx.Connect(t.Context(), url)
@@ -196,7 +196,7 @@ func TestSealerKilled(t *testing.T) {
 	s := tamperers(t)["sqlite"]
 	var last string
 	for round := range 8 {
-		cmd := exec.Command(binary, "audit", "seal", "--store", s.url, "--seals", seals, "--key", key, "--behind", "0s", "--every", "1ms", "--json")
+		cmd := exec.Command(binary(t), "audit", "seal", "--store", s.url, "--seals", seals, "--key", key, "--behind", "0s", "--every", "1ms", "--json")
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}
 		stdout, err := cmd.StdoutPipe()
 		noError(t, err)

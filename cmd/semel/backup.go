@@ -157,5 +157,5 @@ func checkBackup(ctx context.Context, path string) error {
 		return err
 	}
 	_, err = s.List(ctx, semel.Filter{Limit: 1})
-	return errors.Join(err, s.Close())
+	return errors.Join(err, s.Close(context.WithoutCancel(ctx)))
 }

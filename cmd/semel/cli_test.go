@@ -193,7 +193,7 @@ func newRecords(t *testing.T) *records {
 	noError(t, begin("unknown", time.Hour, semelhttp.SchemeHTTP).Hold(ctx, "cut \x1b[31moff"))
 	noError(t, begin("foreign", time.Hour, semel.SchemeParts).Hold(ctx, "cut off"))
 	s.Note(semel.TrailEntry{Kind: semel.TrailMismatch, RecordID: r.ids["live"], Key: "live", Count: 7})
-	noError(t, s.Close())
+	noError(t, s.Close(context.Background()))
 	return r
 }
 
@@ -361,7 +361,7 @@ func TestSettle(t *testing.T) {
 	want(t, "state", done.Record.State, semel.StateCompleted)
 	s, err := sqlite.Open(context.Background(), sqlite.Config{Path: strings.TrimPrefix(r.url, "sqlite:")})
 	noError(t, err)
-	defer func() { noError(t, s.Close()) }()
+	defer func() { noError(t, s.Close(context.Background())) }()
 	rec, err := s.Find(context.Background(), semel.Identity{Scope: semel.Scope{Tenant: "t", Actor: "a-unknown", Operation: "POST /unknown"}, Key: "unknown"})
 	noError(t, err)
 	status, header, _, err := semelhttp.DecodeHead(rec.Result.Head)

@@ -304,7 +304,7 @@ func TestSystemdUnit(t *testing.T) {
 	}
 	// It looks whether the program is there; this one is.
 	unit := t.TempDir() + "/semel-gateway.service"
-	noError(t, os.WriteFile(unit, []byte(strings.ReplaceAll(string(text), "/usr/local/bin/semel", binary)), 0o600))
+	noError(t, os.WriteFile(unit, []byte(strings.ReplaceAll(string(text), "/usr/local/bin/semel", binary(t))), 0o600))
 	if out, err := exec.CommandContext(t.Context(), analyze, "verify", unit).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}

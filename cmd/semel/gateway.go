@@ -267,7 +267,7 @@ func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Con
 	}
 	policy := semel.Policy{Lease: s.lease, Heartbeat: s.heartbeat, Deadline: s.deadline, Retention: s.retention}
 	if s.onCrash.value == "retry" {
-		policy.OnCrash = semel.Retry
+		policy.OnCrash = semel.CrashRetry
 	}
 	contract, err := semelhttp.ContractNamed(s.contract.value)
 	if err != nil {

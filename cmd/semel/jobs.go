@@ -25,7 +25,7 @@ What is decided here is on record, with who decided and why: semel jobs show tel
 and so does semel audit search --event-id ID.`,
 	})
 	cmd.AddCommand(p.jobsStatusCommand(), p.jobsListCommand(), p.jobsShowCommand(),
-		p.jobsDecideCommand(outbox.Again, []outbox.State{outbox.StateDead, outbox.StateUnknown}, &cobra.Command{
+		p.jobsDecideCommand(outbox.VerdictAgain, []outbox.State{outbox.StateDead, outbox.StateUnknown}, &cobra.Command{
 			Use:   "rerun ID | --state dead|unknown [filters] --apply",
 			Short: "Have dead jobs run again",
 			Long: `Makes dead jobs pending again; their attempts count anew, and they keep their ids and
@@ -38,7 +38,7 @@ is executed. To have its work done once more, have the service enqueue another j
   semel jobs rerun --store sqlite:app.db --state dead --queue mail --cause 'dial tcp*'
   semel jobs rerun --store sqlite:app.db --state dead --queue mail --cause 'dial tcp*' --because 'the mail server is back' --apply`,
 		}),
-		p.jobsDecideCommand(outbox.Cancel, []outbox.State{outbox.StatePending}, &cobra.Command{
+		p.jobsDecideCommand(outbox.VerdictCancel, []outbox.State{outbox.StatePending}, &cobra.Command{
 			Use:   "cancel ID | --state pending [filters] --apply",
 			Short: "Have pending jobs not run",
 			Long: `Makes pending jobs dead, with who decided that and why as the reason. One that is

@@ -45,7 +45,7 @@ func (p *program) admin(cmd *cobra.Command, fn func(ctx context.Context, s store
 			return err
 		}
 		defer func() {
-			if e := s.Close(); e != nil && err == nil {
+			if e := s.Close(context.Background()); e != nil && err == nil {
 				err = callFault("the store could not be closed", e)
 			}
 		}()

@@ -202,9 +202,9 @@ func (s *lateStore) Watch(id semel.Identity) (changed <-chan struct{}, stop func
 }
 
 // Close implements store. Run must have ended.
-func (s *lateStore) Close() error {
+func (s *lateStore) Close(ctx context.Context) error {
 	if opened := s.opened.Load(); opened != nil {
-		return (*opened).Close()
+		return (*opened).Close(ctx)
 	}
 	return nil
 }

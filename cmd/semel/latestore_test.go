@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/store/memory"
 	"github.com/semelhq/semel/store/sqlite"
@@ -72,6 +73,7 @@ func TestStartsBeforeItsDatabase(t *testing.T) {
 // TestStartsWhileItsFileIsLocked: another process holds the write lock of the
 // file. It was told as a wrong path or a full disk.
 func TestStartsWhileItsFileIsLocked(t *testing.T) {
+	quick.LeaveOut(t)
 	url := newStore(t)
 	db, err := sql.Open("sqlite", strings.TrimPrefix(url, "sqlite:"))
 	noError(t, err)
@@ -101,7 +103,7 @@ func TestHopelessStore(t *testing.T) {
 	newer := filepath.Join(dir, "newer.db")
 	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: newer})
 	noError(t, err)
-	noError(t, s.Close())
+	noError(t, s.Close(context.Background()))
 	db, err := sql.Open("sqlite", newer)
 	noError(t, err)
 	_, err = db.Exec("PRAGMA user_version = 999")
@@ -240,7 +242,7 @@ func TestLateStore(t *testing.T) {
 		}
 		stop()
 		noError(t, <-ended)
-		noError(t, s.Close())
+		noError(t, s.Close(context.Background()))
 	})
 }
 
@@ -259,7 +261,7 @@ func TestLateStoreGivesUp(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 		want(t, "tries", tries, 3)
-		noError(t, s.Close())
+		noError(t, s.Close(context.Background()))
 	})
 }
 

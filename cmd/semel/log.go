@@ -66,8 +66,8 @@ func (l *logger) rehearsed(ctx context.Context, a semel.Answered) {
 	would := a.Answer.String()
 	switch {
 	case a.Label == semelhttp.LabelDryRunUnknown:
-		would = semel.Unknown.String()
-	case a.Answer == semel.Executed || a.Answer == semel.Released:
+		would = semel.AnswerUnknown.String()
+	case a.Answer == semel.AnswerExecuted || a.Answer == semel.AnswerReleased:
 		return
 	}
 	l.InfoContext(ctx, "dry run: forwarded all the same", "would_be", would, "operation", operationName(a.Scope), "record", a.RecordID, "key_digest", a.KeyDigest)

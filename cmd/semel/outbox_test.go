@@ -64,7 +64,7 @@ func (l *letters) open() outbox.Store {
 	if path, ok := strings.CutPrefix(l.url, "sqlite:"); ok {
 		s, err := sqlite.Open(l.t.Context(), sqlite.Config{Path: path})
 		noError(l.t, err)
-		l.t.Cleanup(func() { noError(l.t, s.Close()) })
+		l.t.Cleanup(func() { noError(l.t, s.Close(context.Background())) })
 		return s.Outbox()
 	}
 	pool, err := pgxpool.New(l.t.Context(), l.url)
@@ -252,7 +252,7 @@ func testOutboxDecisions(t *testing.T, l *letters) {
 // what is under way, and returns its log.
 func startRelay(t *testing.T, args ...string) (stop func() string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), binary, append([]string{"relay"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), binary(t), append([]string{"relay"}, args...)...)
 	stderr, err := cmd.StderrPipe()
 	noError(t, err)
 	noError(t, cmd.Start())

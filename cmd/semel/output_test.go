@@ -103,7 +103,7 @@ func TestKeysWithTerminalEscapes(t *testing.T) {
 	c, err := s.Begin(ctx, a)
 	noError(t, err)
 	noError(t, c.Hold(ctx, hostile+"\x7f\x1b[2J"))
-	noError(t, s.Close())
+	noError(t, s.Close(context.Background()))
 	store := "sqlite:" + path
 	for _, args := range [][]string{
 		{"keys", "list"},

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/probe/evidence"
 )
 
@@ -82,6 +83,7 @@ func hostOf(t *testing.T, raw string) string {
 
 // TestProbe: the order example is found out bare, and held behind the gateway.
 func TestProbe(t *testing.T) {
+	quick.LeaveOut(t)
 	orders := startOrders(t)
 	g := startGateway(t, "--upstream", orders, "--store", newStore(t), "--require-key")
 	dir := t.TempDir()
@@ -166,6 +168,18 @@ func TestProbeSendsNothing(t *testing.T) {
 	dry := semelWith(nil, "", "probe", "run", ordersPlan(t, base, allowed))
 	if dry.code != exitOK || !strings.Contains(dry.stdout, "POST /orders HTTP/1.1") || !strings.Contains(dry.stdout, "nothing was sent") {
 		t.Errorf("dry run: exit code %d\n%s%s", dry.code, dry.stdout, dry.stderr)
+	}
+	const apart = "; what readers by a command send is not counted\n"
+	counted := writeFile(t, "command.yaml", fmt.Sprintf(`version: 1
+name: x
+target: {allow: %s, production: false}
+operations:
+  - name: a
+    request: {method: POST, url: %q}
+    readers: [{name: rows, command: {argv: [none, --count]}}]
+`, allowed, base+"/"))
+	if out := semelWith(nil, "", "probe", "run", counted); !strings.Contains(out.stdout, apart) || !strings.Contains(out.stdout, "duplicate: first, once\n") || strings.Contains(dry.stdout, apart) {
+		t.Errorf("reads that are not counted: %s%s", out.stdout, out.stderr)
 	}
 	asJSON := semelWith(nil, "", "probe", "run", ordersPlan(t, base, allowed), "--json")
 	if asJSON.code != exitOK || !json.Valid([]byte(asJSON.stdout)) {
@@ -263,6 +277,7 @@ func TestProbeInit(t *testing.T) {
 // TestProbeInitRuns: a draft made of a recording of a create, a list and a get runs
 // as it is, and judges: only the address has to be allowed.
 func TestProbeInitRuns(t *testing.T) {
+	quick.LeaveOut(t)
 	for name, right := range map[string]bool{"right": true, "wrong": false} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex

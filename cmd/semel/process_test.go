@@ -22,31 +22,45 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/semelhq/semel/internal/quick"
 )
 
-// binary is the program, built for the tests that need processes.
-var binary string
+// programsDir is where what the tests build is; TestMain removes it.
+var programsDir string
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == labAppName { // a lab of a test has started it
 		os.Exit(run(context.Background(), os.Args[1:], nil, os.Stdin, os.Stdout, os.Stderr))
 	}
-	dir, err := os.MkdirTemp("", "semel-test-")
-	if err != nil {
+	var err error
+	if programsDir, err = os.MkdirTemp("", "semel-test-"); err != nil {
 		log.Fatal(err)
 	}
-	binary = filepath.Join(dir, "semel")
-	if runtime.GOOS == "windows" {
-		binary += ".exe"
-	}
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", binary, ".")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		log.Fatalf("the program does not build: %v", err)
-	}
 	code := m.Run()
-	_ = os.RemoveAll(dir)
+	_ = os.RemoveAll(programsDir)
 	os.Exit(code)
+}
+
+var built = sync.OnceValues(func() (string, error) {
+	program := filepath.Join(programsDir, "semel")
+	if runtime.GOOS == "windows" {
+		program += ".exe"
+	}
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("the program does not build: %w\n%s", err, out)
+	}
+	return program, nil
+})
+
+// binary returns the program, for the tests that need processes.
+func binary(t *testing.T) string {
+	t.Helper()
+	quick.LeaveOut(t)
+	program, err := built()
+	noError(t, err)
+	return program
 }
 
 // process is a gateway that runs in a process of its own.
@@ -83,7 +97,7 @@ func startGatewayBy(t *testing.T, file string, env ...string) *process {
 func start(t *testing.T, env []string, stdout io.Writer, args ...string) *process {
 	t.Helper()
 	p := &process{
-		t: t, cmd: exec.Command(binary, append([]string{"gateway"}, args...)...),
+		t: t, cmd: exec.Command(binary(t), append([]string{"gateway"}, args...)...),
 		done: make(chan struct{}), more: make(chan struct{}),
 	}
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "SYSTEMROOT=" + os.Getenv("SYSTEMROOT")}, env...)

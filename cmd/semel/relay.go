@@ -220,10 +220,10 @@ func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings
 	for _, topic := range s.topics {
 		r := outbox.Route{Topic: topic, Sink: messages, Schedule: sink.schedule, MaxAttempts: s.attempts, Timeout: s.timeout, MaxInFlight: s.inFlight}
 		if s.onDead.value == "skip" {
-			r.OnDead = outbox.Skip
+			r.OnDead = outbox.DeadSkip
 		}
 		if s.onUnknown.value == "retry" {
-			r.OnUnknown = outbox.Retry
+			r.OnUnknown = outbox.UnknownRetry
 		}
 		config.Routes = append(config.Routes, r)
 	}
@@ -234,12 +234,12 @@ func (p *program) relay(ctx context.Context, cmd *cobra.Command, s relaySettings
 	if _, err := outbox.New(config); err != nil {
 		return usagef("the settings do not fit together: %w", err)
 	}
-	o, closer, err := openOutbox(ctx, cmd, s.store, false)
+	o, end, err := openOutbox(ctx, cmd, s.store, false)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if e := closer.Close(); e != nil {
+		if e := end(context.Background()); e != nil {
 			err = errors.Join(err, outboxFault("the store could not be closed", e))
 		}
 	}()

@@ -249,7 +249,7 @@ func TestResolveTensOfThousands(t *testing.T) {
 			}
 			s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 			noError(t, err)
-			defer func() { noError(t, s.Close()) }()
+			defer func() { noError(t, s.Close(context.Background())) }()
 			living := manyUnknown(t, s, n)
 
 			env := []string{"SEMEL_STORE=" + url, "USER=tester"}
@@ -289,7 +289,7 @@ func TestResolveTensOfThousands(t *testing.T) {
 			t.Logf("settled %d in %v", first.Settled, time.Since(start))
 
 			// By a crash.
-			killed := exec.Command(binary, limited(n/4)...)
+			killed := exec.Command(binary(t), limited(n/4)...)
 			killed.Env = append(env, "PATH="+os.Getenv("PATH"), "SYSTEMROOT="+os.Getenv("SYSTEMROOT"))
 			noError(t, killed.Start())
 			seen.await(t, s, first.Settled+n/8)

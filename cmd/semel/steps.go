@@ -22,7 +22,7 @@ func journalOf(s store) steps.Store {
 	case *postgresStore:
 		return s.Steps()
 	case *sqlite.Store:
-		return s.Transactional().Steps()
+		return s.Steps()
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func (p *program) stepsAdmin(cmd *cobra.Command, fn func(ctx context.Context, j 
 			return err
 		}
 		defer func() {
-			if e := s.Close(); e != nil && err == nil {
+			if e := s.Close(context.Background()); e != nil && err == nil {
 				err = stepsFault("the store could not be closed", e)
 			}
 		}()
@@ -144,7 +144,7 @@ func (p *program) stepsListCommand() *cobra.Command {
 		page      pageFlags
 		f         steps.Filter
 		operation string
-		phase     = choice{of: []string{string(steps.Open), string(steps.Held), string(steps.Finished)}}
+		phase     = choice{of: []string{string(steps.PhaseOpen), string(steps.PhaseHeld), string(steps.PhaseFinished)}}
 	)
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -165,7 +165,7 @@ output is one document:
 		if err := page.check(); err != nil {
 			return err
 		}
-		f.Phases = []steps.Phase{steps.Open, steps.Held}
+		f.Phases = []steps.Phase{steps.PhaseOpen, steps.PhaseHeld}
 		if phase.value != "" {
 			f.Phases = []steps.Phase{steps.Phase(phase.value)}
 		}
@@ -324,7 +324,7 @@ func (p *program) printOperation(o operationJSON) error {
 	unknown := ""
 	_, _ = fmt.Fprint(w, "\nSTEP\tSTATE\tRECORDED\tAGE\tINPUT\tRESULT\tCHILD KEY\tCAUSE\n")
 	for _, s := range o.Steps {
-		if s.State == steps.Unknown {
+		if s.State == steps.StateUnknown {
 			unknown = s.Name
 		}
 		age := time.Duration(s.AgeSeconds * float64(time.Second)).Round(time.Second)
@@ -336,7 +336,7 @@ func (p *program) printOperation(o operationJSON) error {
 	switch {
 	case unknown != "":
 		_, _ = fmt.Fprintf(p.stderr, "Find out, with the child key, what became of the call of %s, once it cannot be under way any more. Then: semel steps resolve.\n", printable(unknown))
-	case o.Phase == steps.Held:
+	case o.Phase == steps.PhaseHeld:
 		_, _ = fmt.Fprintln(p.stderr, "Once its cause is mended: semel steps retry.")
 	}
 	return nil
@@ -390,7 +390,7 @@ func (p *program) stepsResolveCommand() *cobra.Command {
 	var (
 		step, result string
 		d            decided
-		as           = choice{of: []string{string(steps.Done), string(steps.Failed), string(steps.Free)}}
+		as           = choice{of: []string{string(steps.StateDone), string(steps.StateFailed), string(steps.StateFree)}}
 	)
 	cmd := &cobra.Command{
 		Use:   "resolve NUMBER --step NAME --as done|failed|free",
@@ -418,7 +418,7 @@ only once the longest time is over that it can take; semel steps show tells the 
 			return usagef("--step is missing: name the unknown step, which semel steps show tells")
 		case as.value == "":
 			return usagef("--as is missing: say done, failed or free")
-		case given != (as.value != string(steps.Free)):
+		case given != (as.value != string(steps.StateFree)):
 			return usagef("--result goes with --as done and --as failed, which need it")
 		}
 		var b []byte

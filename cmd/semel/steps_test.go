@@ -28,10 +28,10 @@ func TestStepsCommands(t *testing.T) {
 func testStepsCommands(t *testing.T, url string) {
 	s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 	noError(t, err)
-	defer func() { noError(t, s.Close()) }()
+	defer func() { noError(t, s.Close(context.Background())) }()
 	j, err := steps.New(steps.Config{Store: journalOf(s), LookAfter: time.Millisecond})
 	noError(t, err)
-	guard, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{OnCrash: semel.Retry}})
+	guard, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
 	noError(t, err)
 	identity := func(key string) semel.Identity {
 		return semel.Identity{Scope: semel.Scope{Tenant: "acme", Operation: "orders.create"}, Key: key}
@@ -79,12 +79,12 @@ func testStepsCommands(t *testing.T, url string) {
 		}
 	}
 	place("well")
-	until(steps.Finished, "well")
+	until(steps.PhaseFinished, "well")
 	fails = errors.New("the line broke")
 	for _, key := range []string{"done", "free", "failed", "retried"} {
 		place(key)
 	}
-	until(steps.Held, "done", "free", "failed", "retried")
+	until(steps.PhaseHeld, "done", "free", "failed", "retried")
 	fails = nil
 
 	run := func(code int, args ...string) string {
@@ -170,8 +170,8 @@ func testStepsCommands(t *testing.T, url string) {
 	resolve(exitOK, "failed", "--step", "charge", "--as", "failed", "--result", "declined", "--because", "the bank says so")
 	contains(run(exitOK, "retry", number["retried"], "--because", "try"), "held to open")
 	contains(run(exitRefused, "retry", number["retried"], "--because", "try"), "it is open")
-	until(steps.Held, "retried") // again: nobody has said what became of its step
-	until(steps.Finished, "done", "free", "failed")
+	until(steps.PhaseHeld, "retried") // again: nobody has said what became of its step
+	until(steps.PhaseFinished, "done", "free", "failed")
 	contains(run(exitOK, "show", number["retried"]), "held", "retried (held to open) by ada: try")
 	contains(run(exitOK, "show", number["free"]), "finished", "step_resolved (charge: unknown to free) by bob: not there")
 	want(t, "the result that was told", run(exitOK, "show", number["done"], "--step", "charge", "--result"), `"charged"`)

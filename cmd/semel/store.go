@@ -207,8 +207,8 @@ type postgresStore struct {
 
 // Close implements store. What is left of the audit trail is written for as
 // long as a database that answers takes.
-func (s *postgresStore) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+func (s *postgresStore) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	err := s.Store.Close(ctx)
 	s.pool.Close()
@@ -231,11 +231,11 @@ type store interface {
 	semel.Lister
 	semel.Trail
 	Run(ctx context.Context) error
-	Close() error
+	Close(ctx context.Context) error
 }
 
 // memoryStore adds to a memory store what others have themselves.
 type memoryStore struct{ *memory.Store }
 
 // Close implements store.
-func (s memoryStore) Close() error { return nil }
+func (s memoryStore) Close(context.Context) error { return nil }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -42,7 +43,7 @@ func TestPostgresStore(t *testing.T) {
 	}
 	s, err := openStore(t.Context(), nil, url, 0, func(_ int, err error) { noError(t, err) })
 	noError(t, err)
-	noError(t, s.Close())
+	noError(t, s.Close(context.Background()))
 	want(t, "exit code", semelWith(nil, "", "keys", "list", "--store", url).code, exitOK)
 }
 

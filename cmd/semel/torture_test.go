@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/cmd/semel/internal/torture"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/testenv"
 )
 
@@ -25,7 +26,7 @@ const envTorture = "SEMEL_TORTURE_DURATION"
 // torment runs a torture and leaves its timeline if the test fails.
 func torment(t *testing.T, c torture.Config) *torture.Report {
 	t.Helper()
-	c.Binary, c.Dir, c.Seed = binary, t.TempDir(), 20261121
+	c.Binary, c.Dir, c.Seed = binary(t), t.TempDir(), 20261121
 	report, err := torture.Run(t.Context(), c)
 	t.Cleanup(func() {
 		if !t.Failed() {
@@ -42,6 +43,7 @@ func torment(t *testing.T, c torture.Config) *torture.Report {
 // TestTortureFinds gives the gateways a defect and strikes with what exposes it.
 // The process that runs the gateways is the program's, the rest is real too.
 func TestTortureFinds(t *testing.T) {
+	quick.LeaveOut(t)
 	t.Parallel()
 	tests := []struct {
 		defect  string
@@ -124,10 +126,11 @@ func TestTortureFinds(t *testing.T) {
 
 // TestTorture has the program torture itself, as make torture does.
 func TestTorture(t *testing.T) {
+	quick.LeaveOut(t)
 	t.Parallel()
 	var stdout, stderr bytes.Buffer
 	dir := t.TempDir()
-	cmd := exec.Command(binary, "torture", "--duration", "18s", "--longest", "2m", "--seed", "20261121", "--json", "--quiet", "--dir", dir)
+	cmd := exec.Command(binary(t), "torture", "--duration", "18s", "--longest", "2m", "--seed", "20261121", "--json", "--quiet", "--dir", dir)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		timeline, _ := os.ReadFile(filepath.Join(dir, torture.TimelineFile))

@@ -87,7 +87,7 @@ With --mermaid it is a flowchart to be pasted into Markdown.`, maxTraced),
 			if err != nil {
 				return err
 			}
-			defer func() { _ = o.Close() }()
+			defer func() { _ = o.Close(context.Background()) }()
 			stores = append(stores, traceStore{o, outboxOf(o), journalOf(o), withoutSecrets(url)})
 		}
 		t := &trace{stores: stores, items: map[string]*traced{}, traces: map[string]bool{}, calls: map[string]string{}}

@@ -30,7 +30,7 @@ func newChain(t *testing.T) *chain {
 	for _, url := range []string{c.shop, c.mailer} {
 		s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 		noError(t, err)
-		t.Cleanup(func() { noError(t, s.Close()) })
+		t.Cleanup(func() { noError(t, s.Close(context.Background())) })
 		c.stores[url] = s
 	}
 	return c

@@ -203,6 +203,9 @@ func TestEachOrderTakesEffectOnce(t *testing.T) {
 
 // TestKilledShop kills the shop at random moments, and starts it again.
 func TestKilledShop(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	address := freeAddress(t)
 	w, err := newWorld("http://"+address+"/webhooks/payments", 3)
 	if err != nil {

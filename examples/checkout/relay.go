@@ -29,7 +29,7 @@ func newRelay(store outbox.Store, c config) (*outbox.Relay, error) {
 		{Topic: "charges", Sink: provider, Backoff: quick},
 		{Topic: "warehouse", Sink: warehouse, Backoff: quick},
 		// Hold: nobody gets two mails. What is in doubt, somebody decides.
-		{Topic: "mail", Sink: mail, Backoff: quick, OnUnknown: outbox.Hold},
+		{Topic: "mail", Sink: mail, Backoff: quick, OnUnknown: outbox.UnknownHold},
 	}})
 }
 

@@ -22,7 +22,7 @@ import (
 
 // shop is the service: its tables are in the file in which semel keeps its own.
 type shop struct {
-	store *sqlite.TxStore
+	store *sqlite.Store
 	db    *sql.DB // for reads outside of requests
 	guard *semel.Guard
 	relay *outbox.Relay
@@ -48,11 +48,11 @@ type order struct {
 
 // openShop opens the store and makes what is protected by it.
 func openShop(ctx context.Context, c config) (s *shop, err error) {
-	base, err := sqlite.Open(ctx, sqlite.Config{Path: c.path})
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: c.path, Mode: sqlite.ModeTransactional})
 	if err != nil {
 		return nil, fmt.Errorf("open the database: %w", err)
 	}
-	s = &shop{store: base.Transactional()}
+	s = &shop{store: store}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -110,7 +110,7 @@ func (s *shop) close() error {
 	if s.db != nil {
 		err = s.db.Close()
 	}
-	return errors.Join(err, s.store.Close())
+	return errors.Join(err, s.store.Close(context.Background()))
 }
 
 // latest returns the latest orders.

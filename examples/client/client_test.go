@@ -13,7 +13,7 @@ import (
 	"github.com/stripe/stripe-go/v83"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/store/memory"
 )
 
@@ -67,13 +67,13 @@ func TestStripeKeepsItsOwnKey(t *testing.T) {
 // TestStripeUnderOurKey: several calls of the SDK, one operation, one charge.
 func TestStripeUnderOurKey(t *testing.T) {
 	server, client := start(t, none, answerLost)
-	ctx := semelhttp.NewOperation(t.Context())
+	ctx := semelclient.NewOperation(t.Context())
 	for range 2 {
 		if intent, err := charge(ctx, client, 1999); err != nil || intent.ID != "pi_1" {
 			t.Fatalf("%+v, %v", intent, err)
 		}
 	}
-	op, _ := semelhttp.CurrentOperation(ctx)
+	op, _ := semelclient.CurrentOperation(ctx)
 	if key := wantOneKey(t, server, 1, 200, 0, 200); key != op.Key {
 		t.Errorf("the key on the wire is %q, the operation's %q", key, op.Key)
 	}
@@ -99,11 +99,11 @@ func TestStripeSaysNo(t *testing.T) {
 func TestStripeGivesUp(t *testing.T) {
 	server, client := start(t, answerLost, answerLost, answerLost, answerLost, answerLost)
 	_, err := charge(t.Context(), client, 1999)
-	e, ok := errors.AsType[*semelhttp.TransportError](err)
+	e, ok := errors.AsType[*semelclient.Error](err)
 	if !ok || !errors.Is(err, semel.ErrMaybeEffect) {
 		t.Fatalf("error %v", err)
 	}
-	intent, err := charge(semelhttp.WithOperation(t.Context(), e.Operation()), client, 1999)
+	intent, err := charge(semelclient.WithOperation(t.Context(), e.Operation()), client, 1999)
 	if err != nil || intent.ID != "pi_1" {
 		t.Fatalf("%+v, %v", intent, err)
 	}
@@ -118,13 +118,13 @@ func TestStripeInAnExecution(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{OnCrash: semel.Retry}})
+	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	crash := errors.New("the database does not answer")
 	order := func(ctx context.Context) (string, error) {
-		ctx, err := semelhttp.WithStep(ctx, "charge")
+		ctx, err := semelclient.WithStep(ctx, "charge")
 		if err != nil {
 			return "", err
 		}

@@ -1,4 +1,4 @@
-// Command client shows semelhttp.Transport under an SDK that knows nothing of
+// Command client shows semelclient.Transport under an SDK that knows nothing of
 // it: stripe-go, which has keys and retries of its own, against a server in this
 // process that speaks Stripe's dialect and loses its first answer.
 package main
@@ -13,13 +13,13 @@ import (
 
 	"github.com/stripe/stripe-go/v83"
 
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/semelclient"
 )
 
 // newStripe returns a client of stripe-go that sends through a
-// semelhttp.Transport on base.
+// semelclient.Transport on base.
 func newStripe(url string, base http.RoundTripper) (*stripe.Client, error) {
-	transport, err := semelhttp.NewTransport(semelhttp.TransportConfig{
+	transport, err := semelclient.New(semelclient.Config{
 		Base: base,
 		// stripe-go sets a key for each of its calls, and that one is kept. Keys
 		// of ours, should there be none, are to look like its own.
@@ -44,7 +44,7 @@ func newStripe(url string, base http.RoundTripper) (*stripe.Client, error) {
 // by a person, after a crash, by an execution of this operation that follows.
 func charge(ctx context.Context, client *stripe.Client, amount int64) (*stripe.PaymentIntent, error) {
 	params := &stripe.PaymentIntentCreateParams{Amount: stripe.Int64(amount), Currency: stripe.String("eur")}
-	if op, ok := semelhttp.CurrentOperation(ctx); ok {
+	if op, ok := semelclient.CurrentOperation(ctx); ok {
 		params.SetIdempotencyKey(op.Key)
 	}
 	return client.V1PaymentIntents.Create(ctx, params)
@@ -60,7 +60,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	intent, err := charge(semelhttp.NewOperation(context.Background()), client, 1999)
+	intent, err := charge(semelclient.NewOperation(context.Background()), client, 1999)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -71,17 +71,17 @@ type note struct {
 
 type notes struct {
 	db      *sql.DB
-	store   *sqlite.TxStore
+	store   *sqlite.Store
 	guard   *semel.Guard
 	handler http.Handler
 }
 
 func open(ctx context.Context, path string) (*notes, error) {
-	base, err := sqlite.Open(ctx, sqlite.Config{Path: path})
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: path, Mode: sqlite.ModeTransactional})
 	if err != nil {
 		return nil, err
 	}
-	n := &notes{store: base.Transactional()}
+	n := &notes{store: store}
 	abs, err := filepath.Abs(path)
 	if err == nil {
 		file := url.URL{Scheme: "file", Path: "/" + strings.TrimPrefix(filepath.ToSlash(abs), "/"), RawQuery: "_pragma=busy_timeout(5000)"}
@@ -95,12 +95,12 @@ func open(ctx context.Context, path string) (*notes, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, n.store.Close())
+		return nil, errors.Join(err, n.store.Close(context.Background()))
 	}
 	return n, nil
 }
 
-func (n *notes) close() error { return errors.Join(n.db.Close(), n.store.Close()) }
+func (n *notes) close() error { return errors.Join(n.db.Close(), n.store.Close(context.Background())) }
 
 func (n *notes) routes() (err error) {
 	if n.guard, err = semel.New(semel.Config{Store: n.store}); err != nil {

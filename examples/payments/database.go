@@ -50,7 +50,7 @@ func openPostgres(ctx context.Context, url string) (*database, error) {
 	if err != nil {
 		return nil, err
 	}
-	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.Transactional})
+	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.ModeTransactional})
 	if err == nil {
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			// Of several processes that start at once, one makes the tables.
@@ -102,14 +102,13 @@ func (q pgxQuerier) row(ctx context.Context, query string, args []any, into ...a
 
 // openSQLite: the transaction of a request does what a sql.Tx does.
 func openSQLite(ctx context.Context, path string) (*database, error) {
-	base, err := sqlite.Open(ctx, sqlite.Config{Path: path})
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: path, Mode: sqlite.ModeTransactional})
 	if err != nil {
 		return nil, err
 	}
-	store := base.Transactional()
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return nil, errors.Join(err, store.Close())
+		return nil, errors.Join(err, store.Close(ctx))
 	}
 	file := url.URL{Scheme: "file", Path: "/" + strings.TrimPrefix(filepath.ToSlash(abs), "/"), RawQuery: "_pragma=busy_timeout(5000)"}
 	pool, err := sql.Open("sqlite", file.String()) // for reads outside of requests with a key
@@ -119,7 +118,7 @@ func openSQLite(ctx context.Context, path string) (*database, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, store.Close())
+		return nil, errors.Join(err, store.Close(ctx))
 	}
 	return &database{
 		store: store,
@@ -129,7 +128,7 @@ func openSQLite(ctx context.Context, path string) (*database, error) {
 			}
 			return sqlQuerier{pool}
 		},
-		close: func() error { return errors.Join(pool.Close(), store.Close()) },
+		close: func() error { return errors.Join(pool.Close(), store.Close(context.Background())) },
 	}, nil
 }
 

@@ -192,7 +192,7 @@ func Example_mailAtTheBoundary() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer store.Close()
+	defer store.Close(context.Background())
 	must(db, "CREATE TABLE paid (invoice TEXT PRIMARY KEY)")
 
 	sent := map[string]int{} // by the handler itself, and by the relay

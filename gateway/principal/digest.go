@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/semelhq/semel/gateway/internal/credential"
+	"github.com/semelhq/semel/internal/httpfield"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -42,7 +43,7 @@ func NewDigest(c DigestConfig) (*Digest, error) {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("field Headers names %w", err))
 	}
-	if c.Cookie != "" && !credential.IsToken(c.Cookie) {
+	if c.Cookie != "" && !httpfield.IsToken(c.Cookie) {
 		errs = append(errs, fmt.Errorf("field Cookie is %q, which is not the name of a cookie", c.Cookie))
 	}
 	if whyNoText(c.Challenge) != "" {

@@ -86,6 +86,25 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
+// TestIndex holds that docs/README.md leads to each document beside it.
+func TestIndex(t *testing.T) {
+	tree := tree(t)
+	index, err := fs.ReadFile(tree, "docs/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := files(tree, ".md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if in, ok := strings.CutPrefix(name, "docs/"); ok && in != "README.md" && (!strings.Contains(in, "/") || path.Base(in) == "README.md" || strings.HasPrefix(in, "ja/")) &&
+			!strings.Contains(string(index), "("+in+")") {
+			t.Errorf("docs/README.md does not lead to %s", in)
+		}
+	}
+}
+
 // TestReadmes holds that each command of README.ja.md is one of README.md.
 func TestReadmes(t *testing.T) {
 	read := func(name string) string {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 )
@@ -235,6 +236,7 @@ const resetRequests = 2000
 // executed at the same time than the bounds allow: those of the server for each
 // connection, and the guard's for all. The others leave nothing.
 func TestResetStreamsAreBounded(t *testing.T) {
+	quick.LeaveOut(t)
 	for _, tc := range []struct {
 		name           string
 		conns, streams int

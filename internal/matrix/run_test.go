@@ -199,7 +199,7 @@ func (r *run) execute(w http.ResponseWriter, req *http.Request) {
 			if s.virtual {
 				// Until it has done so, it would be waited for at a lock, and
 				// virtual time stands still for who does that.
-				<-time.After(2 * r.policy(semel.Hold).Lease)
+				<-time.After(2 * r.policy(semel.CrashHold).Lease)
 			}
 		}
 	}
@@ -447,9 +447,9 @@ func (r *run) play(net network, dir string) error {
 	if err != nil {
 		return err
 	}
-	onCrash := semel.Hold
+	onCrash := semel.CrashHold
 	if c.rival == takesOver {
-		onCrash = semel.Retry
+		onCrash = semel.CrashRetry
 	}
 	a, err := r.start(net, &faulty{store: s.store, run: r}, onCrash, spools, true)
 	if err != nil {

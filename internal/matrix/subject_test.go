@@ -93,9 +93,9 @@ func newMemory(t testing.TB) *subject {
 	return leased(kind{virtual: true}, s)
 }
 
-func openSQLite(t testing.TB) (*sqlite.Store, string) {
+func openSQLite(t testing.TB, mode sqlite.Mode) (*sqlite.Store, string) {
 	path := filepath.Join(t.TempDir(), "semel.db")
-	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: path})
+	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: path, Mode: mode})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +103,9 @@ func openSQLite(t testing.TB) (*sqlite.Store, string) {
 }
 
 func newSQLite(t testing.TB) *subject {
-	s, _ := openSQLite(t)
+	s, _ := openSQLite(t, sqlite.ModeLeased)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -115,14 +115,13 @@ func newSQLite(t testing.TB) *subject {
 const createEffect = "CREATE TABLE effect (key text NOT NULL, exec integer NOT NULL, half integer NOT NULL)"
 
 func newSQLiteTx(t testing.TB) *subject {
-	base, path := openSQLite(t)
-	s := base.Transactional()
+	s, path := openSQLite(t, sqlite.ModeTransactional)
 	db, err := sql.Open("sqlite", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(db.Close(), s.Close()); err != nil {
+		if err := errors.Join(db.Close(), s.Close(context.Background())); err != nil {
 			t.Error(err)
 		}
 	})
@@ -173,7 +172,7 @@ func newPostgres(t testing.TB, k kind) *subject {
 	}
 	c := postgres.Config{}
 	if k.transactional {
-		c.Mode = postgres.Transactional
+		c.Mode = postgres.ModeTransactional
 	}
 	ps, err := postgres.New(ctx, pool, c)
 	if err != nil {

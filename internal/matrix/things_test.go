@@ -171,19 +171,23 @@ func openThings(t testing.TB, kind, at string) *things {
 	s := &things{url: at}
 	var guarded semel.Store
 	if strings.HasPrefix(kind, "sqlite") {
-		base, err := sqlite.Open(ctx, sqlite.Config{Path: at, BusyTimeout: 5 * time.Minute})
+		c := sqlite.Config{Path: at, BusyTimeout: 5 * time.Minute}
+		lease, err := sqlite.Open(ctx, c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tx := base.Transactional()
-		end := tx.Close
-		guarded = base
+		base, end := lease, lease.Close
 		if transactional {
-			guarded = tx
+			c.Mode = sqlite.ModeTransactional
+			if base, err = sqlite.Open(ctx, c); err != nil {
+				t.Fatal(err)
+			}
+			end = func(ctx context.Context) error { return errors.Join(lease.Close(ctx), base.Close(ctx)) }
 		}
-		s.leased, s.outbox, s.inbox = base, base.Outbox(), tx.Inbox()
+		guarded = base
+		s.leased, s.outbox, s.inbox = lease, base.Outbox(), base.Inbox()
 		s.enqueue = func(ctx context.Context, m outbox.Message) error {
-			return tx.Inbox().Transact(ctx, "enqueuer", []string{m.ID}, func(ctx context.Context, _ []bool) error { return sqlite.Enqueue(ctx, m) })
+			return base.Inbox().Transact(ctx, "enqueuer", []string{m.ID}, func(ctx context.Context, _ []bool) error { return sqlite.Enqueue(ctx, m) })
 		}
 		if !transactional {
 			s.url += ".things" // leased, the effect is somewhere else
@@ -192,7 +196,7 @@ func openThings(t testing.TB, kind, at string) *things {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := errors.Join(s.close(), end()); err != nil {
+			if err := errors.Join(s.close(), end(context.Background())); err != nil {
 				t.Error(err)
 			}
 		})
@@ -209,7 +213,7 @@ func openThings(t testing.TB, kind, at string) *things {
 		s.rows = poolRows(pool)
 		c := postgres.Config{}
 		if transactional {
-			c.Mode = postgres.Transactional
+			c.Mode = postgres.ModeTransactional
 		}
 		ps, err := postgres.New(ctx, pool, c)
 		if err != nil {

@@ -24,6 +24,7 @@ var chromiumNames = []string{
 // with the test.
 func Chromium(t testing.TB) string {
 	t.Helper()
+	long(t)
 	program, err := findChromium()
 	if err != nil {
 		missing(t, err)

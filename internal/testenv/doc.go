@@ -26,3 +26,11 @@ func missing(t testing.TB, err error) {
 	}
 	t.Skipf("testenv: %v", err)
 }
+
+// long skips a test with -short, in which no servers are started.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("testenv: too long for -short")
+	}
+}

@@ -37,6 +37,7 @@ type Host struct {
 // not given, it is with the test as without a server.
 func NewHost(t testing.TB) *Host {
 	t.Helper()
+	long(t)
 	h := &Host{work: make(chan func())}
 	thread := make(chan int, 1)
 	failed := make(chan error, 1)

@@ -18,6 +18,7 @@ import (
 // statements. It ends with the test.
 func PgBouncer(t testing.TB, pgURL string) string {
 	t.Helper()
+	long(t)
 	u, err := url.Parse(pgURL)
 	if err != nil {
 		t.Fatalf("testenv: the server's URL: %v", err)

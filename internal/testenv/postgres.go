@@ -31,6 +31,7 @@ var shared struct {
 // fsync on; it ends with the binary.
 func Postgres(t testing.TB) string {
 	t.Helper()
+	long(t)
 	if given := os.Getenv(EnvPostgres); given != "" {
 		return createDatabase(t, given)
 	}
@@ -91,6 +92,7 @@ type PostgresOptions struct {
 // restarted at will. It ends with the test.
 func StartPostgres(t testing.TB, o PostgresOptions) *PostgresServer {
 	t.Helper()
+	long(t)
 	s, err := newPostgresServer(o)
 	if err != nil {
 		missing(t, err)

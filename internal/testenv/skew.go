@@ -51,6 +51,7 @@ var wallSkew = func() int64 {
 // command caches it.
 func BuildSkewed(t testing.TB, command ...string) (program string) {
 	t.Helper()
+	long(t)
 	goTool, err := exec.LookPath("go")
 	if err != nil {
 		missing(t, err)

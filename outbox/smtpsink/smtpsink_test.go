@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/outboxtest"
 	"github.com/semelhq/semel/outbox/smtpsink"
@@ -102,6 +103,7 @@ func fate(t *testing.T, s outbox.Sink, policy outbox.UnknownPolicy, m outbox.Mes
 // Whatever goes wrong before the last line of the mail has no effect and is tried
 // again, or is for good. Only what goes wrong behind it is unknown.
 func TestAnswers(t *testing.T) {
+	quick.LeaveOut(t)
 	for _, tt := range []struct {
 		name    string
 		command string // that is answered
@@ -124,7 +126,7 @@ func TestAnswers(t *testing.T) {
 		{name: "mail refused at its end for now", accept: errors.New("451 later"), state: outbox.StatePending},
 		{name: "accepted otherwise", accept: errors.New("251 will forward"), state: outbox.StateDelivered},
 		{name: "cut off behind the end, held", accept: net.ErrClosed, state: outbox.StateUnknown, unsure: true},
-		{name: "cut off behind the end, sent again", accept: net.ErrClosed, policy: outbox.Retry, state: outbox.StatePending, unsure: true},
+		{name: "cut off behind the end, sent again", accept: net.ErrClosed, policy: outbox.UnknownRetry, state: outbox.StatePending, unsure: true},
 		{name: "an answer that is none", accept: errors.New("what?"), state: outbox.StateUnknown, unsure: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -144,7 +146,7 @@ func TestAnswers(t *testing.T) {
 		})
 	}
 	// A server that is not there, and one that never answers the last line.
-	if e := fate(t, sink(t, smtpsink.Config{Addr: "127.0.0.1:1", From: "shop@example.com"}), outbox.Hold, outbox.Message{}); e.State != outbox.StatePending {
+	if e := fate(t, sink(t, smtpsink.Config{Addr: "127.0.0.1:1", From: "shop@example.com"}), outbox.UnknownHold, outbox.Message{}); e.State != outbox.StatePending {
 		t.Errorf("without a server it is %s", e.State)
 	}
 	release := make(chan struct{})
@@ -152,7 +154,7 @@ func TestAnswers(t *testing.T) {
 	b := &box{}
 	b.Accept = func(outboxtest.Mail) error { <-release; return nil }
 	serve(t, b)
-	if e := fate(t, sink(t, smtpsink.Config{Addr: b.addr, From: "shop@example.com", TLS: smtpsink.NoTLS}), outbox.Hold, outbox.Message{}); e.State != outbox.StateUnknown {
+	if e := fate(t, sink(t, smtpsink.Config{Addr: b.addr, From: "shop@example.com", TLS: smtpsink.NoTLS}), outbox.UnknownHold, outbox.Message{}); e.State != outbox.StateUnknown {
 		t.Errorf("without an answer in time it is %s", e.State)
 	}
 }
@@ -196,7 +198,7 @@ func TestMail(t *testing.T) {
 		Payload: []byte("Hällo\n.\n..\nFrom here\n" + strings.Repeat("long ", 300)),
 	}
 	for range 2 {
-		if e := fate(t, s, outbox.Hold, m); e.State != outbox.StateDelivered {
+		if e := fate(t, s, outbox.UnknownHold, m); e.State != outbox.StateDelivered {
 			t.Fatalf("it is %s: %s", e.State, e.Cause)
 		}
 	}
@@ -256,7 +258,7 @@ func TestEncodings(t *testing.T) {
 		if tt.kind != "" {
 			h["Content-Type"] = tt.kind
 		}
-		e := fate(t, s, outbox.Hold, outbox.Message{Headers: h, Payload: []byte(tt.payload)})
+		e := fate(t, s, outbox.UnknownHold, outbox.Message{Headers: h, Payload: []byte(tt.payload)})
 		if tt.encoding == "" {
 			if e.State != outbox.StateDead {
 				t.Errorf("%s %q is %s", tt.kind, tt.payload, e.State)
@@ -295,7 +297,7 @@ func TestHeaderInjection(t *testing.T) {
 		if len(h) == 0 {
 			h = map[string]string{"Subject": "for nobody"}
 		}
-		if e := fate(t, s, outbox.Hold, outbox.Message{Headers: h}); e.State != outbox.StateDead {
+		if e := fate(t, s, outbox.UnknownHold, outbox.Message{Headers: h}); e.State != outbox.StateDead {
 			t.Errorf("with %q it is %s: %s", h, e.State, e.Cause)
 		}
 	}
@@ -345,7 +347,7 @@ func TestTLS(t *testing.T) {
 		if tt.c.TLS != smtpsink.NoTLS {
 			tt.c.Username, tt.c.Password = "user", "secret"
 		}
-		e := fate(t, sink(t, tt.c), outbox.Hold, outbox.Message{})
+		e := fate(t, sink(t, tt.c), outbox.UnknownHold, outbox.Message{})
 		n := len(secure.taken()) + len(open.taken()) - before
 		if (n == 1) != tt.taken || (e.State == outbox.StateDelivered) != tt.taken || e.State != outbox.StateDelivered && e.State != outbox.StatePending {
 			t.Errorf("%s: it is %s, %d mails were sent: %s", tt.name, e.State, n, e.Cause)
@@ -365,7 +367,7 @@ func TestTLS(t *testing.T) {
 	before := len(secure.taken())
 	e := fate(t, sink(t, smtpsink.Config{
 		Addr: l.Addr().String(), From: "shop@example.com", TLS: smtpsink.ImplicitTLS, TLSConfig: &tls.Config{RootCAs: roots, ServerName: "example.com"},
-	}), outbox.Hold, outbox.Message{})
+	}), outbox.UnknownHold, outbox.Message{})
 	if e.State != outbox.StateDelivered || len(secure.taken()) != before+1 {
 		t.Errorf("with TLS from the start it is %s: %s", e.State, e.Cause)
 	}
@@ -389,7 +391,7 @@ func TestServerThatTalksForEver(t *testing.T) {
 			}
 		}
 	}()
-	e := fate(t, sink(t, smtpsink.Config{Addr: l.Addr().String(), From: "shop@example.com"}), outbox.Hold, outbox.Message{})
+	e := fate(t, sink(t, smtpsink.Config{Addr: l.Addr().String(), From: "shop@example.com"}), outbox.UnknownHold, outbox.Message{})
 	if e.State != outbox.StatePending || !strings.Contains(e.Cause, "more than it may") {
 		t.Errorf("it is %s: %s", e.State, e.Cause)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/probe/conformance"
 	"github.com/semelhq/semel/probe/wire"
 	"github.com/semelhq/semel/semelhttp"
@@ -252,6 +253,7 @@ type wrong struct {
 
 // TestWrongServers: each way to be wrong fails the cases that are about it.
 func TestWrongServers(t *testing.T) {
+	quick.LeaveOut(t)
 	header := func(change func(h http.Header, status *int)) func(http.Handler) http.Handler {
 		return func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

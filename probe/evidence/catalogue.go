@@ -191,8 +191,8 @@ var catalogue = []Entry{
 	{
 		ID: "mismatch-executed", Priority: P0, Basis: Established,
 		Title:       "Another request under the same key was executed",
-		Advice:      "Established when the altered request's own effect was seen. A success with a new id alone: inferred.",
-		Explanation: "A key was sent with two payloads, one after the other or at once, and both took effect. A client's mistake with keys has a second effect instead of an error.",
+		Advice:      "Established when the altered request's own effect was seen, or its change by a GET of the address of a PUT or PATCH. A success with a new id alone: inferred.",
+		Explanation: "A key was sent with two payloads, one after the other or at once, and both were executed. A client's mistake with keys does something else, or does it twice, and no error tells.",
 		Inferred: Words{
 			"Another request under the same key seems to have been executed",
 			"A key that had been used was sent with another payload, and the answer is a success that names another resource. That it was made is inferred: no reader saw it.",
@@ -243,8 +243,8 @@ var catalogue = []Entry{
 	{
 		ID: "mismatch-replayed-as-same", Priority: P1, Basis: Established,
 		Title:       "Another request under the same key was answered with the first one's result",
-		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent.",
-		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and the readers saw the effect of one alone.",
+		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent by a reader, or by a GET of the address of a PUT or PATCH.",
+		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and what one of them asks for was not there afterwards.",
 		Inferred: Words{
 			"Another request under the same key seems to have been answered with the first one's result",
 			"A key that had been used was sent with another payload, and the answer is a success. That it is the first one's result, and that nothing else happened, is inferred from the answers.",
@@ -341,6 +341,14 @@ var catalogue = []Entry{
 		References: []string{refOnce},
 	},
 	{
+		ID: "preview-uses-key", Priority: P1, Basis: Established,
+		Title:       "A preview used up its key",
+		Advice:      "Established when the operation had no effect under the key of a preview, by a reader that saw that of a request with a fresh key. P2 where it was refused, for then the client is told.",
+		Explanation: "The operation's own dry run was sent with a key, and then the operation itself under the same key. That had no effect of its own, and a request with a fresh key had one. A client that checks first and then sends, with the key that it has made for the request, gets the preview's answer or a refusal.",
+		Remedy:      "Leave previews out of the record of keys, or keep a record of their own for them.",
+		References:  []string{refDraft},
+	},
+	{
 		ID: "refusal-sticks", Priority: P1, Basis: Established,
 		Title:       "A corrected request is answered with the refusal of the one before",
 		Advice:      "Established when an invalid request was refused and the corrected one under its key got the same answer to the byte, without an effect.",
@@ -418,11 +426,11 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "in-flight-executed", Priority: P0, Basis: Established,
-		Title:       "A retry during the first attempt was executed as well",
+		Title:       "A duplicate during the first attempt was executed as well",
 		Advice:      "Established when the first was shown to be still running as the retry was delivered, and two effects were counted. Without a reader, two different ids: inferred. A client time-out shorter than the operation makes this an everyday case.",
-		Explanation: "The request was sent again while the first was still being processed, and the readers saw more than one effect.",
+		Explanation: "The request was sent again while the first was still being processed, or twice at once where it is too fast for that, and the readers saw more than one effect.",
 		Inferred: Words{
-			"A retry during the first attempt seems to have been executed as well",
+			"A duplicate during the first attempt seems to have been executed as well",
 			"The request was sent again while the first was still being processed, and the answers name different resources. That there are two of them is inferred: no reader counted.",
 		},
 		Remedy:     "Mark the request as in progress, durably, before the work starts, and keep the mark until the work is done, however long it takes. Answer a duplicate meanwhile with 409 and Retry-After, or let it wait for the result.",

@@ -116,7 +116,7 @@ func init() {
 	add(1, wstg+"latest/4-Web_Application_Security_Testing/10-Business_Logic_Testing/11-Testing_for_Race_Conditions", wstgRace, "Testing for race conditions")
 	add(2, "http://www.pentest-standard.org/index.php/Intelligence_Gathering", ptesGathering, "What the target tells of itself")
 	add(2, "http://www.pentest-standard.org/index.php/Vulnerability_Analysis", ptesAnalysis, "A weakness was found")
-	add(2, "http://www.pentest-standard.org/index.php/Exploitation", ptesExploitation, "A weakness was used, and had an effect")
+	add(2, "http://www.pentest-standard.org/index.php/Exploitation", ptesExploitation, "A weakness was used, and not only found")
 	for id, title := range map[string]string{tacticReconnaissance: "Reconnaissance", tacticAccess: "Initial Access", tacticCollection: "Collection", tacticImpact: "Impact"} {
 		add(3, "https://attack.mitre.org/tactics/"+id+"/", id, title)
 	}
@@ -226,6 +226,7 @@ var mapping = map[string][5]string{
 	"same-meaning-executed":              {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
 	"truncated-executed":                 {asvsInput + " " + asvsWhole, wstgData + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
 	"refusal-executed":                   {asvsWhole + " " + asvsFail, wstgErrors + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	"preview-uses-key":                   {asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
 	"preview-executed":                   {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-440"},
 	"key-not-scoped-operation":           {asvsLimits + " " + asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
 	"key-forgotten":                      {asvsLimits + " " + asvsLimitsDocumented, wstgTimes + " " + wstgTiming, ptesExploitation, tacticImpact, refOnce},

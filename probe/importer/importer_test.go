@@ -228,7 +228,7 @@ const harFile = `{"log":{"version":"1.2","entries":[
   "postData":{"mimeType":"application/json","text":"{ \"item\": \"a\\u2028b\", \"quantity\": 1 }"}}}]}}`
 
 func TestHAR(t *testing.T) {
-	for _, c := range []Choice{{Index: 1}, {Index: -1, URL: "/orders"}, {Index: -1, Method: "post"}} {
+	for _, c := range []Choice{{Index: 1}, {Index: -1, URL: "/orders"}, {Index: -1, Method: "post"}, {Index: -1, URL: "shop"}, {Index: -1}} {
 		d, err := HAR([]byte(harFile), c)
 		if err != nil {
 			t.Fatal(err)
@@ -246,7 +246,15 @@ func TestHAR(t *testing.T) {
 			t.Errorf("no alteration is proposed:\n%s", d.YAML)
 		}
 	}
-	for _, c := range []Choice{{Index: 2}, {Index: -1, URL: "nowhere"}, {Index: -1, URL: "shop"}} {
+	twice := strings.Replace(harFile, `"entries":[`, `"entries":[{"request":{"method":"PUT","url":"https://shop.example/orders/1","headers":[]}},`, 1)
+	reads := strings.ReplaceAll(twice, `"POST"`, `"GET"`)
+	if _, err := HAR([]byte(twice), Choice{Index: -1}); err == nil || !strings.Contains(err.Error(), "0 and 2 both match") {
+		t.Errorf("of two that write it says %v", err)
+	}
+	if _, err := HAR([]byte(strings.ReplaceAll(reads, `"PUT"`, `"GET"`)), Choice{Index: -1}); err == nil {
+		t.Error("of several that read it picks one")
+	}
+	for _, c := range []Choice{{Index: 2}, {Index: -1, URL: "nowhere"}} {
 		if _, err := HAR([]byte(harFile), c); err == nil {
 			t.Errorf("%+v picks something", c)
 		}
@@ -555,7 +563,7 @@ components:
 		t.Fatal(err)
 	}
 	checkDraft(t, d, nil)
-	if text := string(d.YAML); !strings.Contains(text, "references lead out of the document") || !strings.Contains(text, "?p=") {
+	if text := string(d.YAML); !strings.Contains(text, "References that lead out of the document") || !strings.Contains(text, "?p=") {
 		t.Errorf("%s", text)
 	}
 }

@@ -76,7 +76,7 @@ func OpenAPI(data []byte, choice APIChoice) (d *Draft, err error) {
 	}
 	a := &api{below: part.preview, request: &request{from: "an operation of an OpenAPI document", spec: choice.Document}, doc: &model.Model, optional: choice.Optional}
 	if part.outside > 0 {
-		a.note("%d references lead out of the document or to nothing; what they refer to was left out.", part.outside)
+		a.note("References that lead out of the document or to nothing: %d. What they refer to was left out.", part.outside)
 	}
 	if err != nil {
 		a.note("The document has circular references; what is required in a circle was left out.")

@@ -35,15 +35,22 @@ func (c Choice) pick(n int, method, url func(int) string) (int, error) {
 		}
 		return c.Index, nil
 	}
-	found := -1
+	found, writes := -1, -1
 	for i := range n {
 		if c.Index >= 0 && i != c.Index || !strings.Contains(url(i), c.URL) || c.Method != "" && !strings.EqualFold(c.Method, method(i)) {
 			continue
 		}
-		if found >= 0 {
-			return 0, fmt.Errorf("importer: the requests %d and %d both match; choose by index", found, i)
+		// What reads is there for the readers.
+		reads := slices.Contains([]string{"GET", "HEAD", "OPTIONS"}, strings.ToUpper(method(i)))
+		switch {
+		case found < 0, !reads && writes < 0:
+			found = i
+		case !reads || writes < 0:
+			return 0, fmt.Errorf("importer: the requests %d and %d both match; choose by index, counted from 0", found, i)
 		}
-		found = i
+		if !reads {
+			writes = i
+		}
 	}
 	if found < 0 {
 		return 0, errors.New("importer: no request matches")

@@ -28,11 +28,23 @@ var profiles = map[string]Contract{
 // requires keys: neither it nor the plan names a contract, or the one that is
 // named has neither a profile nor what a request without a key gets.
 func (p *Plan) AssumesContract(op *Operation) bool {
-	if op.Contract == nil && (p.Contract == nil || p.assumed) {
-		return true
+	c := p.named(op)
+	return c == nil || c.Profile == "" && c.Missing == nil
+}
+
+// AssumesReplay reports whether it is by default only what an operation's contract
+// says that a duplicate gets.
+func (p *Plan) AssumesReplay(op *Operation) bool {
+	c := p.named(op)
+	return c == nil || c.Profile == "" && c.Replay == ""
+}
+
+// named is the contract that an operation or the plan names, nil if none does.
+func (p *Plan) named(op *Operation) *Contract {
+	if op.Contract == nil && p.assumed {
+		return nil
 	}
-	c := cmp.Or(op.Contract, p.Contract)
-	return c.Profile == "" && c.Missing == nil
+	return cmp.Or(op.Contract, p.Contract)
 }
 
 // ContractFor returns what an operation promises, in full: its own contract or

@@ -294,11 +294,11 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	labels, answers := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
 	for i, b := range bs {
-		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(b.send.Role, 14))
+		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(string(b.send.Role), 14))
 		if b.send.Principal != "" {
 			labels[i] += " " + short(b.send.Principal, 8)
 		}
-		answers[i] = short(b.answer(), 24)
+		answers[i] = short(b.answer(), longestAnswer)
 		left, right = max(left, utf8.RuneCountInString(labels[i])), max(right, utf8.RuneCountInString(answers[i]))
 	}
 	room := max(p.width-2-left-1-1-right-1, 16)
@@ -344,9 +344,15 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
 		legend = ", ≠ a duplicate that names another resource than the first"
 	}
+	if slices.ContainsFunc(sends, func(s evidence.Send) bool { return s.SaysError }) {
+		legend += ", (error) one in the body of the answer"
+	}
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
 	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut"+legend)
+	for _, l := range inFull(bs, longestAnswer) {
+		p.wrap("  ", l.who+"  ", l.answer)
+	}
 	if rest := unshown(e, len(sends)); rest != "" {
 		p.line("  not shown: %s; run.json has them", rest)
 	}
@@ -363,11 +369,38 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	p.more(len(changes)-mostChanges, "changes")
 }
 
+// longestAnswer is how much of an answer is beside its bar.
+const longestAnswer = 24
+
+// fullAnswer is an answer that there was no room for, and whose it is.
+type fullAnswer struct{ who, answer string }
+
+// inFull lists the answers that are cut at a length, so that ids in them can be
+// looked up: each once, with the sends that got it.
+func inFull(bs []bar, longest int) (lines []fullAnswer) {
+	of := map[string][]int{}
+	for _, b := range bs {
+		// The mark of another resource is in the picture.
+		a := answer(b.send)
+		if b.start < 0 || utf8.RuneCountInString(b.answer()) <= longest {
+			continue
+		}
+		if of[a] == nil {
+			lines = append(lines, fullAnswer{answer: a})
+		}
+		of[a] = append(of[a], b.send.N)
+	}
+	for i := range lines {
+		lines[i].who = "#" + strings.ReplaceAll(ranges(of[lines[i].answer]), ", ", ", #")
+	}
+	return lines
+}
+
 // unshown says what a picture of so many sends does not show; empty for nothing.
 func unshown(e *evidence.Experiment, drawn int) string {
 	hidden, reads := -drawn, 0
 	for _, s := range e.Sends {
-		if s.Role == "read" {
+		if s.Role == evidence.RoleRead {
 			reads++
 		} else {
 			hidden++
@@ -432,7 +465,7 @@ func changeLines(o *evidence.Operation, e *evidence.Experiment) (lines []string)
 	for i, line := range lines {
 		switch {
 		case e.Race == nil || n[line] == 1:
-		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "control" }):
+		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == evidence.RoleControl }):
 			lines[i] += fmt.Sprintf(" in each of %d trials", n[line])
 		case n[line] == e.Race.Trials+1:
 			lines[i] += fmt.Sprintf(" in the control and in each of %s", plural(e.Race.Trials, "trial", "trials"))
@@ -450,6 +483,8 @@ func changeLine(o *evidence.Operation, c evidence.Change) string {
 	case blind(o, c.Reader):
 		return s + " (it saw the effect of no fresh request, so this says nothing)"
 	case !counts(c):
+		return s
+	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: ") && c.Expected < 0:
 		return s
 	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: "):
 		return s + fmt.Sprintf(" (%d due)", c.Expected)

@@ -122,7 +122,7 @@ func TestBrokenStores(t *testing.T) {
 			if err := other.Transact(ctx, o.Number, 1, s, func(ctx context.Context) (r []byte, err error) { s.Result, err = work(ctx); return nil, err }); err != nil {
 				return err
 			}
-			s.State = steps.Done
+			s.State = steps.StateDone
 			return b.Put(ctx, number, fence, s)
 		}},
 		"transacts without fence": {transact: func(b *memory.Steps, ctx context.Context, number, _ uint64, s steps.Step, work func(context.Context) ([]byte, error)) error {
@@ -144,12 +144,12 @@ func TestBrokenStores(t *testing.T) {
 					return err
 				}
 			}
-			return b.Mark(ctx, steps.Mark{Number: d.Number, Fence: d.Fence, Phase: steps.Open})
+			return b.Mark(ctx, steps.Mark{Number: d.Number, Fence: d.Fence, Phase: steps.PhaseOpen})
 		}},
 		"resolves, and does not go on": {decide: func(b *memory.Steps, ctx context.Context, d steps.Decision) error {
 			err := b.Decide(ctx, d)
 			if err == nil {
-				err = b.Mark(ctx, steps.Mark{Number: d.Number, Fence: d.Fence, Phase: steps.Held})
+				err = b.Mark(ctx, steps.Mark{Number: d.Number, Fence: d.Fence, Phase: steps.PhaseHeld})
 			}
 			return err
 		}},

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/steps"
 )
 
@@ -67,7 +67,7 @@ func (s *Shop) Order(ctx context.Context, order string) (r Receipt, err error) {
 		return r, err
 	}
 	s.At("between charge and notify")
-	if r.Notice, err = steps.Remote(ctx, "notify", steps.Policy{OnCrash: semel.Retry}, order, s.call("notify")); err != nil {
+	if r.Notice, err = steps.Remote(ctx, "notify", steps.Policy{OnCrash: semel.CrashRetry}, order, s.call("notify")); err != nil {
 		return r, err
 	}
 	s.At("behind the last step")
@@ -78,7 +78,7 @@ func (s *Shop) Order(ctx context.Context, order string) (r Receipt, err error) {
 func (s *Shop) call(service string) func(ctx context.Context, order string) (string, error) {
 	return func(ctx context.Context, order string) (string, error) {
 		s.At(service + " is called")
-		transport, err := semelhttp.NewTransport(semelhttp.TransportConfig{Base: s.Base, MaxTries: 1})
+		transport, err := semelclient.New(semelclient.Config{Base: s.Base, MaxTries: 1})
 		if err != nil {
 			return "", err
 		}
@@ -195,7 +195,7 @@ func decide(ctx context.Context, s *Shop, order string) error {
 	if err != nil {
 		return err
 	}
-	return j.Resolve(ctx, identity(order), steps.Resolution{Step: "charge", To: steps.Done, Result: []byte(`"found"`), By: "ada", Because: "looked it up"})
+	return j.Resolve(ctx, identity(order), steps.Resolution{Step: "charge", To: steps.StateDone, Result: []byte(`"found"`), By: "ada", Because: "looked it up"})
 }
 
 // KilledDeciding has a process resolve a step of an order, and kills it at each point
@@ -207,10 +207,10 @@ func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
 		order := fmt.Sprintf("d%d", n)
 		o, err := s.Journal.Open(t.Context(), steps.Opening{Identity: identity(order), Fence: 1})
 		if err == nil {
-			err = s.Journal.Put(t.Context(), o.Number, 1, steps.Step{Name: "charge", State: steps.Unknown})
+			err = s.Journal.Put(t.Context(), o.Number, 1, steps.Step{Name: "charge", State: steps.StateUnknown})
 		}
 		if err == nil {
-			err = s.Journal.Mark(t.Context(), steps.Mark{Number: o.Number, Fence: 1, Phase: steps.Held, Cause: "unknown"})
+			err = s.Journal.Mark(t.Context(), steps.Mark{Number: o.Number, Fence: 1, Phase: steps.PhaseHeld, Cause: "unknown"})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -228,8 +228,8 @@ func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
 			if err != nil || len(o.Steps) != 1 {
 				t.Fatalf("killed at %d, %s: %+v, %v", n, point, o, err)
 			}
-			done = o.Steps[0].State == steps.Done
-			if held := o.Phase == steps.Held; held == done || len(o.Decisions) > 1 || (len(o.Decisions) == 1) != done {
+			done = o.Steps[0].State == steps.StateDone
+			if held := o.Phase == steps.PhaseHeld; held == done || len(o.Decisions) > 1 || (len(o.Decisions) == 1) != done {
 				t.Fatalf("killed at %d, %s: step %s, operation %s, %d entries", n, point, o.Steps[0].State, o.Phase, len(o.Decisions))
 			}
 			if try > 0 {
@@ -297,7 +297,7 @@ func (c *Child) Point(name string) {
 
 // Main is what the child does.
 func (c *Child) Main(s *Shop) error {
-	s.URL, s.Point, s.Policy, s.Charge = c.URL, c.Point, quick, steps.Policy{OnCrash: semel.Retry}
+	s.URL, s.Point, s.Policy, s.Charge = c.URL, c.Point, quick, steps.Policy{OnCrash: semel.CrashRetry}
 	switch c.Role {
 	case "complete":
 		return complete(context.Background(), s, c.Order)
@@ -305,7 +305,7 @@ func (c *Child) Main(s *Shop) error {
 		return decide(context.Background(), s, c.Order)
 	}
 	_, answer, err := s.Place(context.Background(), c.Order)
-	if err == nil && answer != semel.Executed {
+	if err == nil && answer != semel.AnswerExecuted {
 		err = fmt.Errorf("the answer is %v", answer)
 	}
 	s.At("behind the answer")
@@ -347,8 +347,8 @@ func complete(ctx context.Context, s *Shop, order string) error {
 // one effect of each step, and the services have seen one key. command makes a process
 // that calls Child.Main.
 func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int, twice bool, command func() *exec.Cmd) {
-	s.Policy, s.Charge = quick, steps.Policy{OnCrash: semel.Retry}
-	s.Policy.OnCrash = semel.Retry
+	s.Policy, s.Charge = quick, steps.Policy{OnCrash: semel.CrashRetry}
+	s.Policy.OnCrash = semel.CrashRetry
 	run := func(order, role string, at int) (point string) {
 		c := command()
 		c.Env = append(c.Env, fmt.Sprintf("%s=%s %d %s %s", childVariable, order, at, role, s.URL))
@@ -384,8 +384,8 @@ func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int
 			t.Errorf("killed at %d, %s: %v", n, point, err)
 		}
 		rival.Wait()
-		got, answer, err := s.Place(t.Context(), order)                                                 // the client comes back
-		for end := time.Now().Add(time.Minute); answer == semel.InProgress && time.Now().Before(end); { // until the lease has lapsed
+		got, answer, err := s.Place(t.Context(), order)                                                       // the client comes back
+		for end := time.Now().Add(time.Minute); answer == semel.AnswerInProgress && time.Now().Before(end); { // until the lease has lapsed
 			got, answer, err = s.Place(t.Context(), order)
 		}
 		if want := (Receipt{"reserved " + order, "/charge for " + order, "/notify for " + order}); err != nil || got != want {

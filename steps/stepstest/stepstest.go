@@ -163,9 +163,9 @@ var rules = []struct {
 }{
 	{"the-first-to-open-records-the-others-find", func(b *bench) {
 		first := b.open("a", 7)
-		b.put(first, 0, "one", steps.Done, nil)
+		b.put(first, 0, "one", steps.StateDone, nil)
 		o := b.open("a", 9)
-		if o.Number != first.Number || o.Fence != 9 || string(o.Input) != `"a 7"` || o.Phase != steps.Open || o.Identity != identity("a") || len(o.Steps) != 1 {
+		if o.Number != first.Number || o.Fence != 9 || string(o.Input) != `"a 7"` || o.Phase != steps.PhaseOpen || o.Identity != identity("a") || len(o.Steps) != 1 {
 			b.Errorf("opened again: %+v", o)
 		}
 		if other := b.open("b", 1); other.Number == o.Number || len(other.Steps) != 0 {
@@ -201,35 +201,35 @@ var rules = []struct {
 	}},
 	{"who-was-overtaken-writes-nothing", func(b *bench) {
 		old := b.open("a", 1)
-		b.put(old, 0, "one", steps.Started, nil)
+		b.put(old, 0, "one", steps.StateStarted, nil)
 		now := b.open("a", 2)
-		b.put(old, 0, "one", steps.Done, steps.ErrStale)
-		b.put(old, 1, "two", steps.Started, steps.ErrStale)
+		b.put(old, 0, "one", steps.StateDone, steps.ErrStale)
+		b.put(old, 1, "two", steps.StateStarted, steps.ErrStale)
 		before := b.open("b", 1) // of which no step is on record
 		b.open("b", 2)
 		b.transact(b.Store, before, "old", nil, steps.ErrStale)
-		b.mark(old, steps.Mark{Phase: steps.Finished}, steps.ErrStale)
+		b.mark(old, steps.Mark{Phase: steps.PhaseFinished}, steps.ErrStale)
 		b.wantEffects("old", 0)
-		if o := b.find("a"); len(o.Steps) != 1 || o.Steps[0].State != steps.Started || o.Phase != steps.Open {
+		if o := b.find("a"); len(o.Steps) != 1 || o.Steps[0].State != steps.StateStarted || o.Phase != steps.PhaseOpen {
 			b.Errorf("%+v", o)
 		}
-		b.put(now, 0, "one", steps.Done, nil)
+		b.put(now, 0, "one", steps.StateDone, nil)
 	}},
 	{"a-step-that-is-settled-stays-as-it-is", func(b *bench) {
 		o := b.open("a", 1)
-		for _, state := range []steps.State{steps.Started, steps.Unknown, steps.Free, steps.Started, steps.Done} {
+		for _, state := range []steps.State{steps.StateStarted, steps.StateUnknown, steps.StateFree, steps.StateStarted, steps.StateDone} {
 			b.put(o, 0, "one", state, nil)
 		}
-		b.put(o, 1, "two", steps.Failed, nil)
-		for _, state := range []steps.State{steps.Started, steps.Unknown, steps.Free, steps.Done, steps.Failed} {
+		b.put(o, 1, "two", steps.StateFailed, nil)
+		for _, state := range []steps.State{steps.StateStarted, steps.StateUnknown, steps.StateFree, steps.StateDone, steps.StateFailed} {
 			b.put(o, 0, "one", state, steps.ErrStale)
 			b.put(o, 1, "two", state, steps.ErrStale)
 		}
-		b.put(o, 2, "three", steps.Started, nil)
-		b.put(o, 2, "other", steps.Done, steps.ErrStale)
+		b.put(o, 2, "three", steps.StateStarted, nil)
+		b.put(o, 2, "other", steps.StateDone, steps.ErrStale)
 		all := b.find("a").Steps
-		if len(all) != 3 || all[0].State != steps.Done || string(all[0].Result) != "done" || all[0].Cause != "of done" || !bytes.Equal(all[0].Input, []byte("\x00\xff")) ||
-			all[1].State != steps.Failed || all[2].Name != "three" || all[2].State != steps.Started || all[2].Position != 2 {
+		if len(all) != 3 || all[0].State != steps.StateDone || string(all[0].Result) != "done" || all[0].Cause != "of done" || !bytes.Equal(all[0].Input, []byte("\x00\xff")) ||
+			all[1].State != steps.StateFailed || all[2].Name != "three" || all[2].State != steps.StateStarted || all[2].Position != 2 {
 			b.Errorf("%+v", all)
 		}
 	}},
@@ -251,7 +251,7 @@ var rules = []struct {
 		b.transact(b.Store, o, "one", nil, nil)
 		b.transact(b.Store, o, "one", nil, steps.ErrStale) // it is done
 		b.wantEffects("one", 1)
-		if all := b.find("a").Steps; len(all) != 1 || all[0].State != steps.Done || string(all[0].Result) != "out" || string(all[0].Input) != "in" {
+		if all := b.find("a").Steps; len(all) != 1 || all[0].State != steps.StateDone || string(all[0].Result) != "out" || string(all[0].Input) != "in" {
 			b.Errorf("%+v", all)
 		}
 	}},
@@ -291,13 +291,13 @@ var rules = []struct {
 				b.Fatalf("open: %v", err)
 			}
 			if key == "d" {
-				b.mark(o, steps.Mark{Phase: steps.Held, Attempts: 3, Cause: "why"}, nil)
+				b.mark(o, steps.Mark{Phase: steps.PhaseHeld, Attempts: 3, Cause: "why"}, nil)
 			}
 			if key == "e" {
-				b.mark(o, steps.Mark{Phase: steps.Finished}, nil)
+				b.mark(o, steps.Mark{Phase: steps.PhaseFinished}, nil)
 			}
 		}
-		if o := b.find("d"); o.Phase != steps.Held || o.Attempts != 3 || o.Cause != "why" {
+		if o := b.find("d"); o.Phase != steps.PhaseHeld || o.Attempts != 3 || o.Cause != "why" {
 			b.Errorf("marked: %+v", o)
 		}
 		b.Advance(time.Minute)
@@ -305,50 +305,50 @@ var rules = []struct {
 			f    steps.Filter
 			want string
 		}{
-			{steps.Filter{Phases: []steps.Phase{steps.Open}}, "abc"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true}, "a"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open}, Limit: 2}, "ab"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open}, After: b.find("a").Number, Limit: 1}, "b"},
-			{steps.Filter{Phases: []steps.Phase{steps.Held}}, "d"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}}, "abc"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Due: true}, "a"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Limit: 2}, "ab"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, After: b.find("a").Number, Limit: 1}, "b"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseHeld}}, "d"},
 			{steps.Filter{}, "abcde"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open, steps.Held}, Key: "d"}, "d"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open, steps.Held}, After: b.find("b").Number}, "cd"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen, steps.PhaseHeld}, Key: "d"}, "d"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen, steps.PhaseHeld}, After: b.find("b").Number}, "cd"},
 			{steps.Filter{Key: "e"}, "e"},
-			{steps.Filter{Phases: []steps.Phase{steps.Finished}}, "e"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open}, Operations: []string{"x", "orders.create"}}, "abc"},
-			{steps.Filter{Phases: []steps.Phase{steps.Open}, Operations: []string{"x"}}, ""},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseFinished}}, "e"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Operations: []string{"x", "orders.create"}}, "abc"},
+			{steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Operations: []string{"x"}}, ""},
 		} {
 			if got := b.keys(c.f); got != c.want {
 				b.Errorf("%+v selects %q; want %q", c.f, got, c.want)
 			}
 		}
 		b.Advance(time.Hour)
-		b.mark(b.find("a"), steps.Mark{Phase: steps.Open, Due: time.Hour}, nil)
-		if got := b.keys(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true}); got != "b" {
+		b.mark(b.find("a"), steps.Mark{Phase: steps.PhaseOpen, Due: time.Hour}, nil)
+		if got := b.keys(steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Due: true}); got != "b" {
 			b.Errorf("an hour later %q is due; want b", got)
 		}
 	}},
 	{"an-age-begins-with-the-last-start", func(b *bench) {
 		o := b.open("a", 1)
-		b.put(o, 0, "one", steps.Started, nil)
+		b.put(o, 0, "one", steps.StateStarted, nil)
 		at := b.find("a").Steps[0].At
 		b.Advance(time.Hour)
-		b.put(o, 0, "one", steps.Unknown, nil)
+		b.put(o, 0, "one", steps.StateUnknown, nil)
 		if s := b.find("a").Steps[0]; s.Age < time.Hour || s.Age > 2*time.Hour {
 			b.Errorf("unknown, its age is %v", s.Age)
 		}
 		now := b.find("a").Steps[0].At // Advance may move it too
-		b.put(o, 0, "one", steps.Started, nil)
+		b.put(o, 0, "one", steps.StateStarted, nil)
 		if s := b.find("a").Steps[0]; s.Age > time.Minute || !s.At.Equal(now) || s.At.After(at) {
 			b.Errorf("started again, its age is %v, and it was recorded at %v", s.Age, s.At)
 		}
 	}},
 	{"a-decision-and-its-entry-are-one-and-taken-once", func(b *bench) {
 		o := b.open("a", 3)
-		b.put(o, 0, "one", steps.Done, nil)
-		b.put(o, 1, "two", steps.Unknown, nil)
+		b.put(o, 0, "one", steps.StateDone, nil)
+		b.put(o, 1, "two", steps.StateUnknown, nil)
 		b.open("b", 3)
-		b.mark(o, steps.Mark{Phase: steps.Held, Attempts: 9, Cause: "why", Due: time.Hour}, nil)
+		b.mark(o, steps.Mark{Phase: steps.PhaseHeld, Attempts: 9, Cause: "why", Due: time.Hour}, nil)
 		entry := func(kind semel.TrailKind, label string) semel.TrailEntry {
 			id := o.Identity
 			return semel.TrailEntry{
@@ -362,7 +362,7 @@ var rules = []struct {
 				b.Errorf("decide on %q: %v; want %v", d.Step.Name, err, want)
 			}
 		}
-		resolve := steps.Decision{Number: o.Number, Fence: 3, Step: steps.Step{Position: 1, Name: "two", Input: []byte("\x00\xff"), State: steps.Done, Result: []byte("found"), Cause: "looked"}, Entry: entry(semel.TrailStepResolved, "two: unknown to done")}
+		resolve := steps.Decision{Number: o.Number, Fence: 3, Step: steps.Step{Position: 1, Name: "two", Input: []byte("\x00\xff"), State: steps.StateDone, Result: []byte("found"), Cause: "looked"}, Entry: entry(semel.TrailStepResolved, "two: unknown to done")}
 		retry := steps.Decision{Number: o.Number, Fence: 3, Entry: entry(semel.TrailRetried, "held to open")}
 		for _, wrong := range []func(d *steps.Decision){
 			func(d *steps.Decision) { d.Fence = 2 }, func(d *steps.Decision) { d.Fence = 4 }, func(d *steps.Decision) { d.Number = 1 << 40 },
@@ -377,7 +377,7 @@ var rules = []struct {
 		if err := b.Store.Decide(ended, retry); err == nil {
 			b.Error("a decision took no notice of its context")
 		}
-		if got := b.find("a"); len(got.Decisions) != 0 || got.Phase != steps.Held || got.Steps[1].State != steps.Unknown {
+		if got := b.find("a"); len(got.Decisions) != 0 || got.Phase != steps.PhaseHeld || got.Steps[1].State != steps.StateUnknown {
 			b.Errorf("what was refused has changed %+v", got)
 		}
 		// Of many that decide at the same time one does.
@@ -397,20 +397,20 @@ var rules = []struct {
 		}
 		wg.Wait()
 		got := b.find("a")
-		if taken.Load() != 1 || refused.Load() != 5 || got.Phase != steps.Open || got.Attempts != 0 || got.Cause != "" || len(got.Decisions) != 1 {
+		if taken.Load() != 1 || refused.Load() != 5 || got.Phase != steps.PhaseOpen || got.Attempts != 0 || got.Cause != "" || len(got.Decisions) != 1 {
 			b.Errorf("%d decided, %d were refused: %+v", taken.Load(), refused.Load(), got)
 		}
-		if s := got.Steps[1]; s.State != steps.Done || string(s.Result) != "found" || s.Cause != "looked" || !bytes.Equal(s.Input, []byte("\x00\xff")) || got.Steps[0].State != steps.Done {
+		if s := got.Steps[1]; s.State != steps.StateDone || string(s.Result) != "found" || s.Cause != "looked" || !bytes.Equal(s.Input, []byte("\x00\xff")) || got.Steps[0].State != steps.StateDone {
 			b.Errorf("resolved it is %+v", got.Steps)
 		}
-		if due := b.keys(steps.Filter{Phases: []steps.Phase{steps.Open}, Due: true}); due != "ab" {
+		if due := b.keys(steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}, Due: true}); due != "ab" {
 			b.Errorf("%q are due; want both", due)
 		}
 		decide(retry, steps.ErrStale) // it is not held
-		b.mark(o, steps.Mark{Phase: steps.Held}, nil)
+		b.mark(o, steps.Mark{Phase: steps.PhaseHeld}, nil)
 		decide(retry, nil)
 		decide(retry, steps.ErrStale)
-		b.mark(o, steps.Mark{Phase: steps.Finished}, nil)
+		b.mark(o, steps.Mark{Phase: steps.PhaseFinished}, nil)
 		decide(retry, steps.ErrStale)
 		all := b.find("a").Decisions
 		for i, want := range []semel.TrailEntry{resolve.Entry, retry.Entry} {
@@ -422,17 +422,17 @@ var rules = []struct {
 		if n := len(b.find("b").Decisions); n != 0 {
 			b.Errorf("%d decisions on another operation", n)
 		}
-		if o := b.open("a", 4); len(o.Steps) != 2 || o.Steps[1].State != steps.Done {
+		if o := b.open("a", 4); len(o.Steps) != 2 || o.Steps[1].State != steps.StateDone {
 			b.Errorf("who goes on finds %+v", o)
 		}
 	}},
 	{"a-sweep-takes-what-was-finished-long-ago", func(b *bench) {
 		for i, key := range []string{"a", "b", "c", "d", "e"} {
 			o := b.open(key, uint64(i+1))
-			b.put(o, 0, "one", steps.Done, nil)
-			phase := steps.Finished
+			b.put(o, 0, "one", steps.StateDone, nil)
+			phase := steps.PhaseFinished
 			if key == "d" {
-				phase = steps.Held
+				phase = steps.PhaseHeld
 			}
 			if key != "e" {
 				b.mark(o, steps.Mark{Phase: phase}, nil)
@@ -465,17 +465,17 @@ var rules = []struct {
 		cancel()
 		_, oerr := b.Store.Open(ctx, steps.Opening{Identity: identity("b"), Fence: 1})
 		_, ferr := b.Store.Find(ctx, identity("a"))
-		_, lerr := b.Store.List(ctx, steps.Filter{Phases: []steps.Phase{steps.Open}})
+		_, lerr := b.Store.List(ctx, steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}})
 		_, serr := b.Store.Sweep(ctx, -time.Hour, 1)
 		for i, err := range []error{
-			oerr, ferr, lerr, serr, b.Store.Put(ctx, o.Number, 1, steps.Step{Name: "one", State: steps.Done}),
-			b.Store.Mark(ctx, steps.Mark{Number: o.Number, Fence: 1, Phase: steps.Finished}),
+			oerr, ferr, lerr, serr, b.Store.Put(ctx, o.Number, 1, steps.Step{Name: "one", State: steps.StateDone}),
+			b.Store.Mark(ctx, steps.Mark{Number: o.Number, Fence: 1, Phase: steps.PhaseFinished}),
 		} {
 			if err == nil {
 				b.Errorf("call %d took no notice of it", i)
 			}
 		}
-		if got := b.keys(steps.Filter{Phases: []steps.Phase{steps.Open}}); got != "a" || len(b.find("a").Steps) != 0 {
+		if got := b.keys(steps.Filter{Phases: []steps.Phase{steps.PhaseOpen}}); got != "a" || len(b.find("a").Steps) != 0 {
 			b.Errorf("open are %q", got)
 		}
 	}},

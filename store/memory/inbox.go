@@ -10,10 +10,10 @@ import (
 	"github.com/semelhq/semel/inbox"
 )
 
-// Inbox implements inbox.Store in the memory of one process: for tests, and for
-// learning what such a store does. What its transactions do is what OnCommit is
-// given. Its clock is time.Now. A transaction waits for another with the same id
-// until its context ends.
+// Inbox implements inbox.Store in the memory of one process. It is meant for
+// tests and as a reference. Its transactions consist of the functions passed to
+// OnCommit. Its clock is time.Now. A transaction waits for another one with the
+// same id until its context ends.
 type Inbox struct {
 	mu    sync.Mutex
 	rows  map[delivered]time.Time
@@ -37,8 +37,9 @@ type inboxTx struct {
 
 type inboxTxKey struct{}
 
-// OnCommit has fn called when the transaction of ctx is committed, before others
-// can see that, and never if it is not. It reports whether ctx carries one.
+// OnCommit calls fn when the transaction in ctx commits, before others can see
+// its changes. If the transaction does not commit, fn is never called. OnCommit
+// reports whether ctx carries a transaction.
 func OnCommit(ctx context.Context, fn func()) bool {
 	tx, ok := ctx.Value(inboxTxKey{}).(*inboxTx)
 	if ok {

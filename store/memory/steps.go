@@ -11,9 +11,9 @@ import (
 	"github.com/semelhq/semel/steps"
 )
 
-// Steps implements steps.Store in the memory of one process: for tests, and for
-// learning what such a store does. What its transactions do is what OnCommit is given.
-// Its clock is time.Now.
+// Steps implements steps.Store in the memory of one process. It is meant for tests and
+// as a reference. Its transactions consist of the functions passed to OnCommit. Its
+// clock is time.Now.
 type Steps struct {
 	mu     sync.Mutex
 	number uint64
@@ -59,7 +59,7 @@ func (s *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, err
 	case j.Fence > o.Fence:
 		return steps.Operation{}, steps.ErrStale
 	}
-	j.Fence, j.Phase, j.Changed, j.due = o.Fence, steps.Open, time.Now(), time.Now().Add(o.Due)
+	j.Fence, j.Phase, j.Changed, j.due = o.Fence, steps.PhaseOpen, time.Now(), time.Now().Add(o.Due)
 	return j.copy(), nil
 }
 
@@ -97,12 +97,12 @@ func (s *Steps) put(ctx context.Context, number, fence uint64, step steps.Step) 
 		return nil
 	}
 	old := &j.Steps[i]
-	if old.State == steps.Done || old.State == steps.Failed || old.Name != step.Name || !slices.Equal(old.Input, step.Input) {
+	if old.State == steps.StateDone || old.State == steps.StateFailed || old.Name != step.Name || !slices.Equal(old.Input, step.Input) {
 		return steps.ErrStale
 	}
 	step.At = old.At
 	*old = step
-	if step.State == steps.Started {
+	if step.State == steps.StateStarted {
 		j.started[i] = now
 	}
 	return nil
@@ -111,7 +111,7 @@ func (s *Steps) put(ctx context.Context, number, fence uint64, step steps.Step) 
 // Transact implements steps.Store. See OnCommit.
 func (s *Steps) Transact(ctx context.Context, number, fence uint64, step steps.Step, work func(context.Context) ([]byte, error)) (err error) {
 	tx := &inboxTx{}
-	step.State, step.Cause = steps.Done, ""
+	step.State, step.Cause = steps.StateDone, ""
 	if step.Result, err = work(context.WithValue(ctx, inboxTxKey{}, tx)); err != nil {
 		return err
 	}
@@ -176,8 +176,8 @@ func (s *Steps) Mark(ctx context.Context, m steps.Mark) error {
 	return nil
 }
 
-// Decide implements steps.Store. The entry is in Operation.Decisions only: this store
-// has no trail.
+// Decide implements steps.Store. The entry appears in Operation.Decisions only,
+// because this store has no trail.
 func (s *Steps) Decide(ctx context.Context, d steps.Decision) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,15 +185,15 @@ func (s *Steps) Decide(ctx context.Context, d steps.Decision) error {
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(j.Steps, func(o steps.Step) bool { return o.Name == d.Step.Name && o.State == steps.Unknown })
+	i := slices.IndexFunc(j.Steps, func(o steps.Step) bool { return o.Name == d.Step.Name && o.State == steps.StateUnknown })
 	switch {
-	case d.Step.Name == "" && j.Phase != steps.Held, d.Step.Name != "" && i < 0:
+	case d.Step.Name == "" && j.Phase != steps.PhaseHeld, d.Step.Name != "" && i < 0:
 		return steps.ErrStale
 	case i >= 0:
 		j.Steps[i].State, j.Steps[i].Result, j.Steps[i].Cause = d.Step.State, slices.Clone(d.Step.Result), d.Step.Cause
 	}
 	now := time.Now()
-	j.Phase, j.Attempts, j.Cause, j.Changed, j.due = steps.Open, 0, "", now, now
+	j.Phase, j.Attempts, j.Cause, j.Changed, j.due = steps.PhaseOpen, 0, "", now, now
 	d.Entry.At, d.Entry.Position = now, uint64(len(j.Decisions)+1)
 	j.Decisions = append(j.Decisions, d.Entry)
 	return nil
@@ -207,7 +207,7 @@ func (s *Steps) Sweep(ctx context.Context, retention time.Duration, limit int) (
 		return 0, err
 	}
 	for id, j := range s.rows {
-		if removed < limit && j.Phase == steps.Finished && time.Since(j.due) > retention {
+		if removed < limit && j.Phase == steps.PhaseFinished && time.Since(j.due) > retention {
 			delete(s.rows, id)
 			removed++
 		}

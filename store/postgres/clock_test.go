@@ -5,9 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	osexec "os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,7 +53,7 @@ type hostReply struct {
 func serveHost(t *testing.T, url string) {
 	pool := connect(t, url, nil)
 	stores := map[postgres.Mode]*postgres.Store{
-		postgres.Leased: open(t, pool, postgres.Config{}), postgres.Transactional: open(t, pool, transactional()),
+		postgres.ModeLeased: open(t, pool, postgres.Config{}), postgres.ModeTransactional: open(t, pool, transactional()),
 	}
 	submitted := func(c hostCall, handler func(ctx context.Context) error) hostReply {
 		g := guard(t, stores[c.Mode], semel.Policy{Lease: c.Lease, Heartbeat: min(50*time.Millisecond, c.Lease/3), Retention: halfAnHour, OnCrash: c.OnCrash})
@@ -56,7 +61,7 @@ func serveHost(t *testing.T, url string) {
 			if err := handler(ctx); err != nil {
 				return semel.Result{}, err
 			}
-			if c.Mode == postgres.Transactional {
+			if c.Mode == postgres.ModeTransactional {
 				return result("paid"), pay(ctx, c.Key)
 			}
 			_, err := pool.Exec(ctx, "INSERT INTO payment (key) VALUES ($1)", c.Key)
@@ -114,7 +119,7 @@ func serveHost(t *testing.T, url string) {
 			}
 			return r
 		case "sweep":
-			n, err := stores[postgres.Leased].Sweep(t.Context(), 100)
+			n, err := stores[postgres.ModeLeased].Sweep(t.Context(), 100)
 			r := hostReply{Swept: n}
 			if err != nil {
 				r.Err = err.Error()
@@ -247,16 +252,16 @@ func TestHostsWithClocksApart(t *testing.T) {
 		}
 	}
 
-	for _, mode := range []postgres.Mode{postgres.Leased, postgres.Transactional} {
+	for _, mode := range []postgres.Mode{postgres.ModeLeased, postgres.ModeTransactional} {
 		t.Run(mode.String(), func(t *testing.T) {
 			for _, owner := range hosts {
-				c := hostCall{Mode: mode, Key: mode.String() + " of " + owner.name, OnCrash: semel.Retry, Lease: halfAnHour}
+				c := hostCall{Mode: mode, Key: mode.String() + " of " + owner.name, OnCrash: semel.CrashRetry, Lease: halfAnHour}
 				ask := func(h *host, op string) hostReply { t.Helper(); c.Op = op; return h.ask(t, c) }
 				start := now(t)
 				if r := ask(owner, "hold"); r.Answer != "at work" {
 					t.Fatalf("%s: %s; want it at work", c.Key, r.Answer)
 				}
-				if mode == postgres.Leased {
+				if mode == postgres.ModeLeased {
 					await(t, func() (renewed bool) {
 						err := shop.direct.QueryRow(t.Context(), "SELECT lease_until > begun_at + $2::interval FROM semel.record WHERE key = $1", c.Key, halfAnHour).Scan(&renewed)
 						return err == nil && renewed
@@ -267,7 +272,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 						t.Fatalf("host %s answers %s beside the owner of %q; want it in progress", h.name, r.Answer, c.Key)
 					}
 					r := ask(h, "find")
-					if mode == postgres.Leased && (r.State != "in_progress" || r.Lease <= halfAnHour-10*time.Minute || r.Lease > halfAnHour) {
+					if mode == postgres.ModeLeased && (r.State != "in_progress" || r.Lease <= halfAnHour-10*time.Minute || r.Lease > halfAnHour) {
 						t.Fatalf("host %s sees %q %s with %v left of a lease of %v", h.name, c.Key, r.State, r.Lease, halfAnHour)
 					}
 				}
@@ -322,7 +327,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 		victims := start(t)
 		calls := map[string]hostCall{}
 		for _, v := range victims {
-			for _, p := range []semel.CrashPolicy{semel.Hold, semel.Retry} {
+			for _, p := range []semel.CrashPolicy{semel.CrashHold, semel.CrashRetry} {
 				c := hostCall{Op: "hold", Key: p.String() + " after " + v.name, OnCrash: p, Lease: lease}
 				if r := v.ask(t, c); r.Answer != "at work" {
 					t.Fatalf("%s: %s; want it at work", c.Key, r.Answer)
@@ -368,7 +373,7 @@ func TestHostsWithClocksApart(t *testing.T) {
 		for key, c := range calls {
 			c.Op = "submit"
 			want, payments := []string{"unknown", "unknown", "unknown"}, 0
-			if c.OnCrash == semel.Retry {
+			if c.OnCrash == semel.CrashRetry {
 				want, payments = []string{"executed", "replayed", "replayed"}, 1
 			}
 			for i, h := range hosts {
@@ -398,4 +403,60 @@ func TestHostsWithClocksApart(t *testing.T) {
 			t.Errorf("%d of %d entries are dated by another clock than the server's", off, entries)
 		}
 	})
+}
+
+// Two hosts whose clocks are an hour apart agree, because the package asks no
+// clock but the server's: time.Now measures ages and durations only.
+func TestNoClockOfItsOwn(t *testing.T) {
+	allowed := map[string]bool{"notes.go": true, "sweep.go": true, "outboxlook.go": true, "pending.go": true, "wait.go": true}
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") || allowed[name] {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				if x, ok := s.X.(*ast.Ident); ok && x.Name == "time" && (s.Sel.Name == "Now" || s.Sel.Name == "Since" || s.Sel.Name == "Until") {
+					t.Errorf("%s asks this host's clock: time.%s", name, s.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}
+
+// A transaction that was begun long ago does not carry its old time along.
+func TestTimesAreOfTheMomentNotTheTransaction(t *testing.T) {
+	shop := newShop(t)
+	s := open(t, shop.direct, transactional())
+	tx, err := shop.direct.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "SELECT pg_sleep(0.2)"); err != nil {
+		t.Fatal(err)
+	}
+	claim, err := s.Begin(postgres.WithTx(t.Context(), tx), attempt("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expires, err := claim.Complete(t.Context(), result("done"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var age time.Duration
+	if err := tx.QueryRow(t.Context(), "SELECT $1::timestamptz - interval '24 hours' - now()", expires).Scan(&age); err != nil {
+		t.Fatal(err)
+	}
+	if age < 200*time.Millisecond {
+		t.Fatalf("completed %v after the transaction began, which slept for 200 ms", age)
+	}
 }

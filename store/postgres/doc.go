@@ -6,7 +6,7 @@
 // The handler gets the transaction from its context:
 //
 //	pool, err := pgxpool.New(ctx, url)
-//	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.Transactional})
+//	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.ModeTransactional})
 //	guard, err := semel.New(semel.Config{Store: store})
 //	out, err := guard.Do(ctx, submit, func(ctx context.Context) (semel.Result, error) {
 //		tx, _ := postgres.Tx(ctx)

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // sqlErase answers with a row where there was something to erase. The pieces are
@@ -31,7 +32,7 @@ const bare = `(tombstone AND reference IS NULL AND coalesce(octet_length(head), 
 // Erase implements semel.Eraser. The server keeps what is erased until it has
 // vacuumed the table, and in its log and its backups.
 func (s *Store) Erase(ctx context.Context, e semel.Erasure) (erased bool, err error) {
-	id, o := e.Identity, textOrigin(e.Origin)
+	id, o := e.Identity, storekit.Origin(e.Origin, text)
 	args := []any{
 		s.digest(id), id.Key, id.Operation, id.Actor, id.Tenant, int64(e.Fence),
 		orNull(o.RequestID), orNull(o.EventID), orNull(o.TraceID), nil, orNull(text(e.Cause)),

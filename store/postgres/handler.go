@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrNotYours: a handler tried to end the transaction that its claim lives in.
-// The store commits it with the record, or rolls it back.
+// ErrNotYours reports that a handler tried to end the transaction of its claim.
+// The store commits it together with the record, or rolls it back.
 var ErrNotYours = errors.New("postgres: the transaction is the store's to commit or roll back")
 
 // errHandlerEnded is why a claim cannot say what became of its work, and what a
@@ -23,30 +23,32 @@ type (
 	joinedTxKey struct{}
 )
 
-// Tx returns the transaction of the claim that a handler works under, for all
-// that the handler changes. It commits with the record; the handler can neither
-// commit nor roll it back (ErrNotYours), but may nest transactions in it with
-// Begin. It ends with the claim: then its methods fail with pgx.ErrTxClosed.
-// Send no statements to its Conn: there nothing keeps them in the transaction.
+// Tx returns the transaction in ctx, which is that of the handler's claim or of
+// the message that it handles (see Inbox). The handler should make all of its
+// changes in it. The transaction commits together with the record. The handler
+// can neither commit it nor roll it back (ErrNotYours), but may nest
+// transactions in it with Begin. After the claim has ended, its methods fail
+// with pgx.ErrTxClosed. Do not send statements to its Conn, because they may be
+// executed outside the transaction.
 func Tx(ctx context.Context) (pgx.Tx, bool) {
 	tx, ok := ctx.Value(claimTxKey{}).(pgx.Tx)
 	return tx, ok
 }
 
-// WithTx has claims that are begun with the returned context join tx instead of
-// a transaction of their own: the record commits if and when the caller commits.
-// So an answer Executed is only as good as that commit; do not pass it on before.
-// A claim that is released, held or rolled back takes back what its handler did
-// and leaves tx usable, at a savepoint. tx must not be used for anything else
-// before the guard has answered.
+// WithTx returns a context in which claims join tx instead of beginning a
+// transaction of their own. The record commits if and when the caller commits tx,
+// so do not act on AnswerExecuted before that commit. If a claim is released,
+// held or rolled back, the changes of its handler are undone with a savepoint,
+// and tx remains usable. Do not use tx for anything else until the guard has
+// returned.
 //
-// At repeatable read and above, tx may have been begun too early to see a record
-// that has been committed since. Begin fails then with SQLSTATE 40001, and the
-// caller has to roll back and start over.
+// At repeatable read and above, tx may have begun too early to see a record that
+// was committed since. Begin then fails with SQLSTATE 40001, and the caller has
+// to roll back and start over.
 //
-// A guard does not answer while the handler still uses tx: the returned context
-// is not cancelled with ctx, and who would rather not wait (semel.Submit.Detached)
-// waits. The policy's deadline bounds that.
+// A guard does not return while the handler still uses tx. The returned context is
+// not cancelled with ctx, and semel.Submit.Detached has no effect. The policy's
+// deadline limits the wait.
 func WithTx(ctx context.Context, tx pgx.Tx) context.Context {
 	return context.WithValue(context.WithoutCancel(ctx), joinedTxKey{}, tx)
 }

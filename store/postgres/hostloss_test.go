@@ -65,7 +65,7 @@ func TestHostWithoutPowerLosesItsLock(t *testing.T) {
 		for way, c := range ways {
 			t.Run(scene+", "+way, func(t *testing.T) {
 				t.Parallel()
-				c.Mode, c.IdleTimeout, c.PeerTimeout = postgres.Transactional, time.Hour, 2*time.Second
+				c.Mode, c.IdleTimeout, c.PeerTimeout = postgres.ModeTransactional, time.Hour, 2*time.Second
 				local, host := server.NewDatabase(t), hosts[scene+way]
 				direct := connect(t, local, nil)
 				exec(t, direct, "CREATE TABLE payment (key text)")

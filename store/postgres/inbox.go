@@ -12,17 +12,19 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
-// Inbox is the inbox in a store's schema. It implements inbox.Store: a handler's
-// transaction is the one that Tx and SQLTx return, and Enqueue enqueues in. It has the store's Isolation,
-// LockTimeout, IdleTimeout and PeerTimeout, whatever its Mode; so a handler has to
-// send a statement at least once in IdleTimeout.
+// Inbox is the inbox in a store's schema. It implements inbox.Store. A handler's
+// transaction is the one that Tx and SQLTx return and that Enqueue uses. In both modes
+// it has the store's Isolation, LockTimeout, IdleTimeout and PeerTimeout, so a handler
+// must send a statement at least once per IdleTimeout.
 //
-// An id that another transaction has recorded is waited for, for LockTimeout, and
-// then told as inbox.ErrInProgress. The clock is the server's.
+// If another open transaction has recorded an id, Transact waits up to
+// LockTimeout and then fails with inbox.ErrInProgress. The clock is the server's.
 //
-// The store's Close does not end transactions under way; the pool's waits for them.
+// The store's Close does not end running transactions. The pool's Close waits
+// for them.
 type Inbox struct {
 	store *Store
 	sql   inboxStatements
@@ -65,7 +67,7 @@ func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, wor
 	if c == nil {
 		return err
 	}
-	return c.transact(ctx, func(ctx context.Context) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
+	return c.transact(ctx, func(ctx context.Context) error { return work(ctx, first) }).As(inbox.ErrRolledBack, inbox.ErrUnknown)
 }
 
 // begin begins a transaction and records ids in it. Where none is first it returns
@@ -82,33 +84,6 @@ func (b *Inbox) begin(ctx context.Context, consumer string, ids []string) (_ *tx
 		return nil, nil, nil
 	}
 	return c, inbox.First(ids, recorded), nil
-}
-
-// txError is why a handler's transaction was not committed, or not for certain.
-type txError struct {
-	class txClass
-	err   error
-}
-
-type txClass uint8
-
-const (
-	txFailed  txClass = iota // the handler
-	txRefused                // COMMIT
-	txInDoubt
-)
-
-// as is the error in the words of a package.
-func (e *txError) as(rolledBack, inDoubt error) error {
-	switch {
-	case e == nil:
-		return nil
-	case e.class == txRefused:
-		return fmt.Errorf("%w: %w", rolledBack, e.err)
-	case e.class == txInDoubt:
-		return fmt.Errorf("%w: %w", inDoubt, e.err)
-	}
-	return e.err
 }
 
 // errWaited: another transaction holds what the first statement of a handler's wants.
@@ -161,7 +136,7 @@ func (c *txClaim) unused(ctx context.Context) {
 }
 
 // transact calls work in the transaction that beginWork has begun, and commits it.
-func (c *txClaim) transact(ctx context.Context, work func(context.Context) error) (err *txError) {
+func (c *txClaim) transact(ctx context.Context, work func(context.Context) error) (err *storekit.TxError) {
 	ended := false
 	defer func() {
 		if ended {
@@ -170,20 +145,22 @@ func (c *txClaim) transact(ctx context.Context, work func(context.Context) error
 		if rerr := c.rollBack(context.WithoutCancel(ctx)); rerr != nil { // also where work panics
 			cause := rerr
 			if err != nil {
-				cause = errors.Join(rerr, err.err)
+				cause = errors.Join(rerr, err.Err)
 			}
-			err = &txError{txInDoubt, cause}
+			err = &storekit.TxError{Class: storekit.TxInDoubt, Err: cause}
 		}
 	}()
 	if err := work(c.Context(ctx)); err != nil {
-		return &txError{txFailed, err}
+		return &storekit.TxError{Class: storekit.TxFailed, Err: err}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	if err := c.shut(ctx, nil); err != nil {
-		return &txError{txRefused, fmt.Errorf("the handler has left a statement under way: %w", err)}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: fmt.Errorf("the handler has left a statement under way: %w", err)}
 	}
-	refused := func(why string) *txError { return &txError{txRefused, errors.New(why)} }
+	refused := func(why string) *storekit.TxError {
+		return &storekit.TxError{Class: storekit.TxRefused, Err: errors.New(why)}
+	}
 	pg := c.tx.Conn().PgConn()
 	switch {
 	case pg.IsClosed():
@@ -206,7 +183,7 @@ func (c *txClaim) transact(ctx context.Context, work func(context.Context) error
 		cerr = err
 	}
 	if escaped(cerr) {
-		return &txError{txInDoubt, errHandlerEnded}
+		return &storekit.TxError{Class: storekit.TxInDoubt, Err: errHandlerEnded}
 	}
 	// The savepoint was there, so the transaction was ours, and it is over or about
 	// to be.
@@ -217,13 +194,13 @@ func (c *txClaim) transact(ctx context.Context, work func(context.Context) error
 		return refused("COMMIT was answered with ROLLBACK")
 	case cerr == nil:
 		if c.enqueued.Load() {
-			c.store.hints.send()
+			c.store.hints.Send()
 		}
 		return nil
 	case certain(cerr, pg):
-		return &txError{txRefused, cerr}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: cerr}
 	}
-	return &txError{txInDoubt, cerr}
+	return &storekit.TxError{Class: storekit.TxInDoubt, Err: cerr}
 }
 
 // again2 is again for what returns two values.
@@ -262,11 +239,11 @@ func (c *txClaim) rollBack(ctx context.Context) error {
 	return nil
 }
 
-// Receive records ids for a consumer in the transaction of the claim, or of another
-// message, that a handler works under, which ctx comes from. It reports of each
-// whether it was not on record; what was not is the caller's to handle in the same
-// transaction. Another transaction with the same id is waited for. It fails with
-// ErrNoTransaction where there is no transaction.
+// Receive records ids for a consumer in the transaction in ctx, which is that of
+// the handler's claim or of another message. For each id it reports whether it was
+// not on record; the caller must handle those messages in the same transaction. It
+// waits for other transactions with the same id. It fails with ErrNoTransaction if
+// ctx carries no transaction.
 func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (first []bool, err error) {
 	tx, ok := Tx(ctx)
 	if !ok {
@@ -275,9 +252,9 @@ func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (fi
 	return b.ReceiveTx(ctx, tx, consumer, ids...)
 }
 
-// ReceiveTx is Receive in a transaction of the caller's, in the store's database. At
-// repeatable read and above it fails with SQLSTATE 40001 where an id was recorded
-// since the transaction began. Once it has failed, roll back.
+// ReceiveTx is like Receive in a transaction of the caller in the store's database.
+// At repeatable read and above it fails with SQLSTATE 40001 if an id was recorded
+// since the transaction began. If it fails, roll the transaction back.
 func (b *Inbox) ReceiveTx(ctx context.Context, tx pgx.Tx, consumer string, ids ...string) (first []bool, err error) {
 	if err := inbox.Check(consumer, ids...); err != nil {
 		return nil, err
@@ -293,7 +270,8 @@ func (b *Inbox) ReceiveTx(ctx context.Context, tx pgx.Tx, consumer string, ids .
 	return inbox.First(ids, recorded), nil
 }
 
-// ReceiveSQL is ReceiveTx for a transaction of database/sql, with any driver.
+// ReceiveSQL is like ReceiveTx for a transaction of database/sql, with any
+// driver.
 func (b *Inbox) ReceiveSQL(ctx context.Context, tx *sql.Tx, consumer string, ids ...string) (first []bool, err error) {
 	if err := inbox.Check(consumer, ids...); err != nil {
 		return nil, err
@@ -333,8 +311,8 @@ func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) ([]bool
 	return inbox.First(ids, found), nil
 }
 
-// Sweep implements inbox.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements inbox.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)

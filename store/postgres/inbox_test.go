@@ -70,8 +70,8 @@ func TestInbox(t *testing.T) {
 	pool := connect(t, server, nil)
 	for name, c := range map[string]postgres.Config{
 		"read committed":  {},
-		"repeatable read": {Mode: postgres.Transactional, Isolation: pgx.RepeatableRead},
-		"serializable":    {Mode: postgres.Transactional, Isolation: pgx.Serializable},
+		"repeatable read": {Mode: postgres.ModeTransactional, Isolation: pgx.RepeatableRead},
+		"serializable":    {Mode: postgres.ModeTransactional, Isolation: pgx.Serializable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inboxtest.Run(t, inboxtest.Config{New: inboxHarness(pool, pool, c)})
@@ -163,12 +163,12 @@ func TestInboxSecondWaitsForTheFirst(t *testing.T) {
 			}
 			return errors.Join(pay(ctx, id), fails)
 		})
-		if !errors.Is(err, fails) || fails == nil && got != inbox.Done {
+		if !errors.Is(err, fails) || fails == nil && got != inbox.OutcomeDone {
 			t.Errorf("the first: %v, %v", got, err)
 		}
-		want := inbox.Duplicate
+		want := inbox.OutcomeDuplicate
 		if fails != nil {
-			want = inbox.Done
+			want = inbox.OutcomeDone
 		}
 		if s := <-second; s.outcome != want || s.err != nil {
 			t.Errorf("the second: %v, %v; want %v", s.outcome, s.err, want)
@@ -199,9 +199,9 @@ func TestInboxCommitWithoutAnswer(t *testing.T) {
 			t.Errorf("%s: %v; want it told as unknown", id, err)
 		}
 		await(t, func() bool { return shop.payments(t, id) == there })
-		want := inbox.Done
+		want := inbox.OutcomeDone
 		if there == 1 {
-			want = inbox.Duplicate
+			want = inbox.OutcomeDuplicate
 		}
 		wantDone(t, b, id, want, handle)
 		shop.want(t, id, 1)
@@ -248,15 +248,15 @@ func TestInboxHandlerMisbehaves(t *testing.T) {
 			t.Errorf("%s: %v; want %v", name, err, c.want)
 		}
 		shop.want(t, name, c.left)
-		want := inbox.Done
+		want := inbox.OutcomeDone
 		if c.left == 1 { // the id is committed with the effect
-			want = inbox.Duplicate
+			want = inbox.OutcomeDuplicate
 		}
 		wantDone(t, b, name, want, func(ctx context.Context) error { return pay(ctx, name) })
 		shop.want(t, name, 1)
 	}
 	var stray pgx.Tx
-	wantDone(t, b, "good", inbox.Done, func(ctx context.Context) error {
+	wantDone(t, b, "good", inbox.OutcomeDone, func(ctx context.Context) error {
 		stray, _ = postgres.Tx(ctx)
 		var wait string
 		err := stray.QueryRow(ctx, "SELECT current_setting('lock_timeout')").Scan(&wait)
@@ -277,7 +277,7 @@ func TestInboxHandlerMisbehaves(t *testing.T) {
 func TestReceiveInTheCallersTransaction(t *testing.T) {
 	t.Parallel()
 	shop := newShop(t)
-	s := open(t, shop.direct, postgres.Config{Mode: postgres.Transactional})
+	s := open(t, shop.direct, postgres.Config{Mode: postgres.ModeTransactional})
 	in := s.Inbox()
 	db := stdlib.OpenDBFromPool(shop.direct)
 	defer db.Close()
@@ -338,7 +338,7 @@ func TestReceiveInTheCallersTransaction(t *testing.T) {
 				t.Errorf("%s %d: %q: %v, %v; want %v", name, i, c.ids, got, err, c.want)
 			}
 		}
-		wantDone(t, newInbox(t, s), name+"a", inbox.Duplicate, nil)
+		wantDone(t, newInbox(t, s), name+"a", inbox.OutcomeDuplicate, nil)
 	}
 	if _, err := in.Receive(t.Context(), "billing", "x"); !errors.Is(err, postgres.ErrNoTransaction) {
 		t.Errorf("without a transaction: %v", err)
@@ -379,9 +379,9 @@ func TestInboxHandlerEnqueues(t *testing.T) {
 		t.Errorf("Process: %v", err)
 	}
 	want(0)
-	wantDone(t, b, "m", inbox.Done, handle)
+	wantDone(t, b, "m", inbox.OutcomeDone, handle)
 	want(1)
-	wantDone(t, b, "m", inbox.Duplicate, nil)
+	wantDone(t, b, "m", inbox.OutcomeDuplicate, nil)
 }
 
 // newApp is a consumer of a store's, whose handler puts the id into a table.
@@ -410,7 +410,7 @@ func TestInboxOfTwoApplicationsInOneDatabase(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	exec(t, pool, "CREATE TABLE effect (id text UNIQUE)")
 	apps := []func(string) inbox.Outcome{newApp(t, pool, "one"), newApp(t, pool, "other")}
-	for _, want := range []inbox.Outcome{inbox.Done, inbox.Duplicate} {
+	for _, want := range []inbox.Outcome{inbox.OutcomeDone, inbox.OutcomeDuplicate} {
 		for i, process := range apps {
 			for _, id := range []string{"1", "2"} {
 				if got := process(id); got != want {
@@ -423,7 +423,7 @@ func TestInboxOfTwoApplicationsInOneDatabase(t *testing.T) {
 	if n, err := open(t, pool, postgres.Config{Schema: "one"}).Inbox().Sweep(t.Context(), "c", 0, 10); n != 2 || err != nil {
 		t.Errorf("swept %d, %v", n, err)
 	}
-	if got := apps[1]("1"); got != inbox.Duplicate {
+	if got := apps[1]("1"); got != inbox.OutcomeDuplicate {
 		t.Errorf("after the other's sweep: %v", got)
 	}
 }
@@ -448,7 +448,7 @@ func TestInboxRestored(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	restored := newApp(t, connect(t, to, nil), "app")
-	for id, want := range map[string]inbox.Outcome{"before": inbox.Duplicate, "since": inbox.Done} {
+	for id, want := range map[string]inbox.Outcome{"before": inbox.OutcomeDuplicate, "since": inbox.OutcomeDone} {
 		if got := restored(id); got != want {
 			t.Errorf("%s is %v; want %v", id, got, want)
 		}

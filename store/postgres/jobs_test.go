@@ -48,7 +48,7 @@ func TestJobs(t *testing.T) {
 			jobstest.Run(t, jobstest.Config{New: func(t testing.TB) jobstest.Harness {
 				c := postgres.Config{Schema: fmt.Sprintf("rule%d", schemas.Add(1))}
 				if isolation != "" {
-					c.Mode, c.Isolation = postgres.Transactional, isolation
+					c.Mode, c.Isolation = postgres.ModeTransactional, isolation
 				}
 				h := jobsHarness(t, pool, c)
 				h.Snapshot = isolation != ""
@@ -65,7 +65,7 @@ func TestJobsThatConflict(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	for _, isolation := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(isolation), func(t *testing.T) {
-			c := postgres.Config{Schema: fmt.Sprintf("rule%d", schemas.Add(1)), Mode: postgres.Transactional, Isolation: isolation}
+			c := postgres.Config{Schema: fmt.Sprintf("rule%d", schemas.Add(1)), Mode: postgres.ModeTransactional, Isolation: isolation}
 			h := jobsHarness(t, pool, c)
 			exec(t, pool, "CREATE TABLE "+c.Schema+".tally (n int NOT NULL)")
 			exec(t, pool, "INSERT INTO "+c.Schema+".tally VALUES (0)")

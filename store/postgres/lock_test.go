@@ -19,7 +19,7 @@ import (
 func TestLockRow(t *testing.T) {
 	t.Parallel()
 	pool := connect(t, testenv.Postgres(t), nil)
-	s := open(t, pool, postgres.Config{Mode: postgres.Transactional})
+	s := open(t, pool, postgres.Config{Mode: postgres.ModeTransactional})
 	exec(t, pool, "CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL)")
 	exec(t, pool, "INSERT INTO account VALUES (1, 0), (2, 0)")
 	guard, err := semel.New(semel.Config{Store: s})
@@ -55,7 +55,7 @@ func TestLockRow(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range many {
 		wg.Go(func() {
-			if answer, err := call("add"+string(rune('a'+i)), add(time.Minute, 1)); err != nil || answer != semel.Executed {
+			if answer, err := call("add"+string(rune('a'+i)), add(time.Minute, 1)); err != nil || answer != semel.AnswerExecuted {
 				t.Error(answer, err)
 			}
 		})
@@ -74,7 +74,7 @@ func TestLockRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
-		if answer, err := call("late", add(wait, 1, 2)); answer != semel.Released || !errors.Is(err, postgres.ErrLocked) {
+		if answer, err := call("late", add(wait, 1, 2)); answer != semel.AnswerReleased || !errors.Is(err, postgres.ErrLocked) {
 			t.Errorf("waited for %v: %v, %v", wait, answer, err)
 		}
 	}
@@ -84,7 +84,7 @@ func TestLockRow(t *testing.T) {
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if answer, err := call("late", add(time.Minute, 1, 2)); answer != semel.Executed || err != nil {
+	if answer, err := call("late", add(time.Minute, 1, 2)); answer != semel.AnswerExecuted || err != nil {
 		t.Errorf("the same key again: %v, %v", answer, err)
 	}
 
@@ -113,7 +113,7 @@ func TestLockRow(t *testing.T) {
 				if !errors.Is(err, postgres.ErrLocked) {
 					break
 				}
-				if answer != semel.Released {
+				if answer != semel.AnswerReleased {
 					t.Errorf("%s: %v, %v", key, answer, err)
 				}
 				answer, err = call(key, fn)

@@ -30,8 +30,8 @@ const (
 // is also the identity's advisory lock.
 const sqlNotify = `SELECT pg_notify($1, $2)`
 
-// ErrPooler: the connection to listen on goes through a pooler, where it is not
-// one session of the server.
+// ErrPooler reports that the connection for listening goes through a pooler, so
+// that it is not a single session of the server.
 var ErrPooler = errors.New("postgres: Config.Notify needs a connection to the server itself to listen on, and this one goes through a pooler; set Config.Listen")
 
 func channelName(schema string) string {
@@ -70,7 +70,7 @@ func (s *Store) told(ctx context.Context, q batcher, id semel.Identity, sql stri
 	return err
 }
 
-// Watch implements semel.Watcher. Without Config.Notify nothing is ever heard.
+// Watch implements semel.Watcher. Without Config.Notify the channel is nil.
 func (s *Store) Watch(id semel.Identity) (changed <-chan struct{}, stop func()) {
 	if s.watchers == nil {
 		return nil, func() {}
@@ -274,33 +274,5 @@ func (w *watchers) tell(ctx context.Context, messages <-chan struct{}) {
 			t.Stop()
 			return
 		}
-	}
-}
-
-// hints wakes those in this process who wait for messages.
-type hints struct {
-	mu sync.Mutex
-	to map[chan struct{}]struct{}
-}
-
-func (h *hints) send() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for c := range h.to {
-		hint(c)
-	}
-}
-
-func (h *hints) add(c chan struct{}) (stop func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.to == nil {
-		h.to = make(map[chan struct{}]struct{})
-	}
-	h.to[c] = struct{}{}
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.to, c)
 	}
 }

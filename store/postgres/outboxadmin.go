@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -68,7 +69,7 @@ const (
 		attempts, lapses, unsure, redriven, in_lane, settled_at, coalesce(cause, ''), coalesce(origin, ''), octet_length(payload)`
 )
 
-// Status implements outbox.Store. It tells of the first 1,000 topics.
+// Status implements outbox.Store. It reports the first 1,000 topics.
 func (o *Outbox) Status(ctx context.Context) ([]outbox.TopicStatus, error) {
 	at := map[string]*outbox.TopicStatus{}
 	var none []struct{}
@@ -108,9 +109,9 @@ func (o *Outbox) Status(ctx context.Context) ([]outbox.TopicStatus, error) {
 	return all, nil
 }
 
-// Sweep implements outbox.Store. Several relays may sweep at the same time; none
-// waits for another. When it fails half way it reports what it has removed beside
-// the error.
+// Sweep implements outbox.Store. Several relays may sweep at the same time
+// without waiting for each other. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (removed int, err error) {
 	r = r.WithDefaults()
 	type place struct {
@@ -176,7 +177,7 @@ func scanEntry(row pgx.CollectableRow, further ...any) (e outbox.Entry, err erro
 		return e, err
 	}
 	e.Position, e.State = uint64(position), stateOf(state)
-	e.Headers, _ = readHeaders(headers) // what is malformed can be looked at all the same
+	e.Headers, _ = storekit.Headers(headers) // what is malformed can be looked at all the same
 	for to, from := range map[*time.Time]*time.Time{&e.NotBefore: before, &e.SettledAt: settledAt} {
 		if from != nil {
 			*to = *from
@@ -240,11 +241,7 @@ func selection(f outbox.Filter, also string) (query string, args []any) {
 	} else if f.Cause != "" {
 		add("cause = $%d", f.Cause)
 	}
-	limit := min(f.Limit, 1000)
-	if limit <= 0 {
-		limit = 100
-	}
-	return " WHERE " + strings.Join(conditions, " AND ") + " ORDER BY position LIMIT " + strconv.Itoa(limit), args
+	return " WHERE " + strings.Join(conditions, " AND ") + " ORDER BY position LIMIT " + strconv.Itoa(storekit.PageSize(f.Limit)), args
 }
 
 // List implements outbox.Admin.
@@ -313,14 +310,14 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 	}
 	var sql string
 	query, args := selection(f, redrivable(f))
-	if d.Verdict == outbox.Cancel {
+	if d.Verdict == outbox.VerdictCancel {
 		query, args = selection(f, "state = 1")
 	}
 	arg := func(text string) string {
 		args = append(args, text)
 		return fmt.Sprintf("$%d::text", len(args))
 	}
-	if d.Verdict == outbox.Cancel {
+	if d.Verdict == outbox.VerdictCancel {
 		sql = fmt.Sprintf(sqlCancel, query, 1+rand.Int64N(1<<62), arg(d.Cause()))
 	} else {
 		sql = fmt.Sprintf(sqlRedrive, query)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // piecesAtOnce is how many pieces are held in memory and sent in one message.
@@ -39,7 +40,7 @@ func (s *Store) insertPieces(ctx context.Context, tx batchSender, p *semel.Piece
 		for ; n < p.Count() && b.Len() < piecesAtOnce; n++ {
 			piece, err := p.ReadPiece(ctx, n)
 			if err != nil {
-				return body{}, unreadable(ctx, err), nil
+				return body{}, fmt.Errorf("postgres: %w", storekit.Unreadable(ctx, err)), nil
 			}
 			b.Queue(s.sql.insertPiece, number, int32(n), piece)
 		}
@@ -48,15 +49,6 @@ func (s *Store) insertPieces(ctx context.Context, tx batchSender, p *semel.Piece
 		}
 	}
 	return body{&number, &p.Size}, nil, nil
-}
-
-// unreadable is the answer where a piece could not be read. That the caller's
-// time was over says nothing about the body.
-func unreadable(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("postgres: nothing was recorded: %w", ctx.Err())
-	}
-	return fmt.Errorf("postgres: %w: %v", semel.ErrTooLarge, err) // not wrapped: it may be another store's
 }
 
 // withPieces runs fn in a transaction with the body that it records.
@@ -87,20 +79,6 @@ func (s *Store) pieces(b body) *semel.Pieces {
 		})
 	}
 	return p
-}
-
-// checkPieces refuses what cannot be a body. It is the guard's ErrTooLarge, so
-// that the operation is recorded all the same.
-func checkPieces(r semel.Result) error {
-	switch p := r.Pieces; {
-	case p.Size <= 0:
-		return fmt.Errorf("postgres: %w: its pieces are %d bytes long; that must be more than zero", semel.ErrTooLarge, p.Size)
-	case p.Read == nil:
-		return fmt.Errorf("postgres: %w: its pieces cannot be read", semel.ErrTooLarge)
-	case len(r.Body) > 0:
-		return fmt.Errorf("postgres: %w: it has a body and pieces", semel.ErrTooLarge)
-	}
-	return nil
 }
 
 // completePieces is Complete for a result in pieces.

@@ -2,43 +2,40 @@ package postgres
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 var (
-	// ErrClosed: the store has been closed.
+	// ErrClosed reports that the store has been closed.
 	ErrClosed = fmt.Errorf("postgres: the store is closed: %w", semel.ErrNotOpen)
-	// ErrUnfit: the database is set up so that it cannot keep a store's
-	// promises. The error says how.
+	// ErrUnfit reports that the configuration of the database does not allow a
+	// store to keep its promises. The error says why.
 	ErrUnfit = errors.New("postgres: the database cannot hold a store")
 )
 
-// Mode is where a claim lives.
+// Mode says where a claim lives.
 type Mode uint8
 
 const (
-	// Leased: a claim is a committed record under a lease, which the owner
-	// renews. For effects somewhere else.
-	Leased Mode = iota
-	// Transactional: a claim is a transaction, which the handler uses for its
-	// own changes. They and the record commit together, or not at all. For
-	// effects in this database, and nowhere else.
-	Transactional
+	// ModeLeased makes a claim a committed record under a lease, which the
+	// owner renews. Use it for effects outside the database.
+	ModeLeased Mode = iota
+	// ModeTransactional makes a claim a transaction, in which the handler makes
+	// its changes. They and the record are committed together or not at all. Use
+	// it for operations whose only effects are in this database.
+	ModeTransactional
 )
 
-var modeNames = [...]string{Leased: "leased", Transactional: "transactional"}
+var modeNames = [...]string{ModeLeased: "leased", ModeTransactional: "transactional"}
 
 func (m Mode) String() string {
 	if int(m) < len(modeNames) {
@@ -47,87 +44,87 @@ func (m Mode) String() string {
 	return fmt.Sprintf("Mode(%d)", uint8(m))
 }
 
-// Config says how a store uses its database. The zero value is a leased store
-// with the defaults named at each field.
+// Config configures a store. The zero value is a leased store with the defaults
+// documented at each field.
 type Config struct {
-	// Mode is where claims live. An operation must be protected by stores of
-	// one mode only: under another it would run, and be rolled back at its end.
+	// Mode says where claims live. All stores that protect an operation must
+	// have the same mode. In the other mode the operation would run and then be
+	// rolled back.
 	Mode Mode
 	// Schema is the name of the database schema that holds the tables.
 	// Default "semel".
 	Schema string
-	// NoMigrate has New fail with ErrOlderSchema where it would otherwise make
-	// the tables or bring them up to date.
+	// NoMigrate makes New fail with ErrOlderSchema if the tables are missing or
+	// have to be brought up to date.
 	NoMigrate bool
 
 	// Isolation is the level of the transactions that a transactional store
-	// begins. Default read committed. Above it the record is written first
-	// and completed at the end, which costs a round trip.
+	// begins. Default read committed. At higher levels the record is written
+	// first and completed at the end, which costs a round trip.
 	Isolation pgx.TxIsoLevel
-	// NoAdvisoryLocks is for databases that lack pg_try_advisory_xact_lock.
-	// A duplicate of a transaction under way then holds a connection for
-	// LockTimeout to learn of it, and the record is written first.
+	// NoAdvisoryLocks is for databases that lack pg_try_advisory_xact_lock. A
+	// duplicate of a running operation then holds a connection for LockTimeout,
+	// and the record is written first.
 	NoAdvisoryLocks bool
 	// LockTimeout is how long a transactional claim waits for another
-	// transaction that has written the same identity, before it takes that
-	// one to be in progress. Default 50 ms.
+	// transaction that has written the same identity, before it reports that
+	// one as in progress. Default 50 ms.
 	LockTimeout time.Duration
-	// IdleTimeout ends a transactional claim whose session has sent nothing
-	// for so long: its process is paused, dead or cut off. The transaction is
-	// rolled back and its lock freed. The guard's renewals count as signs of
-	// life, so it need not be longer than an operation, only than a few
-	// heartbeats. Default 1 min, rounded up to a millisecond.
+	// IdleTimeout ends a transactional claim whose session has sent nothing for
+	// that long, because its process is paused, dead or cut off. The
+	// transaction is rolled back and its lock released. The guard's renewals
+	// count as activity, so IdleTimeout may be shorter than an operation, but
+	// must be longer than a few heartbeats. Default 1 min, rounded up to a
+	// millisecond.
 	IdleTimeout time.Duration
-	// PeerTimeout ends a transactional claim whose host has not answered for so
-	// long at the level of TCP, where the server's connection is to that host
-	// and not to a pooler. It may take a quarter longer, as the server probes
-	// four times in it, but no less than every second. Default 30 s. It is set for
-	// the session, and stays with it; through a pooler for each transaction, which
-	// has a price. Where the server's role or the connection string sets
-	// tcp_user_timeout, that counts instead.
+	// PeerTimeout ends a transactional claim whose host has not responded for that
+	// long at the level of TCP, if the server's connection is to that host and not
+	// to a pooler. Detection may take a quarter longer. Default 30 s. The setting
+	// stays with the session. Through a pooler it is set for each transaction, at
+	// some cost. If the server's role or the connection string sets
+	// tcp_user_timeout, that value is used instead.
 	PeerTimeout time.Duration
 
-	// Notify has waiting submits woken by other processes' changes (see
-	// semel.Watcher): each change of a record sends a notification with its
-	// commit, and the store keeps one connection open, beside the pool, to
-	// listen. All stores over the same tables should agree on it.
+	// Notify wakes waiting submits when other processes change a record (see
+	// semel.Watcher). Each change of a record sends a notification with its
+	// commit, and the store keeps one connection open outside the pool to
+	// listen. All stores on the same tables should use the same setting.
 	//
-	// It is off by default because of its price: PostgreSQL takes a lock that
-	// the whole database shares for the commit of a transaction that notifies,
-	// so those commits come one after the other. A commit also fails if some
-	// session of the database listens and does not read for so long that the
-	// server's queue of notifications is full.
+	// It is off by default because of its cost: PostgreSQL takes a lock on the
+	// whole database for the commit of a transaction that notifies, so these
+	// commits are serialized. A commit also fails if the server's queue of
+	// notifications is full, because some session listens and does not read.
 	//
-	// Notifications carry a digest of the identity. Every role of the database
+	// Notifications carry a digest of the identity. Any role of the database
 	// can listen to them.
 	Notify bool
-	// Listen says how to connect to the server for Notify. Default: as the
-	// pool does. Set it where that is to a pooler, such as PgBouncer: listening
-	// takes a session of the server, and New fails with ErrPooler without one.
+	// Listen says how to connect to the server for Notify. Default: as the pool
+	// does. Set it if the pool connects to a pooler such as PgBouncer:
+	// listening needs a session of the server, and New fails with ErrPooler
+	// without one.
 	Listen *pgx.ConnConfig
 
-	// MaxResultBytes bounds head, body and reference of a result together,
-	// also of one in pieces. Complete and Resolve refuse larger ones. Default
-	// 64 MiB, at most 512 MiB.
+	// MaxResultBytes limits the size of a result: its head, body and reference
+	// together, in pieces or not. Complete and Resolve refuse larger results.
+	// Default 64 MiB, at most 512 MiB.
 	MaxResultBytes int
-	// MaxNotes is how many audit entries wait to be written at most; beyond
-	// it they are dropped and counted. Default 8,192.
+	// MaxNotes is the maximum number of audit entries that wait to be written.
+	// Entries beyond it are dropped and counted. Default 8,192.
 	MaxNotes int
-	// TrailRetention is how long audit entries are kept. Default 90 days;
-	// negative keeps them for ever. The entry of an execution is kept for as long
-	// as its record at least.
+	// TrailRetention is how long audit entries are kept. Default 90 days; a
+	// negative value keeps them forever. The entry of an execution is kept for at
+	// least as long as its record.
 	TrailRetention time.Duration
 	// SweepEvery is the time between two sweeps of Run. Default 1 min.
 	SweepEvery time.Duration
-	// OnSweep is told what each sweep of Run did; nil for nobody.
+	// OnSweep, if not nil, is called with the result of each sweep of Run.
 	OnSweep func(Swept)
 
-	// MaxPending is how many messages may be pending in the outbox: beyond it
-	// Enqueue, EnqueueTx and EnqueueSQL fail with outbox.ErrFull. They are counted
-	// at most once a second, so several processes together may go over it by what
-	// they enqueue in a second. Rows that other programs insert are counted and
-	// not refused. 0 is no bound: what must not be lost waits on disk, and the age
-	// of the oldest is the warning.
+	// MaxPending is the maximum number of pending messages in the outbox. Beyond
+	// it Enqueue, EnqueueTx and EnqueueSQL fail with outbox.ErrFull. Messages are
+	// counted at most once a second, so several processes together may exceed it
+	// by what they enqueue in a second. Rows inserted by other programs are
+	// counted but never refused. 0 means no limit.
 	MaxPending int
 }
 
@@ -168,8 +165,8 @@ func (c Config) validate() error {
 		mostName        = 63        // of PostgreSQL's names, which are cut there
 	)
 	var errs []error
-	if c.Mode > Transactional {
-		errs = append(errs, fmt.Errorf("field Mode is %v; use Leased or Transactional", c.Mode))
+	if c.Mode > ModeTransactional {
+		errs = append(errs, fmt.Errorf("field Mode is %v; use ModeLeased or ModeTransactional", c.Mode))
 	}
 	if err := checkName("field Schema", c.Schema, false); err != nil {
 		errs = append(errs, err)
@@ -178,7 +175,7 @@ func (c Config) validate() error {
 	}
 	switch c.Isolation {
 	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
-		if c.Mode == Leased && c.Isolation != pgx.ReadCommitted {
+		if c.Mode == ModeLeased && c.Isolation != pgx.ReadCommitted {
 			errs = append(errs, errors.New("field Isolation is set, but Mode is leased"))
 		}
 	default:
@@ -231,15 +228,16 @@ type Store struct {
 	names    namer
 	sql      statements
 	notes    notes
-	hints    hints     // of the outbox, in this process
-	pending  pending   // in the outbox
-	watchers *watchers // nil without Config.Notify
+	hints    storekit.Hints // of the outbox, in this process
+	pending  pending        // in the outbox
+	watchers *watchers      // nil without Config.Notify
 
 	mu     sync.Mutex
 	closed bool
 	open   map[*txClaim]struct{} // claims with a transaction of their own
 
-	closing sync.Once
+	closing  sync.Once
+	closeErr error
 }
 
 var (
@@ -251,73 +249,16 @@ var (
 	_ semel.Watcher  = (*Store)(nil)
 )
 
-// namer makes the ids of records and finds identities. It is a recordid.Namer.
-type namer interface {
-	ID(number uint64) string
-	Number(id string) (number uint64, ok bool)
-	Digest(id semel.Identity) [16]byte
-}
-
-// statements are the statements for one schema.
-type statements struct {
-	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                              string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain, erase                                            string
-	lock, lockJoined, beginInbox                                                                                   string
-	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape                             string
-	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                                             string
-	piece, insertPiece                                                                                             string
-	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, delivered, settledBefore, settleInside string
-	status, surplus, sweepSettled                                                                                  string
-}
-
-// peer says how a store's sessions are to get a TCP timeout.
-type peer uint8
-
-const (
-	peerNone        peer = iota
-	peerTransaction      // for each transaction: sessions are shared
-	peerSession
-)
-
-// newStatements returns a store's statements.
-func newStatements(c Config, p peer) statements {
-	q := func(sql string) string { return in(c.Schema, sql) }
-	lock, settings := sqlLock, fmt.Sprintf(idleSetting, milliseconds(c.IdleTimeout))
-	if c.NoAdvisoryLocks {
-		lock = sqlNoLock
-	}
-	if p != peerNone {
-		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout),
-			strconv.FormatBool(p == peerTransaction))
-	}
-	return statements{
-		look: q(sqlLook), find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
-		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
-		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
-		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain), erase: q(sqlErase),
-		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
-		beginInbox:      fmt.Sprintf(sqlBeginInbox, milliseconds(c.LockTimeout), settings),
-		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen),
-		takeoverOpen: q(sqlTakeoverOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
-		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
-		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
-		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
-		countPending: q(sqlCountPending), claimNamed: q(claimNamed + sqlClaimMessages), claimAny: q(claimAny + sqlClaimMessages), markMessage: q(sqlMark),
-		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), delivered: q(sqlDelivered), settledBefore: q(sqlSettledBefore), settleInside: q(sqlSettleInside),
-		status: q(sqlStatus), surplus: q(sqlSurplus), sweepSettled: q(sqlSweepSettled),
-	}
-}
-
-// New makes a store on a pool of connections to the primary, which stays the
-// caller's: close the store first, then the pool. It brings the tables up to
-// date (Migrate) unless they are, and starts the goroutine that writes the
-// audit trail, and with Config.Notify the one that listens, which Close ends. Any number of stores, in any number of
-// processes, may share the tables.
+// New returns a store on a pool of connections to the primary. The caller keeps the
+// ownership of the pool: close the store first, then the pool. New brings the tables up
+// to date (see Migrate) and starts the goroutine that writes the audit trail and, with
+// Config.Notify, the one that listens. Close ends both. Any number of stores, in any
+// number of processes, may share the tables.
 //
-// New fails if the tables are newer than this package (ErrNewerSchema), if they
-// have lost the secret that finds their records (ErrNoSecret), and, with
-// ErrUnfit, if the database's encoding is not UTF-8 or synchronous_commit is off:
-// then a result that was answered with could be lost. ctx bounds New only.
+// New fails with ErrNewerSchema if the tables are newer than this package, with
+// ErrNoSecret if they have lost the secret of their ids, and with ErrUnfit if the
+// encoding of the database is not UTF-8 or synchronous_commit is off, because a
+// result that was already returned could then be lost. ctx applies to New only.
 func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 	c = c.withDefaults()
 	err := c.validate()
@@ -357,7 +298,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, c Config) (*Store, error) {
 		if s.watchers, err = watch(ctx, pool, c, messages); err != nil {
 			return nil, fmt.Errorf("postgres: listen: %w", err)
 		}
-		s.hints.add(messages)
+		s.hints.Add(messages)
 	}
 	s.notes.start(s)
 	return s, nil
@@ -393,11 +334,11 @@ func checkDatabase(ctx context.Context, pool *pgxpool.Pool) (p peer, err error) 
 	return peerSession, nil
 }
 
-// Close writes the audit trail out and ends the store's claims that live in
-// transactions, which rolls them back. The error says how many entries could
-// not be written before ctx ended. Calls that come later fail with
-// ErrClosed. The pool stays open.
-func (s *Store) Close(ctx context.Context) (err error) {
+// Close rolls back open transactional claims, except those that joined a
+// transaction of the caller, and writes out the audit trail. Later calls fail with
+// ErrClosed. The pool remains open. The error says how many audit entries could
+// not be written before ctx ended. Calling Close again returns the same error.
+func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {
 		s.mu.Lock()
 		s.closed = true
@@ -410,9 +351,9 @@ func (s *Store) Close(ctx context.Context) (err error) {
 		if s.watchers != nil {
 			s.watchers.close()
 		}
-		err = s.notes.close(ctx)
+		s.closeErr = s.notes.close(ctx)
 	})
-	return err
+	return s.closeErr
 }
 
 func (s *Store) isClosed() bool {
@@ -431,23 +372,3 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 	return nil
 }
-
-// hash is a 64-bit number for parts that frame themselves by their lengths.
-// It is the key of advisory locks: those of other applications in the database
-// are as unlikely to have it as another identity is. Where two do share one,
-// they are never in flight together, and nothing else.
-func hash(parts ...string) int64 {
-	h := sha256.New()
-	h.Write([]byte("semel/1"))
-	for _, p := range parts {
-		var n [8]byte
-		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
-		h.Write(n[:])
-		h.Write([]byte(p))
-	}
-	return int64(binary.BigEndian.Uint64(h.Sum(nil)))
-}
-
-// lockKey is the advisory lock of an identity: that part of its digest which is
-// of the whole of it.
-func lockKey(digest pgtype.UUID) int64 { return int64(binary.BigEndian.Uint64(digest.Bytes[8:])) }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -17,19 +14,18 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
-// ErrCollision: an identity has the digest of another one, whose record is in its
-// way. By accident that happens once in 2^80 pairs of identities with one key, and
-// once in 2^128 of others; else somebody wrote to the tables.
+// ErrCollision reports that an identity has the same digest as another one that
+// has a record. By accident that happens once in 2^80 pairs of identities with the
+// same key, and once in 2^128 other pairs. Otherwise somebody has modified the
+// tables.
 var ErrCollision = errors.New("postgres: the identity has the digest of another one, and cannot be protected beside it")
 
 const (
 	// keyBytes is how much of a digest is of the key alone.
 	keyBytes = 6
-
-	maxNameBytes = 255  // of a record's id, a fingerprint's scheme, a codec
-	maxTextBytes = 1024 // of texts for people, which are cut there
 )
 
 // stored is a record with what only the store knows of it.
@@ -135,14 +131,7 @@ func text(s string) string {
 	if !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0 {
 		s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 	}
-	if len(s) <= maxTextBytes {
-		return s
-	}
-	end := maxTextBytes
-	for !utf8.RuneStart(s[end]) {
-		end--
-	}
-	return s[:end]
+	return storekit.Cut(s)
 }
 
 // orNull is NULL for an empty text.
@@ -155,35 +144,19 @@ func orNull(s string) any {
 
 func uuid(t semel.Token) pgtype.UUID { return pgtype.UUID{Bytes: t, Valid: true} }
 
-func textOrigin(o semel.Origin) semel.Origin {
-	return semel.Origin{RequestID: text(o.RequestID), EventID: text(o.EventID), TraceID: text(o.TraceID)}
-}
-
 func checkName(what, s string, mayBeEmpty bool) error {
-	switch {
-	case s == "" && !mayBeEmpty:
-		return fmt.Errorf("%s is empty", what)
-	case len(s) > maxNameBytes:
-		return fmt.Errorf("%s is %d bytes long; at most %d are allowed", what, len(s), maxNameBytes)
-	case !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0:
+	if !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0 {
 		return fmt.Errorf("%s is not valid UTF-8, or holds the byte 0", what)
 	}
-	return nil
+	return storekit.CheckName(what, s, mayBeEmpty)
 }
 
 func (s *Store) checkResult(r semel.Result) error {
 	if err := checkName("codec", r.Codec, true); err != nil {
 		return fmt.Errorf("postgres: result: %w", err)
 	}
-	if r.Pieces != nil {
-		if err := checkPieces(r); err != nil {
-			return err
-		}
-	}
-	// Two comparisons, because a size that somebody made up may be any.
-	rest, most := int64(len(r.Head)+len(r.Reference)), int64(s.config.MaxResultBytes)
-	if n := r.Size(); n > most || n+rest > most {
-		return fmt.Errorf("postgres: %w: a body of %d bytes, and %d with it; at most %d are allowed", semel.ErrTooLarge, n, rest, most)
+	if err := storekit.CheckSize(r, s.config.MaxResultBytes); err != nil {
+		return fmt.Errorf("postgres: %w", err)
 	}
 	return nil
 }
@@ -270,12 +243,12 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	if err := checkAttempt(a); err != nil {
 		return nil, err
 	}
-	a.Origin, a.Lease, a.Retention = textOrigin(a.Origin), whole(a.Lease), whole(a.Retention)
+	a.Origin, a.Lease, a.Retention = storekit.Origin(a.Origin, text), whole(a.Lease), whole(a.Retention)
 	callers, joined := joinedTx(ctx)
 	switch {
-	case s.config.Mode == Transactional && joined:
+	case s.config.Mode == ModeTransactional && joined:
 		return s.beginJoined(ctx, a, callers)
-	case s.config.Mode == Transactional:
+	case s.config.Mode == ModeTransactional:
 		return s.beginTx(ctx, a)
 	case joined:
 		return nil, errors.New("postgres: begin: a leased store cannot join a transaction: its claims are committed at once")
@@ -283,206 +256,9 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 	return s.beginLeased(ctx, a)
 }
 
-// Resolve implements semel.Resolver.
-func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, error) {
-	id := d.Identity
-	args := append(make([]any, 0, 20), s.digest(id), id.Key, id.Operation, id.Actor, id.Tenant, int64(d.Fence))
-	label := d.Decision.String()
-	var sql string
-	switch d.Decision {
-	case semel.DecideUnknown:
-		sql, label = s.sql.resolveUnknown, ""
-	case semel.DecideResult:
-		if err := s.checkResult(d.Result); err != nil {
-			return semel.Record{}, err
-		}
-		sql = s.sql.resolveResult
-	case semel.DecideNoEffect:
-		sql = s.sql.resolveNoEffect
-	case semel.DecideExecuteAgain:
-		sql = s.sql.resolveAgain
-	default:
-		return semel.Record{}, fmt.Errorf("postgres: resolve: no such decision: %v", d.Decision)
-	}
-	o := textOrigin(d.Origin)
-	args = append(args, orNull(o.RequestID), orNull(o.EventID), orNull(o.TraceID), orNull(label), orNull(text(d.Cause)))
-	var rec stored
-	settle := func(q batcher, args []any) error {
-		return s.told(ctx, q, d.Identity, sql, args, func(row pgx.Row) (err error) {
-			rec, err = s.scanRecord(row)
-			return err
-		})
-	}
-	_, err := again(ctx, s, func() (struct{}, error) {
-		var none struct{}
-		switch {
-		case d.Decision != semel.DecideResult:
-			return none, settle(s.pool, args)
-		case d.Result.Pieces == nil:
-			return none, settle(s.pool, append(args, resultArgs(d.Result, body{})...))
-		}
-		// If there is nothing to settle, nothing needs to be read.
-		found, err := s.Find(ctx, d.Identity)
-		if err == nil && (found.Fence != d.Fence || found.State != semel.StateUnknown) {
-			err = semel.ErrStaleFence
-		}
-		if err != nil {
-			return none, err
-		}
-		return none, s.withPieces(ctx, d.Result.Pieces, func(tx pgx.Tx, b body) error {
-			return settle(tx, append(args, resultArgs(d.Result, b)...))
-		})
-	})
-	if err != nil {
-		rec = stored{}
-	}
-	if !errors.Is(err, pgx.ErrNoRows) {
-		return rec.Record, err
-	}
-	// Nothing was written. Say why.
-	found, err := s.Find(ctx, d.Identity)
-	switch {
-	case err != nil:
-		return semel.Record{}, err
-	case d.Decision == semel.DecideUnknown && found.Fence == d.Fence && found.State == semel.StateUnknown:
-		return found, nil
-	}
-	return semel.Record{}, semel.ErrStaleFence
-}
-
-// resultArgs are the values of resultColumns.
-func resultArgs(r semel.Result, b body) []any {
-	var reference []byte
-	if r.Reference != "" {
-		reference = []byte(r.Reference)
-	}
-	return []any{orNull(r.Codec), orNull(text(r.Label)), reference, r.Tombstone, r.Head, r.Body, b.number, b.size}
-}
-
-// List implements semel.Lister. Records are found at once by id, by key, by cause
-// and by state, but for completed ones; other filters are applied to all there are.
-func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
-	if f.After > math.MaxInt64 {
-		return nil, nil
-	}
-	var w where
-	w.add("NOT (" + expired + ")")
-	if f.ID != "" {
-		number, ok := s.names.Number(f.ID)
-		if !ok {
-			return nil, nil
-		}
-		w.add("number = ?", int64(number))
-	}
-	s.byKey(&w, f.Key)
-	w.equal("tenant", f.Tenant)
-	w.equal("actor", f.Actor)
-	w.equal("operation", f.Operation)
-	open := f.Lapsed || f.Cause != "" || f.State != 0 && f.State != semel.StateCompleted
-	if open {
-		w.add("retention IS NOT NULL")
-	}
-	if f.State != 0 {
-		w.add("state = ?", int16(f.State))
-	}
-	if f.Lapsed {
-		w.add("state = 1 AND lease_until <= clock_timestamp()")
-	}
-	if prefix, ok := strings.CutSuffix(f.Cause, "*"); ok {
-		w.add("state = 3 AND starts_with(coalesce(cause, ''), ?)", text(prefix))
-	} else if f.Cause != "" {
-		w.add("state = 3 AND cause = ?", text(f.Cause))
-	}
-	w.between("begun_at", f.BegunSince, f.BegunUntil)
-	// In the order of their fences: of those whose fence is their number, and of
-	// those that have another one.
-	after, limit := w.arg(int64(f.After)), " LIMIT "+pageSize(f.Limit)
-	page := func(condition, order string) string {
-		return "(" + s.sql.list + w.and(condition) + " AND " + order + " > " + after + " ORDER BY " + order + limit + ")"
-	}
-	sql := page("fence IS NULL", "number") + " UNION ALL " + page("fence IS NOT NULL", "fence") + " ORDER BY 2" + limit
-	return again(ctx, s, func() ([]semel.Record, error) {
-		rows, err := s.pool.Query(ctx, sql, w.args...)
-		if err != nil {
-			return nil, err
-		}
-		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (semel.Record, error) {
-			var rec stored
-			dest, done := s.columns(&rec)
-			if err := row.Scan(dest...); err != nil {
-				return semel.Record{}, err
-			}
-			done()
-			return rec.Record, nil
-		})
-	})
-}
-
-// byKey adds the condition that the record is of a key. The digests of a key are
-// beside each other in their index.
-func (s *Store) byKey(w *where, key string) {
-	if key == "" {
-		return
-	}
-	first, last := pgtype.UUID{Valid: true}, pgtype.UUID{Valid: true}
-	prefix := s.keyDigest(text(key))
-	for i := range last.Bytes {
-		last.Bytes[i] = 0xff
-	}
-	copy(first.Bytes[:], prefix[:])
-	copy(last.Bytes[:], prefix[:])
-	w.add("digest BETWEEN ? AND ?", first, last)
-	w.equal("key", key)
-}
-
-func pageSize(limit int) string {
-	switch {
-	case limit <= 0:
-		limit = 100
-	case limit > 1000:
-		limit = 1000
-	}
-	return strconv.Itoa(limit)
-}
-
-// where collects the conditions of a query.
-type where struct {
-	conditions []string
-	args       []any
-}
-
-// add adds a condition, in which each "?" stands for the next argument.
-func (w *where) add(condition string, args ...any) {
-	for _, a := range args {
-		condition = strings.Replace(condition, "?", w.arg(a), 1)
-	}
-	w.conditions = append(w.conditions, condition)
-}
-
-// arg adds an argument and returns what stands for it.
-func (w *where) arg(a any) string {
-	w.args = append(w.args, a)
-	return "$" + strconv.Itoa(len(w.args))
-}
-
-func (w *where) equal(column, value string) {
-	if value != "" {
-		// A value that no column can hold equals none.
-		w.add(column+" = ?", text(value))
-	}
-}
-
-// between adds the condition that a time is not before since and before until.
-func (w *where) between(column string, since, until time.Time) {
-	if !since.IsZero() {
-		w.add(column+" >= ?", ceilMicro(since))
-	}
-	if !until.IsZero() {
-		w.add(column+" < ?", ceilMicro(until))
-	}
-}
-
-// and returns the conditions and another one.
-func (w *where) and(condition string) string {
-	return strings.Join(append(slices.Clone(w.conditions), condition), " AND ")
+// namer makes the ids of records and finds identities. It is a recordid.Namer.
+type namer interface {
+	ID(number uint64) string
+	Number(id string) (number uint64, ok bool)
+	Digest(id semel.Identity) [16]byte
 }

@@ -22,13 +22,15 @@ import (
 var schemaFiles embed.FS
 
 var (
-	// ErrNewerSchema: the tables were made by a newer version of this package.
+	// ErrNewerSchema reports that the tables were created by a newer version of
+	// this package.
 	ErrNewerSchema = errors.New("postgres: the database has a newer schema than this program knows")
-	// ErrOlderSchema: the tables are missing or of an older version, and
-	// Config.NoMigrate keeps New from changing that.
+	// ErrOlderSchema reports that the tables are missing or of an older
+	// version, and that Config.NoMigrate is set.
 	ErrOlderSchema = errors.New("postgres: the database's schema has to be migrated")
-	// ErrNoSecret: the table version does not hold the secret that ids and digests
-	// of the records are made with. With another one no record would be found.
+	// ErrNoSecret reports that the table version does not hold the secret from
+	// which the ids and digests of the records are derived. With another secret no
+	// record would be found.
 	ErrNoSecret = errors.New("postgres: the store's secret is not in its table version; restore that row from a backup")
 )
 
@@ -53,8 +55,8 @@ func in(schema, sql string) string {
 	return strings.NewReplacer("{s}", name, "{q}", strings.ReplaceAll(name, "'", "''")).Replace(sql)
 }
 
-// Schema returns the statements that make what this package expects in the
-// database schema of that name, as Migrate runs them in an empty one.
+// Schema returns the statements that Migrate executes to create the tables of
+// this package in the database schema called name.
 func Schema(name string) string {
 	var b strings.Builder
 	b.WriteString(in(name, "CREATE SCHEMA IF NOT EXISTS {s};\n\n"))
@@ -65,10 +67,11 @@ func Schema(name string) string {
 	return b.String()
 }
 
-// Grants returns the statements that let a role use the tables in the database
-// schema of that name, and do nothing else with them. The last is only for
-// sweeping old audit entries: leave it out where Config.TrailRetention is below
-// zero, and the trail is append-only for that role.
+// Grants returns the statements that give a role the rights that a store needs
+// on the tables in the database schema called name, and no others. The last
+// statement is needed only for sweeping old audit entries. If
+// Config.TrailRetention is negative, leave it out; the trail is then
+// append-only for that role.
 func Grants(name, role string) string {
 	return strings.ReplaceAll(in(name, `GRANT USAGE ON SCHEMA {s} TO {r};
 GRANT SELECT ON {s}.version TO {r};
@@ -95,14 +98,14 @@ const (
 	tableLock     = 5 * time.Second
 )
 
-// Migrate brings the tables in the database schema of that name up to date,
-// and makes them where there are none. Of several processes that call it at the
-// same time one does it. It fails with ErrNewerSchema, and changes nothing, if
-// the tables are newer than this package.
+// Migrate creates the tables in the database schema called schema, or brings
+// them up to date. If several processes call it at the same time, one of them
+// migrates. If the tables are newer than this package, it fails with
+// ErrNewerSchema and changes nothing.
 //
-// It waits for a minute until another migration has ended, and for 5 s for each
-// lock on a table that a transaction has used which has not ended yet. Then it
-// fails with SQLSTATE 55P03 and has changed nothing; ctx may end it sooner.
+// It waits up to a minute for another migration, and up to 5 s for each lock on
+// a table that an open transaction has used. Then it fails with SQLSTATE 55P03,
+// having changed nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	return migrate(ctx, pool, schema, migrations, othersMigrate, tableLock)
 }

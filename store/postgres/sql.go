@@ -1,5 +1,10 @@
 package postgres
 
+import (
+	"fmt"
+	"strconv"
+)
+
 // Every statement names its tables in full: a search path is state of a
 // session, which a pooler in transaction mode does not keep.
 //
@@ -334,3 +339,53 @@ var (
 		tenant, actor, operation, key, coalesce(fence, number), coalesce(request_id, ''), coalesce(event_id, ''), coalesce(trace_id, ''),
 		coalesce(label, ''), '', 0::bigint FROM {s}.record WHERE state = 2 AND token IS NOT NULL AND `
 )
+
+// statements are the statements for one schema.
+type statements struct {
+	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                              string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain, erase                                            string
+	lock, lockJoined, beginInbox                                                                                   string
+	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape                             string
+	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                                             string
+	piece, insertPiece                                                                                             string
+	countPending, claimNamed, claimAny, markMessage, renewMessages, settle, delivered, settledBefore, settleInside string
+	status, surplus, sweepSettled                                                                                  string
+}
+
+// peer says how a store's sessions are to get a TCP timeout.
+type peer uint8
+
+const (
+	peerNone        peer = iota
+	peerTransaction      // for each transaction: sessions are shared
+	peerSession
+)
+
+// newStatements returns a store's statements.
+func newStatements(c Config, p peer) statements {
+	q := func(sql string) string { return in(c.Schema, sql) }
+	lock, settings := sqlLock, fmt.Sprintf(idleSetting, milliseconds(c.IdleTimeout))
+	if c.NoAdvisoryLocks {
+		lock = sqlNoLock
+	}
+	if p != peerNone {
+		settings = fmt.Sprintf(peerSettings, milliseconds(c.IdleTimeout), milliseconds(c.PeerTimeout), probeSeconds(c.PeerTimeout),
+			strconv.FormatBool(p == peerTransaction))
+	}
+	return statements{
+		look: q(sqlLook), find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
+		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
+		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
+		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain), erase: q(sqlErase),
+		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
+		beginInbox:      fmt.Sprintf(sqlBeginInbox, milliseconds(c.LockTimeout), settings),
+		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen),
+		takeoverOpen: q(sqlTakeoverOpen), completeOpen: q(sqlCompleteOpen), escape: q(sqlEscape),
+		sweep: q(sqlSweep), sweepTrail: q(sqlSweepTrail), writeNotes: q(sqlNotes), lastNote: q(sqlLastNote),
+		piece: q(sqlPiece), insertPiece: q(sqlInsertPiece),
+		list: q(sqlList), entries: q(sqlEntries), executions: q(sqlExecutions),
+		countPending: q(sqlCountPending), claimNamed: q(claimNamed + sqlClaimMessages), claimAny: q(claimAny + sqlClaimMessages), markMessage: q(sqlMark),
+		renewMessages: q(sqlRenewMessages), settle: q(sqlSettle), delivered: q(sqlDelivered), settledBefore: q(sqlSettledBefore), settleInside: q(sqlSettleInside),
+		status: q(sqlStatus), surplus: q(sqlSurplus), sweepSettled: q(sqlSweepSettled),
+	}
+}

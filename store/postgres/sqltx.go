@@ -14,21 +14,20 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// SQLTx returns the transaction of the claim that a handler works under, as Tx
-// does, for code that takes a *sql.Tx. Both can be used in turn: rows of one must
-// be closed before the other is used.
+// SQLTx returns the same transaction as Tx, for code that needs a *sql.Tx. Both
+// can be used in turn; rows of one must be closed before the other is used.
 //
 // Arguments, scanned values and errors are those of pgx's own database/sql
-// driver, and errors of the server are *pgconn.PgError. Arguments have no names.
-// A prepared statement is checked by the server when it is first used; whether
-// the server keeps it is decided by the pool's exec mode.
+// driver, and errors of the server are *pgconn.PgError. Named arguments are not
+// supported. A prepared statement is checked by the server when it is first
+// used. Whether the server keeps it depends on the pool's exec mode.
 //
-// Commit and Rollback fail with ErrNotYours. They change nothing in the
-// transaction, but end this *sql.Tx, as they always do; SQLTx then returns
-// another. Once the claim has ended, statements fail with sql.ErrTxDone.
+// Commit and Rollback fail with ErrNotYours. They do not affect the transaction
+// but end this *sql.Tx; SQLTx then returns another one. After the claim has
+// ended, statements fail with sql.ErrTxDone.
 //
 // A caller that begins the transaction itself on a *sql.DB of pgx's driver has
-// to begin it on the *pgx.Conn (sql.Conn.Raw), and pass it to WithTx.
+// to begin it on the *pgx.Conn (see sql.Conn.Raw) and pass it to WithTx.
 func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 	tx, ok := ctx.Value(claimTxKey{}).(*handlerTx)
 	if !ok {

@@ -427,11 +427,11 @@ func TestJoinsATransactionOfASQLConnection(t *testing.T) {
 		}
 		return out
 	}
-	if out := run("rolled back", false); out.Answer != semel.Executed {
+	if out := run("rolled back", false); out.Answer != semel.AnswerExecuted {
 		t.Fatalf("the outcome is %v", out.Answer)
 	}
 	shop.want(t, "rolled back", 0)
-	for _, want := range []semel.Answer{semel.Executed, semel.Replayed} {
+	for _, want := range []semel.Answer{semel.AnswerExecuted, semel.AnswerReplayed} {
 		if out := run("k", true); out.Answer != want {
 			t.Fatalf("the outcome is %v; want %v", out.Answer, want)
 		}

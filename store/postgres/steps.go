@@ -11,13 +11,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/steps"
 )
 
-// Steps is the journal of operations in a store's schema. It implements steps.Store:
-// the transaction of a local step is the one that Tx and SQLTx return, and Enqueue
-// enqueues in, with the store's Isolation, LockTimeout, IdleTimeout and PeerTimeout,
-// whatever its Mode. Operations need leased claims, of this store or another. The
+// Steps is the journal of operations in a store's schema. It implements steps.Store.
+// The transaction of a local step is the one that Tx and SQLTx return and that
+// Enqueue uses. In both modes it has the store's Isolation, LockTimeout, IdleTimeout
+// and PeerTimeout. Operations need leased claims, of this store or another. The
 // clock is the server's.
 type Steps struct {
 	store *Store
@@ -115,7 +116,7 @@ func (j *Steps) operation(ctx context.Context, missing error, query string, args
 func (j *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, error) {
 	id := o.Identity
 	return j.operation(ctx, steps.ErrStale, j.sql.open, id.Tenant, id.Actor, id.Operation, id.Key, o.Fence,
-		o.Fingerprint.Scheme, o.Fingerprint.Sum[:], blob(o.Input), whole(o.Due))
+		o.Fingerprint.Scheme, o.Fingerprint.Sum[:], storekit.Blob(o.Input), whole(o.Due))
 }
 
 // Find implements steps.Store.
@@ -127,16 +128,8 @@ func (j *Steps) Find(ctx context.Context, id semel.Identity) (steps.Operation, e
 	return o, err
 }
 
-// blob is b where a column is NOT NULL.
-func blob(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
-}
-
 func putArgs(number, fence uint64, s steps.Step) []any {
-	return []any{number, fence, s.Position, s.Name, blob(s.Input), string(s.State), blob(s.Result), text(s.Cause)}
+	return []any{number, fence, s.Position, s.Name, storekit.Blob(s.Input), string(s.State), storekit.Blob(s.Result), text(s.Cause)}
 }
 
 // change executes a statement that changes one row.
@@ -172,7 +165,7 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 		return fmt.Errorf("postgres: steps: %w", err)
 	}
 	return c.transact(ctx, func(ctx context.Context) (err error) {
-		s.State, s.Cause = steps.Done, ""
+		s.State, s.Cause = steps.StateDone, ""
 		if s.Result, err = work(ctx); err != nil {
 			return err
 		}
@@ -182,14 +175,14 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 			err = steps.ErrStale
 		}
 		return err
-	}).as(steps.ErrRolledBack, steps.ErrInDoubt)
+	}).As(steps.ErrRolledBack, steps.ErrInDoubt)
 }
 
 // List implements steps.Store.
 func (j *Steps) List(ctx context.Context, f steps.Filter) ([]steps.Operation, error) {
 	names, phases := append([]string{}, f.Operations...), f.Phases
 	if len(phases) == 0 {
-		phases = []steps.Phase{steps.Open, steps.Held, steps.Finished}
+		phases = []steps.Phase{steps.PhaseOpen, steps.PhaseHeld, steps.PhaseFinished}
 	}
 	all, err := again(ctx, j.store, func() ([]steps.Operation, error) {
 		rows, _ := j.store.pool.Query(ctx, j.sql.list, phases, f.Due, f.After, names, f.Key, f.Page()) // its error is told by CollectRows
@@ -214,7 +207,7 @@ func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
 		args []any
 	}{
 		{j.sql.decide, []any{d.Number, d.Fence, d.Step.Name != ""}},
-		{j.sql.resolve, []any{d.Number, d.Step.Name, string(d.Step.State), blob(d.Step.Result), text(d.Step.Cause)}},
+		{j.sql.resolve, []any{d.Number, d.Step.Name, string(d.Step.State), storekit.Blob(d.Step.Result), text(d.Step.Cause)}},
 		{j.sql.note, []any{string(e.Kind), d.Fence, e.Tenant, e.Actor, e.Operation, e.Key, text(e.RequestID), text(e.Label), text(e.Cause)}},
 	}
 	if d.Step.Name == "" {

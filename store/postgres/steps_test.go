@@ -23,7 +23,7 @@ func TestSteps(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	for name, config := range map[string]postgres.Config{
 		"read committed": {},
-		"serializable":   {Mode: postgres.Transactional, Isolation: pgx.Serializable},
+		"serializable":   {Mode: postgres.ModeTransactional, Isolation: pgx.Serializable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stepstest.Run(t, stepstest.Config{New: func(t testing.TB) stepstest.Harness {
@@ -99,7 +99,7 @@ func TestStepsOpenWaitsForACommit(t *testing.T) {
 	if err := <-committed; err != nil {
 		t.Error(err)
 	}
-	if o := <-opened; len(o.Steps) != 1 || o.Steps[0].State != steps.Done {
+	if o := <-opened; len(o.Steps) != 1 || o.Steps[0].State != steps.StateDone {
 		t.Errorf("who goes on does not see the step: %+v", o)
 	}
 }

@@ -2,8 +2,9 @@ package postgres
 
 import (
 	"context"
-	"errors"
 	"time"
+
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 const (
@@ -17,8 +18,8 @@ const (
 
 // Sweep implements semel.Sweeper. It also removes at most limit audit entries
 // that are older than Config.TrailRetention. Several processes may sweep at the
-// same time; none waits for another. When it fails half way it reports what it
-// has removed beside the error.
+// same time without waiting for each other. If it fails halfway, it returns the
+// number removed so far along with the error.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	records, _, err := s.sweep(ctx, limit)
 	return records, err
@@ -51,7 +52,7 @@ func (s *Store) sweep(ctx context.Context, limit int) (records, entries int, err
 	return records, entries, err
 }
 
-// Swept is what a sweep did.
+// Swept describes a completed sweep.
 type Swept struct {
 	Records int // expired, removed
 	Entries int // of the audit trail, past their retention, removed
@@ -60,55 +61,21 @@ type Swept struct {
 }
 
 // Run sweeps at once and then every Config.SweepEvery, in batches of 200 until
-// nothing is left to remove, and tells Config.OnSweep. Between two batches it rests
-// for as long as the one before took, a second at most. It returns nil when ctx
-// ends, and ErrClosed when the store is closed; a sweep that fails does not end
-// it. Without sweeping nothing breaks, but the tables grow.
+// nothing is left to remove, and calls Config.OnSweep. After each batch it rests
+// for as long as the batch took, but at most a second. It returns nil when ctx
+// ends, and ErrClosed when the store is closed. It continues after a sweep that
+// fails. If no process sweeps, the tables grow.
 func (s *Store) Run(ctx context.Context) error {
-	ticker := time.NewTicker(s.config.SweepEvery)
-	defer ticker.Stop()
-	for {
-		start := time.Now()
-		var did Swept
-		for {
-			batch := time.Now()
-			records, entries, err := s.sweep(ctx, sweepRows)
-			did.Records += records
-			did.Entries += entries
-			did.Err = err
-			if err != nil || records < sweepRows && entries < sweepRows || !s.rest(ctx, min(time.Since(batch), sweepRest)) {
-				break
-			}
-		}
-		did.Took = time.Since(start)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(did.Err, ErrClosed):
-			return ErrClosed
-		}
-		if s.config.OnSweep != nil {
-			s.config.OnSweep(did)
-		}
-		select {
-		case <-ticker.C:
-		case <-s.notes.stop:
-			return ErrClosed
-		case <-ctx.Done():
-			return nil
-		}
+	if (storekit.Sweeps{
+		Every: s.config.SweepEvery, Batch: sweepRows, Rest: sweepRest, Sweep: s.sweep, Told: s.swept, Done: s.notes.stop,
+	}).Run(ctx) {
+		return ErrClosed
 	}
+	return nil
 }
 
-// rest waits for d, and reports whether nothing ended that.
-func (s *Store) rest(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-s.notes.stop:
-	case <-ctx.Done():
+func (s *Store) swept(did storekit.Swept) {
+	if s.config.OnSweep != nil {
+		s.config.OnSweep(Swept(did))
 	}
-	return false
 }

@@ -33,7 +33,7 @@ func BenchmarkPair(b *testing.B) {
 				_, err = c.Complete(ctx, result)
 				return err
 			})
-			if err := s.Close(); err != nil {
+			if err := s.Close(context.Background()); err != nil {
 				b.Fatal(err)
 			}
 		})
@@ -63,7 +63,7 @@ func BenchmarkReplay(b *testing.B) {
 				}
 				return nil
 			})
-			if err := s.Close(); err != nil {
+			if err := s.Close(context.Background()); err != nil {
 				b.Fatal(err)
 			}
 		})
@@ -152,7 +152,7 @@ func BenchmarkPieces(b *testing.B) {
 	b.ReportMetric(ms(took[len(took)/2]), "other-p50-ms")
 	b.ReportMetric(ms(took[len(took)*99/100]), "other-p99-ms")
 	b.ReportMetric(ms(took[len(took)-1]), "other-max-ms")
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -224,7 +224,7 @@ func BenchmarkSweep(b *testing.B) {
 			if sweeping {
 				b.ReportMetric(float64(swept)/took.Seconds(), "swept/s")
 			}
-			if err := s.Close(); err != nil {
+			if err := s.Close(context.Background()); err != nil {
 				b.Fatal(err)
 			}
 		})

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
@@ -81,7 +82,10 @@ func TestCacheIsWhatTheFileSays(t *testing.T) {
 			wantCached(t, s, "b", true)
 		},
 		"a handler": func(t *testing.T, s *Store, _ func(string, ...any)) {
-			c := mustBegin(t, &TxStore{Store: s, instance: 7, turn: make(chan struct{}, 1), open: map[semel.Identity]*txClaim{}}, attempt("b"))
+			c, err := s.txs.begin(t.Context(), attempt("b"))
+			if err != nil {
+				t.Fatal(err)
+			}
 			tx, _ := Tx(c.Context(t.Context()))
 			if _, err := tx.ExecContext(t.Context(), another); err != nil {
 				t.Fatal(err)
@@ -211,7 +215,7 @@ func TestCloseUnderReplays(t *testing.T) {
 			}
 		})
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Error(err)
 	}
 	wg.Wait()

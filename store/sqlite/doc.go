@@ -41,9 +41,9 @@
 // One goroutine of each Store writes. It takes all calls that wait at that moment
 // and commits them together, so that one sync of the disk serves many callers.
 // Only record changes are grouped; no transaction is open while a leased claim's
-// handler runs. A TxStore, from Store.Transactional, is the other way: the
-// handler works in the transaction that its record is committed with, and is
-// the only one on the file for that time.
+// handler runs. ModeTransactional is the other way: the handler works in the
+// transaction that its record is committed with, and is the only one on the file
+// for that time.
 // What was executed has no second row for the audit trail while its record is
 // there: readers of the trail put records and entries together, and a sweep
 // writes the entry when it takes the record away.

@@ -4,13 +4,14 @@ import (
 	"context"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // Erase implements semel.Eraser. What is erased is overwritten in the file, and is
 // gone from its log when that is next written to the file, at the latest when the
 // last handle is closed. Copies and backups of the file keep it.
 func (s *Store) Erase(ctx context.Context, e semel.Erasure) (erased bool, err error) {
-	e.Cause, e.Origin = cut(e.Cause), cutOrigin(e.Origin)
+	e.Cause, e.Origin = storekit.Cut(e.Cause), storekit.Origin(e.Origin, storekit.Cut)
 	return write(ctx, s, 0, func(t *tx) (bool, error) { return t.erase(e) })
 }
 

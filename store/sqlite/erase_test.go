@@ -43,7 +43,7 @@ func TestErasedIsGoneFromTheFile(t *testing.T) {
 			t.Fatal(key, err)
 		}
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{path, path + "-wal"} {

@@ -49,7 +49,7 @@ func Example() {
 	if err := <-swept; err != nil {
 		log.Fatal(err)
 	}
-	if err := store.Close(); err != nil {
+	if err := store.Close(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

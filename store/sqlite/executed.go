@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // An execution has no entry of its own in the trail while its record says the
@@ -186,7 +187,7 @@ func (s *Store) executions(ctx context.Context, c *conn, f semel.TrailFilter, en
 	if !f.Until.IsZero() {
 		until = ceilMicro(f.Until)
 	}
-	limit := pageSize(f.Limit)
+	limit := storekit.PageSize(f.Limit)
 	if f.RecordID != "" || f.Key != "" || f.RequestID != "" || f.EventID != "" || f.TraceID != "" {
 		for after := f.After; len(out) < limit; {
 			query, args := s.executionsQuery(f, after)
@@ -281,7 +282,7 @@ func (s *Store) executionsQuery(f semel.TrailFilter, after uint64) (query string
 		w.add("number = ?", number)
 	}
 	if f.RecordID != "" || f.Key != "" {
-		return "SELECT " + executionColumns + " FROM record WHERE " + w.String() + " ORDER BY position LIMIT " + strconv.Itoa(pageSize(f.Limit)), w.args
+		return "SELECT " + executionColumns + " FROM record WHERE " + w.String() + " ORDER BY position LIMIT " + strconv.Itoa(storekit.PageSize(f.Limit)), w.args
 	}
-	return inBuckets("record", "number", executionColumns, -1, w, "position", pageSize(f.Limit))
+	return inBuckets("record", "number", executionColumns, -1, w, "position", storekit.PageSize(f.Limit))
 }

@@ -12,10 +12,10 @@ import (
 	"sync"
 )
 
-// ParseURL returns the path that a URL of scheme "sqlite" names, for
-// Config.Path: "sqlite:orders.db" is relative to the working directory,
-// "sqlite:///var/lib/semel/orders.db" is absolute. Percent-encoding is undone;
-// '?' and '#' in a path must be encoded. There are no parameters.
+// ParseURL returns the path in a URL of scheme "sqlite", for Config.Path:
+// "sqlite:orders.db" is relative to the working directory,
+// "sqlite:///var/lib/semel/orders.db" is absolute. Percent-encoding is decoded;
+// '?' and '#' in a path must be encoded. The URL has no parameters.
 func ParseURL(s string) (path string, err error) {
 	rest, ok := strings.CutPrefix(s, "sqlite:")
 	if !ok {
@@ -124,10 +124,10 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// ErrFileLost: the database file, or one of its companions (-wal, -shm), was
-// removed, moved or replaced while the store had it open. Nothing was written:
-// it would have gone into a file that has no name any more. The store serves
-// again once the files are back in place; otherwise open a new one.
+// ErrFileLost reports that the database file, or one of its companions (-wal,
+// -shm), was removed, moved or replaced while the store had it open. Nothing
+// was written. The store works again once the files are back in place;
+// otherwise open a new store.
 var ErrFileLost = errors.New("sqlite: the database file was removed, moved or replaced while open")
 
 // files remembers which files a store has open.

@@ -44,13 +44,13 @@ func fill(t testing.TB, s *sqlite.Store, n int) {
 
 func TestConfigNamesEveryProblem(t *testing.T) {
 	_, err := sqlite.Open(t.Context(), sqlite.Config{
-		Path: ":memory:", BusyTimeout: -1, MaxGroup: -1, MaxQueue: -1, Readers: -1,
+		Path: ":memory:", Mode: 7, BusyTimeout: -1, MaxGroup: -1, MaxQueue: -1, Readers: -1,
 		MaxResultBytes: 1 << 40, MaxNotes: -1, SweepEvery: -1,
 	})
 	if err == nil {
 		t.Fatal("a config that is wrong throughout was accepted")
 	}
-	for _, field := range []string{"Path", "store/memory", "BusyTimeout", "MaxGroup", "MaxQueue", "Readers", "MaxResultBytes", "MaxNotes", "SweepEvery"} {
+	for _, field := range []string{"Path", "store/memory", "Mode(7)", "BusyTimeout", "MaxGroup", "MaxQueue", "Readers", "MaxResultBytes", "MaxNotes", "SweepEvery"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("the error does not mention %s: %v", field, err)
 		}
@@ -85,7 +85,7 @@ func TestPathsThatAreNoFiles(t *testing.T) {
 		s, err := sqlite.Open(t.Context(), c.config)
 		if err == nil {
 			t.Errorf("Open of %q succeeded", c.config.Path)
-			_ = s.Close()
+			_ = s.Close(context.Background())
 		} else if !strings.Contains(err.Error(), c.want) && runtime.GOOS != "windows" {
 			t.Errorf("Open of %q: %v; want %q in it", c.config.Path, err, c.want)
 		} else if configured := !strings.HasPrefix(err.Error(), "sqlite: config"); errors.Is(err, sqlite.ErrPath) != configured {
@@ -108,7 +108,7 @@ func TestPathsWithSpecialCharacters(t *testing.T) {
 		path := filepath.Join(dir, name)
 		s := open(t, sqlite.Config{Path: path})
 		fill(t, s, 1)
-		if err := s.Close(); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 		if info, err := os.Stat(path); err != nil || info.Size() == 0 {
@@ -158,7 +158,7 @@ func TestForeignFilesAreLeftAlone(t *testing.T) {
 	db = raw(t, marked)
 	mustExec(t, db, "PRAGMA application_id = 7")
 	newer := filepath.Join(dir, "newer.db")
-	if err := open(t, sqlite.Config{Path: newer}).Close(); err != nil {
+	if err := open(t, sqlite.Config{Path: newer}).Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	db = raw(t, newer)
@@ -208,7 +208,7 @@ func TestSchemaIsWhatOpenMakes(t *testing.T) {
 	dir := t.TempDir()
 	byHand, byOpen := filepath.Join(dir, "by hand.db"), filepath.Join(dir, "by open.db")
 	mustExec(t, raw(t, byHand), sqlite.Schema())
-	if err := open(t, sqlite.Config{Path: byOpen}).Close(); err != nil {
+	if err := open(t, sqlite.Config{Path: byOpen}).Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	read := func(path string) string {
@@ -278,7 +278,7 @@ func TestDamagedFile(t *testing.T) {
 	whole := filepath.Join(t.TempDir(), "whole.db")
 	s := open(t, sqlite.Config{Path: whole})
 	fill(t, s, 120)
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(whole)
@@ -324,7 +324,7 @@ func TestDamagedFile(t *testing.T) {
 				}
 			}
 		}
-		_ = s.Close()
+		_ = s.Close(context.Background())
 	}
 	if seen < len(damages) {
 		t.Errorf("only %d reports of %d damages", seen, len(damages))
@@ -385,12 +385,12 @@ func TestDuplicateDoesNotWaitForTheWriteLock(t *testing.T) {
 // A file that others had locked was told as a wrong path or a full disk.
 func TestLockedFileAtOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
-	if err := open(t, sqlite.Config{Path: path}).Close(); err != nil {
+	if err := open(t, sqlite.Config{Path: path}).Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	db := raw(t, path)
 	mustExec(t, db, "BEGIN IMMEDIATE")
-	if err := open(t, sqlite.Config{Path: path}).Close(); err != nil { // it need not write
+	if err := open(t, sqlite.Config{Path: path}).Close(context.Background()); err != nil { // it need not write
 		t.Error(err)
 	}
 	mustExec(t, db, "ROLLBACK; PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; UPDATE counter SET fence = fence; COMMIT")

@@ -13,23 +13,24 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/semelhq/semel/inbox"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
-// Inbox is the inbox in a store's file. It implements inbox.Store: a handler's
-// transaction is the one that Tx returns, and Enqueue enqueues in. It ends with the
-// store, which waits for handlers under way.
+// Inbox is the inbox in a store's file. It implements inbox.Store. A handler's
+// transaction is the one that Tx returns and that Enqueue uses. The inbox ends with
+// the store, whose Close waits for running handlers.
 //
-// Transact holds the write lock of the whole file, as claims of a TxStore do, so one
-// handler is at work at a time; batches share a sync of the disk. Where the lock is
-// not to be had it fails with ErrBusy: another handler has it, of the same
-// message or any other. Look-ups wait for nobody. The clock is the host's: ids that
-// were recorded before it was set back are kept longer by as much.
-type Inbox struct{ store *TxStore }
+// Transact holds the write lock of the whole file, as a transactional claim does, so
+// only one handler runs at a time. The messages of a batch share one sync of the disk.
+// If the lock cannot be acquired, Transact fails with ErrBusy: another handler holds it,
+// for the same message or another. Reads do not wait. The clock is the host's. If it is
+// set back, ids recorded before are kept longer by that time.
+type Inbox struct{ store *Store }
 
 var _ inbox.Store = (*Inbox)(nil)
 
 // Inbox returns the inbox in the store's file.
-func (s *TxStore) Inbox() *Inbox { return &Inbox{s} }
+func (s *Store) Inbox() *Inbox { return &Inbox{s} }
 
 const (
 	insertReceived = "INSERT INTO inbox (consumer, id, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
@@ -49,43 +50,16 @@ const (
 // Transact implements inbox.Store.
 func (b *Inbox) Transact(ctx context.Context, consumer string, ids []string, work func(context.Context, []bool) error) error {
 	var first []bool
-	return b.store.transact(ctx, func(t *tx) (more bool, err error) {
+	return b.store.txs.transact(ctx, func(t *tx) (more bool, err error) {
 		first, err = t.receive(consumer, ids)
 		return slices.Contains(first, true), err
-	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).as(inbox.ErrRolledBack, inbox.ErrUnknown)
-}
-
-// txError is why a handler's transaction was not committed, or not for certain.
-type txError struct {
-	class txClass
-	err   error
-}
-
-type txClass uint8
-
-const (
-	txFailed  txClass = iota // the handler, or it was not begun
-	txRefused                // COMMIT, or the handler has ended it
-	txInDoubt
-)
-
-// as is the error in the words of a package.
-func (e *txError) as(rolledBack, inDoubt error) error {
-	switch {
-	case e == nil:
-		return nil
-	case e.class == txRefused:
-		return fmt.Errorf("%w: %w", rolledBack, e.err)
-	case e.class == txInDoubt:
-		return fmt.Errorf("%w: %w", inDoubt, e.err)
-	}
-	return e.err
+	}, func(ctx context.Context, _ *handler) error { return work(ctx, first) }).As(inbox.ErrRolledBack, inbox.ErrUnknown)
 }
 
 // transact calls first and work in a transaction, and commits it. If first says that
 // there is nothing to do, work is not called and nothing is written.
-func (s *TxStore) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *txError {
-	failed := func(err error) *txError { return &txError{txFailed, err} }
+func (s *transactions) transact(ctx context.Context, first func(*tx) (more bool, err error), work func(context.Context, *handler) error) *storekit.TxError {
+	failed := func(err error) *storekit.TxError { return &storekit.TxError{Class: storekit.TxFailed, Err: err} }
 	if outer, ok := ctx.Value(handlerKey{}).(*handler); ok && outer.store == s {
 		return failed(errNested)
 	}
@@ -140,7 +114,7 @@ func (s *TxStore) transact(ctx context.Context, first func(*tx) (more bool, err 
 		err = errEnded
 	}
 	if err != nil {
-		return &txError{txRefused, err}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: err}
 	}
 	s.session.committing = true
 	_, err = t.conn.exec("COMMIT")
@@ -149,16 +123,16 @@ func (s *TxStore) transact(ctx context.Context, first func(*tx) (more bool, err 
 	case err == nil:
 		ended = true
 		if h.enqueued.Load() {
-			s.hints.send()
+			s.hints.Send()
 		}
 		return nil
 	case code(err)&0xff == sqlite3.SQLITE_CONSTRAINT:
-		return &txError{txRefused, err}
+		return &storekit.TxError{Class: storekit.TxRefused, Err: err}
 	}
 	// It may be in the log all the same, for a recovery to find.
 	ended = true
 	s.drop()
-	return &txError{txInDoubt, err}
+	return &storekit.TxError{Class: storekit.TxInDoubt, Err: err}
 }
 
 // receive records ids, all in one statement, and reports which were not on record.
@@ -176,11 +150,10 @@ func (t *tx) receive(consumer string, ids []string) ([]bool, error) {
 	return inbox.First(ids, recorded), err
 }
 
-// Receive records ids for a consumer in the transaction of the claim, or of another
-// message, that a handler works under, which ctx comes from. It reports of each
-// whether it was not on record, and fails with ErrNoTransaction where there is no
-// transaction. What was not on record is the caller's to handle in the same
-// transaction.
+// Receive records ids for a consumer in the transaction in ctx, which is that of
+// the handler's claim or of another message. For each id it reports whether it was
+// not on record; the caller must handle those messages in the same transaction. It
+// fails with ErrNoTransaction if ctx carries no transaction.
 func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (first []bool, err error) {
 	h, ok := ctx.Value(handlerKey{}).(*handler)
 	if !ok {
@@ -189,8 +162,8 @@ func (b *Inbox) Receive(ctx context.Context, consumer string, ids ...string) (fi
 	return b.ReceiveTx(ctx, h.work, consumer, ids...)
 }
 
-// ReceiveTx is Receive in a transaction of the caller's, on the store's file, which
-// is best begun with BEGIN IMMEDIATE. Once it has failed, roll back.
+// ReceiveTx is like Receive in a transaction of the caller on the store's file,
+// which should begin with BEGIN IMMEDIATE. If it fails, roll the transaction back.
 func (b *Inbox) ReceiveTx(ctx context.Context, tx *sql.Tx, consumer string, ids ...string) (first []bool, err error) {
 	if err := inbox.Check(consumer, ids...); err != nil {
 		return nil, err
@@ -242,12 +215,12 @@ func (b *Inbox) Seen(ctx context.Context, consumer string, ids []string) (seen [
 	return seen, err
 }
 
-// Sweep implements inbox.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements inbox.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (b *Inbox) Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)
-		n, err := write(ctx, b.store.Store, 0, func(t *tx) (int64, error) {
+		n, err := write(ctx, b.store, 0, func(t *tx) (int64, error) {
 			return t.exec(deleteReceived, consumer, t.now-micros(retention), int64(rows))
 		})
 		if err != nil {

@@ -24,11 +24,10 @@ func Example_inbox() {
 	}
 	defer os.RemoveAll(dir)
 	ctx := context.Background()
-	base, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(dir, "billing.db")})
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(dir, "billing.db")})
 	if err != nil {
 		log.Fatal(err)
 	}
-	store := base.Transactional()
 
 	// The broker delivers five times, a minute and more apart.
 	span, err := inbox.Schedule{MaxDeliver: 5, AckWait: 30 * time.Second, Backoff: []time.Duration{time.Minute, 10 * time.Minute}}.Span()
@@ -64,7 +63,7 @@ func Example_inbox() {
 
 	stop()
 	<-swept
-	if err := store.Close(); err != nil {
+	if err := store.Close(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
@@ -82,11 +81,10 @@ func Example_inboxBatch() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	base, err := sqlite.Open(context.Background(), sqlite.Config{Path: filepath.Join(dir, "billing.db")})
+	store, err := sqlite.Open(context.Background(), sqlite.Config{Path: filepath.Join(dir, "billing.db")})
 	if err != nil {
 		log.Fatal(err)
 	}
-	store := base.Transactional()
 	in, err := inbox.New(inbox.Config{Store: store.Inbox(), Consumer: "billing", RetrySpan: 24 * time.Hour})
 	if err != nil {
 		log.Fatal(err)
@@ -102,7 +100,7 @@ func Example_inboxBatch() {
 	}) {
 		fmt.Println(batch[i].ID, r.Outcome, r.Err)
 	}
-	if err := store.Close(); err != nil {
+	if err := store.Close(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

@@ -77,8 +77,7 @@ func playConsume(path string, _ *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	tx := s.Transactional()
-	return errors.Join(inboxtest.Consume(tx.Inbox(), effect, os.Stdin, os.Stdout), tx.Close())
+	return errors.Join(inboxtest.Consume(s.Inbox(), effect, os.Stdin, os.Stdout), s.Close(context.Background()))
 }
 
 // Four processes handle messages that come several times, and are killed at random.
@@ -136,14 +135,14 @@ func TestInboxHandlerEnqueues(t *testing.T) {
 		t.Error("relays are woken for nothing")
 	default:
 	}
-	wantDone(t, b, "m", inbox.Done, pay)
+	wantDone(t, b, "m", inbox.OutcomeDone, pay)
 	want(1, 1)
 	select {
 	case <-hints:
 	default:
 		t.Error("relays are not woken")
 	}
-	wantDone(t, b, "m", inbox.Duplicate, pay)
+	wantDone(t, b, "m", inbox.OutcomeDuplicate, pay)
 	want(1, 1)
 }
 
@@ -180,7 +179,7 @@ func TestReceiveInTheCallersTransaction(t *testing.T) {
 		many[i], want[i] = fmt.Sprint(i), true
 	}
 	receive(true, want, many...)
-	wantDone(t, newInbox(t, in, "billing"), "c", inbox.Duplicate, nil)
+	wantDone(t, newInbox(t, in, "billing"), "c", inbox.OutcomeDuplicate, nil)
 	if _, err := in.Receive(t.Context(), "billing", "x"); !errors.Is(err, sqlite.ErrNoTransaction) {
 		t.Errorf("without a transaction: %v", err)
 	}
@@ -196,7 +195,7 @@ func TestReceiveInTheCallersTransaction(t *testing.T) {
 	}
 
 	// A webhook's handler, under a claim, drops what a queue has brought already.
-	g, err := guard(k.TxStore)
+	g, err := guard(k.Store)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +264,7 @@ func TestInboxHandlerMisbehaves(t *testing.T) {
 			if n := k.payments(); n != 0 {
 				t.Errorf("%d payments are left", n)
 			}
-			wantDone(t, b, "m", inbox.Done, func(ctx context.Context) error {
+			wantDone(t, b, "m", inbox.OutcomeDone, func(ctx context.Context) error {
 				tx, _ := sqlite.Tx(ctx)
 				_, err := tx.ExecContext(ctx, "INSERT INTO payment (note) VALUES ('paid')")
 				return err
@@ -278,7 +277,7 @@ func TestInboxHandlerMisbehaves(t *testing.T) {
 	k := newBank(t, sqlite.Config{})
 	b := newInbox(t, k.Inbox(), "billing")
 	var stray sqlite.Querier
-	wantDone(t, b, "m", inbox.Done, func(ctx context.Context) error {
+	wantDone(t, b, "m", inbox.OutcomeDone, func(ctx context.Context) error {
 		stray, _ = sqlite.Tx(ctx)
 		_, err := stray.QueryContext(ctx, "SELECT id FROM account") // and leaves the rows open
 		return err
@@ -292,7 +291,7 @@ func TestInboxHandlerMisbehaves(t *testing.T) {
 func TestInboxBusyAndClosed(t *testing.T) {
 	k := newBank(t, sqlite.Config{BusyTimeout: 20 * time.Millisecond})
 	b := newInbox(t, k.Inbox(), "billing")
-	wantDone(t, b, "slow", inbox.Done, func(ctx context.Context) error {
+	wantDone(t, b, "slow", inbox.OutcomeDone, func(ctx context.Context) error {
 		for _, id := range []string{"slow", "other"} {
 			if _, err := b.Process(t.Context(), id, nil); !errors.Is(err, sqlite.ErrBusy) {
 				t.Errorf("%s meanwhile: %v", id, err)
@@ -300,8 +299,8 @@ func TestInboxBusyAndClosed(t *testing.T) {
 		}
 		return nil
 	})
-	wantDone(t, b, "slow", inbox.Duplicate, nil)
-	if err := k.Close(); err != nil {
+	wantDone(t, b, "slow", inbox.OutcomeDuplicate, nil)
+	if err := k.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Process(t.Context(), "x", nil); !errors.Is(err, sqlite.ErrClosed) {
@@ -340,7 +339,7 @@ func TestInboxOfTwoApplicationsInOneFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Run(ctx)
-	wantDone(t, apps["b"], "1", inbox.Duplicate, nil)
+	wantDone(t, apps["b"], "1", inbox.OutcomeDuplicate, nil)
 }
 
 // A program in another language inserts the row itself.
@@ -358,7 +357,7 @@ func TestInboxRowsByPlainSQL(t *testing.T) {
 			t.Errorf("inserted %d, %v; want %d", n, err, want)
 		}
 	}
-	wantDone(t, newInbox(t, h.Store, "billing"), "m", inbox.Duplicate, nil)
+	wantDone(t, newInbox(t, h.Store, "billing"), "m", inbox.OutcomeDuplicate, nil)
 	h.Advance(30 * time.Minute)
 	for want, retention := range []time.Duration{40 * time.Minute, 20 * time.Minute} {
 		if n, err := h.Store.Sweep(t.Context(), "billing", retention, 10); n != want || err != nil {

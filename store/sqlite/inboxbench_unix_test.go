@@ -26,7 +26,7 @@ func benchMessage(ctx context.Context) error {
 func BenchmarkInbox(b *testing.B) {
 	s, db := benchStore(b)
 	mustExec(b, db, effectTable)
-	inboxtest.Benchmark(b, s.Transactional().Inbox(), benchMessage, func(n int) error {
+	inboxtest.Benchmark(b, s.Inbox(), benchMessage, func(n int) error {
 		tx, err := db.Begin()
 		if err != nil {
 			return err
@@ -47,7 +47,7 @@ func BenchmarkInboxLookUp(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			s, db := benchStore(b)
 			mustExec(b, db, effectTable)
-			store := s.Transactional().Inbox()
+			store := s.Inbox()
 			if name == "busy" {
 				in := newInbox(b, store, "other")
 				ctx, cancel := context.WithCancel(context.Background())
@@ -72,7 +72,7 @@ func BenchmarkJobs(b *testing.B) {
 func BenchmarkSteps(b *testing.B) {
 	s, db := benchStore(b)
 	mustExec(b, db, effectTable)
-	h := stepstest.Harness{Store: s.Transactional().Steps(), Effect: effect}
+	h := stepstest.Harness{Store: s.Steps(), Effect: effect}
 	stepstest.Benchmark(b, h, s, func() error {
 		tx, err := db.Begin()
 		if err != nil {
@@ -87,5 +87,5 @@ func BenchmarkSteps(b *testing.B) {
 
 func BenchmarkCompleter(b *testing.B) {
 	s, _ := benchStore(b)
-	stepstest.BenchmarkCompleter(b, stepstest.Harness{Store: s.Transactional().Steps()}, s)
+	stepstest.BenchmarkCompleter(b, stepstest.Harness{Store: s.Steps()}, s)
 }

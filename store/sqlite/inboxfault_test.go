@@ -38,14 +38,13 @@ func TestInboxEveryFault(t *testing.T) {
 func inboxFaultAt(t *testing.T, n int, lost bool, unknown *int) (hit bool) {
 	ctx := t.Context()
 	f := &faults{}
-	base := openFaulty(t, f, Config{Path: filepath.Join(t.TempDir(), "semel.db")})
-	if _, err := write(ctx, base, 0, func(tx *tx) (none, error) {
+	s := openFaulty(t, f, Config{Path: filepath.Join(t.TempDir(), "semel.db")})
+	if _, err := write(ctx, s, 0, func(tx *tx) (none, error) {
 		_, err := tx.exec("CREATE TABLE effect (id TEXT) STRICT")
 		return none{}, err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s := base.Transactional()
 	b, err := inbox.New(inbox.Config{Store: s.Inbox(), Consumer: "c", RetrySpan: time.Hour, Remember: 10})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +79,7 @@ func inboxFaultAt(t *testing.T, n int, lost bool, unknown *int) (hit bool) {
 				again = append(again, todo[i])
 			case r.Err != nil:
 				again = append(again, todo[i])
-			case r.Outcome == inbox.Done:
+			case r.Outcome == inbox.OutcomeDone:
 				told[todo[i].ID]++
 			}
 		}
@@ -94,7 +93,7 @@ func inboxFaultAt(t *testing.T, n int, lost bool, unknown *int) (hit bool) {
 	}
 	f.arm(nil)
 	var effects, messages, ids []string
-	if err := base.read(ctx, func(c *conn) error {
+	if err := s.read(ctx, func(c *conn) error {
 		return errors.Join(
 			c.queryOnce(ctx, "SELECT id FROM effect ORDER BY id", func(r *row) { effects = append(effects, r.text()) }),
 			c.queryOnce(ctx, "SELECT id FROM outbox ORDER BY id", func(r *row) { messages = append(messages, r.text()) }),
@@ -111,7 +110,7 @@ func inboxFaultAt(t *testing.T, n int, lost bool, unknown *int) (hit bool) {
 			t.Errorf("at call %d, %s: %s was done %d times", n, where, id, times)
 		}
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Errorf("at call %d, %s: close: %v", n, where, err)
 	}
 	return hit

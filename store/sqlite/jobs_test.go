@@ -38,6 +38,5 @@ func playJobs(path string, _ *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	tx := s.Transactional()
-	return errors.Join(jobstest.Work(tx.Outbox(), tx.Inbox(), effect, os.Stdin, os.Stdout), tx.Close())
+	return errors.Join(jobstest.Work(s.Outbox(), s.Inbox(), effect, os.Stdin, os.Stdout), s.Close(context.Background()))
 }

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"context"
 	"database/sql/driver"
 	"errors"
 	"path/filepath"
@@ -75,7 +76,7 @@ func TestDamagedSecret(t *testing.T) {
 		if _, err := write(t.Context(), s, 0, func(t *tx) (int64, error) { return t.exec(damage) }); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Close(); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := open(t.Context(), Config{Path: path}, connect); err == nil || !strings.Contains(err.Error(), "secret") {

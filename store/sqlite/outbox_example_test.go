@@ -21,11 +21,10 @@ func Example_outbox() {
 	}
 	defer os.RemoveAll(dir)
 	ctx, stop := context.WithCancel(context.Background())
-	base, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(dir, "shop.db")})
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(dir, "shop.db"), Mode: sqlite.ModeTransactional})
 	if err != nil {
 		log.Fatal(err)
 	}
-	store := base.Transactional()
 	guard, err := semel.New(semel.Config{Store: store})
 	if err != nil {
 		log.Fatal(err)
@@ -59,7 +58,7 @@ func Example_outbox() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		if answer == semel.Executed {
+		if answer == semel.AnswerExecuted {
 			<-arrived
 		}
 		fmt.Println(answer)
@@ -73,7 +72,7 @@ func Example_outbox() {
 	if err := <-relayed; err != nil {
 		log.Fatal(err)
 	}
-	if err := store.Close(); err != nil {
+	if err := store.Close(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

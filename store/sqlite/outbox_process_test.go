@@ -27,7 +27,7 @@ func playRelay(path string, in *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(outboxtest.RunHTTPRelay(in, s.Outbox()), s.Close())
+	return errors.Join(outboxtest.RunHTTPRelay(in, s.Outbox()), s.Close(context.Background()))
 }
 
 func openRelayed(path string) (*sqlite.Store, error) {
@@ -51,13 +51,13 @@ func playMailer(path string, in *bufio.Scanner) error {
 	}
 	r := outbox.Route{Sink: sink}
 	if f[2] == "retry" {
-		r.OnUnknown = outbox.Retry
+		r.OnUnknown = outbox.UnknownRetry
 	}
 	s, err := openRelayed(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(outboxtest.RunRelay(in, s.Outbox(), d, r), s.Close())
+	return errors.Join(outboxtest.RunRelay(in, s.Outbox(), d, r), s.Close(context.Background()))
 }
 
 // writeMessages has writers commit business rows with messages for a few lanes and

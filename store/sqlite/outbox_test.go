@@ -70,7 +70,7 @@ func pendingMessages(t *testing.T, db *sql.DB) (n int) {
 // commit wakes a relay that would not look for an hour.
 func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 	b := newBank(t, sqlite.Config{})
-	g, err := semel.New(semel.Config{Store: b.TxStore})
+	g, err := semel.New(semel.Config{Store: b.Store})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestEnqueueInTheHandlersTransaction(t *testing.T) {
 // what is rolled back with it is told to come again. Rows by SQL count.
 func TestOutboxThatIsFull(t *testing.T) {
 	b := newBank(t, sqlite.Config{MaxPending: 3})
-	g, err := semel.New(semel.Config{Store: b.TxStore})
+	g, err := semel.New(semel.Config{Store: b.Store})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestOutboxRowsByPlainSQL(t *testing.T) {
 	mustExec(t, db, `INSERT INTO outbox (topic, key, type, headers, payload, not_before)
 		VALUES ('t', 'l', 'paid', '{"a": "1"}', 'text', CAST(unixepoch('subsec') * 1000000 AS INTEGER) - 1)`)
 	got := make(chan outbox.Delivery, 10)
-	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.Skip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
+	stop := outboxtest.Relay(t, o, outbox.Config{Routes: []outbox.Route{{OnDead: outbox.DeadSkip, Sink: outbox.SinkFunc(func(_ context.Context, d outbox.Delivery) error {
 		got <- d
 		return nil
 	})}}})

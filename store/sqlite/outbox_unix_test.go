@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/outboxtest"
 	"github.com/semelhq/semel/store/sqlite"
@@ -24,6 +25,7 @@ import (
 // again, while eight writers commit. Nothing is lost, every lane is delivered in
 // order, and what comes twice is what was under way at a kill or a pause.
 func TestRelaysKilledAndPaused(t *testing.T) {
+	quick.LeaveOut(t)
 	path := filepath.Join(t.TempDir(), "semel.db")
 	open(t, sqlite.Config{Path: path})
 	r := outboxtest.NewReceiver(t, true)
@@ -72,6 +74,7 @@ func TestRelaysKilledAndPaused(t *testing.T) {
 // knows is listed as unknown; under retry none is missing, and a copy has the
 // Message-ID of the first.
 func TestMailUnderKills(t *testing.T) {
+	quick.LeaveOut(t)
 	for _, policy := range []string{"hold", "retry"} {
 		t.Run(policy, func(t *testing.T) {
 			const mails = 1200

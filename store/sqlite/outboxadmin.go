@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/outbox"
 )
 
@@ -36,7 +37,7 @@ const (
 		GROUP BY topic, state LIMIT 0 + ?3`
 )
 
-// Status implements outbox.Store. It tells of the first 1,000 topics.
+// Status implements outbox.Store. It reports the first 1,000 topics.
 func (o *Outbox) Status(ctx context.Context) (all []outbox.TopicStatus, err error) {
 	err = o.store.read(ctx, func(c *conn) error {
 		all = nil
@@ -86,8 +87,8 @@ const (
 			ORDER BY settled_at, position LIMIT 0 + ?)`
 )
 
-// Sweep implements outbox.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements outbox.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (removed int, err error) {
 	r = r.WithDefaults()
 	for _, s := range []struct {
@@ -136,7 +137,7 @@ const entryColumns = `position, id, topic, key, type, headers, created_at, not_b
 func (r *row) entry(now int64) (e outbox.Entry) {
 	e.Position = uint64(r.int())
 	e.ID, e.Topic, e.Key, e.Type = r.text(), r.text(), r.text(), r.text()
-	e.Headers, _ = r.headers() // what is malformed can be looked at all the same
+	e.Headers, _ = storekit.Headers([]byte(r.text())) // what is malformed can be looked at all the same
 	e.EnqueuedAt = time.UnixMicro(r.int())
 	e.NotBefore, _ = r.time()
 	e.State = outbox.State(r.text())
@@ -220,12 +221,8 @@ func selection(f outbox.Filter, columns, also string) (query string, args []driv
 	} else if f.Cause != "" {
 		add("cause = ?", f.Cause)
 	}
-	limit := min(f.Limit, 1000)
-	if limit <= 0 {
-		limit = 100
-	}
 	return "SELECT " + columns + " FROM " + table + " WHERE " + strings.Join(conditions, " AND ") +
-		" ORDER BY position LIMIT " + strconv.Itoa(limit), args
+		" ORDER BY position LIMIT " + strconv.Itoa(storekit.PageSize(f.Limit)), args
 }
 
 // List implements outbox.Admin.
@@ -255,11 +252,11 @@ func (o *Outbox) Decide(ctx context.Context, f outbox.Filter, d outbox.Decision)
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
-	if d.Verdict == outbox.Again {
+	if d.Verdict == outbox.VerdictAgain {
 		return o.redrive(ctx, f, d)
 	}
 	return o.change(ctx, f, d, "false", "state = 'pending'", cancelOne, func(t *tx, position int64) []driver.Value {
-		return []driver.Value{1 + rand.Int64N(1<<62), t.now, cut(d.Cause()), position}
+		return []driver.Value{1 + rand.Int64N(1<<62), t.now, storekit.Cut(d.Cause()), position}
 	})
 }
 

@@ -1,6 +1,7 @@
 package sqlite_test
 
 import (
+	"context"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ func FuzzOutboxRow(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Cleanup(func() { _ = store.Close() })
+	f.Cleanup(func() { _ = store.Close(context.Background()) })
 	o := store.Outbox()
 	db := raw(f, filepath.Join(dir, "semel.db"))
 	mustExec(f, db, "PRAGMA synchronous = OFF")

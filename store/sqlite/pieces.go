@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 // stagePieces is how many pieces go into the file in one turn of the writer.
@@ -51,7 +53,7 @@ func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func
 		for n := first; n < min(first+stagePieces, g.from.Count()); n++ {
 			piece, err := g.from.ReadPiece(ctx, n)
 			if err != nil {
-				return unreadable(ctx, err)
+				return fmt.Errorf("sqlite: %w", storekit.Unreadable(ctx, err))
 			}
 			pieces = append(pieces, piece)
 			size += len(piece)
@@ -76,15 +78,6 @@ func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func
 		g.next += len(pieces)
 	}
 	return nil
-}
-
-// unreadable is the answer where a piece could not be read. That the caller's
-// time was over says nothing about the body.
-func unreadable(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("sqlite: nothing was recorded: %w", ctx.Err())
-	}
-	return fmt.Errorf("sqlite: %w: %v", semel.ErrTooLarge, err) // not wrapped: it may be another store's
 }
 
 // checkStaged makes sure that a body is in the file as a whole, just before a
@@ -175,16 +168,39 @@ func (s *Store) pieces(body, size int64) *semel.Pieces {
 	}}
 }
 
-// checkPieces refuses what cannot be a body. It is the guard's ErrTooLarge, so
-// that the operation is recorded all the same.
-func checkPieces(r semel.Result) error {
-	switch p := r.Pieces; {
-	case p.Size <= 0:
-		return fmt.Errorf("sqlite: %w: its pieces are %d bytes long; that must be more than zero", semel.ErrTooLarge, p.Size)
-	case p.Read == nil:
-		return fmt.Errorf("sqlite: %w: its pieces cannot be read", semel.ErrTooLarge)
-	case len(r.Body) > 0:
-		return fmt.Errorf("sqlite: %w: it has a body and pieces", semel.ErrTooLarge)
+// stagingOf takes the body that was left behind by an earlier Complete out of
+// the claim, or for other pieces makes a new one.
+func (c *claim) stagingOf(p *semel.Pieces) *staging {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.staged
+	c.staged = nil
+	if p != nil && (g == nil || g.from != p) {
+		g = newStaging(p)
 	}
-	return nil
+	return g
+}
+
+func (c *claim) completePieces(ctx context.Context, res semel.Result) (expires time.Time, err error) {
+	s, g := c.store, c.stagingOf(res.Pieces)
+	err = s.stage(ctx, g, c.fence, func(t *tx) (bool, error) {
+		state, _, err := c.state(t)
+		return state == semel.StateInProgress || state == semel.StateUnknown, err
+	})
+	if err == nil {
+		expires, err = write(ctx, s, resultBytes(res), func(t *tx) (time.Time, error) { return c.complete(t, res, g) })
+	}
+	switch {
+	case errors.Is(err, errMoved):
+		s.discard(ctx, g)
+		return write(ctx, s, 0, c.completed)
+	case errors.Is(err, semel.ErrTooLarge), errors.Is(err, semel.ErrLostClaim), errors.Is(err, errIncomplete):
+		s.discard(ctx, g)
+	case err != nil:
+		// The caller will try again, and find there what is in the file.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.staged = g
+	}
+	return expires, err
 }

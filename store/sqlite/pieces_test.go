@@ -457,10 +457,9 @@ func TestPiecesOfTheExpiredAreReadOn(t *testing.T) {
 // which could not be read, and nothing of that is.
 func TestTxUnreadablePiecesLeaveTheClaim(t *testing.T) {
 	for _, failed := range []bool{false, true} {
-		base := openFaulty(t, &faults{}, Config{})
-		s := base.Transactional()
-		t.Cleanup(func() { _ = s.Close() })
-		if _, err := write(t.Context(), base, 0, func(t *tx) (int64, error) { return t.exec("CREATE TABLE payment (id INTEGER)") }); err != nil {
+		s := openFaulty(t, &faults{}, Config{Mode: ModeTransactional})
+		t.Cleanup(func() { _ = s.Close(context.Background()) })
+		if _, err := write(t.Context(), s, 0, func(t *tx) (int64, error) { return t.exec("CREATE TABLE payment (id INTEGER)") }); err != nil {
 			t.Fatal(err)
 		}
 		c := mustBegin(t, s, attempt("k"))
@@ -484,7 +483,7 @@ func TestTxUnreadablePiecesLeaveTheClaim(t *testing.T) {
 			t.Fatal(err)
 		}
 		var payments int64
-		if err := base.read(t.Context(), func(c *conn) error {
+		if err := s.read(t.Context(), func(c *conn) error {
 			return c.queryOnce(t.Context(), "SELECT count(*) FROM payment", func(r *row) { payments = r.int() })
 		}); err != nil {
 			t.Fatal(err)
@@ -492,7 +491,7 @@ func TestTxUnreadablePiecesLeaveTheClaim(t *testing.T) {
 		if want := map[bool]int64{false: 1, true: 0}[failed]; payments != want {
 			t.Errorf("%d payments (failed: %v); want %d", payments, failed, want)
 		}
-		wantNothingLeft(t, base)
+		wantNothingLeft(t, s)
 	}
 }
 
@@ -509,7 +508,7 @@ func TestUpgradeFromVersion1(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := old.Close(); err != nil {
+	if err := old.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	known := migrations

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"context"
 	"crypto/sha256"
 	"database/sql/driver"
 	"encoding/binary"
@@ -9,8 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semelhq/semel"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/semelhq/semel"
 )
 
 // The filter remembers a quarter of its size without losing much: what it loses
@@ -73,7 +75,7 @@ func TestRepeatsOfForgottenIdentities(t *testing.T) {
 	if _, wrote := begin(s, "a", true); wrote != 0 {
 		t.Errorf("%d of %d repeats took a turn of the writer", wrote, n)
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	s = openFaulty(t, f, Config{Path: path})

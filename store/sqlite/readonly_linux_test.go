@@ -1,6 +1,7 @@
 package sqlite_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -37,7 +38,7 @@ func asNobody(t *testing.T, fn func()) {
 func TestFileThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "semel.db")
-	if err := open(t, sqlite.Config{Path: path}).Close(); err != nil {
+	if err := open(t, sqlite.Config{Path: path}).Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	for d := dir; d != os.TempDir() && d != filepath.Dir(d); d = filepath.Dir(d) {
@@ -52,7 +53,7 @@ func TestFileThatCannotBeWritten(t *testing.T) {
 		asNobody(t, func() {
 			s, err := sqlite.Open(t.Context(), sqlite.Config{Path: path})
 			if err == nil {
-				err = errors.Join(errors.New("it succeeded"), s.Close())
+				err = errors.Join(errors.New("it succeeded"), s.Close(context.Background()))
 			}
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("Open of a file of mode %v: %v; want %q in it", mode, err, want)
@@ -71,7 +72,7 @@ func TestFileThatCannotBeWritten(t *testing.T) {
 	asNobody(t, func() {
 		if s, err := sqlite.Open(t.Context(), sqlite.Config{Path: path}); err == nil {
 			t.Error("Open succeeded where no log can be made")
-			_ = s.Close()
+			_ = s.Close(context.Background())
 		}
 	})
 }

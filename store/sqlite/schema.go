@@ -20,7 +20,8 @@ var schemaFiles embed.FS
 // applicationID marks a database file as ours: "SEML".
 const applicationID = 0x53454d4c
 
-// ErrNewerSchema: the file was written by a newer version of this package.
+// ErrNewerSchema reports that the file was written by a newer version of this
+// package.
 var ErrNewerSchema = errors.New("sqlite: the file has a newer schema than this program knows")
 
 var migrations = func() (all []string) {
@@ -38,8 +39,8 @@ var migrations = func() (all []string) {
 	return all
 }()
 
-// Schema returns the statements that make a database file what this package
-// expects, as Open runs them.
+// Schema returns the statements that Open executes to create the tables of this
+// package.
 func Schema() string {
 	var b strings.Builder
 	for i, ddl := range migrations {

@@ -7,78 +7,117 @@ import (
 	"sync"
 	"time"
 
-	"github.com/semelhq/semel"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 )
 
-// ErrClosed: the store has been closed. A call that was waiting took no effect.
+// ErrClosed reports that the store has been closed. A call that was waiting had
+// no effect.
 var ErrClosed = fmt.Errorf("sqlite: the store is closed: %w", semel.ErrNotOpen)
 
-// ErrBusy: the file's lock was not to be had within Config.BusyTimeout. Nothing
-// was opened, claimed or written, and trying again later is safe. Somebody else
-// has the lock: a handler in its transaction, perhaps one that executes the same
-// identity in another process, which cannot be seen; or a backup, a VACUUM or
+// ErrBusy reports that the file's lock could not be acquired within
+// Config.BusyTimeout. Nothing was opened, claimed or written, and it is safe to
+// try again. The lock is held by a handler in its transaction, perhaps one that
+// executes the same identity in another process, or by a backup, a VACUUM or
 // another program that has the file open.
 var ErrBusy = errors.New("sqlite: another handler or process kept the file busy")
 
-// Reasons for which Open fails, and will until somebody sees to it.
+// Errors of Open that persist until somebody corrects their cause.
 var (
-	// ErrPath: there is no such file or directory where one must be, or what is
-	// there is no regular file, or may not be looked at.
+	// ErrPath reports that a file or directory is missing, is not a regular
+	// file, or is not accessible.
 	ErrPath = errors.New("sqlite: the path cannot hold a store")
-	// ErrForeign: the file is no database, or another application's.
+	// ErrForeign reports that the file is not a database, or belongs to another
+	// application.
 	ErrForeign = errors.New("sqlite: the file is not a store")
 )
 
-// Config says which file a store keeps its records in, and how. Only Path is
-// required.
+// Mode says where a claim lives.
+type Mode uint8
+
+const (
+	// ModeLeased makes a claim a committed record under a lease, which the owner
+	// renews. Use it for effects outside the file.
+	ModeLeased Mode = iota
+	// ModeTransactional makes a claim a transaction: the record, the audit entry and
+	// all that the handler changes through Tx are committed together or not at all.
+	// A process that dies before that commit has changed nothing, so no outcome is
+	// ever unknown. Use it for operations whose only effects are in this file.
+	//
+	// A claim holds the write lock of the whole file, from Begin to the end of the
+	// handler. So only one handler runs at a time, among all processes, and others
+	// wait for at most Config.BusyTimeout before Begin fails with ErrBusy. Sweeps,
+	// other entries of the audit trail and leased claims of other stores on the
+	// file wait as well. Keep handlers short. Replays and other reads do not wait.
+	//
+	// While a claim is open, a submit of the same identity through the same Store
+	// is refused as in progress. Other processes cannot see the claim. They wait
+	// for the lock and find the record once it is committed.
+	ModeTransactional
+)
+
+var modeNames = [...]string{ModeLeased: "leased", ModeTransactional: "transactional"}
+
+func (m Mode) String() string {
+	if int(m) < len(modeNames) {
+		return modeNames[m]
+	}
+	return fmt.Sprintf("Mode(%d)", uint8(m))
+}
+
+// Config configures a store. Only Path is required.
 type Config struct {
-	// Path is the path of the database file. Open creates the file, readable
-	// and writable by its owner only, where there is none; a file that is
-	// there keeps its mode. SQLite puts two companions beside it, with -wal
-	// and -shm behind the name and of the same mode.
+	// Path is the path of the database file. If there is no file, Open creates
+	// one that only its owner can read and write. An existing file keeps its
+	// mode. SQLite creates two companions beside it, with the same mode and the
+	// suffixes -wal and -shm.
 	Path string
-	// MustExist has Open fail where there is no file, or an empty one. Set it
-	// where that would mean that a volume is not mounted: a store that starts
-	// anew has forgotten what was executed.
+	// Mode says where claims live. Stores of both modes may share a file: each
+	// sees the claims of the other.
+	Mode Mode
+	// MustExist makes Open fail if the file is missing or empty. Set it if that
+	// would mean that a volume is not mounted: a new store does not know what
+	// has been executed.
 	MustExist bool
 
 	// BusyTimeout is how long a write waits while other processes write to
 	// the file. Default 5 s.
 	BusyTimeout time.Duration
-	// MaxGroup is how many writes are committed together at most. Default 512.
+	// MaxGroup is the maximum number of writes in one commit. Default 512.
 	MaxGroup int
-	// MaxQueue is how many writes wait for their turn at most; beyond it
-	// callers wait to be let in, for as long as their context allows. Default 4,096.
+	// MaxQueue is the maximum number of writes that wait for their turn. Beyond it
+	// callers block until there is room or their context ends. Default 4,096.
 	MaxQueue int
-	// Readers is how many look-ups run at the same time at most. Default 4.
+	// Readers is the maximum number of concurrent reads. Default 4.
 	Readers int
-	// CacheBytes bounds the memory for completed records that were asked for
-	// again and are answered without the file. Results beyond a 64th of it are
-	// not kept there. Default 16 MiB; negative keeps none.
+	// CacheBytes limits the memory for completed records that were requested
+	// more than once and are served without reading the file. Results larger
+	// than a 64th of it are not cached. Default 16 MiB; a negative value
+	// disables the cache.
 	CacheBytes int
-	// MaxResultBytes bounds head, body and reference of a result together,
-	// also of one in pieces. Complete and Resolve refuse larger ones. Default
-	// 64 MiB, at most 512 MiB.
+	// MaxResultBytes limits the size of a result: its head, body and reference
+	// together, in pieces or not. Complete and Resolve refuse larger results.
+	// Default 64 MiB, at most 512 MiB.
 	MaxResultBytes int
 
-	// MaxNotes is how many audit entries wait to be written at most; beyond
-	// it they are dropped and counted. Default 8,192.
+	// MaxNotes is the maximum number of audit entries that wait to be written.
+	// Entries beyond it are dropped and counted. Default 8,192.
 	MaxNotes int
-	// TrailRetention is how long audit entries are kept. Default 90 days;
-	// negative keeps them for ever.
+	// TrailRetention is how long audit entries are kept. Default 90 days; a
+	// negative value keeps them forever.
 	TrailRetention time.Duration
 	// SweepEvery is the time between two sweeps of Run. Default 1 min.
 	SweepEvery time.Duration
-	// OnSweep is told what each sweep of Run did; nil for nobody.
+	// OnSweep, if not nil, is called with the result of each sweep of Run.
 	OnSweep func(Swept)
 
-	// MaxPending is how many messages may be pending in the outbox: beyond it
-	// Enqueue and Outbox.EnqueueTx fail with outbox.ErrFull. They are counted at
-	// most once a second, so several processes together may go over it by what
-	// they enqueue in a second. Rows that other programs insert are counted and
-	// not refused. 0 is no bound: what must not be lost waits on disk, and the
-	// age of the oldest is the warning.
+	// MaxPending is the maximum number of pending messages in the outbox. Beyond
+	// it Enqueue and Outbox.EnqueueTx fail with outbox.ErrFull. Messages are
+	// counted at most once a second, so several processes together may exceed it
+	// by what they enqueue in a second. Rows inserted by other programs are
+	// counted but never refused. 0 means no limit.
 	MaxPending int
 }
 
@@ -116,6 +155,9 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	const mostResultBytes = 512 << 20 // SQLite holds rows up to 1,000,000,000 bytes
 	errs := []error{validatePath(c.Path)}
+	if c.Mode > ModeTransactional {
+		errs = append(errs, fmt.Errorf("field Mode is %v; use ModeLeased or ModeTransactional", c.Mode))
+	}
 	for _, f := range []struct {
 		name  string
 		value int
@@ -156,9 +198,10 @@ type Store struct {
 	known    known
 	cache    cache
 	readers  readers
-	notes    notes
-	hints    hints   // of the outbox
-	pending  pending // in the outbox
+	notes    storekit.Notes
+	hints    storekit.Hints // of the outbox
+	pending  pending        // in the outbox
+	txs      transactions
 
 	queue chan *op
 	slow  signal        // to those whose turn is long in coming
@@ -166,6 +209,8 @@ type Store struct {
 	done  chan struct{} // closed when the writer has ended
 
 	closing  sync.Once
+	closed   chan struct{} // closed when all is, and closeErr set
+	writeErr error         // of the writer's end
 	closeErr error
 }
 
@@ -182,10 +227,10 @@ var (
 // goroutine that writes to it, which Close ends. Several stores, in one process
 // or in many on the same host, may have the same file open.
 //
-// Open fails, without changing the file, if it is no database, another
-// application's, or of a newer schema (ErrNewerSchema), and with ErrBusy if others
-// keep it locked. Who only writes does not: the write lock is needed where the
-// schema has to be brought up to date. ctx bounds Open only.
+// Open fails without changing the file if the file is not a database, belongs to
+// another application, or has a newer schema (ErrNewerSchema). It fails with
+// ErrBusy if others keep the file locked; a writer in its turn does not, unless
+// the schema has to be brought up to date. ctx applies to Open only.
 func Open(ctx context.Context, c Config) (*Store, error) { return open(ctx, c, connect) }
 
 func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
@@ -200,11 +245,13 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 		queue:    make(chan *op, c.MaxQueue),
 		stop:     make(chan struct{}),
 		done:     make(chan struct{}),
+		closed:   make(chan struct{}),
 	}
+	s.txs.init(s)
 	s.slow.init()
 	s.known.init()
 	s.cache.init(c)
-	s.notes.init(c.MaxNotes)
+	s.notes.Init(c.MaxNotes)
 	w := &writer{store: s}
 	w.slowTime = time.AfterFunc(time.Hour, w.slowTurn)
 	if err := w.open(ctx); err != nil {
@@ -221,13 +268,32 @@ func open(ctx context.Context, c Config, dial dialer) (*Store, error) {
 	return s, nil
 }
 
-// Close finishes the writes that wait, writes the audit trail out, and closes
-// the file. Calls that come later fail with ErrClosed. The error says what could
-// not be written or closed. Closing again returns the same.
-func (s *Store) Close() error {
+// Close rolls back open transactional claims, once a running statement has ended,
+// finishes the waiting writes, writes out the audit trail, and closes the file.
+// Later calls fail with ErrClosed. The error says what could not be written or
+// closed.
+//
+// If ctx ends first, Close returns its error, and the store continues to close.
+// Another call of Close waits for that and returns its result.
+func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {
-		close(s.stop)
-		<-s.done
+		go func() {
+			defer close(s.closed)
+			err := s.txs.close()
+			close(s.stop)
+			<-s.done
+			s.closeErr = errors.Join(err, s.writeErr)
+		}()
 	})
-	return s.closeErr
+	select {
+	case <-s.closed:
+		return s.closeErr
+	default:
+	}
+	select {
+	case <-s.closed:
+		return s.closeErr
+	case <-ctx.Done():
+		return fmt.Errorf("sqlite: the store is still being closed: audit entries that wait are lost if the process ends now; call Close again to wait for it: %w", ctx.Err())
+	}
 }

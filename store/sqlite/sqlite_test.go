@@ -1,7 +1,9 @@
 package sqlite_test
 
 import (
+	"context"
 	"database/sql"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,11 +21,49 @@ func open(t testing.TB, c sqlite.Config) *sqlite.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
 	return s
+}
+
+// Close waits for a handler under way no longer than its context allows, and may be
+// called again to wait for what it goes on to do.
+func TestCloseWaitsAsLongAsItMay(t *testing.T) {
+	s, err := sqlite.Open(t.Context(), sqlite.Config{Path: filepath.Join(t.TempDir(), "semel.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	atWork, leave, handled := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() {
+		handled <- s.Inbox().Transact(context.Background(), "c", []string{"m"}, func(context.Context, []bool) error {
+			close(atWork)
+			<-leave
+			return nil
+		})
+	}()
+	<-atWork
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := s.Close(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("while a handler is at work: %v", err)
+	}
+	close(leave)
+	if err := <-handled; err != nil {
+		t.Errorf("the handler: %v", err)
+	}
+	for range 2 {
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.Close(ended); err != nil {
+		t.Errorf("what came of it, asked for without time to wait: %v", err)
+	}
+	if _, err := s.Begin(t.Context(), semel.NewAttempt(identity("k"), semel.Fingerprint{}, time.Minute, time.Hour)); !errors.Is(err, sqlite.ErrClosed) {
+		t.Errorf("Begin behind Close: %v", err)
+	}
 }
 
 // raw opens the file without the store, as another program would.

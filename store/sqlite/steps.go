@@ -8,20 +8,20 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/storekit"
 	"github.com/semelhq/semel/steps"
 )
 
-// Steps is the journal of operations in a store's file. It implements steps.Store: the
-// transaction of a local step is the one that Tx returns, and Enqueue enqueues in, and
-// holds the write lock of the whole file, as claims of a TxStore do. Operations need
-// leased claims: let their guard be over the Store that the TxStore holds. The clock
-// is the host's.
-type Steps struct{ store *TxStore }
+// Steps is the journal of operations in a store's file. It implements steps.Store. The
+// transaction of a local step is the one that Tx returns and that Enqueue uses. It holds
+// the write lock of the whole file, as a transactional claim does. Operations need
+// leased claims. The clock is the host's.
+type Steps struct{ store *Store }
 
 var _ steps.Store = (*Steps)(nil)
 
 // Steps returns the journal in the store's file.
-func (s *TxStore) Steps() *Steps { return &Steps{s} }
+func (s *Store) Steps() *Steps { return &Steps{s} }
 
 const (
 	upsertJournal = `
@@ -76,10 +76,10 @@ func (c *conn) journal(id semel.Identity, now int64) (o steps.Operation, err err
 
 // Open implements steps.Store.
 func (j *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, error) {
-	return write(ctx, j.store.Store, len(o.Input), func(t *tx) (op steps.Operation, err error) {
+	return write(ctx, j.store, len(o.Input), func(t *tx) (op steps.Operation, err error) {
 		id := o.Identity
 		n, err := t.exec(upsertJournal, id.Tenant, id.Actor, id.Operation, id.Key, int64(o.Fence),
-			o.Fingerprint.Scheme, o.Fingerprint.Sum[:], blob(o.Input), t.now+micros(o.Due), t.now)
+			o.Fingerprint.Scheme, o.Fingerprint.Sum[:], storekit.Blob(o.Input), t.now+micros(o.Due), t.now)
 		if err == nil && n == 0 {
 			err = steps.ErrStale
 		}
@@ -90,16 +90,8 @@ func (j *Steps) Open(ctx context.Context, o steps.Opening) (steps.Operation, err
 	})
 }
 
-// blob is b where a column is NOT NULL.
-func blob(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
-}
-
 func stepArgs(number, fence uint64, s steps.Step, now int64) []driver.Value {
-	return []driver.Value{int64(number), int64(fence), int64(s.Position), s.Name, blob(s.Input), string(s.State), blob(s.Result), s.Cause, now}
+	return []driver.Value{int64(number), int64(fence), int64(s.Position), s.Name, storekit.Blob(s.Input), string(s.State), storekit.Blob(s.Result), s.Cause, now}
 }
 
 // Put implements steps.Store.
@@ -111,7 +103,7 @@ func (j *Steps) Put(ctx context.Context, number, fence uint64, s steps.Step) err
 
 // change writes what changes one row.
 func (j *Steps) change(ctx context.Context, size int, fn func(t *tx) (int64, error)) error {
-	n, err := write(ctx, j.store.Store, size, fn)
+	n, err := write(ctx, j.store, size, fn)
 	if err == nil && n == 0 {
 		err = steps.ErrStale
 	}
@@ -121,8 +113,8 @@ func (j *Steps) change(ctx context.Context, size int, fn func(t *tx) (int64, err
 // Transact implements steps.Store.
 func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step, work func(context.Context) ([]byte, error)) error {
 	var now int64
-	return j.store.transact(ctx, func(t *tx) (bool, error) { now = t.now; return true, nil }, func(ctx context.Context, h *handler) (err error) {
-		s.State, s.Cause = steps.Done, ""
+	return j.store.txs.transact(ctx, func(t *tx) (bool, error) { now = t.now; return true, nil }, func(ctx context.Context, h *handler) (err error) {
+		s.State, s.Cause = steps.StateDone, ""
 		if s.Result, err = work(ctx); err != nil {
 			return err
 		}
@@ -138,7 +130,7 @@ func (j *Steps) Transact(ctx context.Context, number, fence uint64, s steps.Step
 			return steps.ErrStale
 		}
 		return nil
-	}).as(steps.ErrRolledBack, steps.ErrInDoubt)
+	}).As(steps.ErrRolledBack, steps.ErrInDoubt)
 }
 
 // Find implements steps.Store.
@@ -154,7 +146,7 @@ func (j *Steps) Find(ctx context.Context, id semel.Identity) (o steps.Operation,
 		err = steps.ErrNotFound
 	}
 	if err == nil {
-		o.Decisions, err = steps.DecisionsIn(ctx, j.store.Store, id)
+		o.Decisions, err = steps.DecisionsIn(ctx, j.store, id)
 	}
 	return o, err
 }
@@ -221,14 +213,14 @@ func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
 		switch {
 		case err != nil:
 			return 0, err
-		case d.Step.Name == "" && phase != string(steps.Held), d.Step.Name != "" && position < 0:
+		case d.Step.Name == "" && phase != string(steps.PhaseHeld), d.Step.Name != "" && position < 0:
 			return 0, nil
 		}
 		if _, err := t.exec(decideJournal, int64(d.Number), t.now); err != nil {
 			return 0, err
 		}
 		if d.Step.Name != "" {
-			if _, err := t.exec(resolveStep, string(d.Step.State), blob(d.Step.Result), d.Step.Cause, int64(d.Number), position); err != nil {
+			if _, err := t.exec(resolveStep, string(d.Step.State), storekit.Blob(d.Step.Result), d.Step.Cause, int64(d.Number), position); err != nil {
 				return 0, err
 			}
 		}
@@ -236,12 +228,12 @@ func (j *Steps) Decide(ctx context.Context, d steps.Decision) error {
 	})
 }
 
-// Sweep implements steps.Store. When it fails half way it reports what it has
-// removed beside the error.
+// Sweep implements steps.Store. If it fails halfway, it returns the number
+// removed so far along with the error.
 func (j *Steps) Sweep(ctx context.Context, retention time.Duration, limit int) (removed int, err error) {
 	for more := true; more && removed < limit; {
 		rows := min(sweepRows, limit-removed)
-		n, err := write(ctx, j.store.Store, 0, func(t *tx) (n int, err error) {
+		n, err := write(ctx, j.store, 0, func(t *tx) (n int, err error) {
 			numbers := []int64{}
 			if err := t.query(selectFinished, func(r *row) { numbers = append(numbers, r.int()) }, t.now-micros(retention), int64(rows)); err != nil || len(numbers) == 0 {
 				return 0, err

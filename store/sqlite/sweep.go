@@ -2,9 +2,10 @@ package sqlite
 
 import (
 	"context"
-	"errors"
 	"math"
 	"time"
+
+	"github.com/semelhq/semel/internal/storekit"
 )
 
 const (
@@ -19,8 +20,9 @@ const (
 )
 
 // Sweep implements semel.Sweeper. It also removes about limit audit entries that
-// are older than Config.TrailRetention: the executions of one commit go together.
-// When it fails half way it reports what it has removed beside the error.
+// are older than Config.TrailRetention; the executions of one commit are removed
+// together. If it fails halfway, it returns the number removed so far along with
+// the error.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	records, _, err := s.sweep(ctx, limit)
 	return records, err
@@ -122,7 +124,7 @@ func (t *tx) sweepTrail(limit int) (n int, more bool, err error) {
 	return n, true, err
 }
 
-// Swept is what a sweep did.
+// Swept describes a completed sweep.
 type Swept struct {
 	Records int // expired, removed
 	Entries int // of the audit trail, past their retention, removed
@@ -131,40 +133,18 @@ type Swept struct {
 }
 
 // Run sweeps at once and then every Config.SweepEvery, in batches of 1,000 until
-// less than that is left, and tells Config.OnSweep. It returns nil when ctx
-// ends, and ErrClosed when the store is closed; a sweep that fails does not end
-// it. Without sweeping nothing breaks, but the file grows.
+// fewer are left, and calls Config.OnSweep. It returns nil when ctx ends, and
+// ErrClosed when the store is closed. It continues after a sweep that fails. If
+// no process sweeps, the file grows.
 func (s *Store) Run(ctx context.Context) error {
-	ticker := time.NewTicker(s.config.SweepEvery)
-	defer ticker.Stop()
-	for {
-		start := time.Now()
-		var did Swept
-		for {
-			records, entries, err := s.sweep(ctx, sweepBatch)
-			did.Records += records
-			did.Entries += entries
-			did.Err = err
-			if err != nil || records < sweepBatch && entries < sweepBatch {
-				break
-			}
-		}
-		did.Took = time.Since(start)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(did.Err, ErrClosed):
-			return ErrClosed
-		}
-		if s.config.OnSweep != nil {
-			s.config.OnSweep(did)
-		}
-		select {
-		case <-ticker.C:
-		case <-s.stop:
-			return ErrClosed
-		case <-ctx.Done():
-			return nil
-		}
+	if (storekit.Sweeps{Every: s.config.SweepEvery, Batch: sweepBatch, Sweep: s.sweep, Told: s.swept, Done: s.stop}).Run(ctx) {
+		return ErrClosed
+	}
+	return nil
+}
+
+func (s *Store) swept(did storekit.Swept) {
+	if s.config.OnSweep != nil {
+		s.config.OnSweep(Swept(did))
 	}
 }

@@ -76,7 +76,7 @@ func TestRun(t *testing.T) {
 	}
 
 	go func() { ended <- s.Run(t.Context()) }()
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; !errors.Is(err, sqlite.ErrClosed) {
@@ -154,7 +154,7 @@ func TestPositionsSurviveASweep(t *testing.T) {
 // Every filter that is meant to find something particular has an index.
 func TestQueriesUseIndexes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "semel.db")
-	if err := open(t, sqlite.Config{Path: path}).Close(); err != nil {
+	if err := open(t, sqlite.Config{Path: path}).Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	db := raw(t, path)

@@ -3,6 +3,7 @@
 package sqlite_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -35,7 +36,7 @@ func TestFilesBelongToTheirOwnerOnly(t *testing.T) {
 				t.Errorf("under umask %03o the file %q has mode %v", mask, suffix, info.Mode())
 			}
 		}
-		if err := s.Close(); err != nil {
+		if err := s.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -142,7 +143,7 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("%s (granted before: %v) was answered %v", key, ok, err)
 		}
 	}
-	if err := s.Close(); err != nil {
+	if err := s.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, sqlite.Config{Path: path})

@@ -57,16 +57,6 @@ func (w where) with(condition string, args ...driver.Value) where {
 	}
 }
 
-func pageSize(limit int) int {
-	switch {
-	case limit <= 0:
-		return 100
-	case limit > 1000:
-		return 1000
-	}
-	return limit
-}
-
 // inBuckets returns a query for rows of a table that an index of buckets finds,
 // the first limit in an order. Only buckets behind the id start are looked at.
 func inBuckets(table, id, columns string, start int64, w where, order string, limit int) (string, []driver.Value) {

@@ -61,27 +61,27 @@ func TestMain(m *testing.M) {
 
 // service is an endpoint whose handler inserts a row for each event it processes.
 type service struct {
-	store *sqlite.TxStore
+	store *sqlite.Store
 	http.Handler
 }
 
 func newService(ctx context.Context, path string, work func(http.ResponseWriter)) (*service, error) {
-	base, err := sqlite.Open(ctx, sqlite.Config{Path: path, BusyTimeout: time.Minute})
+	store, err := sqlite.Open(ctx, sqlite.Config{Path: path, Mode: sqlite.ModeTransactional, BusyTimeout: time.Minute})
 	if err != nil {
 		return nil, err
 	}
-	s := &service{store: base.Transactional()}
+	s := &service{store: store}
 	guard, err := semel.New(semel.Config{Store: s.store})
 	if err != nil {
-		return nil, errors.Join(err, s.store.Close())
+		return nil, errors.Join(err, s.store.Close(context.Background()))
 	}
 	scheme, err := webhook.NewStandard(webhook.StandardConfig{Secrets: []string{secret}})
 	if err != nil {
-		return nil, errors.Join(err, s.store.Close())
+		return nil, errors.Join(err, s.store.Close(context.Background()))
 	}
 	receive, err := webhook.New(webhook.Config{Guard: guard, Scheme: scheme, Name: "bank.events", Sender: "bank"})
 	if err != nil {
-		return nil, errors.Join(err, s.store.Close())
+		return nil, errors.Join(err, s.store.Close(context.Background()))
 	}
 	s.Handler = receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ev, _ := webhook.EventOf(r.Context())
@@ -136,7 +136,7 @@ func newDatabase(t *testing.T) (path string) {
 	path = filepath.Join(t.TempDir(), "service.db")
 	store, err := sqlite.Open(t.Context(), sqlite.Config{Path: path}) // a new file is the store's first
 	if err == nil {
-		err = store.Close()
+		err = store.Close(context.Background())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestRedeliveryStormInATransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = s.store.Close() }()
+	defer func() { _ = s.store.Close(context.Background()) }()
 	var wg sync.WaitGroup
 	var done, again atomic.Int32
 	for range 50 {
@@ -236,7 +236,7 @@ func TestFailedHandlerIsRolledBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer func() { _ = s.store.Close() }()
+			defer func() { _ = s.store.Close(context.Background()) }()
 			deliver := func() (w *httptest.ResponseRecorder) {
 				w = httptest.NewRecorder()
 				w.Code = 0

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -12,10 +13,10 @@ import (
 // makes without one: that of the operation in ctx, else a fresh one. In an
 // execution there is no fresh one. The error is a *NotSent.
 func ClientKey(ctx context.Context, procedure string) (string, error) {
-	op, named := semelhttp.CurrentOperation(ctx)
+	op, named := semelclient.CurrentOperation(ctx)
 	if !named {
 		if _, ok := semel.CurrentExecution(ctx); ok {
-			return "", &NotSent{procedure, semelhttp.ErrNoStep}
+			return "", &NotSent{procedure, semelclient.ErrNoStep}
 		}
 		op.Key = semel.NewKey()
 	}

@@ -198,26 +198,26 @@ func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine 
 	}
 	soon := max(failure.RetryAfter, time.Second)
 	switch out.Answer {
-	case semel.Executed:
+	case semel.AnswerExecuted:
 		return mine.with(out.Record.ExpiresAt, false)
-	case semel.Replayed:
+	case semel.AnswerReplayed:
 		return s.fromRecord(ctx, out)
-	case semel.Released:
+	case semel.AnswerReleased:
 		if mine == nil || errors.Is(err, semel.ErrRolledBack) {
 			return failed(problem(semelhttp.ProblemRolledBack, failure.Retry(), soon))
 		}
 		return *mine
-	case semel.InProgress:
+	case semel.AnswerInProgress:
 		return failed(problem(semelhttp.ProblemInProgress, failure.Retry(), soon))
-	case semel.Mismatch:
+	case semel.AnswerMismatch:
 		return failed(problem(semelhttp.ProblemKeyMismatch, failure.Retry(), 0))
-	case semel.Unknown:
+	case semel.AnswerUnknown:
 		if !out.Claimed {
 			return failed(unknown(failure))
 		}
 		timedOut := errors.Is(err, semel.ErrDeadline) || mine != nil && Code(mine.Status.GetCode()) == DeadlineExceeded
 		return failed(cutOff(failure, timedOut))
-	case semel.Unavailable:
+	case semel.AnswerUnavailable:
 		if out.Claimed {
 			return failed(notRecorded(failure.Retry(), soon))
 		}
@@ -237,7 +237,7 @@ func (s *Server) judge(r Reply, undone bool) (semel.Result, error) {
 	declared, said := semel.Declared(r.Err)
 	code := Code(r.Status.GetCode())
 	switch {
-	case said && declared != semel.Executed:
+	case said && declared != semel.AnswerExecuted:
 		return semel.Result{}, r.Err
 	case said, code == OK:
 	case s.Indeterminate(code):

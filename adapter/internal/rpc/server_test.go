@@ -97,19 +97,19 @@ func TestAnswers(t *testing.T) {
 		cause   error
 		want    refusal // the message is a part of it
 	}{
-		{"released", semel.Released, true, nil, semel.ErrRolledBack, refusal{Unavailable, "ROLLED_BACK", semel.RetrySameKey, time.Second, "certainly had no effect"}},
-		{"in progress", semel.InProgress, false, nil, nil, refusal{Aborted, "IN_PROGRESS", semel.RetrySameKey, time.Second, "still running"}},
-		{"taken over", semel.InProgress, true, nil, semel.ErrLostClaim, refusal{Aborted, "IN_PROGRESS", semel.RetrySameKey, time.Second, "still running"}},
-		{"mismatch", semel.Mismatch, false, nil, nil, refusal{InvalidArgument, "KEY_MISMATCH", semel.RetryNo, 0, "This request was not executed"}},
-		{"found unknown", semel.Unknown, false, nil, nil, refusal{FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "Keep the key"}},
-		{"own panic", semel.Unknown, true, nil, &semel.PanicError{}, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
-		{"own broken connection", semel.Unknown, true, &broke, nil, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
-		{"own time-out", semel.Unknown, true, &late, nil, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
-		{"own deadline", semel.Unknown, true, nil, semel.ErrDeadline, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
-		{"rejected", semel.Rejected, false, nil, nil, refusal{Internal, "SCOPE_INVALID", semel.RetryNo, 0, "Nothing was executed"}},
-		{"unavailable", semel.Unavailable, false, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "so it was not executed"}},
-		{"busy", semel.Unavailable, false, nil, &semel.BusyError{}, refusal{Unavailable, "BUSY", semel.RetrySameKey, time.Second, "Nothing was executed"}},
-		{"could not write its own hold", semel.Unavailable, true, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "may have taken effect"}},
+		{"released", semel.AnswerReleased, true, nil, semel.ErrRolledBack, refusal{Unavailable, "ROLLED_BACK", semel.RetrySameKey, time.Second, "certainly had no effect"}},
+		{"in progress", semel.AnswerInProgress, false, nil, nil, refusal{Aborted, "IN_PROGRESS", semel.RetrySameKey, time.Second, "still running"}},
+		{"taken over", semel.AnswerInProgress, true, nil, semel.ErrLostClaim, refusal{Aborted, "IN_PROGRESS", semel.RetrySameKey, time.Second, "still running"}},
+		{"mismatch", semel.AnswerMismatch, false, nil, nil, refusal{InvalidArgument, "KEY_MISMATCH", semel.RetryNo, 0, "This request was not executed"}},
+		{"found unknown", semel.AnswerUnknown, false, nil, nil, refusal{FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "Keep the key"}},
+		{"own panic", semel.AnswerUnknown, true, nil, &semel.PanicError{}, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
+		{"own broken connection", semel.AnswerUnknown, true, &broke, nil, refusal{Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "was cut off"}},
+		{"own time-out", semel.AnswerUnknown, true, &late, nil, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
+		{"own deadline", semel.AnswerUnknown, true, nil, semel.ErrDeadline, refusal{DeadlineExceeded, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, 0, "ran out of time"}},
+		{"rejected", semel.AnswerRejected, false, nil, nil, refusal{Internal, "SCOPE_INVALID", semel.RetryNo, 0, "Nothing was executed"}},
+		{"unavailable", semel.AnswerUnavailable, false, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "so it was not executed"}},
+		{"busy", semel.AnswerUnavailable, false, nil, &semel.BusyError{}, refusal{Unavailable, "BUSY", semel.RetrySameKey, time.Second, "Nothing was executed"}},
+		{"could not write its own hold", semel.AnswerUnavailable, true, nil, errors.New("down"), refusal{Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, time.Second, "may have taken effect"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestAnswers(t *testing.T) {
 			if !strings.Contains(got.message, tt.want.message) {
 				t.Errorf("the message is %q, which does not say %q", got.message, tt.want.message)
 			}
-			if tt.claimed && tt.answer != semel.Released && (strings.Contains(got.message, "not executed.") || strings.Contains(got.message, "Nothing was")) {
+			if tt.claimed && tt.answer != semel.AnswerReleased && (strings.Contains(got.message, "not executed.") || strings.Contains(got.message, "Nothing was")) {
 				t.Errorf("%q says of an execution that there was none", got.message)
 			}
 			got.message, tt.want.message = "", ""
@@ -134,7 +134,7 @@ func TestAnswers(t *testing.T) {
 func TestNextSubmitSettles(t *testing.T) {
 	s := newServer(t, &Server{}, func(c semel.Claim) semel.Claim { return c })
 	var err error
-	if s.Guard, err = s.Guard.With(semel.Policy{OnCrash: semel.Retry}); err != nil {
+	if s.Guard, err = s.Guard.With(semel.Policy{OnCrash: semel.CrashRetry}); err != nil {
 		t.Fatal(err)
 	}
 	got := refusalOf(t, s.call(t, failure(Unavailable)))

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/semelhq/semel/internal/httpfield"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -50,7 +51,7 @@ func Host(r *http.Request) string {
 
 // WhyNot says why the named header cannot tell actors apart; empty if it can.
 func WhyNot(name string) string {
-	if !IsToken(name) {
+	if !httpfield.IsToken(name) {
 		return "is not a header name"
 	}
 	switch textproto.CanonicalMIMEHeaderKey(name) {
@@ -62,17 +63,6 @@ func WhyNot(name string) string {
 		return "belongs to the connection"
 	}
 	return ""
-}
-
-// IsToken reports whether s is a token (RFC 9110 5.6.2).
-func IsToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // Names returns the canonical names in a fixed order, each once.

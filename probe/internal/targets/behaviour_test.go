@@ -217,6 +217,7 @@ var different = map[string]profile{
 		"sequential": 2, "late": 2, "race": 6, "in flight": 2, "cut": 2, "begun": 2, "altered": 2, "missing": 1, "malformed": 1, "failed": 1,
 	},
 	"check-then-act":         {"race": 6, "in flight": 2},
+	"check-then-act-slowly":  {"race": 6, "in flight": 2},
 	"check-then-queue":       {"race": 6, "in flight": 2},
 	"record-needs-client":    {"cut": 2, "failed": 1},
 	"record-after-answer":    {"cut": 2, "begun": 2, "failed": 1},
@@ -248,6 +249,8 @@ var different = map[string]profile{
 	},
 	"first-500-clean":      {"once": 0, "race": 0, "in flight": 0, "altered": 0, "actor": 0, "tenant": 0, "fresh": 0, "failed": 1},
 	"first-500-recorded":   {"failed": 1},
+	"first-500-for-good":   {"failed": 1},
+	"first-400-for-good":   {"failed": 1},
 	"accepted-and-dropped": {"cut": 0},
 	"record-of-each-instance": {
 		"sequential": 2, "late": 2, "race": 2, "in flight": 2, "cut": 2, "begun": 2, "altered": 2, "missing": 1, "malformed": 1, "failed": 1,

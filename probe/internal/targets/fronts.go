@@ -125,6 +125,29 @@ func Finer() []Target {
 			writeJSON(w, http.StatusOK, map[string]bool{"valid": true})
 		}
 	}
+	// burns keeps what a preview was answered with under its key, and answers the
+	// operation with it, or refuses that.
+	burns := func(refuse bool) front {
+		return func(next http.Handler) http.HandlerFunc {
+			var mu sync.Mutex
+			used := map[string]bool{}
+			return func(w http.ResponseWriter, r *http.Request) {
+				key, dry := r.Header.Get("Idempotency-Key"), r.FormValue("dry_run") == "true"
+				mu.Lock()
+				used[key] = used[key] || dry && key != ""
+				before := used[key]
+				mu.Unlock()
+				switch {
+				case dry, before && !refuse:
+					writeJSON(w, http.StatusOK, map[string]bool{"valid": true})
+				case before:
+					problem(w, http.StatusUnprocessableEntity, "the key was used for another request")
+				default:
+					next.ServeHTTP(w, r)
+				}
+			}
+		}
+	}
 	forgets := func(next http.Handler) http.HandlerFunc {
 		var mu sync.Mutex
 		since := map[string]time.Time{}
@@ -206,8 +229,29 @@ func Finer() []Target {
 	}
 	unclaimed.Experiments = []plan.Experiment{plan.Duplicate, plan.Altered, plan.RaceSame, plan.RaceAltered}
 
+	// The order is made once by whatever is asked, and the mail goes out each time.
+	mailer := orders("mails-twice-only", "makes one order of a key, whatever is sent under it, and mails again each time", &plan.Key{Header: "Idempotency-Key"},
+		plan.Contract{Profile: "ietf"}, rules{mails: true}).
+		finds("outside-effect-doubled", "mismatch-replayed-as-same").
+		outcome(outcomes{plan.Duplicate: broken, plan.SameMeaning: broken, plan.Altered: broken, plan.MalformedKey: broken, plan.RaceSame: broken, plan.RaceAltered: broken}).
+		saysNot("took effect as well", "more than one effect").
+		verdict("idempotency_support", "header_key|unknown", "outbox_pattern", "no", "race_behavior", "safe_converge")
+	mailer.make = func() *Service {
+		a := newAPI(rules{keyHeader: "Idempotency-Key", bare: true, marker: Marker, inFlight: waits, noCompare: replays, mails: true, mailAgain: true, takes: 20 * time.Millisecond})
+		h := a.handler()
+		return newService(&a.shop, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			// Whatever is in the header is a key.
+			if key := r.Header.Get("Idempotency-Key"); key != "" {
+				sum := sha256.Sum256([]byte(key))
+				r.Header.Set("Idempotency-Key", hex.EncodeToString(sum[:]))
+			}
+			h.ServeHTTP(w, r)
+		}))
+	}
+	mailer.Experiments = []plan.Experiment{plan.Duplicate, plan.SameMeaning, plan.Altered, plan.MalformedKey, plan.RaceSame, plan.RaceAltered}
+
 	list := []Target{
-		unclaimed,
+		unclaimed, mailer,
 		target("instances", "two instances, one memory", plain, plan.OtherInstance, held),
 		target("instances-own-memory", "each instance knows its own duplicates", ownMemory, plan.OtherInstance, broken).finds("instance-doubles"),
 		apart, share, answers,
@@ -219,7 +263,11 @@ func Finer() []Target {
 		target("refusal-executes", "makes the order, and refuses it afterwards", begins, plan.Corrected, broken).finds("refusal-executed"),
 		target("races-altered", "lets one of two requests under a key win", plain, plan.RaceAltered, held),
 		target("races-altered-both", "takes other bytes for another request", byBytes, plan.RaceAltered, broken).finds("mismatch-executed"),
-		target("preview", "has a dry run", checks, plan.PreviewFirst, held),
+		target("preview", "has a dry run", checks, plan.PreviewFirst, held).says("took effect: the preview had not used the key up"),
+		target("preview-answers", "answers the operation under the key of a preview with what that got", burns(false), plan.PreviewFirst, broken).
+			finds("preview-uses-key").says("answered with 200 and had no effect, and a fresh request had one"),
+		target("preview-key-refused", "refuses the operation under the key of a preview", burns(true), plan.PreviewFirst, broken).
+			finds("preview-uses-key").says("answered with 422 and had no effect, and a fresh request had one"),
 		target("preview-lies", "says that it only checks, and makes the order", lies, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("preview-executes", "does not look at dry_run", plain, plan.PreviewFirst, broken).finds("preview-executed"),
 		target("remembers", "keeps keys", plain, plan.RetentionSearch, held),

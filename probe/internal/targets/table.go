@@ -169,6 +169,12 @@ func wrong() []Target {
 			finds("double-effect-race", "in-flight-executed").may("double-effect-lost-response", "replay-differs").
 			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: broken, plan.InFlight: broken}).
 			verdict("race_behavior", "double_apply", "in_progress_handling", "no"),
+		draft("check-then-act-slowly", "looks for the key, works for a second, acts, records",
+			rules{flow: checkThenAct, takes: time.Second}).
+			finds("double-effect-race", "in-flight-executed").may("double-effect-lost-response", "replay-differs").
+			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: broken, plan.InFlight: broken, plan.LostUnread: broken}).
+			causes(map[string]evidence.CauseState{"check-then-act": supported, "tied-to-client": "not supposed"}).
+			verdict("race_behavior", "double_apply", "in_progress_handling", "no"),
 		draft("check-then-queue", "looks for the key, then waits for its turn: nothing overlaps, and whoever has looked acts",
 			rules{flow: checkThenQueue}).
 			finds("double-effect-race", "in-flight-executed").may("double-effect-lost-response", "replay-differs").
@@ -183,6 +189,7 @@ func wrong() []Target {
 			rules{flow: afterAnswer}).
 			finds("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: held, plan.LostUnread: broken, plan.LostBegun: broken}).
+			causes(map[string]evidence.CauseState{"tied-to-client": supported}).
 			verdict("retry_behavior", "unsafe_retry"),
 		draft("mark-before-success", "records success first, and drops the work if the client goes away",
 			rules{flow: markFirst}).

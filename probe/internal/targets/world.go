@@ -141,6 +141,20 @@ func firstFails(effect, abort bool, second func(a *api, c *call, e *entry) resul
 	})
 }
 
+// failsAlways makes the order and answers with an error, once and for all.
+func failsAlways(status int) doing {
+	return guarded(func(a *api, w http.ResponseWriter, _ *http.Request, c *call) {
+		e, known := a.begin(c)
+		if !known {
+			pause(context.Background(), a.takes)
+			a.add(a.named(c))
+			e.finish(problemResult(status, "something went wrong"))
+		}
+		<-e.done
+		a.send(w, e.result, known)
+	})
+}
+
 // executed makes the order of a second attempt.
 func executed(a *api, c *call, _ *entry) result {
 	o := a.named(c)
@@ -310,6 +324,11 @@ func (t Target) says(parts ...string) Target {
 	return t
 }
 
+func (t Target) saysNot(parts ...string) Target {
+	t.Expect.SaysNot = parts
+	return t
+}
+
 func (t Target) causes(pairs map[string]evidence.CauseState) Target {
 	t.Expect.Causes = pairs
 	return t
@@ -383,9 +402,16 @@ func wrongInTheWorld() []Target {
 			outcome(outcomes{plan.Duplicate: broken}).
 			basis(map[string]evidence.Basis{"double-effect-lost-response": evidence.Established}).
 			verdict("retry_behavior", "unsafe_retry"),
+		keyed("first-400-for-good", "makes the order and answers 400, also when it is asked again",
+			failsAlways(http.StatusBadRequest), plan.Contract{}).
+			finds("refusal-executed").
+			basis(map[string]evidence.Basis{"refusal-executed": evidence.Established}).
+			outcome(outcomes{plan.Duplicate: broken, plan.FreshKey: inconclusive, plan.LateRetry: broken, plan.Altered: inconclusive, plan.InFlight: inconclusive, plan.RaceSame: inconclusive, plan.LostUnread: inconclusive, plan.FailedFirst: inconclusive}).
+			verdict("retry_behavior", "unknown", "race_behavior", "unknown", "in_progress_handling", "unknown"),
 		keyed("burnt-key", "answers 500 and makes nothing, and answers 201 from the record when it is asked again",
 			firstFails(false, false, func(a *api, c *call, _ *entry) result { return created(a.named(c)) }), plan.Contract{}).
 			finds("lost-effect").
+			saysNot("no reader sees the state").
 			basis(map[string]evidence.Basis{"lost-effect": evidence.Inferred}).
 			outcome(outcomes{plan.Duplicate: broken}).
 			verdict("retry_behavior", "unsafe_retry", "race_behavior", "unknown"),
@@ -494,6 +520,10 @@ func rightInTheWorld() []Target {
 			firstFails(true, false, func(_ *api, _ *call, e *entry) result { return created(e.result.order) }), open).
 			outcome(outcomes{plan.Duplicate: held, plan.FreshKey: held, plan.Altered: held}).
 			verdict("race_behavior", "unknown|safe_converge", "in_progress_handling", "unknown|yes", "retry_behavior", "safe_stop|unknown"),
+		keyed("first-500-for-good", "makes the order and answers 500, also when it is asked again",
+			failsAlways(http.StatusInternalServerError), open).
+			outcome(outcomes{plan.Duplicate: held, plan.FreshKey: inconclusive, plan.LateRetry: inconclusive, plan.Altered: inconclusive, plan.InFlight: inconclusive, plan.RaceSame: inconclusive, plan.LostUnread: inconclusive, plan.FailedFirst: inconclusive}).
+			verdict("race_behavior", "unknown", "in_progress_handling", "unknown", "retry_behavior", "safe_stop"),
 		keyed("refused-with-reference", "refuses duplicates with the 409 of a unique constraint, which names the order",
 			refused(func(w http.ResponseWriter, o order) {
 				problem(w, http.StatusConflict, "there is such an order", "order", o.ID)

@@ -149,7 +149,7 @@ type upstreamRow struct {
 
 // outcomeNames are all outcomes, in the order of the page.
 var outcomeNames = func() (names []string) {
-	for a := semel.Executed; a <= semel.Unavailable; a++ {
+	for a := semel.AnswerExecuted; a <= semel.AnswerUnavailable; a++ {
 		names = append(names, a.String())
 	}
 	return names
@@ -246,7 +246,7 @@ func chartOf(all []sample) (c chart) {
 			rate := max(n-all[i-1].outcomes[name], 0) / seconds
 			p.all += rate
 			switch name {
-			case semel.Unknown.String(), semel.Unavailable.String(), semel.Mismatch.String(), semel.Rejected.String():
+			case semel.AnswerUnknown.String(), semel.AnswerUnavailable.String(), semel.AnswerMismatch.String(), semel.AnswerRejected.String():
 				p.bad += rate
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/testenv"
 )
 
@@ -189,6 +190,7 @@ func TestCrashedJob(t *testing.T) {
 // TestCrashWhileAccepting kills the app when a job is enqueued and nobody has been told.
 // Whoever asks again has the same job accepted.
 func TestCrashWhileAccepting(t *testing.T) {
+	quick.LeaveOut(t)
 	l, url := startProcess(t, Config{Preset: "semel"})
 	s := l.Switches("charges")
 	s.Unique, s.After = false, 5000

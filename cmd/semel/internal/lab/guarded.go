@@ -24,7 +24,7 @@ func (p *app) guards() (operations, accepts *semel.Guard, err error) {
 	operations, err = semel.New(semel.Config{
 		Store: p.records,
 		Policy: semel.Policy{
-			Lease: lease, OnCrash: semel.Reconcile, SettleAfter: time.Second,
+			Lease: lease, OnCrash: semel.CrashReconcile, SettleAfter: time.Second,
 			Reconcile: func(ctx context.Context, r semel.Record) (semel.Finding, error) { return p.lookUp(ctx, r.Identity) },
 		},
 		Observer: &semel.Observer{Answered: func(ctx context.Context, e semel.Answered) {
@@ -37,7 +37,7 @@ func (p *app) guards() (operations, accepts *semel.Guard, err error) {
 		return nil, nil, err
 	}
 	// To accept a job twice is to enqueue it twice under one id, which is once.
-	accepts, err = operations.With(semel.Policy{Lease: lease, OnCrash: semel.Retry})
+	accepts, err = operations.With(semel.Policy{Lease: lease, OnCrash: semel.CrashRetry})
 	return operations, accepts, err
 }
 
@@ -45,7 +45,7 @@ func (p *app) guards() (operations, accepts *semel.Guard, err error) {
 func (p *app) lookUp(ctx context.Context, id semel.Identity) (semel.Finding, error) {
 	key, err := id.ChildKey("effect")
 	if err != nil {
-		return semel.Undecided(), err
+		return semel.FoundUndecided(), err
 	}
 	for _, o := range Operations {
 		if o.Name != id.Operation && id.Operation != everything {
@@ -53,7 +53,7 @@ func (p *app) lookUp(ctx context.Context, id semel.Identity) (semel.Finding, err
 		}
 		made, err := p.madeBy(ctx, o, key)
 		if err != nil {
-			return semel.Undecided(), err
+			return semel.FoundUndecided(), err
 		}
 		if len(made) == 0 {
 			continue
@@ -61,9 +61,9 @@ func (p *app) lookUp(ctx context.Context, id semel.Identity) (semel.Finding, err
 		c := &capture{header: http.Header{}, status: http.StatusOK}
 		created(c, o, made[0])
 		result, err := semelhttp.EncodeResult(http.MethodPost, c.status, c.header, nil, c.body.Bytes())
-		return semel.Present(result), err
+		return semel.FoundPresent(result), err
 	}
-	return semel.Absent(), nil
+	return semel.FoundAbsent(), nil
 }
 
 // everything is the operation of keys that are of no operation in particular.

@@ -20,12 +20,14 @@ import (
 
 	"github.com/semelhq/semel/cmd/semel/internal/lab/trials"
 	"github.com/semelhq/semel/docs/lessons"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/testenv"
 )
 
 // TestLessons does the steps of all lessons, as their pages do, and holds the
 // figures. What is tried by hand and with semel is TestTrials's.
 func TestLessons(t *testing.T) {
+	quick.LeaveOut(t)
 	var all sync.WaitGroup // they mostly wait, so that they go on together
 	defer all.Wait()
 	for name, lesson := range courses["en"].by {

@@ -165,11 +165,10 @@ func openStorage(ctx context.Context, c Config) (s *storage, err error) {
 		if err != nil {
 			return nil, err
 		}
-		view := store.Transactional() // for jobs: claims are leased
 		s = &storage{
-			records: store, outbox: store.Outbox(), inbox: view.Inbox(), sweep: store.Run, enqueue: sqlite.EnqueueTx, enqueueHere: sqlite.Enqueue,
+			records: store, outbox: store.Outbox(), inbox: store.Inbox(), sweep: store.Run, enqueue: sqlite.EnqueueTx, enqueueHere: sqlite.Enqueue,
 			tx:    func(ctx context.Context) (querier, bool) { return sqlite.Tx(ctx) },
-			close: view.Close,
+			close: func() error { return store.Close(context.Background()) },
 		}
 	}
 	if s.ledger.db, err = openDatabase(ctx, c); err != nil {

@@ -43,11 +43,11 @@ type Attempt struct {
 
 // Decisions: semel's answers, by the same names in homemade.go, and some more.
 var (
-	decidedExecuted   = semel.Executed.String()
-	decidedReplayed   = semel.Replayed.String()
-	decidedInProgress = semel.InProgress.String()
-	decidedMismatch   = semel.Mismatch.String()
-	decidedUnknown    = semel.Unknown.String()
+	decidedExecuted   = semel.AnswerExecuted.String()
+	decidedReplayed   = semel.AnswerReplayed.String()
+	decidedInProgress = semel.AnswerInProgress.String()
+	decidedMismatch   = semel.AnswerMismatch.String()
+	decidedUnknown    = semel.AnswerUnknown.String()
 	decidedUsedUp     = "used_up"          // it was asked for before, and the answer is gone
 	decidedCollision  = "unique_collision" // the database refused it
 	decidedLimit      = "rate_limited"

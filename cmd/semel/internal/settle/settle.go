@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/httpfield"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -76,7 +77,9 @@ var ErrNotHTTP = errors.New("it is not of an HTTP request, so an HTTP answer can
 
 // Answer makes a result that package semelhttp can replay.
 func Answer(r semel.Record, status int, header http.Header, body []byte) (semel.Result, error) {
-	if !strings.HasPrefix(r.Fingerprint.Scheme, "http/") {
+	// Of any version, and of any configuration.
+	kind, _, _ := strings.Cut(semelhttp.SchemeHTTP, "/")
+	if !strings.HasPrefix(r.Fingerprint.Scheme, kind+"/") {
 		return semel.Result{}, ErrNotHTTP
 	}
 	if len(body) > 0 && header.Get("Content-Type") == "" {
@@ -106,16 +109,12 @@ func Headers(lines []string) (http.Header, error) {
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if !ok || name == "" || strings.ContainsFunc(name, notToken) || strings.ContainsFunc(value, isControl) {
+		if !ok || !httpfield.IsToken(name) || strings.ContainsFunc(value, isControl) {
 			return nil, fmt.Errorf("header is %q; write it as 'Name: value'", line)
 		}
 		h.Add(textproto.CanonicalMIMEHeaderKey(name), value)
 	}
 	return h, nil
-}
-
-func notToken(r rune) bool {
-	return r <= ' ' || r >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
 }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }

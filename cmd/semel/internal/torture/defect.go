@@ -75,7 +75,7 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, healthy.Close()) }()
+	defer func() { err = errors.Join(err, healthy.Close(context.WithoutCancel(ctx))) }()
 	store := &defectiveStore{Store: healthy, defect: c.Defect}
 	if c.Defect == DefectNoFence {
 		if store.thief, err = openThief(path); err != nil {
@@ -85,7 +85,7 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 	}
 	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease}
 	if c.OnCrash == "retry" {
-		policy.OnCrash = semel.Retry
+		policy.OnCrash = semel.CrashRetry
 	}
 	guard, err := semel.New(semel.Config{Store: store, Policy: policy, Observer: &semel.Observer{
 		StoreFailed: func(_ context.Context, f semel.StoreFailed) {

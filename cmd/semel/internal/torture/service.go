@@ -34,7 +34,7 @@ func ServeService(ctx context.Context, c ServiceConfig) (err error) {
 		return err
 	}
 	defer pool.Close()
-	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.Transactional})
+	store, err := postgres.New(ctx, pool, postgres.Config{Mode: postgres.ModeTransactional})
 	if err != nil {
 		return err
 	}

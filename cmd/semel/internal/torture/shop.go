@@ -23,6 +23,7 @@ import (
 	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/httpsink"
+	"github.com/semelhq/semel/semelclient"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/steps"
 	"github.com/semelhq/semel/store/postgres"
@@ -177,7 +178,7 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 		}
 		return store
 	}
-	leased, inTx := open(postgres.Leased), open(postgres.Transactional)
+	leased, inTx := open(postgres.ModeLeased), open(postgres.ModeTransactional)
 	for _, s := range []*postgres.Store{leased, inTx} {
 		if s != nil {
 			defer func() { err = errors.Join(err, s.Close(closing)) }()
@@ -188,7 +189,7 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 	}
 	s := &shop{config: c, planner: newPlanner(c.Manner), pool: pool, outbox: leased.Outbox(), seen: map[string]bool{}}
 	// Whoever meets an execution that died goes on with it; so does the completer.
-	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease, OnCrash: semel.Retry}
+	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease, OnCrash: semel.CrashRetry}
 	observer := &semel.Observer{LeaseLost: func(context.Context, semel.LeaseLost) { say(lostLease) }}
 	outer, err := semel.New(semel.Config{Store: leased, Policy: policy, Observer: observer})
 	if err != nil {
@@ -291,7 +292,7 @@ func (s *shop) handler(outer, atomic *semel.Guard) (http.Handler, error) {
 func (s *shop) background(store *postgres.Store) (all []func(context.Context), err error) {
 	c := s.config
 	quick := 50 * time.Millisecond
-	call, err := semelhttp.NewTransport(semelhttp.TransportConfig{
+	call, err := semelclient.New(semelclient.Config{
 		Base: &http.Transport{MaxIdleConnsPerHost: 16}, MaxTries: 2, MaxElapsed: 6 * c.Lease, TryTimeout: 4 * c.Lease, MinBackoff: quick, MaxBackoff: quick,
 	})
 	if err != nil {
@@ -396,7 +397,7 @@ func (s *shop) order(ctx context.Context, in wanted) (r receipt, err error) {
 	if r.Reservation, err = steps.Local(ctx, "reserve", in, s.reserve); err != nil {
 		return r, err
 	}
-	r.Charge, err = steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.Retry}, in.Order, s.charge)
+	r.Charge, err = steps.Remote(ctx, "charge", steps.Policy{OnCrash: semel.CrashRetry}, in.Order, s.charge)
 	if failed, ok := errors.AsType[*semel.RecordedError](err); ok && failed.Message == errDeclined.Error() {
 		r.Declined = true
 		_, err = steps.Local(ctx, "release", in, func(ctx context.Context, in wanted) (struct{}, error) {
@@ -652,7 +653,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 		return s.noted(ctx, s.tx(ctx), id, m)
 	})
 	switch {
-	case err == nil && outcome == inbox.Done && s.has(DefectInboxFirst):
+	case err == nil && outcome == inbox.OutcomeDone && s.has(DefectInboxFirst):
 		s.linger(ctx)
 		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.noted(ctx, tx, id, m) })
 	case s.has(DefectInboxMemory):
@@ -666,7 +667,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
-	if outcome == inbox.Duplicate {
+	if outcome == inbox.OutcomeDuplicate {
 		say(droppedRepetition)
 	}
 	w.WriteHeader(http.StatusNoContent)

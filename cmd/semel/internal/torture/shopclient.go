@@ -389,7 +389,7 @@ func (r *run) operate(ctx context.Context) {
 		if r.shop.pool.QueryRow(ctx, "SELECT job FROM shop_done WHERE order_no = $1", order).Scan(&job) != nil {
 			continue
 		}
-		again, err := r.shop.store.Outbox().Decide(ctx, outbox.Filter{ID: job, State: outbox.StateDelivered}, outbox.Decision{Verdict: outbox.Again, By: "operator", Because: "to be sure"})
+		again, err := r.shop.store.Outbox().Decide(ctx, outbox.Filter{ID: job, State: outbox.StateDelivered}, outbox.Decision{Verdict: outbox.VerdictAgain, By: "operator", Because: "to be sure"})
 		if err == nil && len(again) == 1 {
 			r.history.add(event{kind: kindAgain, who: "operator", key: order, text: "runs job " + job + " again"})
 		}
@@ -440,7 +440,7 @@ func (r *run) waiting(ctx context.Context) (left []string, due time.Time, err er
 			break
 		}
 	}
-	for _, phase := range []steps.Phase{steps.Open, steps.Held} {
+	for _, phase := range []steps.Phase{steps.PhaseOpen, steps.PhaseHeld} {
 		page, err := s.Steps().List(ctx, steps.Filter{Phases: []steps.Phase{phase}, Limit: 1000})
 		if err != nil {
 			return nil, due, err

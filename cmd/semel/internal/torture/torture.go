@@ -416,7 +416,7 @@ type records interface {
 
 type sqliteRecords struct{ *sqlite.Store }
 
-func (s sqliteRecords) close(context.Context) error { return s.Close() }
+func (s sqliteRecords) close(ctx context.Context) error { return s.Close(ctx) }
 
 type postgresRecords struct {
 	*postgres.Store

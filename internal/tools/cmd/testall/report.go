@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -31,6 +32,17 @@ type reporter struct {
 	packages                map[string]*pkg
 	failures                []string
 	skips                   []string
+	slowest                 []timing // at most keepSlowest, the slowest first
+}
+
+// keepSlowest is how many of the slowest tests are told at the end.
+const keepSlowest = 20
+
+// timing is how long a test took with its subtests, in seconds by the clock: what
+// ran beside it made it slower.
+type timing struct {
+	name    string
+	elapsed float64
 }
 
 type pkg struct {
@@ -69,6 +81,9 @@ func (r *reporter) line(line []byte) {
 
 func (r *reporter) testEvent(p *pkg, e event) {
 	name := short(e.Package) + "." + e.Test
+	if e.Elapsed > 0 && !strings.Contains(e.Test, "/") {
+		r.time(name, e.Elapsed)
+	}
 	switch e.Action {
 	case "run":
 		p.running[e.Test] = &tail{}
@@ -98,6 +113,12 @@ func (r *reporter) testEvent(p *pkg, e event) {
 		r.fail(name, told)
 		delete(p.running, e.Test)
 	}
+}
+
+func (r *reporter) time(name string, elapsed float64) {
+	i, _ := slices.BinarySearchFunc(r.slowest, elapsed, func(t timing, elapsed float64) int { return cmp.Compare(elapsed, t.elapsed) })
+	r.slowest = slices.Insert(r.slowest, i, timing{name, elapsed})
+	r.slowest = r.slowest[:min(len(r.slowest), keepSlowest)]
 }
 
 func (r *reporter) packageEvent(p *pkg, e event) {
@@ -179,6 +200,11 @@ func (r *reporter) close(note string) int {
 			fmt.Fprintf(r.out, "    %s\n", l)
 		}
 	}
+	var slowest []string
+	for _, t := range r.slowest {
+		slowest = append(slowest, fmt.Sprintf("%7.2fs  %s", t.elapsed, t.name))
+	}
+	list("slowest", slowest)
 	list("skipped", r.skips)
 	list("failed", r.failures)
 	line := counts(r.passed, r.failed, r.skipped)

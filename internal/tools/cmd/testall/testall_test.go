@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,9 @@ func lastLine(s string) string {
 // TestRun runs the real go command on packages that pass, fail and die in
 // every way a test binary can.
 func TestRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	const head = "package p\n\nimport \"testing\"\n\n"
 	sources := map[string]string{
 		"pass":    head + "func TestA(t *testing.T) { t.Run(\"sub\", func(*testing.T) {}) }\n",
@@ -109,6 +113,9 @@ func TestRun(t *testing.T) {
 
 // TestRunAlone has a module that the workspace leaves out, which fails.
 func TestRunAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"go.work":          "go 1.26.0\n\nuse .\n",
@@ -258,5 +265,34 @@ func TestDecideRace(t *testing.T) {
 				t.Errorf("installed %d times, want %d", d.installed, tt.installs)
 			}
 		})
+	}
+}
+
+// TestSlowest has more tests than are told.
+func TestSlowest(t *testing.T) {
+	var out bytes.Buffer
+	r := newReporter(&out)
+	event := func(action, test string, elapsed float64) {
+		r.line(fmt.Appendf(nil, `{"Action":%q,"Package":"github.com/semelhq/semel/p","Test":%q,"Elapsed":%g}`, action, test, elapsed))
+	}
+	for i := range 2 * keepSlowest {
+		name := fmt.Sprintf("Test%d", i)
+		event("run", name, 0)
+		event("run", name+"/sub", 0)
+		event("pass", name+"/sub", 1000)
+		event("pass", name, float64(i*7%(2*keepSlowest)))
+	}
+	r.close("")
+	_, table, _ := strings.Cut(out.String(), "slowest:\n")
+	lines := strings.Split(table, "\n")
+	for i, line := range lines[:keepSlowest] {
+		elapsed := 2*keepSlowest - 1 - i
+		want := fmt.Sprintf("    %7.2fs  semel/p.Test%d", float64(elapsed), elapsed*23%(2*keepSlowest)) // 7*23 = 1 modulo 40
+		if line != want {
+			t.Errorf("line %d is %q, want %q", i, line, want)
+		}
+	}
+	if next := lines[keepSlowest]; !strings.HasSuffix(next, "passed, 0 failed, 0 skipped") {
+		t.Errorf("after the table: %q", next)
 	}
 }

@@ -78,7 +78,7 @@ func slowWithSemel(ctx context.Context) (Outcome, error) {
 // leased has semel see to it that one of the two works. The other is told why not.
 func leased(ctx context.Context, store semel.Store, why error) (Outcome, error) {
 	guard, err := semel.New(semel.Config{Store: store, Policy: semel.Policy{
-		Lease: shortLease, StoreTimeout: shortLease, OnCrash: semel.Hold,
+		Lease: shortLease, StoreTimeout: shortLease, OnCrash: semel.CrashHold,
 	}})
 	if err != nil {
 		return Outcome{}, err

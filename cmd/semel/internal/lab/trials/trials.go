@@ -260,7 +260,7 @@ func openInItsPlace(ctx context.Context) (_ *platform, err error) {
 	}()
 	store, err := sqlite.Open(ctx, sqlite.Config{Path: file}) // the store's tables come first
 	if err == nil {
-		err = store.Close()
+		err = store.Close(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -289,16 +289,16 @@ func openInItsPlace(ctx context.Context) (_ *platform, err error) {
 		charged(w, n)
 	})
 	p.start = func() (process, error) {
-		store, err := sqlite.Open(ctx, sqlite.Config{Path: file})
+		store, err := sqlite.Open(ctx, sqlite.Config{Path: file, Mode: sqlite.ModeTransactional})
 		if err != nil {
 			return process{}, err
 		}
-		view := store.Transactional()
-		h, err := inItsPlace(view, charge)
+		end := func() error { return store.Close(context.Background()) }
+		h, err := inItsPlace(store, charge)
 		if err != nil {
-			return process{}, errors.Join(err, view.Close())
+			return process{}, errors.Join(err, end())
 		}
-		return process{h, view.Close}, nil
+		return process{h, end}, nil
 	}
 	// To a record that ends by the clock it is the same whether the clock goes forward,
 	// or its end comes nearer.

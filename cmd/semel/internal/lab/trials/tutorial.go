@@ -63,7 +63,7 @@ func (a *answer) send(w http.ResponseWriter) {
 
 // inItsPlace is the same with semel: what charge writes and the record of it are
 // one transaction.
-func inItsPlace(store *sqlite.TxStore, charge http.Handler) (http.Handler, error) {
+func inItsPlace(store *sqlite.Store, charge http.Handler) (http.Handler, error) {
 	guard, err := semel.New(semel.Config{Store: store})
 	if err != nil {
 		return nil, err

@@ -1,0 +1,2 @@
+// Package tutorial runs docs/tutorial.md in a test.
+package tutorial
