@@ -170,7 +170,7 @@ type rule struct {
 	name string
 	// needs names what the rule cannot do without: lease, transaction,
 	// overlap, open, skewed, break, backup, lost commit, resolver, sweeper,
-	// lister, trail, pieces.
+	// lister, trail, pieces, eraser.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
 }
@@ -208,6 +208,7 @@ func lacks(h Harness, r rule) string {
 	_, sweeper := h.Store.(semel.Sweeper)
 	_, lister := h.Store.(semel.Lister)
 	_, trail := h.Store.(semel.Trail)
+	_, eraser := h.Store.(semel.Eraser)
 	has := map[string]bool{
 		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil, "backup": h.Backup != nil,
 		"lost commit": h.LoseCommit != nil,
@@ -215,7 +216,7 @@ func lacks(h Harness, r rule) string {
 		"lease":       !h.Transactional,
 		"overlap":     !h.Exclusive,
 		"pieces":      !h.NoPieces,
-		"resolver":    resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
+		"resolver":    resolver, "sweeper": sweeper, "lister": lister, "trail": trail, "eraser": eraser,
 	}
 	for _, need := range r.needs {
 		if !has[need] {

@@ -68,6 +68,7 @@ func (p *program) root() *cobra.Command {
   semel outbox    looks at those messages, and settles what could not be delivered
   semel jobs      looks at the jobs among them, and has them run again or not at all
   semel steps     looks at operations in steps, and decides on those that cannot go on
+  semel backup    copies a SQLite store to a file, while the gateway runs
   semel torture   kills and cuts off gateways, and checks that effects happen once
   semel probe     judges from outside whether an operation survives duplicates
   semel lab       shows double execution happen, in an app whose defences switch off
@@ -80,7 +81,7 @@ a variable that is set to nothing counts as not set.`,
 		SilenceUsage:  true,
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.backupCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

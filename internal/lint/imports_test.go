@@ -39,6 +39,7 @@ type layer struct {
 // decision. Where several patterns match, the longest counts.
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
+	{patterns: []string{"cmd/semel/internal/browser"}, tree: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
 	{patterns: []string{"bench", "examples", "internal/matrix"}, down: true, any: true},
 	{patterns: []string{"examples/internal/shelldoc"}, tree: []string{"internal/testenv"}, testing: true, testOnly: true},
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},

@@ -16,7 +16,7 @@ type Config struct {
 	TLS TLS `yaml:"tls"`
 	// H2C speaks HTTP/2 without TLS also, with clients that begin with it. Default false. A reload cannot change it.
 	H2C bool `yaml:"h2c"`
-	// Admin is the listener for operators: /livez, /readyz and /metrics. Default: there is none. A reload cannot change it.
+	// Admin is the listener for operators: /livez, /readyz, /metrics and the page at /console/. Default: there is none. A reload cannot change it.
 	Admin Admin `yaml:"admin"`
 	// Store is where records are kept. A reload cannot change it.
 	Store Store `yaml:"store" rule:"required"`
@@ -67,7 +67,7 @@ type TLS struct {
 type Admin struct {
 	// Listen is its address; without a host it is this host's loopback, as in :9090.
 	Listen string `yaml:"listen"`
-	// TokenFile is a file with the token that /metrics and /readyz?verbose ask for as Authorization: Bearer. Needed, here or as $SEMEL_ADMIN_TOKEN, where the address is not on loopback.
+	// TokenFile is a file with the token that the page asks for, and /metrics and /readyz?verbose as Authorization: Bearer. Needed, here or as $SEMEL_ADMIN_TOKEN, where the address is not on loopback.
 	TokenFile string `yaml:"token_file"`
 }
 
