@@ -30,7 +30,6 @@ require (
 	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/internal/strict v0.0.0
 	github.com/semelhq/semel/internal/testenv v0.0.0
-	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/text v0.42.0 // indirect
 )
 

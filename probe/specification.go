@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/plan"
