@@ -334,7 +334,7 @@ func (r *runner) redactor() *har.Redactor {
 func (r *runner) result() *Result {
 	red := r.redactor()
 	res := &Result{Run: &r.ev, Planned: r.planned, PlannedReads: r.plannedReads, MaxSends: r.p.Budget.MaxSends}
-	res.HAR = har.New(har.Creator{Name: "semel probe", Version: r.o.Version}, red, r.exchanges...)
+	res.har = har.New(har.Creator{Name: "semel probe", Version: r.o.Version}, red, r.exchanges...)
 	redact(reflect.ValueOf(&r.ev).Elem(), red)
 	r.nameSecrets(red)
 	for i := range res.Planned {
