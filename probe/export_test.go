@@ -4,7 +4,7 @@ import (
 	"context"
 	"net"
 
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
 )
 
 // DialWith has the connections to targets opened by a function.

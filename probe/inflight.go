@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // races is what a request shows that was sent several times at once.

@@ -7,8 +7,8 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // freshly is what the same body shows under another key.

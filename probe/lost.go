@@ -5,8 +5,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // lost is what a retry shows of a request whose connection was cut.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
 	"github.com/semelhq/semel/probe/plan"
 )
 

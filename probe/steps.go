@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // session is what a step has taken for a principal.

@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	_ "modernc.org/sqlite" // sql readers of plans
 
+	"github.com/semelhq/semel/cmd/semel/internal/importer"
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/importer"
 	"github.com/semelhq/semel/probe/plan"
 	"github.com/semelhq/semel/probe/report"
 )

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // Config says what to check, and what is expected.
