@@ -10,30 +10,30 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// Config says how a middleware treats preconditions. Functions must be safe for
-// concurrent use.
+// Config configures the middleware. Functions must be safe for concurrent use.
 type Config struct {
-	// Require says which requests must have a precondition; those without one are
-	// answered with 428. It is not asked about GET and HEAD. Default:
+	// Require reports whether a request must have a precondition. Such requests
+	// without one get the status 428. It is not called for GET and HEAD. Default:
 	// semelhttp.ProtectMethods of PUT, PATCH and DELETE.
 	Require func(*http.Request) bool
-	// Dates says that resources have dates of modification, which State.Modified
-	// tells. Then If-Unmodified-Since counts where there is no If-Match. Otherwise
-	// it is ignored, as RFC 9110 13.1.4 demands. Dates have whole seconds: of two
-	// changes in one second, a date does not keep the second from being lost.
+	// Dates says that resources have modification dates, in State.Modified. Then
+	// If-Unmodified-Since applies if there is no If-Match. Otherwise it is
+	// ignored, as RFC 9110 13.1.4 requires. Dates have a resolution of one second,
+	// so they do not prevent lost updates within a second.
 	Dates bool
-	// AcceptWeak takes weak entity tags in If-Match for the strong ones that they
-	// were made from. RFC 9110 13.1.1 does not allow that. It is for services behind
-	// a proxy that weakens tags when it compresses, such as nginx: there every
-	// If-Match would fail. Handlers must not make weak tags of their own.
+	// AcceptWeak treats weak entity tags in If-Match as the strong ones that they
+	// were made from, which RFC 9110 13.1.1 does not allow. It is for services
+	// behind a proxy that weakens tags when it compresses, such as nginx, where
+	// every If-Match would fail otherwise. Handlers must not make weak tags
+	// themselves.
 	AcceptWeak bool
-	// Contract is how refusals look. Default: semelhttp.IETF. Set it to that of the
-	// idempotency middleware, if there is one.
+	// Contract defines the format of refusals. Default: semelhttp.IETF. Set it to
+	// that of the idempotency middleware, if there is one.
 	Contract semelhttp.Contract
-	// Unapplied is told of requests that were answered with 500 because their
-	// handler would have answered with success and had not applied the precondition;
-	// nil for nobody. It is a mistake in the handler, or the idempotency middleware
-	// is inside of this one, and it was a replay. The request is the handler's.
+	// Unapplied, if not nil, is called for requests that got the status 500 because
+	// their handler responded with success without having applied the precondition.
+	// Either the handler has a bug, or the idempotency middleware is inside this one
+	// and replayed a response. The request is the one passed to the handler.
 	Unapplied func(r *http.Request)
 }
 
@@ -41,8 +41,9 @@ type Config struct {
 // documentation for what it does. The middleware panics when it is given a nil
 // handler.
 //
-// It goes inside of an idempotency middleware: a retry is then answered from its
-// record, and never by a precondition that the first try has made false.
+// It goes inside an idempotency middleware, so that a retry gets the recorded
+// response and is never refused because of a precondition that the first attempt
+// has made false.
 func New(c Config) func(http.Handler) http.Handler {
 	if c.Require == nil {
 		c.Require = semelhttp.ProtectMethods(http.MethodPut, http.MethodPatch, http.MethodDelete)

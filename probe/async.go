@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
 )
@@ -43,7 +44,7 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 		if err != nil {
 			return err
 		}
-		x.book(got, "read", "")
+		x.book(got, evidence.RoleRead, "")
 		if err := ctxErr(ctx); err != nil {
 			return err
 		}

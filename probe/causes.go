@@ -62,7 +62,7 @@ func (o *operation) suppose() {
 		}
 		late := evidence.Cause{
 			Name: "forgotten", State: evidence.Open,
-			Text:  "It is remembered for too short a time, or only as long as nothing else comes.",
+			Text:  "A request is remembered for too short a time, or only as long as nothing else comes.",
 			For:   "The same bytes took effect twice.",
 			Check: "The experiments duplicate, late_retry and reordered: a duplicate at once that has no effect, and a later one that has, speak for it.",
 		}
@@ -73,12 +73,14 @@ func (o *operation) suppose() {
 			switch {
 			case f.sometimes:
 				late.State, late.For = evidence.Refuted, "An earlier duplicate had an effect, and a later one had none."
+			case f.race != nil && f.race.Doubled > 0 && f.raceSome:
+				late.For = "Of requests at the same time that succeeded some had no effect of their own. A duplicate that came when the state had settled had one."
 			case f.race != nil && f.race.Doubled > 0:
-				late.State, late.For = evidence.Refuted, "No duplicate was without an effect, also not where they came at once."
+				late.State, late.For = evidence.Refuted, "No duplicate that succeeded was without an effect, also not where they came at once."
 			case f.race != nil && f.race.Overlapped > 0:
 				late.For = "Requests at the same time had one effect. A duplicate that came when the state had settled had another."
 			default:
-				late.For = "No duplicate was without an effect; none of them came at once, but when the state had settled."
+				late.For = "No duplicate that succeeded was without an effect; none of them came at once, but when the state had settled."
 			}
 		}
 		// What holds for failures only is explained by them.
@@ -103,7 +105,7 @@ func (o *operation) suppose() {
 		to := o.named1(doubleRace, doubleInFlight)
 		act := evidence.Cause{
 			Name: "check-then-act", State: evidence.Open,
-			Text:  "It is looked up before the work and recorded after it, without a constraint that decides.",
+			Text:  "The request is looked up before the work and recorded after it, without a constraint that decides.",
 			For:   "Requests at the same time took effect more than once.",
 			Check: "The experiments duplicate and race: duplicates one after the other that are known, and some at the same time that are not, speak for it. Then look for a unique constraint, and whether it is written before the work.",
 		}
@@ -179,7 +181,7 @@ func (o *operation) blocked(experiment string) string {
 	n, last := 0, evidence.Send{}
 	for _, e := range o.ev.Experiments {
 		for _, s := range e.Sends {
-			if e.Name == experiment && s.Role == "duplicate" {
+			if e.Name == experiment && s.Role == evidence.RoleDuplicate {
 				n, last = n+1, s
 			}
 		}

@@ -15,7 +15,7 @@ import (
 func (o *operation) collate() {
 	o.ev.Readers = nil
 	for _, rd := range o.readers {
-		o.ev.Readers = append(o.ev.Readers, evidence.Reader{Name: rd.name, Outside: rd.outside, Seen: rd.seen})
+		o.ev.Readers = append(o.ev.Readers, evidence.Reader{Name: rd.name, Outside: rd.outside, Seen: rd.seen, Uncounted: rd.uncounted})
 	}
 }
 
@@ -62,10 +62,10 @@ const (
 
 // planReadsOf counts, in a dry run, what is read for n requests of a role: those
 // of a race are read together, trial by trial.
-func (x *exp) planReadsOf(role string, n int) {
+func (x *exp) planReadsOf(role evidence.Role, n int) {
 	switch role {
-	case "read", "reset", "step":
-	case "race":
+	case evidence.RoleRead, evidence.RoleReset, evidence.RoleStep:
+	case evidence.RoleRace:
 		x.planReads((readsBefore + readsAfter) * max(n/x.o.r.p.Race.Width, 1))
 	default:
 		x.planReads(readsAfter * n)

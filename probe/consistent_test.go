@@ -26,10 +26,11 @@ var (
 	aboutState   = regexp.MustCompile(`\b([0-9]+|no) effects?\b|took effect|no other effect|had its effect`)
 	hedged       = regexp.MustCompile(`no reader|none has seen|inferred|no effect was seen|no effect seen|no effect could|neither answer|without an effect`)
 	statusInWhy  = regexp.MustCompile(`(?:with|got|answer,|was|then|and|is|again with|:) ([1-5][0-9][0-9])\b(?: with an error in its body)?(?:[,;: ).]|$)`)
+	errorInBody  = regexp.MustCompile(`\b([1-5][0-9][0-9]) with an error in its body`)
 	refusedWith  = regexp.MustCompile(`refused with [123][0-9][0-9]`)
 	ofContract   = regexp.MustCompile(`; the contract.*$|which is not the contract's answer.*$|, with 401, 403 or 407`)
 	byReader     = regexp.MustCompile(`\b([0-9]+) effects? (?:outside )?by reader ([a-z]+)\b|\b([a-z]+): ([0-9]+) effects?\b`)
-	raceHeld     = regexp.MustCompile(`^1 effect in (?:each of|the) ([0-9]+) trials? of ([0-9]+) at once in which they overlapped; that leaves open a rate of doubles of up to ([0-9.]+ %)$`)
+	raceHeld     = regexp.MustCompile(`^1 effect in (?:each of|the) ([0-9]+|one) trials? of ([0-9]+) requests at once in which they overlapped; that leaves open a rate of doubles of up to ([0-9.]+ %)$`)
 	raceDoubled  = regexp.MustCompile(`more than one effect in ([0-9]+) of ([0-9]+) trials?`)
 	raceTold     = regexp.MustCompile(`^Not seen to double in ([0-9]+) overlapping trials? of ([0-9]+) requests\. That leaves open a rate of up to ([0-9.]+ %)`)
 	heldList     = regexp.MustCompile(`(Held|effects that were due): (.*?)\.(?: Not| Broken|$)`)
@@ -171,6 +172,11 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 			say("no answer has the status %s", m[1])
 		}
 	}
+	for _, m := range errorInBody.FindAllStringSubmatch(e.Why, -1) {
+		if !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.SaysError && s.Status == int(number(m[1])) }) {
+			say("no answer of %s tells of an error", m[1])
+		}
+	}
 	if m := refusedWith.FindString(e.Why); m != "" && !strings.Contains(e.Why, m+" with ") {
 		say("%s is no refusal", m)
 	}
@@ -179,7 +185,7 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 		say("no answer was lost")
 	}
 	if m := raceHeld.FindStringSubmatch(e.Why); m != nil {
-		if e.Race == nil || number(m[1]) != int64(e.Race.Overlapped) || number(m[2]) != int64(e.Race.Width) || m[3] != evidence.Percent(evidence.RateBound(0, e.Race.Overlapped)) {
+		if e.Race == nil || number(strings.Replace(m[1], "one", "1", 1)) != int64(e.Race.Overlapped) || number(m[2]) != int64(e.Race.Width) || m[3] != evidence.Percent(evidence.RateBound(0, e.Race.Overlapped)) {
 			say("the race is %+v", e.Race)
 		}
 	} else if e.Race != nil && e.Outcome == evidence.Held {
@@ -196,7 +202,7 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 			say("the sends that are compared are not there: %v", s.Of)
 		case says == "the same result" && (first.Resource == "" || first.Resource != second.Resource) && !second.Replayed && first.Status != 202,
 			says == "another result" && (first.Resource == "" || second.Resource == "" || first.Resource == second.Resource),
-			says == "refused" && second.Status < 400 && second.Status != 207 && second.Status != 200,
+			says == "refused" && second.Status < 400 && !second.SaysError,
 			says == "a server error" && second.Status < 500,
 			strings.Contains(says, "no body") && (first.Bytes != 0 || second.Bytes != 0):
 			say("%q of %+v and %+v", says, first, second)
@@ -368,6 +374,15 @@ func ofStandings(op *evidence.Operation) (wrong []string) {
 		say := func(format string, args ...any) {
 			wrong = append(wrong, "hypothesis "+s.Name+" is "+string(s.State)+": "+fmt.Sprintf(format, args...)+": "+s.Because)
 		}
+		// What would decide it better has not been done yet.
+		if list, ok := strings.CutPrefix(s.Next, "--only "); ok && s.State == evidence.RuledOut && s.Name != "B" {
+			list, _, _ = strings.Cut(list, " ")
+			if !slices.ContainsFunc(strings.Split(list, ","), func(name string) bool {
+				return !slices.Contains([]evidence.Outcome{evidence.Held, evidence.Broken, evidence.NotApplicable}, outcomes[name])
+			}) {
+				say("it has been tried: %s", s.Next)
+			}
+		}
 		switch s.State {
 		case evidence.Supported:
 			for _, m := range supportedBy.FindAllStringSubmatch(s.Because, -1) {
@@ -434,6 +449,28 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 			effects = effects || c.Effects > 0
 		}
 	}
+	// What a field says that is not known, and what its confidence rests on, is
+	// so of this run.
+	second := func(name string) evidence.SecondClass {
+		if s := outcomes[name].Second; s != nil && outcomes[name].Outcome == evidence.Held {
+			return s.Class
+		}
+		return ""
+	}
+	for _, f := range op.Verdict.Fields() {
+		only := func(what string) bool { return f.Value == "unknown" && f.Says == what }
+		switch f.Name {
+		case "result_replay":
+			never(only("It was not shown.") && second("duplicate") == evidence.Refused, "a duplicate was refused, and "+f.Says)
+		case "in_progress_handling":
+			never(only("It was not tried, or the first was not seen running when the second came.") && outcomes["in_flight"].Outcome == evidence.Held, "it was seen, and "+f.Says)
+		case "key_scope_binding":
+			never(only("It was not shown.") && op.KeyIn == evidence.NoKey, "there is no key, and "+f.Says)
+		}
+	}
+	for _, term := range op.Verdict.ConfidenceFrom {
+		never(strings.HasPrefix(term, "other_actor: ") && op.KeyIn == evidence.NoKey, "no key to be another actor's, and "+term)
+	}
 	tried := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { o := outcomes[n].Outcome; return o == evidence.Held || o == evidence.Broken })
 	}
@@ -459,7 +496,7 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 		never(s.Basis == evidence.Established && strings.Contains(s.Text, "was seen") && !sees(op), s.Text)
 	}
 	for _, u := range op.Untried {
-		for what, roles := range map[string]map[string][]string{
+		for what, roles := range map[string]map[string][]evidence.Role{
 			"requests at the same time": {"race": {"race"}, "in_flight": {"first"}}, "another instance": {"other_instance": {"other-instance"}},
 			"another operation": {"other_operation": {"other-operation"}}, "another request": {"altered": {"altered"}},
 			"another tenant": {"other_tenant": {"other-tenant"}}, "another actor": {"other_actor": {"other-actor"}},

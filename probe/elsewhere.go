@@ -26,7 +26,7 @@ func (x *exp) otherInstance(ctx context.Context) (shown, error) {
 	if f.ground, err = x.ground(ctx); err != nil || !f.ground.protected(x.o) {
 		return f, err
 	}
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return f, err
 	}
@@ -39,7 +39,7 @@ func (x *exp) otherInstance(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	s, err := x.send(ctx, "other-instance", req, "")
+	s, err := x.send(ctx, evidence.RoleOtherInstance, req, "")
 	if err != nil {
 		return f, err
 	}
@@ -75,14 +75,14 @@ func (x *exp) bothInstances(ctx context.Context) (*trial, error) {
 		}
 		req.Protocol = wire.HTTP1
 		if x.o.r.dry() {
-			x.plan("race", req, "", 1, "two at once, to two instances")
+			x.plan(evidence.RoleRace, req, "", 1, "two at once, to two instances")
 		}
 		pair = append(pair, req)
 	}
 	if x.o.r.dry() {
 		return nil, nil
 	}
-	return x.release(ctx, w, "race", pair)
+	return x.release(ctx, w, evidence.RoleRace, pair)
 }
 
 func (f *elsewhere) judge(j *judgement) {
@@ -177,7 +177,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 		return err
 	}
 	err = within(func() (err error) {
-		f.control, err = y.open(ctx, "control")
+		f.control, err = y.open(ctx, evidence.RoleControl)
 		if f.control != nil {
 			f.control.w.conclude(1)
 		}
@@ -186,7 +186,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 	if err != nil || !f.control.sound(f.other) {
 		return f, err
 	}
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return f, err
 	}
@@ -196,7 +196,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	// Without a replay for the operation itself, the other's answer says nothing.
-	if f.again, err = x.again(ctx, f.w, "duplicate", f.good()); err != nil {
+	if f.again, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good()); err != nil {
 		return f, err
 	}
 	if !x.o.r.dry() && !f.replayed(x.o) {

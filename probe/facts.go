@@ -44,6 +44,7 @@ type facts struct {
 	doubled   bool // it had one
 	doubledBy []*sent
 	sometimes bool // of several duplicates one had an effect, and one had none
+	raceSome  bool // of requests at the same time that succeeded some had no effect of their own
 	failed    bool // what was answered with a failure took effect again
 	late      bool // a duplicate had an effect after a while, and none at once
 	marked    bool // a replay said that it is one

@@ -297,6 +297,11 @@ func (j *judgement) reopened(o *opening) bool {
 	return false
 }
 
+// excess says that a reader counted more effects than there must be.
+func excess(n, by string, expect int64) string {
+	return fmt.Sprintf("%s by reader %s, where there must be %d", n, by, expect)
+}
+
 // effects judges by the state whether requests that are one had one effect. It
 // reports whether the target's own state shows no more than that; where it
 // cannot tell, what is outside counts. What doubled is named by its reader.
@@ -311,7 +316,7 @@ func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (o
 		j.find("effects-disagree", "", evidence.Established, sends...)
 		return false
 	case more(d.most, expect):
-		j.broken("%s by reader %s, where there must be %d", count(d.most), d.by, expect)
+		j.broken("%s", excess(count(d.most), d.by, expect))
 		j.find(j.doubled(id), "", evidence.Established, sends...)
 		return false
 	case outside:

@@ -388,14 +388,18 @@ func (f *scoped) judge(j *judgement) {
 	case success(&second.x) && first.resource != "" && second.resource == first.resource,
 		success(&second.x) && second.replayed:
 		*apart = no
-		j.broken("%s was answered with actor A's result: %s %s", f.who, answer(second), second.resource)
+		named := ""
+		if second.resource != "" {
+			named = ", resource " + second.resource
+		}
+		j.broken("%s was answered with actor A's result: %s%s", f.who, answer(second), named)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case success(&second.x) && otherResource(first, second):
 		*apart = yes
 		j.holds("%s's request%s was answered with a resource of its own", f.who, under)
 	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
 		*apart = no
-		j.broken("%s's request was refused with actor A's result: %s %s", f.who, answer(second), first.resource)
+		j.broken("%s's request was refused with actor A's result: %s, resource %s", f.who, answer(second), first.resource)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case j.o.op.Key == nil:
 		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, answer(second))

@@ -91,7 +91,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 func (j *judgement) resent(first, last *sent) string {
 	n := 0
 	for _, s := range j.e.Sends {
-		if s.Role == "duplicate" && s.N > first.n && s.N <= last.n {
+		if s.Role == evidence.RoleDuplicate && s.N > first.n && s.N <= last.n {
 			n++
 		}
 	}

@@ -3,6 +3,7 @@ package probe
 import (
 	"cmp"
 	"fmt"
+	"math/big"
 	"net/http"
 	"slices"
 	"time"
@@ -21,6 +22,7 @@ func (f *races) judge(j *judgement) {
 		why = cmp.Or(j.trial(t, r), why)
 		j.mechanisms(t.signs, t.end)
 	}
+	f.sum(j)
 	r.Bound = evidence.RateBound(r.Doubled, r.Overlapped)
 	j.o.facts.race = r
 	switch {
@@ -31,14 +33,43 @@ func (f *races) judge(j *judgement) {
 	case r.Overlapped == 0:
 		j.unclear("no trial shows anything: %s", cmp.Or(why, "the answers came one after the other"))
 	case len(j.bad) == 0 && len(j.open) == 0:
-		j.holds("1 effect in %s of %d at once in which they overlapped; that leaves open a rate of doubles of up to %s", each(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
+		j.holds("1 effect in %s of %d requests at once in which they overlapped; that leaves open a rate of doubles of up to %s", each(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
 	}
+}
+
+// sum says in one how many effects the trials had, where they had not the same.
+func (f *races) sum(j *judgement) {
+	var low, high *trial
+	for _, t := range f.trials {
+		d := t.end.total
+		switch {
+		case !more(d.most, 1) || d.apart(1):
+			continue
+		case low != nil && low.end.total.by != d.by:
+			return
+		}
+		if low == nil || d.most.Cmp(low.end.total.most) < 0 {
+			low = t
+		}
+		if high == nil || d.most.Cmp(high.end.total.most) > 0 {
+			high = t
+		}
+	}
+	if low == nil || low.end.total.most.Cmp(high.end.total.most) == 0 {
+		return
+	}
+	by := low.end.total.by
+	all := []string{excess(low.end.total.most.RatString()+" to "+count(high.end.total.most), by, 1)}
+	one := func(s string) bool {
+		return slices.ContainsFunc(f.trials, func(t *trial) bool { return s == excess(count(t.end.total.most), by, 1) })
+	}
+	j.bad = append(all, slices.DeleteFunc(j.bad, one)...)
 }
 
 // each says in how many of something it was so, where it was in all.
 func each(n int, what string) string {
 	if n == 1 {
-		return "the 1 " + what
+		return "the one " + what
 	}
 	return "each of " + times(n, what)
 }
@@ -70,6 +101,9 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		}
 	}
 	r.Delivered += len(processed)
+	if n := t.end.total.number(); n != nil && n.Cmp(big.NewRat(int64(len(done)), 1)) < 0 {
+		j.o.facts.raceSome = true
+	}
 	if len(processed) == 0 {
 		return cmp.Or(t.reason, fmt.Sprintf("none of %d requests was processed", len(t.all)))
 	}
@@ -197,7 +231,7 @@ func (f *meanwhile) judge(j *judgement) {
 	case is(d.number(), 0):
 		j.lostEffect(first, fmt.Sprintf("the first was answered with %s and had no effect", answer(first)), first, second)
 	default:
-		j.duringFirst(first, second)
+		j.duringFirst(first, second, f.together)
 	}
 }
 
@@ -216,44 +250,48 @@ func (f *meanwhile) after(i int) time.Duration {
 }
 
 // duringFirst judges the answer to a duplicate of a running request that had no
-// effect of its own.
-func (j *judgement) duringFirst(first, second *sent) {
+// effect of its own. Of two that were released together neither is a retry.
+func (j *judgement) duringFirst(first, second *sent, together bool) {
 	f := &j.o.facts
+	retry := "the retry during the first"
+	if together {
+		retry = "the second of two at once"
+	}
 	status, s := second.x.Response.Status, j.e.Second
 	invites := advice(&second.x) == "new-key" || advice(&second.x) == "no"
 	switch {
 	case s.Class == evidence.RefusedWithReference,
 		success(&second.x) && (!accepted(&second.x) || f.async) && s.Class == evidence.SameResult && (s.Resource || second.replayed):
 		f.inProgress = yes
-		j.holds("1 effect; the retry during the first got %s", map[bool]string{true: "its result", false: "a reference to its result"}[s.Class == evidence.SameResult])
+		j.holds("1 effect; %s got %s", retry, map[bool]string{true: "the first's result", false: "a reference to the first's result"}[s.Class == evidence.SameResult])
 	case success(&second.x) && s.Class == evidence.SameResult:
-		j.holds("1 effect; the retry during the first was answered with %s, as the first was; neither names a resource", answer(second))
+		j.holds("1 effect; %s was answered with %s, as the first was; neither names a resource", retry, answer(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
-		j.holds("1 effect; the retry during the first was told that it is in progress: %s", answer(second))
+		j.holds("1 effect; %s was told that it is in progress: %s", retry, answer(second))
 	case success(&second.x) && (accepted(&second.x) || !otherResource(first, second)):
-		j.holds("1 effect; the retry during the first was answered with %s, and no resource is named in both that could be compared", answer(second))
+		j.holds("1 effect; %s was answered with %s, and no resource is named in both that could be compared", retry, answer(second))
 	case success(&second.x):
 		f.inProgress = no
-		j.broken("1 effect, and the retry during the first got another result: %s", answer(second))
+		j.broken("1 effect, and %s got another result: %s", retry, answer(second))
 		j.find("replay-differs", "", evidence.Established, first, second)
 	case second.serverError():
 		f.inProgress = no
-		j.broken("1 effect, and the retry during the first got %s", answer(second))
+		j.broken("1 effect, and %s got %s", retry, answer(second))
 		j.error5xx(first, second)
 	case j.o.op.Key == nil, conditional(second):
-		j.holds("1 effect; the retry during the first was refused with %s", answer(second))
+		j.holds("1 effect; %s was refused with %s", retry, answer(second))
 	case status == http.StatusConflict && !invites:
 		if f.duplicate != nil && f.duplicate.Class == evidence.SameResult {
 			// Afterwards a duplicate gets the result: this one was told of now.
 			f.inProgress = yes
-			j.holds("1 effect; the retry during the first was refused with %s, where a later one gets the result", answer(second))
+			j.holds("1 effect; %s was refused with %s, where a later one gets the result", retry, answer(second))
 			return
 		}
-		j.holds("1 effect; the retry during the first was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", answer(second))
+		j.holds("1 effect; %s was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", retry, answer(second))
 	default:
 		f.inProgress, f.unsafeRetry = no, true
-		j.broken("1 effect, and the retry during the first got %s%s, which reads as final", answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
+		j.broken("1 effect, and %s got %s%s, which reads as final", retry, answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
 		j.find("in-flight-error-invites-new-key", "", evidence.Inferred, first, second)
 	}
 }

@@ -38,7 +38,7 @@ func (x *exp) preview(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	if f.first, err = x.send(ctx, "preview", req, ""); err != nil {
+	if f.first, err = x.send(ctx, evidence.RolePreview, req, ""); err != nil {
 		return f, err
 	}
 	last := f.first
@@ -52,7 +52,7 @@ func (x *exp) preview(ctx context.Context) (shown, error) {
 		}
 	}
 	if more {
-		if f.again, err = x.send(ctx, "preview", req, ""); err != nil {
+		if f.again, err = x.send(ctx, evidence.RolePreview, req, ""); err != nil {
 			return f, err
 		}
 		last = f.again

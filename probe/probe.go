@@ -139,7 +139,7 @@ func (r *Result) WriteHAR(w io.Writer) error { return r.har.Write(w) }
 type Planned struct {
 	Operation  string
 	Experiment plan.Experiment
-	Role       string
+	Role       evidence.Role
 	Times      int    // how often, each with the same bytes or, in a further trial, with fresh values
 	Bytes      []byte // as with HTTP/1.1
 	Note       string
@@ -149,7 +149,7 @@ type Planned struct {
 // Attempts that show nothing are repeated, so a run may take some more.
 func (r *Result) PlannedSends() (n int) {
 	for _, q := range r.Planned {
-		if q.Role != "read" {
+		if q.Role != evidence.RoleRead {
 			n += q.Times
 		}
 	}

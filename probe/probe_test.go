@@ -34,6 +34,7 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/internal/targets"
 	"github.com/semelhq/semel/probe/plan"
+	"github.com/semelhq/semel/probe/report"
 )
 
 // counter is a target that does not know duplicates, with hooks.
@@ -260,7 +261,7 @@ func TestDryRunListsWhatIsSent(t *testing.T) {
 			n := map[string]int{}
 			for _, s := range e.Sends {
 				if s.Role != "read" {
-					n[s.Role]++
+					n[string(s.Role)]++
 				}
 			}
 			if len(n) > 0 {
@@ -1084,10 +1085,14 @@ func TestFilesAndPrograms(t *testing.T) {
 		{Name: "number", Command: &plan.CommandReader{Argv: []string{self}}},
 		{Name: "lines", Command: &plan.CommandReader{Argv: []string{self, "lines"}, Pattern: "{{.ref}}"}},
 	}
-	op := mustRun(t, p, probe.Options{Send: true}).Run.Operations[0]
-	d := outcome(t, op, plan.Duplicate)
+	run := mustRun(t, p, probe.Options{Send: true}).Run
+	d := outcome(t, run.Operations[0], plan.Duplicate)
 	if d.Outcome != evidence.Broken || len(d.Changes) != 3 {
 		t.Fatalf("%s: %s %+v", d.Outcome, d.Why, d.Changes)
+	}
+	var page strings.Builder
+	if err := report.Terminal(&page, run, report.TerminalOptions{Width: 400}); err != nil || !strings.Contains(page.String(), "- What reading number and lines sends, if it sends anything, is not among the requests that are counted.") {
+		t.Error(err, page.String())
 	}
 	for _, change := range d.Changes {
 		if change.Effects != 2 {

@@ -110,7 +110,7 @@ func reachRun(t *testing.T, name string, o probe.Options, change func(*plan.Plan
 func roles(e evidence.Experiment) (list []string) {
 	for _, s := range e.Sends {
 		if s.Role != "read" {
-			list = append(list, s.Role)
+			list = append(list, string(s.Role))
 		}
 	}
 	return list

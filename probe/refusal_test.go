@@ -132,6 +132,76 @@ func TestRefusedInTheBody(t *testing.T) {
 	}
 }
 
+// busy executes every request, and of those at once it refuses the nth with 500.
+type busy struct {
+	mu    sync.Mutex
+	sent  map[string]int // by key
+	order []string
+	n     int
+	drops func(race, nth int) (status int)
+}
+
+func (b *busy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.Method == http.MethodGet {
+		_ = json.NewEncoder(w).Encode(map[string]int{"n": b.n})
+		return
+	}
+	key := r.Header.Get("Idempotency-Key")
+	if b.sent[key]++; b.sent[key] == 1 {
+		b.order = append(b.order, key)
+	}
+	if status := b.drops(slices.Index(b.order, key), b.sent[key]); status != 0 {
+		w.WriteHeader(status)
+		fmt.Fprint(w, "{}")
+		return
+	}
+	b.n++
+	fmt.Fprintf(w, `{"id":"made-%d"}`, b.n)
+}
+
+// What races doubled is told in sum, and those that failed, or succeeded without
+// an effect, are not said to have had one.
+func TestRacesInSum(t *testing.T) {
+	for name, c := range map[string]struct {
+		drops func(race, nth int) int
+		why   string
+		state evidence.CauseState
+		rests string
+	}{
+		"some fail": {
+			func(race, nth int) int { return map[bool]int{true: 500}[race == 2 && nth == 3] },
+			"3 to 4 effects by reader n, where there must be 1; more than one effect in 2 of 2 trials",
+			evidence.Refuted, "No duplicate that succeeded was without an effect, also not where they came at once.",
+		},
+		"some have no effect": {
+			func(race, nth int) int { return map[bool]int{true: 200}[race > 0 && nth > 2] },
+			"2 effects by reader n, where there must be 1; more than one effect in 2 of 2 trials",
+			evidence.Open, "Of requests at the same time that succeeded some had no effect of their own. A duplicate that came when the state had settled had one.",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(&busy{sent: map[string]int{}, drops: c.drops})
+			defer server.Close()
+			p := simple(server.URL, plan.Duplicate, plan.RaceSame)
+			p.Race.Trials = 2
+			op := mustProbe(t, p, probe.Options{})
+			if e := outcome(t, op, plan.RaceSame); e.Why != c.why {
+				t.Errorf("%s: %s", e.Outcome, e.Why)
+			}
+			var causes []evidence.Cause
+			for _, f := range op.Findings {
+				causes = append(causes, f.Causes...)
+			}
+			if !slices.ContainsFunc(causes, func(x evidence.Cause) bool { return x.Name == "forgotten" && x.State == c.state && x.For == c.rests }) {
+				t.Errorf("causes: %+v", causes)
+			}
+		})
+	}
+}
+
 // That a duplicate gets a result is held against a target only where the plan says
 // that it does.
 func TestRefusedDuplicateOfNoContract(t *testing.T) {

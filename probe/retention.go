@@ -41,7 +41,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 			f.why = fmt.Sprintf("the budget has %s left", times(x.o.r.send.Left(), "send"))
 			break
 		}
-		o, err := x.open(ctx, "first")
+		o, err := x.open(ctx, evidence.RoleFirst)
 		if o == nil {
 			return f, err
 		}
@@ -63,7 +63,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 			t.w.rebase()
 			t.after = time.Since(t.good().over())
 		}
-		s, err := x.resend(ctx, "duplicate", t.good().sent)
+		s, err := x.resend(ctx, evidence.RoleDuplicate, t.good().sent)
 		if err != nil {
 			return f, err
 		}

@@ -103,7 +103,7 @@ func (l *looker) since(orders, requests int) (made []map[string]any, keys, auth 
 
 var scriptOf = regexp.MustCompile(`(?m)^# semel probe, run .*, ([a-z_]+): ([a-z-]+)$`)
 
-var holdsTimes = regexp.MustCompile(`(?m)^state (before|after)( trial \d+)? holds [0-9a-f]{16}: (\d+) times$`)
+var holdsTimes = regexp.MustCompile(`(?m)^state (before|after)( trial \d+)? holds [0-9a-f]{16} (\d+) times; one effect may hold it more than once$`)
 
 // The script of each finding is run as it is in the folder, and shows the same
 // as the probe: with values of its own, and the secret from the environment.

@@ -54,7 +54,7 @@ func (x *exp) specification(ctx context.Context) (shown, error) {
 	if strings.HasPrefix(at, "http://") || strings.HasPrefix(at, "https://") {
 		req := wire.Request{Method: http.MethodGet, URL: at, Header: []wire.Field{{Name: "Accept", Value: "*/*"}}}
 		if x.o.r.dry() {
-			x.plan("read", req, "", 1, "")
+			x.plan(evidence.RoleRead, req, "", 1, "")
 			return s, nil
 		}
 		got, err := x.o.r.read.Send(as(ctx, ""), req)
@@ -64,7 +64,7 @@ func (x *exp) specification(ctx context.Context) (shown, error) {
 			}
 			return nil, err
 		}
-		s.send = x.sent(got, "read", "")
+		s.send = x.sent(got, evidence.RoleRead, "")
 		if got.Response == nil || got.Response.Status != http.StatusOK {
 			s.why = "the specification cannot be read: " + answer(s.send)
 			return s, ctxErr(ctx)

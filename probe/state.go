@@ -31,7 +31,9 @@ type reader struct {
 	outside bool
 	// counted: before the resource has an id, there is none of it.
 	counted bool
-	read    func(ctx context.Context, v *plan.Values, resource string) (reading, error)
+	// uncounted: what it sends is not counted as requests.
+	uncounted bool
+	read      func(ctx context.Context, v *plan.Values, resource string) (reading, error)
 
 	seen bool // the effect of a control was
 }
@@ -89,7 +91,7 @@ func (o *operation) makeReaders() {
 		rd := &o.op.Readers[i]
 		effect, _ := new(big.Rat).SetString(string(rd.Effect)) // validated
 		made := &reader{
-			name: rd.Name, effect: effect, outside: *rd.Outside,
+			name: rd.Name, effect: effect, outside: *rd.Outside, uncounted: rd.Command != nil,
 			counted: rd.HTTP != nil && (rd.HTTP.Count != nil || rd.HTTP.Lines != "") || rd.Log != nil || rd.Webhook != nil || rd.SMTP != nil || rd.Command != nil && rd.Command.Pattern != "",
 		}
 		made.read = func(ctx context.Context, v *plan.Values, resource string) (reading, error) {
@@ -106,7 +108,7 @@ func (o *operation) makeReaders() {
 	}
 	for _, s := range o.r.o.State {
 		o.readers = append(o.readers, &reader{
-			name: s.Name, effect: new(big.Rat).SetInt64(cmp.Or(s.Effect, 1)), outside: s.Outside,
+			name: s.Name, effect: new(big.Rat).SetInt64(cmp.Or(s.Effect, 1)), outside: s.Outside, uncounted: true,
 			read: func(ctx context.Context, v *plan.Values, resource string) (reading, error) {
 				n, err := s.Read(ctx, StateRequest{Operation: o.op.Name, Key: v.Key(), Resource: resource, Variable: v.Variable})
 				return reading{number: new(big.Rat).SetInt64(n)}, err

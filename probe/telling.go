@@ -136,11 +136,11 @@ func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
 
 // asks are the roles of the sends that an experiment asks with, where what goes
 // before them has others.
-var asks = map[plan.Experiment][]string{
-	plan.RaceSame: {"race"}, plan.RaceAltered: {"race"}, plan.InFlight: {"first"}, plan.Altered: {"altered"},
-	plan.MissingKey: {"without-key"}, plan.MalformedKey: {"malformed-key"}, plan.OtherActor: {"other-actor"}, plan.OtherTenant: {"other-tenant"},
-	plan.OtherInstance: {"other-instance"}, plan.OtherOperation: {"other-operation"}, plan.SameMeaning: {"rewritten"}, plan.Corrected: {"corrected"},
-	plan.Redelivery: {"signed-anew", "stale", "forged"},
+var asks = map[plan.Experiment][]evidence.Role{
+	plan.RaceSame: {evidence.RoleRace}, plan.RaceAltered: {evidence.RoleRace}, plan.InFlight: {evidence.RoleFirst}, plan.Altered: {evidence.RoleAltered},
+	plan.MissingKey: {evidence.RoleWithoutKey}, plan.MalformedKey: {evidence.RoleMalformedKey}, plan.OtherActor: {evidence.RoleOtherActor}, plan.OtherTenant: {evidence.RoleOtherTenant},
+	plan.OtherInstance: {evidence.RoleOtherInstance}, plan.OtherOperation: {evidence.RoleOtherOperation}, plan.SameMeaning: {evidence.RoleRewritten}, plan.Corrected: {evidence.RoleCorrected},
+	plan.Redelivery: {"signed-anew", evidence.RoleStale, evidence.RoleForged},
 }
 
 // tried reports whether an experiment came to what it asks, whatever the answer.
@@ -190,10 +190,12 @@ func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 	switch {
 	case e.Outcome == evidence.NotRun:
 		return "", false
-	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == "first" && s.Status > 0 }):
+	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == evidence.RoleFirst && s.Status > 0 }):
 		return "a target that is slower to answer, or further away: here each answer was there before the connection could be cut", false
 	case o.facts.controls == 0 && name != plan.OtherOperation && name != plan.FailedFirst &&
-		has(func(s evidence.Send) bool { return slices.Contains([]string{"first", "control", "ground"}, s.Role) }):
+		has(func(s evidence.Send) bool {
+			return slices.Contains([]evidence.Role{evidence.RoleFirst, evidence.RoleControl, evidence.RoleGround}, s.Role)
+		}):
 		return "no attempt came to it: a fresh request did not succeed", false
 	}
 	return "no attempt came to it: " + e.Why, false

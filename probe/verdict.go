@@ -162,7 +162,7 @@ func (o *operation) confidence() (float64, []string) {
 			got, why = of, string(outcome)
 			if r := o.facts.race; w.of == plan.RaceSame && r != nil && r.Doubled == 0 {
 				got *= 1 - r.Bound
-				why = fmt.Sprintf("%s; %s leave open a rate of %.3f", outcome, times(r.Overlapped, "overlapping trial"), r.Bound)
+				why = fmt.Sprintf("%s; a rate of up to %s is left open by %s", outcome, evidence.Percent(r.Bound), times(r.Overlapped, "overlapping trial"))
 			}
 		case evidence.Inconclusive:
 			why = "inconclusive"
@@ -184,7 +184,9 @@ func (o *operation) never(e plan.Experiment) bool {
 	switch e {
 	case plan.Altered, plan.FreshKey:
 		return o.op.Key == nil
-	case plan.OtherActor, plan.OtherTenant:
+	case plan.OtherActor:
+		return o.op.Signature != nil || o.op.Key == nil
+	case plan.OtherTenant:
 		return o.op.Signature != nil
 	}
 	return false

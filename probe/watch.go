@@ -46,7 +46,12 @@ func (w *watch) promise(s *sent) {
 }
 
 // rebase takes what is there now as the state before.
-func (w *watch) rebase() { w.before, w.expect = w.after, 0 }
+func (w *watch) rebase() {
+	w.before, w.expect = w.after, 0
+	for i, rd := range w.x.o.readers {
+		w.x.note(&w.x.e.Before, rd, w.before[i])
+	}
+}
 
 // watch begins to follow the effects of requests with the values v.
 func (x *exp) watch(ctx context.Context, v *plan.Values) (*watch, error) {
@@ -103,7 +108,7 @@ func (w *watch) read(ctx context.Context) (snapshot, error) {
 // note writes a reading down, with its exchange if it has one.
 func (x *exp) note(list *[]evidence.Reading, rd *reader, a reading) {
 	if a.x != nil {
-		x.book(*a.x, "read", a.as)
+		x.book(*a.x, evidence.RoleRead, a.as)
 	}
 	*list = append(*list, a.evidence(rd))
 }
@@ -171,7 +176,8 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 				}
 			}
 			w.after = now
-			reached = reached && w.reached(now, want.atLeast)
+			// What fell below what it was is not waited for.
+			reached = reached && (w.fell() != "" || w.reached(now, want.atLeast))
 		}
 		at := time.Now()
 		if !same {
@@ -188,6 +194,8 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 				switch {
 				case failed != nil:
 					want.w.why = "the state cannot be read: " + failed.Error()
+				case want.w.fell() != "":
+					want.w.settled, want.w.why = false, want.w.fell()
 				case !stable:
 					want.w.why = fmt.Sprintf("the state was not stable within timing.settle_limit, %v: it was the same for the last %v, where %v were needed, the longer of timing.settle and timing.stable_for times the longest that an effect took to show",
 						t.SettleLimit, at.Sub(changed).Round(time.Millisecond), need.Round(time.Millisecond))
@@ -211,6 +219,23 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 		}
 		pause = min(4*pause, time.Hour)
 	}
+}
+
+// fell says that the number of a reader that sees effects is below what it was
+// before the request; empty if none is. What it reads is then not of the request
+// alone: something else went, as a record that expired, and as many effects as that
+// are not seen.
+func (w *watch) fell() string {
+	for i, rd := range w.x.o.readers {
+		a, b := w.before[i], w.after[i]
+		if !rd.seen || rd.outside || a.err != nil || b.err != nil {
+			continue
+		}
+		if n := rd.effects(a, b); n.Sign() < 0 {
+			return fmt.Sprintf("the number of reader %s fell from %s to %s: what it reads is not of the request alone", rd.name, text(a.number), text(b.number))
+		}
+	}
+	return ""
 }
 
 // effects is by how many effects a reader's number rose.
@@ -299,7 +324,10 @@ func (w *watch) conclude(due int64) {
 		}
 		if n.IsInt() && n.Num().IsInt64() {
 			c.Effects = n.Num().Int64()
-			if w.moving(n, c.Expected) {
+			if n.Sign() < 0 && w.why != "" {
+				// It tells no number of effects.
+				c.Name, c.Expected = "effects: the number fell", undue
+			} else if w.moving(n, c.Expected) {
 				c.Name = "effects: not settled, " + text(n) + " so far"
 			}
 		} else {

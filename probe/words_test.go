@@ -194,6 +194,12 @@ func TestSuppositions(t *testing.T) {
 			nil,
 			"forgotten", evidence.Refuted, "also not where they came at once",
 		},
+		"of those at once some had none": {
+			doubleSequential,
+			facts{doubled: true, race: &evidence.Race{Doubled: 1}, raceSome: true},
+			nil,
+			"forgotten", evidence.Open, "some had no effect of their own",
+		},
 		"at the same time they hold": {
 			doubleSequential,
 			facts{doubled: true, race: &evidence.Race{Overlapped: 1}},
@@ -221,7 +227,7 @@ func TestSuppositions(t *testing.T) {
 }
 
 func TestEach(t *testing.T) {
-	if one, two := each(1, "trial"), each(2, "trial"); one != "the 1 trial" || two != "each of 2 trials" {
+	if one, two := each(1, "trial"), each(2, "trial"); one != "the one trial" || two != "each of 2 trials" {
 		t.Error(one, two)
 	}
 }

@@ -20,7 +20,7 @@ type rewritten struct {
 // sameMeaning sends a request, and the same JSON written in another way under
 // the same key.
 func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -33,7 +33,7 @@ func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	s, err := x.send(ctx, "rewritten", req, "")
+	s, err := x.send(ctx, evidence.RoleRewritten, req, "")
 	if err != nil {
 		return f, err
 	}
@@ -122,7 +122,7 @@ func (x *exp) corrected(ctx context.Context) (shown, error) {
 	if req, err = x.render(w.v, plan.Change{}); err != nil {
 		return f, err
 	}
-	if s, err = x.send(ctx, "corrected", req, ""); err != nil {
+	if s, err = x.send(ctx, evidence.RoleCorrected, req, ""); err != nil {
 		return f, err
 	}
 	f.second, err = x.look(ctx, w, s)
@@ -229,7 +229,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 		}
 		if x.o.r.dry() {
 			note := fmt.Sprintf("%d at once, %s", f.width, times(trials, "trial"))
-			x.plan("race", one, "", (f.width+1)/2*trials, note)
+			x.plan(evidence.RoleRace, one, "", (f.width+1)/2*trials, note)
 			x.plan("race-altered", other, "", f.width/2*trials, note)
 			return f, nil
 		}
@@ -237,7 +237,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 		for i := range f.width {
 			all = append(all, []wire.Request{one, other}[i%2])
 		}
-		t, err := x.release(ctx, w, "race", all)
+		t, err := x.release(ctx, w, evidence.RoleRace, all)
 		if err != nil {
 			return f, err
 		}

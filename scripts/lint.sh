@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 failed=()
-alone=(adapter/caddy bench/peers)
+alone=(adapter/caddy bench/peers internal/deploycheck)
 platforms=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64)
 
 check() {
@@ -68,7 +68,8 @@ for dir in "${alone[@]}"; do
 	check "go vet, $dir" in_module "$dir" go vet
 	check "staticcheck, $dir" in_module "$dir" "$PWD/bin/tools/staticcheck"
 done
-check 'all platforms, adapter/caddy' caddy_platforms # bench/peers is nobody's to import
+check 'all platforms, adapter/caddy' caddy_platforms # the others are nobody's to import
+check 'chart and Compose file' in_module internal/deploycheck go test
 
 if [ ${#failed[@]} -gt 0 ]; then
 	printf 'lint: failed:'

@@ -386,20 +386,31 @@ func (o *operations) authorized(w http.ResponseWriter, r *http.Request) bool {
 }
 
 // readyz says whether requests should come here. Programs read the status only.
+// One that excludes the store hears whether requests would be answered at all: where
+// all gateways share a store, none of them is a better place while it is down.
 func (o *operations) readyz(w http.ResponseWriter, r *http.Request) {
-	verbose := r.URL.Query().Has("verbose")
+	query := r.URL.Query()
+	verbose := query.Has("verbose")
 	if verbose && !o.authorized(w, r) {
 		return
+	}
+	for _, name := range query["exclude"] {
+		if name != "store" {
+			http.Error(w, "Only the store can be excluded, as in /readyz?exclude=store.", http.StatusBadRequest)
+			return
+		}
 	}
 	drain, store := "ok", "ok"
 	if o.draining.Load() {
 		drain = "failed: the gateway is stopping"
 	}
-	if err := o.ready.check(); err != nil {
+	if query.Has("exclude") {
+		store = "excluded"
+	} else if err := o.ready.check(); err != nil {
 		store = "failed: " + troubleOf(err).class
 	}
 	status, text := http.StatusOK, "ok"
-	if drain != "ok" || store != "ok" {
+	if drain != "ok" || strings.HasPrefix(store, "failed") {
 		status, text = http.StatusServiceUnavailable, "not ready"
 		w.Header().Set("Retry-After", "1")
 	}

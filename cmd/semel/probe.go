@@ -100,9 +100,9 @@ included. A target that the plan marks as production needs --production, and is
 never raced, cut off or made to fail; --full adds no experiment there.
 
 The evidence is written to a folder of its own: the plan, the exact bytes of every
-exchange (HAR), the state before and after, the reports, and for each finding a
-script that shows it again. Ctrl-C stops at once
-and still writes it. Secrets are replaced by placeholders.
+exchange (HAR; of the readings of the state those before and after), the reports,
+and for each finding a script that shows it again. Ctrl-C stops at once and still
+writes it. Secrets are replaced by placeholders.
 
 ` + "See semel probe --help for the exit codes.",
 		Example: `  semel probe run orders.yaml
@@ -306,7 +306,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 	}
 	reads := r.PlannedReads
 	for _, q := range r.Planned {
-		if q.Role == "read" {
+		if q.Role == evidence.RoleRead {
 			reads += q.Times
 		}
 	}
@@ -331,7 +331,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		}
 		list, not := []planned{}, []unplanned{}
 		for _, q := range r.Planned {
-			list = append(list, planned{q.Operation, string(q.Experiment), q.Role, q.Times, q.Note, string(q.Bytes)})
+			list = append(list, planned{q.Operation, string(q.Experiment), string(q.Role), q.Times, q.Note, string(q.Bytes)})
 		}
 		for _, e := range gaps {
 			not = append(not, unplanned{e.operation, e.Name, string(e.Outcome), e.Why})
@@ -349,7 +349,11 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		return failed
 	}
 	for _, q := range r.Planned {
-		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %d times", printable(q.Operation), q.Experiment, printable(q.Role), q.Times)
+		times := "once"
+		if q.Times != 1 {
+			times = fmt.Sprintf("%d times", q.Times)
+		}
+		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %s", printable(q.Operation), q.Experiment, printable(string(q.Role)), times)
 		if q.Note != "" {
 			_, _ = fmt.Fprintf(p.stdout, "; %s", printable(q.Note))
 		}
@@ -367,8 +371,14 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		}
 		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s: %s\n", printable(e.operation), e.Name, what, printable(e.Why))
 	}
-	_, err := fmt.Fprintf(p.stdout, "# dry run: nothing was sent. With --send it would be about %d requests and %d to read the state, and never more than %d and %d, to %s\n",
-		r.PlannedSends(), reads, r.MaxSends, r.Run.Budget-r.MaxSends, strings.Join(r.Run.Targets, ", "))
+	apart := ""
+	if slices.ContainsFunc(r.Run.Operations, func(o evidence.Operation) bool {
+		return slices.ContainsFunc(o.Readers, func(rd evidence.Reader) bool { return rd.Uncounted })
+	}) {
+		apart = "; what readers by a command send is not counted"
+	}
+	_, err := fmt.Fprintf(p.stdout, "# dry run: nothing was sent. With --send it would be about %d requests and %d to read the state, and never more than %d and %d, to %s%s\n",
+		r.PlannedSends(), reads, r.MaxSends, r.Run.Budget-r.MaxSends, strings.Join(r.Run.Targets, ", "), apart)
 	if warning != "" {
 		_, err = fmt.Fprintf(p.stdout, "# warning: %s\n", warning)
 	}

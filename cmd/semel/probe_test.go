@@ -169,6 +169,18 @@ func TestProbeSendsNothing(t *testing.T) {
 	if dry.code != exitOK || !strings.Contains(dry.stdout, "POST /orders HTTP/1.1") || !strings.Contains(dry.stdout, "nothing was sent") {
 		t.Errorf("dry run: exit code %d\n%s%s", dry.code, dry.stdout, dry.stderr)
 	}
+	const apart = "; what readers by a command send is not counted\n"
+	counted := writeFile(t, "command.yaml", fmt.Sprintf(`version: 1
+name: x
+target: {allow: %s, production: false}
+operations:
+  - name: a
+    request: {method: POST, url: %q}
+    readers: [{name: rows, command: {argv: [none, --count]}}]
+`, allowed, base+"/"))
+	if out := semelWith(nil, "", "probe", "run", counted); !strings.Contains(out.stdout, apart) || !strings.Contains(out.stdout, "duplicate: first, once\n") || strings.Contains(dry.stdout, apart) {
+		t.Errorf("reads that are not counted: %s%s", out.stdout, out.stderr)
+	}
 	asJSON := semelWith(nil, "", "probe", "run", ordersPlan(t, base, allowed), "--json")
 	if asJSON.code != exitOK || !json.Valid([]byte(asJSON.stdout)) {
 		t.Errorf("dry run as JSON: exit code %d: %s", asJSON.code, asJSON.stderr)

@@ -73,9 +73,9 @@ var layers = []layer{
 	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v4"}},
 	{patterns: []string{"internal/recorder"}, testing: true, testOnly: true},
 	{patterns: []string{"."}},
-	{patterns: []string{"docs/lessons"}},
+	{patterns: []string{"docs/lessons", "clients/js"}},
 	{patterns: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
-	{patterns: []string{"internal/tools"}, any: true, testOnly: true},
+	{patterns: []string{"internal/tools", "internal/deploycheck"}, any: true, testOnly: true},
 	{patterns: []string{"internal/lint"}, testOnly: true},
 }
 

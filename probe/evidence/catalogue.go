@@ -426,11 +426,11 @@ var catalogue = []Entry{
 	},
 	{
 		ID: "in-flight-executed", Priority: P0, Basis: Established,
-		Title:       "A retry during the first attempt was executed as well",
+		Title:       "A duplicate during the first attempt was executed as well",
 		Advice:      "Established when the first was shown to be still running as the retry was delivered, and two effects were counted. Without a reader, two different ids: inferred. A client time-out shorter than the operation makes this an everyday case.",
-		Explanation: "The request was sent again while the first was still being processed, and the readers saw more than one effect.",
+		Explanation: "The request was sent again while the first was still being processed, or twice at once where it is too fast for that, and the readers saw more than one effect.",
 		Inferred: Words{
-			"A retry during the first attempt seems to have been executed as well",
+			"A duplicate during the first attempt seems to have been executed as well",
 			"The request was sent again while the first was still being processed, and the answers name different resources. That there are two of them is inferred: no reader counted.",
 		},
 		Remedy:     "Mark the request as in progress, durably, before the work starts, and keep the mark until the work is done, however long it takes. Answer a duplicate meanwhile with 409 and Retry-After, or let it wait for the result.",

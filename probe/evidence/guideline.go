@@ -116,7 +116,7 @@ func init() {
 	add(1, wstg+"latest/4-Web_Application_Security_Testing/10-Business_Logic_Testing/11-Testing_for_Race_Conditions", wstgRace, "Testing for race conditions")
 	add(2, "http://www.pentest-standard.org/index.php/Intelligence_Gathering", ptesGathering, "What the target tells of itself")
 	add(2, "http://www.pentest-standard.org/index.php/Vulnerability_Analysis", ptesAnalysis, "A weakness was found")
-	add(2, "http://www.pentest-standard.org/index.php/Exploitation", ptesExploitation, "A weakness was used, and had an effect")
+	add(2, "http://www.pentest-standard.org/index.php/Exploitation", ptesExploitation, "A weakness was used, and not only found")
 	for id, title := range map[string]string{tacticReconnaissance: "Reconnaissance", tacticAccess: "Initial Access", tacticCollection: "Collection", tacticImpact: "Impact"} {
 		add(3, "https://attack.mitre.org/tactics/"+id+"/", id, title)
 	}

@@ -34,41 +34,47 @@ type hypothesis struct {
 	// nothing out.
 	decides [][]string
 	also    []string
-	next    string
+	// try are the experiments of the next check, with what it takes besides.
+	try, with string
 }
+
+func (h hypothesis) next() string { return "--only " + h.try + h.with }
 
 // hypothesesOf are the four, in the words of an operation with or without a key.
 func (o *Operation) hypothesesOf() []hypothesis {
 	a := hypothesis{
 		name: "A", text: "Not implemented: duplicates are not recognised at all, or not for all effects.",
 		decides: [][]string{{"duplicate", "late_retry", "redelivery", "reordered"}},
-		next:    "--only duplicate,late_retry, with a reader of the state (operations[].readers)",
+		try:     "duplicate,late_retry",
+	}
+	if !slices.ContainsFunc(o.Readers, func(r Reader) bool { return r.Seen && !r.Outside }) {
+		a.with = ", with a reader of the state that sees its effect (operations[].readers)"
 	}
 	b := hypothesis{
 		name: "B", text: "Weak in races: what holds for one request after the other does not hold for requests at the same time.",
 		decides: [][]string{{"race"}}, also: []string{"in_flight", "race_altered"},
-		next: "--only duplicate,race --trials 60 --max-sends " + strconv.Itoa(o.sixty()) + " (race.trials, race.width, budget.max_sends); more trials leave open a lower rate",
+		try: "duplicate,race", with: " --trials 60 --max-sends " + strconv.Itoa(o.sixty()) + " (race.trials, race.width, budget.max_sends); more trials leave open a lower rate",
 	}
 	c := hypothesis{
 		name: "C", text: "Multiplies on failure: a lost answer or a failed attempt makes the retry double, lose or block the effect.",
 		decides: [][]string{{"lost_unread"}, {"lost_begun"}}, also: []string{"failed_first", "corrected"},
-		next: "--only duplicate,lost_unread,lost_begun,failed_first",
+		try: "duplicate,lost_unread,lost_begun,failed_first",
 	}
 	d := hypothesis{
 		name: "D", text: "Weakly bound: a key answers, or blocks, what is not the same request of the same party; or it does not hold elsewhere, later or for the same in another form.",
 		decides: [][]string{{"altered"}, {"other_actor"}, {"other_tenant"}},
 		also:    []string{"missing_key", "malformed_key", "other_operation", "other_instance", "same_meaning", "late_retry", "retention_search"},
-		next:    "--only duplicate,altered,other_actor,other_tenant (operations[].altered, principals.actor_b, principals.tenant_b)",
+		try:     "duplicate,altered,other_actor,other_tenant", with: " (operations[].altered, principals.actor_b, principals.tenant_b)",
 	}
 	switch {
 	case o.Signed:
 		d.text = "Weakly bound: an event's id answers, or blocks, what is not the same event; or it does not hold later."
 		d.decides, d.also = [][]string{{"redelivery"}}, []string{"altered", "late_retry"}
-		d.next = "--only redelivery (operations[].altered)"
+		d.try, d.with = "redelivery", " (operations[].altered)"
 	case o.KeyIn == NoKey:
 		d.text = "Weakly bound: what marks a request answers, or blocks, what is not the same request of the same party; or it does not hold elsewhere, later or for the same in another form."
 		d.decides, d.also = [][]string{{"altered"}, {"other_tenant"}}, []string{"other_instance", "same_meaning", "late_retry"}
-		d.next = "--only duplicate,altered,other_tenant (operations[].altered, principals.tenant_b)"
+		d.try, d.with = "duplicate,altered,other_tenant", " (operations[].altered, principals.tenant_b)"
 	}
 	return []hypothesis{a, b, c, d}
 }
@@ -187,7 +193,7 @@ func (o *Operation) Standings() []Standing {
 			}
 			s.State = Open
 			s.Because = "Duplicates that come one after the other take effect again already: hypothesis A explains what was seen, and says nothing of this one."
-			s.Next = "Mend what hypothesis A is about, then " + of[1+i].next
+			s.Next = "Mend what hypothesis A is about, then " + of[1+i].next()
 		}
 	}
 	return all
@@ -225,14 +231,14 @@ func (o *Operation) flat() (all []Finding) {
 }
 
 func (o *Operation) weigh(h hypothesis) Standing {
-	s := Standing{Name: h.name, Text: h.text, State: Open, Next: h.next}
+	s := Standing{Name: h.name, Text: h.text, State: Open, Next: h.next()}
 	if fs := o.supporting(h.name); len(fs) > 0 {
 		s.State = Supported
 		var because []string
 		for _, f := range fs {
 			because = append(because, fmt.Sprintf("%s (%s, %s)", f.ID, f.Basis, f.Experiment))
 		}
-		s.Because, s.Next = "Found: "+strings.Join(because, ", ")+".", "Mend it, then "+h.next
+		s.Because, s.Next = "Found: "+strings.Join(because, ", ")+".", "Mend it, then "+h.next()
 		return s
 	}
 	var held, due, missing []string
@@ -281,9 +287,33 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	}
 	if decided {
 		s.State = RuledOut
+		// More trials of a race tell more; of others more of the same does not.
+		if h.name != "B" {
+			s.Next = o.better(h)
+		}
 	}
 	s.Because = strings.Join(because, " ")
 	return s
+}
+
+// better says which experiments would tell more of what is ruled out: those of
+// its check that were not made, else those that showed nothing.
+func (o *Operation) better(h hypothesis) string {
+	var again []string
+	for _, name := range slices.Concat(strings.Split(h.try, ","), slices.Concat(h.decides...), h.also) {
+		e := o.experiment(name)
+		if e == nil || e.Outcome == NotRun {
+			if slices.Contains(strings.Split(h.try, ","), name) {
+				return h.next()
+			}
+		} else if e.Outcome == Inconclusive && !slices.Contains(again, name) {
+			again = append(again, name)
+		}
+	}
+	if len(again) == 0 {
+		return "nothing more with this plan"
+	}
+	return "--only duplicate," + strings.Join(again, ",")
 }
 
 // brokenElse marks what is broken, and not for its effects.
@@ -320,7 +350,7 @@ func (o *Operation) showing(name string) (held, why string) {
 
 // cut reports whether a first request was cut off, as far as its sends are there.
 func (e *Experiment) cut() bool {
-	first := func(s Send) bool { return s.Role == "first" }
+	first := func(s Send) bool { return s.Role == RoleFirst }
 	return !slices.ContainsFunc(e.Sends, first) || slices.ContainsFunc(e.Sends, func(s Send) bool { return first(s) && s.Cut != "" })
 }
 
@@ -354,7 +384,7 @@ func (o *Operation) once(e *Experiment) bool {
 // was tried.
 func (o *Operation) Failed() bool {
 	e := o.experiment("failed_first")
-	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == "first" && s.Status >= 400 })
+	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == RoleFirst && s.Status >= 400 })
 }
 
 // experiment returns the experiment of a name, the last if there are several;

@@ -292,6 +292,18 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	if len(w.State) != 1 || w.State[0].Wrong() || w.Second.Timing != "" {
 		t.Errorf("state %+v, timing %q beside a reader that told", w.State, w.Second.Timing)
 	}
+	// Of several tries it is said that the effects are of all of them, and not of
+	// the one whose answers are shown.
+	tries := o
+	tries.Experiments = slices.Clone(o.Experiments)
+	tries.Experiments[0].Changes = []Change{change(1, 1), change(1, 1)}
+	if got := tries.Witnesses()[0].State[0]; got.Effects != 2 || got.Tries != 0 {
+		t.Errorf("two changes of one try: %+v", got)
+	}
+	tries.Experiments[0].Sends = append(slices.Clone(e.Sends), Send{N: 5, Role: "first", Status: 201})
+	if got := tries.Witnesses()[0].State[0]; got.Effects != 2 || got.Tries != 2 {
+		t.Errorf("two tries: %+v", got)
+	}
 	o.Experiments[0].Changes = nil
 	if w := o.Witnesses()[0]; w.Second.Timing == "" || w.State != nil {
 		t.Errorf("without a reader: %+v", w)
@@ -345,7 +357,7 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 
 // The repeats of another request are no answers to the one in question.
 func TestWitnessesLeaveOutOtherRequests(t *testing.T) {
-	send := func(n int, role string, status int) Send { return Send{N: n, Role: role, Status: status} }
+	send := func(n int, role Role, status int) Send { return Send{N: n, Role: role, Status: status} }
 	for _, c := range []struct {
 		what          string
 		e             Experiment
@@ -405,5 +417,35 @@ func TestNextSaysToMendOnce(t *testing.T) {
 	}
 	if next := o.Standings()[1].Next; !strings.Contains(next, "--trials 60 --max-sends 650 ") {
 		t.Error(next)
+	}
+}
+
+// The next check of what was ruled out is one that has not been made.
+func TestNextIsNotDoneYet(t *testing.T) {
+	seen := []Reader{{Name: "rows", Seen: true}}
+	try := func(names ...string) Operation {
+		o := Operation{Readers: seen, KeyIn: NoKey}
+		for _, n := range names {
+			o.Experiments = append(o.Experiments, Experiment{Name: n, Outcome: Held})
+		}
+		return o
+	}
+	refused := try("duplicate", "late_retry")
+	refused.Experiments = append(refused.Experiments, Experiment{Name: "reordered", Outcome: Inconclusive})
+	for _, c := range []struct {
+		o    Operation
+		want map[string]string
+	}{
+		{try("duplicate"), map[string]string{"A": "--only duplicate,late_retry", "C": "--only duplicate,lost_unread,lost_begun,failed_first"}},
+		{try("duplicate", "late_retry", "lost_unread", "lost_begun"), map[string]string{"A": "nothing more with this plan", "C": "--only duplicate,lost_unread,lost_begun,failed_first"}},
+		{try("duplicate", "lost_unread", "lost_begun", "failed_first"), map[string]string{"A": "--only duplicate,late_retry", "C": "nothing more with this plan"}},
+		{Operation{}, map[string]string{"A": "--only duplicate,late_retry, with a reader of the state that sees its effect (operations[].readers)"}},
+		{refused, map[string]string{"A": "--only duplicate,reordered"}},
+	} {
+		for _, s := range c.o.Standings() {
+			if want, ok := c.want[s.Name]; ok && s.Next != want {
+				t.Errorf("%s is %s: %q, want %q", s.Name, s.State, s.Next, want)
+			}
+		}
 	}
 }

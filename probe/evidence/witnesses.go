@@ -13,6 +13,9 @@ type Reader struct {
 	Outside bool `json:"outside,omitempty"`
 	// Seen: it saw the effect of a fresh request, so that it can tell.
 	Seen bool `json:"seen,omitempty"`
+	// Uncounted: what it sends is not among the requests of the run, as it reads
+	// by a command or by the program's own means.
+	Uncounted bool `json:"uncounted,omitempty"`
 }
 
 // Witnesses are what the four witnesses say of one experiment, side by side:
@@ -47,6 +50,9 @@ type Effect struct {
 	Effects int64  `json:"effects"`
 	// Expected is how many were due; -1 if that is what the experiment asks.
 	Expected int64 `json:"expected"`
+	// Tries is how many requests of their own they are of, where one was not
+	// enough to show anything; 0 if it was, and of a race.
+	Tries int `json:"-"`
 	// Exact is the number of effects where it is not whole.
 	Exact string `json:"exact,omitempty"`
 }
@@ -56,9 +62,11 @@ func (e Effect) Wrong() bool { return e.Expected >= 0 && (e.Effects != e.Expecte
 
 // Answer is an answer, and how it compares with the one before.
 type Answer struct {
-	Status int         `json:"status,omitempty"` // 0: there was none
-	Cut    bool        `json:"cut,omitempty"`    // by the probe, before its end
-	Class  SecondClass `json:"class,omitempty"`  // of the second only
+	Status int `json:"status,omitempty"` // 0: there was none
+	// SaysError: the status is of success, and the body tells of an error.
+	SaysError bool        `json:"says_error,omitempty"`
+	Cut       bool        `json:"cut,omitempty"`   // by the probe, before its end
+	Class     SecondClass `json:"class,omitempty"` // of the second only
 	// Says is Class in words, as far as the two answers can be compared.
 	Says string `json:"-"`
 	// WaitedUS is how long it took from the last byte sent to the first one
@@ -103,12 +111,27 @@ func (o *Operation) Witnesses() []Witnesses {
 				*list = append(*list, Effect{Reader: c.Reader})
 			}
 			f := &(*list)[i]
+			f.Tries++
 			f.Effects += c.Effects
 			if f.Expected += c.Expected; c.Expected < 0 {
 				f.Expected = -1
 			}
 			if exact, ok := strings.CutPrefix(c.Name, "effects: "); ok {
 				f.Exact = exact
+			}
+		}
+		// Each try begins with a request that is called the first.
+		tries := 0
+		for _, s := range e.Sends {
+			if s.Role == RoleFirst {
+				tries++
+			}
+		}
+		for _, list := range [][]Effect{w.State, w.Outside} {
+			for i := range list {
+				if list[i].Tries < 2 || list[i].Tries != tries || e.Race != nil {
+					list[i].Tries = 0
+				}
 			}
 		}
 		first, second := e.compared(same)
@@ -120,9 +143,9 @@ func (o *Operation) Witnesses() []Witnesses {
 		}
 		w.Resources, w.Answers = resources(same, e.Race)
 		if first != nil {
-			w.First = &Answer{Status: first.Status, Cut: first.Cut != "", WaitedUS: waited(*first)}
+			w.First = &Answer{Status: first.Status, SaysError: first.SaysError, Cut: first.Cut != "", WaitedUS: waited(*first)}
 			if second != nil {
-				w.Second = &Answer{Status: second.Status, WaitedUS: waited(*second)}
+				w.Second = &Answer{Status: second.Status, SaysError: second.SaysError, WaitedUS: waited(*second)}
 			}
 			if s := e.Second; s != nil && second != nil {
 				w.Second.Class, w.Second.Says = s.Class, s.says(*first, *second)
@@ -158,17 +181,17 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 			return first, second
 		}
 	}
-	if e.Race != nil || len(same) == 0 || same[0].Role == "race" {
+	if e.Race != nil || len(same) == 0 || same[0].Role == RoleRace {
 		return nil, nil
 	}
 	// Of several tries to cut one off, the last that was.
 	for i := len(same) - 1; i > 0; i-- {
-		if same[i-1].Cut != "" && same[i].Role == "duplicate" {
+		if same[i-1].Cut != "" && same[i].Role == RoleDuplicate {
 			return &same[i-1], &same[i]
 		}
 	}
 	first = &same[0]
-	if len(same) > 1 && (e.Second != nil || same[1].Role == "duplicate") {
+	if len(same) > 1 && (e.Second != nil || same[1].Role == RoleDuplicate) {
 		second = &same[1]
 	}
 	return first, second
@@ -233,13 +256,13 @@ func (e *Experiment) sameRequest() (sends []Send) {
 		case "newer":
 			other = true
 			continue
-		case "control":
+		case RoleControl:
 			// One that comes later is sent once, beside the request, to compare with.
 			other = other || len(sends) == 0
 			continue
-		case "read", "warm-up", "reset", "step", "expired", "ground", "stale", "forged":
+		case RoleRead, RoleWarmUp, RoleReset, RoleStep, RoleExpired, RoleGround, RoleStale, RoleForged:
 			continue
-		case "duplicate":
+		case RoleDuplicate:
 			if other {
 				continue
 			}

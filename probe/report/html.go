@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
 )
@@ -129,7 +130,7 @@ func basisTitle(b evidence.Basis) string {
 	case evidence.Established:
 		return "Established: seen, and the evidence is here"
 	case evidence.Inferred:
-		return "Inferred: follows from what was seen, under the assumption named"
+		return "Inferred from what was seen, and not seen itself"
 	}
 	return "Cannot be known from outside"
 }
@@ -271,26 +272,39 @@ type htmlChange struct {
 	Counts, Wrong bool
 }
 
-// Read pairs the readings before and after, by reader.
+// mostReadings is how many readings of an experiment are shown.
+const mostReadings = 200
+
+// Read is the readings of the state that were kept, in the order of time. They
+// are not paired: between two requests of an experiment one may be before the
+// one and after the other.
 func (e htmlExperiment) Read() (rows []htmlReading) {
-	at := map[string]int{}
-	add := func(rs []evidence.Reading, put func(*htmlReading, string)) {
+	add := func(rs []evidence.Reading, when string) {
 		for _, r := range rs {
-			i, ok := at[r.Reader]
-			if !ok {
-				i = len(rows)
-				at[r.Reader] = i
-				rows = append(rows, htmlReading{Reader: name(r.Reader)})
-			}
-			put(&rows[i], reading(r))
+			rows = append(rows, htmlReading{Reader: name(r.Reader), When: when, At: r.At, Said: reading(r)})
 		}
 	}
-	add(e.Before, func(h *htmlReading, s string) { h.Before = s })
-	add(e.After, func(h *htmlReading, s string) { h.After = s })
+	add(e.Before, "before")
+	add(e.After, "after")
+	slices.SortStableFunc(rows, func(a, b htmlReading) int { return a.At.Compare(b.At) })
 	return rows
 }
 
-type htmlReading struct{ Reader, Before, After string }
+// Kept are the readings that are shown.
+func (e htmlExperiment) Kept() []htmlReading {
+	rows := e.Read()
+	return rows[:min(len(rows), mostReadings)]
+}
+
+// Reads reports whether readings of the state are among the requests.
+func (e htmlExperiment) Reads() bool {
+	return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == evidence.RoleRead })
+}
+
+type htmlReading struct {
+	Reader, When, Said string
+	At                 time.Time
+}
 
 func reading(r evidence.Reading) string {
 	var parts []string
@@ -396,7 +410,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 	for i, b := range bs {
 		y := top + float64(i)*row
 		s := svgRow{Y: px(y), Middle: px(y + row/2), Base: px(y + row/2 + 4), Odd: i%2 == 1, Kind: kind(b.send)}
-		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(b.send.Role, 14), short(b.send.Principal, 8)), " ")
+		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(string(b.send.Role), 14), short(b.send.Principal, 8)), " ")
 		s.Answer = short(b.answer(), 26)
 		s.Other = b.other
 		p.Other = p.Other || b.other
@@ -436,7 +450,7 @@ func kind(s evidence.Send) string {
 	switch {
 	case s.Status >= 500 || s.Status == 0:
 		return "bad"
-	case s.Status >= 400:
+	case s.Status >= 400, s.SaysError:
 		return "doubt"
 	case s.Replayed:
 		return "replay"

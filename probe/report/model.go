@@ -193,7 +193,7 @@ func shown(fs []evidence.Finding, e *evidence.Experiment) []evidence.Send {
 	if s := pick(func(s evidence.Send) bool { return named[s.N] }); len(s) > 1 {
 		return s
 	}
-	s := pick(func(s evidence.Send) bool { return s.Role != "read" && s.Role != "warm-up" })
+	s := pick(func(s evidence.Send) bool { return s.Role != evidence.RoleRead && s.Role != evidence.RoleWarmUp })
 	if e.Race != nil && e.Race.Trials > 1 && e.Race.Width > 0 && len(s) > e.Race.Width {
 		s = s[:e.Race.Width]
 	}
@@ -211,7 +211,7 @@ type bar struct {
 
 func (b bar) answer() string {
 	if b.other {
-		return answer(b.send) + " ≠"
+		return "≠ " + answer(b.send) // first, for what is long is cut
 	}
 	return answer(b.send)
 }
@@ -231,10 +231,10 @@ func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
 	for _, s := range sends {
 		b := bar{send: s, start: limit(s.StartUS), lastWrite: limit(s.LastWriteUS), firstByte: limit(s.FirstByteUS), finis: limit(s.DoneUS)}
 		last := max(b.start, b.lastWrite, b.firstByte, b.finis)
-		if first == "" && (s.Role == "first" || s.Role == "duplicate") {
+		if first == "" && (s.Role == evidence.RoleFirst || s.Role == evidence.RoleDuplicate) {
 			first = s.Resource
 		}
-		b.other = s.Role == "duplicate" && s.Resource != "" && s.Resource != first
+		b.other = s.Role == evidence.RoleDuplicate && s.Resource != "" && s.Resource != first
 		b.open = s.Delivery != "answered" || b.finis < 0 || s.Cut != ""
 		if b.start >= 0 {
 			b.finis = last
@@ -256,12 +256,20 @@ func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
 	return bs, begin, max(end-begin, 1)
 }
 
+// status is that of an answer, with a word for an error that only its body tells.
+func status(n int, saysError bool) string {
+	if saysError {
+		return fmt.Sprintf("%d (error)", n)
+	}
+	return fmt.Sprint(n)
+}
+
 // answer says in a few words what a send came to.
 func answer(s evidence.Send) string {
 	var parts []string
 	switch {
 	case s.Status != 0:
-		parts = append(parts, fmt.Sprint(s.Status))
+		parts = append(parts, status(s.Status, s.SaysError))
 	case s.Cut != "":
 		parts = append(parts, "cut "+name(s.Cut))
 	default:
@@ -284,8 +292,8 @@ func answer(s evidence.Send) string {
 
 // raceLine says what a race of requests comes to, with its bound.
 func raceLine(r *evidence.Race) string {
-	line := fmt.Sprintf("%s of %d requests each over %s: %d requests delivered, %s overlapped, released within %s. %d doubled, %d lost.",
-		plural(r.Trials, "trial", "trials"), r.Width, name(r.Protocol), r.Delivered, plural(r.Overlapped, "trial", "trials"), span(float64(r.SpreadUS)), r.Doubled, r.Lost)
+	line := fmt.Sprintf("%s of %d requests each over %s: %d requests delivered, released within %s; in %s they overlapped and an effect was seen. %d doubled, %d lost.",
+		plural(r.Trials, "trial", "trials"), r.Width, name(r.Protocol), r.Delivered, span(float64(r.SpreadUS)), plural(r.Overlapped, "trial", "trials"), r.Doubled, r.Lost)
 	if r.Doubled == 0 {
 		line += fmt.Sprintf(" That leaves open a rate of double effects of up to %s (95 %% confidence).", percent(bound(r)))
 	}
@@ -333,8 +341,10 @@ func secondLine(o *evidence.Operation, e *evidence.Experiment) string {
 			parts = append(parts, "another resource")
 		case a != "" && b != "":
 			parts = append(parts, "same resource")
-		case a != b:
-			parts = append(parts, "a resource named by one alone")
+		case a != "":
+			parts = append(parts, "a resource named by the first alone")
+		case b != "":
+			parts = append(parts, "a resource named by the second alone")
 		}
 	}
 	line := strings.Join(parts, ", ")
@@ -381,9 +391,20 @@ func contract(o *evidence.Operation) string {
 func limits(r *evidence.Run) []string {
 	all := []string{
 		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
-		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled, which shows that nothing does.",
+		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled: then what decides between requests, if anything does, did not hold.",
 	}
 	once := false
+	var apart []string
+	for _, o := range r.Operations {
+		for _, rd := range o.Readers {
+			if said := name(rd.Name); rd.Uncounted && !slices.Contains(apart, said) {
+				apart = append(apart, said)
+			}
+		}
+	}
+	if len(apart) > 0 && !r.DryRun {
+		all = append(all, fmt.Sprintf("What reading %s sends, if it sends anything, is not among the requests that are counted.", list(apart[:min(len(apart), 20)])))
+	}
 	for _, o := range r.Operations {
 		for _, e := range o.Experiments {
 			if e.Race != nil && e.Race.Doubled == 0 && e.Race.Overlapped > 0 {

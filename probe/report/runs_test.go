@@ -34,7 +34,7 @@ func newOperation() evidence.Operation {
 
 func count(n int64) *int64 { return &n }
 
-func sent(n int, role string, start, done int64, status int, resource string) evidence.Send {
+func sent(n int, role evidence.Role, start, done int64, status int, resource string) evidence.Send {
 	return evidence.Send{
 		N: n, Role: role, Principal: "actor_a", Method: "POST", URL: "http://127.0.0.1:8080/orders", Protocol: "HTTP/2.0",
 		Delivery: "answered", Acked: true, Status: status, Resource: resource,
@@ -227,8 +227,8 @@ func hostileRun() *evidence.Run {
 		After:   []evidence.Reading{{Reader: all, Values: map[string]string{all: all}, Err: all}},
 		Changes: []evidence.Change{{Reader: all, Name: all, Before: all, After: long, Effects: -1 << 63, Expected: 1<<63 - 1}},
 		Sends: []evidence.Send{
-			{N: 1, Role: all, Principal: all, Method: all, URL: all, Protocol: all, Delivery: all, Cut: all, Resource: all, Body: all, Err: all, StartUS: 1<<63 - 1, LastWriteUS: -1 << 63, FirstByteUS: 5, DoneUS: 1},
-			{N: 1, Role: long, Method: all, URL: all, Delivery: "answered", Status: -7, StartUS: 0, LastWriteUS: 1<<63 - 1, FirstByteUS: 3, DoneUS: 2},
+			{N: 1, Role: evidence.Role(all), Principal: all, Method: all, URL: all, Protocol: all, Delivery: all, Cut: all, Resource: all, Body: all, Err: all, StartUS: 1<<63 - 1, LastWriteUS: -1 << 63, FirstByteUS: 5, DoneUS: 1},
+			{N: 1, Role: evidence.Role(long), Method: all, URL: all, Delivery: "answered", Status: -7, StartUS: 0, LastWriteUS: 1<<63 - 1, FirstByteUS: 3, DoneUS: 2},
 			{N: -4, StartUS: -9, DoneUS: 1 << 40},
 		},
 	}

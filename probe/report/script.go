@@ -118,15 +118,15 @@ func (s *reproduction) plan() (why string) {
 	var last *evidence.Send
 	for i := range s.e.Sends {
 		send := s.e.Sends[i]
-		if s.e.Race != nil && len(s.sends) == 1 && send.Role != "read" {
+		if s.e.Race != nil && len(s.sends) == 1 && send.Role != evidence.RoleRead {
 			continue // one request, many times
 		}
 		switch send.Role {
-		case "control", "warm-up", "reset":
+		case evidence.RoleControl, evidence.RoleWarmUp, evidence.RoleReset:
 			continue
 		}
 		q, why := s.request(send)
-		if send.Role == "read" {
+		if send.Role == evidence.RoleRead {
 			if id := q.url + "\n" + q.header; why == "" && !seen[id] && len(s.reads) < mostScripted {
 				seen[id] = true
 				s.reads = append(s.reads, q)
@@ -164,7 +164,7 @@ func (s *reproduction) plan() (why string) {
 	s.reads = slices.DeleteFunc(s.reads, func(q scripted) bool {
 		gone := slices.ContainsFunc(s.e.Sends, func(x evidence.Send) bool {
 			drawn := slices.ContainsFunc(s.e.Drawn, func(v string) bool { return drawnForm.MatchString(v) && strings.Contains(x.Resource, v) })
-			return x.Resource != "" && x.Role != "read" && len(x.Resource) > 3 && !drawn && strings.Contains(q.url, x.Resource)
+			return x.Resource != "" && x.Role != evidence.RoleRead && len(x.Resource) > 3 && !drawn && strings.Contains(q.url, x.Resource)
 		})
 		s.dropped = s.dropped || gone
 		return gone
@@ -251,6 +251,19 @@ func (s *reproduction) collect() {
 		}
 		s.secrets = append(s.secrets, [2]string{p, name})
 	}
+}
+
+// place says in which header of a request a placeholder stands: a part of what the
+// plan names has no name of its own. Empty if it stands in none.
+func (s *reproduction) place(p string) string {
+	for _, q := range append(slices.Clone(s.sends), s.reads...) {
+		for line := range strings.Lines(q.header) {
+			if line = strings.TrimSpace(line); slices.Contains(placeholder.FindAllString(line, -1), p) && len(line) < maxName {
+				return ", as in " + visible(line, maxName)
+			}
+		}
+	}
+	return ""
 }
 
 var headEnd = regexp.MustCompile(`\r?\n\r?\n`)
@@ -387,9 +400,9 @@ func (s *reproduction) byCurl() string {
 		about = append(about, "curl does not release requests as closely together as the probe: where it shows nothing, raise TRIALS or WIDTH.")
 		n *= width
 	}
-	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there, and reads the state. It needs curl.", plural(n, "request", "requests"), at.Host))
+	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
 	for _, x := range s.secrets {
-		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence.")
+		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence"+s.place(x[0])+".")
 	}
 	s.head(&b, about...)
 	for _, x := range s.secrets {
@@ -423,7 +436,7 @@ func (s *reproduction) byCurl() string {
 		line("\ttold read \"state $1\"")
 		for v := range s.drawn {
 			line("\theld=$(holds read \"$v%d\")", v+1)
-			line("\tif [ \"$held\" != 0 ]; then printf 'state %%s holds %%s: %%s times\\n' \"$1\" \"$v%d\" \"$held\"; fi", v+1)
+			line("\tif [ \"$held\" != 0 ]; then printf 'state %%s holds %%s %%s times; one effect may hold it more than once\\n' \"$1\" \"$v%d\" \"$held\"; fi", v+1)
 		}
 	}
 	if len(s.reads) == 0 {
@@ -476,7 +489,7 @@ func (s *reproduction) byCurl() string {
 			}
 		}
 		for i, q := range s.sends {
-			line("told answer_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(q.send.Role)))))
+			line("told answer_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(string(q.send.Role))))))
 		}
 		line("sleep \"${SETTLE:-1}\"\nstate after")
 	}
@@ -508,7 +521,7 @@ func (s *reproduction) takes() float64 {
 	takes := 0.0
 	for _, e := range s.o.Experiments {
 		for _, x := range e.Sends {
-			if us := float64(x.FirstByteUS - x.LastWriteUS); (x.Role == "first" || x.Role == "control") && x.Status/100 == 2 && us > 0 && (takes == 0 || us < takes) {
+			if us := float64(x.FirstByteUS - x.LastWriteUS); (x.Role == evidence.RoleFirst || x.Role == evidence.RoleControl) && x.Status/100 == 2 && us > 0 && (takes == 0 || us < takes) {
 				takes = us
 			}
 		}

@@ -133,10 +133,10 @@ func refused(o *evidence.Operation) bool {
 	answers := false
 	for _, e := range o.Experiments {
 		for _, s := range e.Sends {
-			if s.Role == "read" || s.Status == 0 {
+			if s.Role == evidence.RoleRead || s.Status == 0 {
 				continue
 			}
-			if answers = true; s.Status < 400 {
+			if answers = true; s.Status < 400 && !s.SaysError {
 				return false
 			}
 		}
@@ -200,6 +200,10 @@ const nothing = "–"
 func witnesses(o *evidence.Operation) (rows []witnessRow) {
 	for _, w := range o.Witnesses() {
 		r := witnessRow{Experiment: name(w.Experiment), Outcome: w.Outcome, IDs: nothing, Audit: nothing, First: nothing, Second: nothing}
+		tries := 0
+		for _, e := range slices.Concat(w.State, w.Outside) {
+			tries = max(tries, e.Tries)
+		}
 		if n := len(w.Resources); n > 0 {
 			ids := make([]string, min(n, 4))
 			for i := range ids {
@@ -213,8 +217,11 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 			if w.Answers > 1 {
 				of = append(of, fmt.Sprintf("%d answers", w.Answers))
 			}
-			if w.Trials > 1 {
+			switch {
+			case w.Trials > 1:
 				of = append(of, fmt.Sprintf("in one of %d trials", w.Trials))
+			case tries > 1 && w.Answers > 1:
+				of = append(of, fmt.Sprintf("in %d tries", tries))
 			}
 			if len(of) > 0 {
 				r.IDs += " (" + strings.Join(of, " ") + ")"
@@ -222,7 +229,8 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 		}
 		r.State, r.WrongState = effects(w.State, w.Outcome)
 		r.Outside, r.WrongIt = effects(w.Outside, w.Outcome)
-		r.WrongIDs = len(w.Resources) > 1 && r.WrongState
+		// Those of several tries are of as many requests.
+		r.WrongIDs = len(w.Resources) > max(tries, 1) && r.WrongState
 		if w.AuditLines >= 0 {
 			r.Audit = plural(w.AuditLines, "line", "lines")
 		}
@@ -243,6 +251,9 @@ func effects(all []evidence.Effect, came evidence.Outcome) (said string, wrong b
 			if e.Expected >= 0 {
 				n += fmt.Sprintf(" of %d due", e.Expected)
 			}
+			if e.Tries > 0 {
+				n += fmt.Sprintf(" in %d tries", e.Tries)
+			}
 			parts = append(parts, visible(e.Reader, 40)+": "+n)
 		}
 	}
@@ -262,7 +273,7 @@ func answered(a *evidence.Answer) string {
 	said := "no answer"
 	switch {
 	case a.Status != 0:
-		said = fmt.Sprint(a.Status)
+		said = status(a.Status, a.SaysError)
 	case a.Cut:
 		said = "cut off by the probe"
 	}

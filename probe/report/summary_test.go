@@ -245,7 +245,7 @@ func TestScriptIsData(t *testing.T) {
 	e.Sends = e.Sends[:3]
 	e.Sends[0].URL, e.Sends[0].Method = "http://127.0.0.1:8080/orders?state", "GET"
 	for i := range e.Sends {
-		e.Sends[i].Role = map[int]string{0: "read", 1: "first", 2: all}[i]
+		e.Sends[i].Role = map[int]evidence.Role{0: "read", 1: "first", 2: evidence.Role(all)}[i]
 	}
 	e.Sends[1].URL = "http://127.0.0.1:8080/'$(touch-canary)'/0123456789abcdef"
 	e.Sends[2].URL = e.Sends[1].URL
@@ -257,7 +257,7 @@ func TestScriptIsData(t *testing.T) {
 	if i := strings.IndexFunc(script, func(c rune) bool { return c != '\n' && c != '\t' && (c < ' ' || c >= 0x7f) }); i >= 0 {
 		t.Fatalf("the script has %q", script[i:i+4])
 	}
-	if strings.Contains(script, "Not by curl") {
+	if strings.Contains(script, "Not by curl") || !strings.Contains(script, "\n# MY_TOKEN has to hold what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
 		t.Fatal(script)
 	}
 	dir := t.TempDir()
@@ -400,10 +400,14 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 		e.Drawn = c.drawn
 		e.Sends = e.Sends[:2]
 		for i := range e.Sends {
-			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []string{"read", "first"}[i], []string{"GET", "PUT"}[i]
+			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []evidence.Role{"read", "first"}[i], []string{"GET", "PUT"}[i]
 			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
 		}
-		if text := Script(r, o, find("replay-differs", e.Name), x); !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
+		text := Script(r, o, find("replay-differs", e.Name), x)
+		if reads := strings.Contains(text, "with real effects there, and reads the state."); reads != (c.drawn != nil) {
+			t.Errorf("%v: it says that it reads the state: %t", c.drawn, reads)
+		}
+		if !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
 			t.Errorf("%v: %s", c.drawn, text)
 		}
 	}

@@ -1,14 +1,16 @@
 package report
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
 )
 
 func TestTelling(t *testing.T) {
-	send := func(n int, role string) evidence.Send { return evidence.Send{N: n, Role: role} }
+	send := func(n int, role evidence.Role) evidence.Send { return evidence.Send{N: n, Role: role} }
 	two := []evidence.Send{send(1, "first"), send(2, "duplicate")}
 	five := append(append([]evidence.Send{}, two...), send(3, "duplicate"), send(4, "duplicate"), send(5, "duplicate"))
 	for _, c := range []struct {
@@ -93,7 +95,7 @@ func TestBarsAreInThePicture(t *testing.T) {
 // An answer that is cut in the picture is told in full below it, with whose it is.
 func TestAnswersInFull(t *testing.T) {
 	const one, two = "01998f2e-5b1c-7c3a-9d1e-000000000001", "01998f2e-5b1c-7c3a-9d1e-000000000002"
-	send := func(n int, role, id string) evidence.Send {
+	send := func(n int, role evidence.Role, id string) evidence.Send {
 		return evidence.Send{N: n, Role: role, Status: 201, Delivery: "answered", Resource: id, LastWriteUS: 1, FirstByteUS: 2, DoneUS: 3}
 	}
 	e := evidence.Experiment{Name: "duplicate", Outcome: evidence.Broken, Sends: []evidence.Send{
@@ -132,7 +134,8 @@ func TestSecondLine(t *testing.T) {
 	}{
 		{"one resource", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 5, Resource: "7"}, evidence.SameResult, false, nil, "the same resource, told otherwise, 201 both times, another body, same resource (fast-as-a-replay, a hint only)"},
 		{"two resources", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 4, Resource: "8"}, evidence.DifferentResult, false, nil, "another result, 201 both times, another body, another resource (fast-as-a-replay, a hint only)"},
-		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by one alone"},
+		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by the first alone"},
+		{"the second alone names one", evidence.Send{Status: 202}, evidence.Send{Status: 200, Bytes: 4, Resource: "7"}, evidence.DifferentResult, false, one, "another answer, 202, then 200, another body, a resource named by the second alone"},
 		{"none is named, nothing is there", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, one, "the same status, and no body, 200 both times"},
 		{"no answer", evidence.Send{Status: 200}, evidence.Send{}, evidence.ErrorOrTimeout, false, one, "no answer"},
 		{"by a blind reader", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, []evidence.Change{{Reader: "blind", Name: "effects", Effects: 0, Expected: 1}}, "the same status, and no body, 200 both times (fast-as-a-replay, a hint only)"},
@@ -208,5 +211,96 @@ func TestLimitsOfRaces(t *testing.T) {
 		if got := limits(&r); len(got) != c.want {
 			t.Errorf("%s: %q", c.what, got)
 		}
+	}
+}
+
+// Readings of the state are shown in the order of time, each by itself: of
+// several before, the last belongs to no other reading after. What was kept is
+// not called all that was read.
+func TestReadingsAreNotPaired(t *testing.T) {
+	r := cleanRun()
+	e := &r.Operations[0].Experiments[0]
+	at := func(s int, n int64) evidence.Reading {
+		return evidence.Reading{Reader: "rows", At: began.Add(time.Duration(s) * time.Second), Count: &n}
+	}
+	e.Before, e.After = []evidence.Reading{at(0, 48), at(2, 50)}, []evidence.Reading{at(1, 49), at(3, 51)}
+	e.Sends = append([]evidence.Send{{N: 1, Role: "read"}}, e.Sends...)
+	var page strings.Builder
+	if err := HTML(&page, r, Extra{}); err != nil {
+		t.Fatal(err)
+	}
+	rows := ""
+	for i, when := range []string{"before", "after", "before", "after"} {
+		rows += fmt.Sprintf("<tr><th scope=\"row\">rows</th><td>%s</td><td>%d</td></tr>\n", when, 48+i)
+	}
+	for _, want := range []string{rows, "Readings in between are not kept", "<summary>Requests, with the readings that were kept ("} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
+// The mark of a duplicate that names another resource is there, however long the
+// name is.
+func TestMarkOfAnotherIsNotCut(t *testing.T) {
+	bs, _, _ := bars([]evidence.Send{{Role: "first", Status: 200, Resource: "3030256272684737804"}, {Role: "duplicate", Status: 200, Resource: "3030256272684737806"}})
+	if got := short(bs[1].answer(), 24); !strings.HasPrefix(got, "≠ 200 30302") {
+		t.Error(got)
+	}
+}
+
+// A refusal in the body of a 2xx is told from a success, wherever its status
+// stands.
+func TestErrorsInTheBodyAreTold(t *testing.T) {
+	s := evidence.Send{Status: 200, SaysError: true, Delivery: "answered"}
+	if got := answer(s); got != "200 (error)" {
+		t.Error(got)
+	}
+	if got := kind(s); got == "good" {
+		t.Error("it looks like a success")
+	}
+	if got := answered(&evidence.Answer{Status: 200, SaysError: true, WaitedUS: 2000}); got != "200 (error) in 2.00 ms" {
+		t.Error(got)
+	}
+	o := evidence.Operation{Experiments: []evidence.Experiment{{Sends: []evidence.Send{s, {Role: "read", Status: 200}}}}}
+	if !refused(&o) {
+		t.Error("no request succeeded")
+	}
+}
+
+// Of requests that were under way at once it is not said that they were not,
+// only because none of them had an effect.
+func TestRaceLine(t *testing.T) {
+	r := evidence.Race{Width: 3, Protocol: "HTTP/1.1", Trials: 1, Delivered: 3, SpreadUS: 12, Bound: 1}
+	want := "1 trial of 3 requests each over HTTP/1.1: 3 requests delivered, released within 12 µs; in 0 trials they overlapped and an effect was seen. 0 doubled, 0 lost."
+	if got := raceLine(&r); got != want+" That leaves open a rate of double effects of up to 100 % (95 % confidence)." {
+		t.Error(got)
+	}
+}
+
+// Effects of several tries are not taken for those of one.
+func TestTriesAreTold(t *testing.T) {
+	said, _ := effects([]evidence.Effect{{Reader: "rows", Effects: 3, Expected: 3, Tries: 3}, {Reader: "mails", Effects: 1, Expected: 1}}, evidence.Inconclusive)
+	if said != "rows: 3 of 3 due in 3 tries, mails: 1 of 1 due" {
+		t.Error(said)
+	}
+}
+
+// Ids of several tries are not marked as those of one request that has two.
+func TestIDsOfTries(t *testing.T) {
+	change := evidence.Change{Reader: "rows", Name: "effects", Effects: 1, Expected: 1}
+	twice := change
+	twice.Effects = 2
+	o := evidence.Operation{
+		Readers: []evidence.Reader{{Name: "rows", Seen: true}},
+		Experiments: []evidence.Experiment{{
+			Name: "lost_unread", Outcome: evidence.Broken, Changes: []evidence.Change{change, twice},
+			Sends: []evidence.Send{
+				{N: 1, Role: "first", Status: 200, Resource: "a"}, {N: 2, Role: "first", Cut: "after the last byte of the request"}, {N: 3, Role: "duplicate", Status: 200, Resource: "b"},
+			},
+		}},
+	}
+	if r := witnesses(&o)[0]; r.WrongIDs || !r.WrongState || !strings.HasSuffix(r.IDs, " (2 answers in 2 tries)") || r.State != "rows: 3 of 2 due in 2 tries" {
+		t.Errorf("%+v", r)
 	}
 }

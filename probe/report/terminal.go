@@ -294,7 +294,7 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	labels, answers := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
 	for i, b := range bs {
-		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(b.send.Role, 14))
+		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(string(b.send.Role), 14))
 		if b.send.Principal != "" {
 			labels[i] += " " + short(b.send.Principal, 8)
 		}
@@ -343,6 +343,9 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	legend := ""
 	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
 		legend = ", ≠ a duplicate that names another resource than the first"
+	}
+	if slices.ContainsFunc(sends, func(s evidence.Send) bool { return s.SaysError }) {
+		legend += ", (error) one in the body of the answer"
 	}
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
@@ -397,7 +400,7 @@ func inFull(bs []bar, longest int) (lines []fullAnswer) {
 func unshown(e *evidence.Experiment, drawn int) string {
 	hidden, reads := -drawn, 0
 	for _, s := range e.Sends {
-		if s.Role == "read" {
+		if s.Role == evidence.RoleRead {
 			reads++
 		} else {
 			hidden++
@@ -462,7 +465,7 @@ func changeLines(o *evidence.Operation, e *evidence.Experiment) (lines []string)
 	for i, line := range lines {
 		switch {
 		case e.Race == nil || n[line] == 1:
-		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "control" }):
+		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == evidence.RoleControl }):
 			lines[i] += fmt.Sprintf(" in each of %d trials", n[line])
 		case n[line] == e.Race.Trials+1:
 			lines[i] += fmt.Sprintf(" in the control and in each of %s", plural(e.Race.Trials, "trial", "trials"))

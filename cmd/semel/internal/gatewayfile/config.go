@@ -32,8 +32,8 @@ type Config struct {
 	Resources Resources `yaml:"resources"`
 	// PreserveHost sends the Host that the client sent to the upstream, and keeps the keys of each host apart. Default false: the upstream gets its own host, and the client's in X-Forwarded-Host.
 	PreserveHost bool `yaml:"preserve_host"`
-	// TrustForwarded keeps the X-Forwarded-* and Forwarded headers that a request came with. Only where trusted proxies alone can reach the gateway. Default false.
-	TrustForwarded bool `yaml:"trust_forwarded"`
+	// TrustForwarded are the proxies whose X-Forwarded-For, -Host and -Proto and Forwarded the upstream sees. From everybody else these headers are taken away. Default: none are trusted, and the upstream sees what the gateway says.
+	TrustForwarded Proxies `yaml:"trust_forwarded"`
 	// Spool holds bodies that are too large for memory. A reload cannot change it.
 	Spool Spool `yaml:"spool"`
 	// Bounds are limits for all requests together. A reload cannot change them.

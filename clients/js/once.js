@@ -16,7 +16,8 @@ const month = 30 * 24 * 3600e3
  *   key      a key that the server made for this action and put into the page, for
  *            all tabs that show it. Default: a random UUID.
  *   storage  where keys are kept. sessionStorage (default): for the tab, its
- *            reloads and duplicates. localStorage: for all tabs, and later.
+ *            reloads and duplicates. localStorage: for all tabs, and later. In
+ *            Node, fileStorage of node.js: for a folder, and later.
  *   maxAge   ms until a key may not be used any more; must be well below the
  *            server's retention. Default 12 hours.
  *   pause    ms after an answer in which the same request is still the same
@@ -98,7 +99,7 @@ async function send(slot, url, init, options) {
         if (fate === 'done' && id === undefined && entry.made) storage.setItem(slot, JSON.stringify({ key, done: Date.now(), life: pause }))
       }
     } catch { /* the answer is what matters: the action stays the same */ }
-    const wait = Number(response?.headers.get('Retry-After')) || 0 // a date is not waited for
+    const wait = retryAfter(response)
     const again = error ? !init.signal.aborted : retry ? retry === 'same-key' : fate === 'keep' && busy.has(response.status)
     if (!again || n >= tries || wait > 30) {
       if (error) throw error
@@ -148,6 +149,15 @@ async function receive(url, init) {
 
 const onRecord = (response) => response.headers.has('Idempotency-Expires')
 
+// In how many seconds the server wants to be asked again: it says so, or says when,
+// by its own clock where the page may see that.
+function retryAfter(response) {
+  const text = response?.headers.get('Retry-After') ?? ''
+  if (/^\s*\d+\s*$/.test(text)) return Number(text)
+  const now = Date.parse(response?.headers.get('Date') ?? '') || Date.now()
+  return Math.max(0, (Date.parse(text) - now) / 1000) || 0
+}
+
 // What becomes of the key. Answers that are not from the record, as a 401 of a
 // session that ended, say nothing about what an earlier try did: it is kept.
 function decide(response, retry, settled) {
@@ -164,7 +174,7 @@ function place(action, url, init, { id }) {
   if (id === undefined && typeof body !== 'string' && !(body instanceof URLSearchParams)) {
     throw new TypeError('once: a body that is not text needs an id')
   }
-  const request = digest(JSON.stringify([init.method ?? 'GET', new URL(url, document.baseURI).href, String(body)]))
+  const request = digest(JSON.stringify([init.method ?? 'GET', new URL(url, globalThis.document?.baseURI ?? globalThis.location?.href).href, String(body)]))
   const about = id === undefined ? { request } : { id: digest(JSON.stringify(id)) }
   return { slot: JSON.stringify(['once', action, about]), request }
 }
