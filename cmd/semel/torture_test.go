@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -224,6 +226,25 @@ func TestTortureShop(t *testing.T) {
 		c.Skewed, c.SkewVariable = testenv.BuildSkewed(t, "build", "."), testenv.EnvSkew
 	}
 	tormentPostgres(t, c)
+}
+
+// TestNoDefectIsReleased: the program has neither the names nor the flag of what
+// the tests plant.
+func TestNoDefectIsReleased(t *testing.T) {
+	t.Parallel()
+	program, err := os.ReadFile(binary(t))
+	noError(t, err)
+	names := []string{defectNoFence, defectRelease, defectRequestContext, defectResend, defectEarly, defectRecover}
+	for _, name := range append(names, slices.Collect(maps.Keys(shopDefects()))...) {
+		if bytes.Contains(program, []byte(name)) {
+			t.Errorf("the program knows of %q", name)
+		}
+	}
+	for _, args := range [][]string{{"torture", "--defect", defectNoFence}, {"torture", "gateway"}, {instead, defectNoFence, "gateway"}} {
+		if code := run(t.Context(), args, nil, strings.NewReader(""), io.Discard, io.Discard); code != exitUsage {
+			t.Errorf("%q ends with %d", args, code)
+		}
+	}
 }
 
 // TestTortureFindsInShop gives the shops a defect, one after the other.
