@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
 	"github.com/semelhq/semel/probe/plan"
 )
 

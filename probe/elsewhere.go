@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // elsewhere is what a duplicate shows that another instance gets.

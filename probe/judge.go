@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // judgement is what an experiment came to, by what it has shown.

@@ -266,7 +266,7 @@ func TestKeptAnswersAreBounded(t *testing.T) {
 		t.Errorf("%s: %s", e.Outcome, e.Why)
 	}
 	kept := 0
-	for _, e := range res.HAR.Log.Entries {
+	for _, e := range res.HAR().Log.Entries {
 		kept += len(e.Semel.Received)
 	}
 	if kept < limit || kept > limit+2*large {

@@ -6,12 +6,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
 	"github.com/semelhq/semel/probe/plan"
 )
 
@@ -117,9 +118,6 @@ type Event struct {
 // Result is what a run leaves behind. No secret of the plan is in it.
 type Result struct {
 	Run *evidence.Run
-	// HAR has an entry for each send of the evidence, in their order. State
-	// that was read again and was the same has none.
-	HAR har.Document
 	// Planned is what would be sent; in a dry run only. What is wrong with an
 	// experiment that has none is in the evidence, as its Why.
 	Planned []Planned
@@ -128,7 +126,14 @@ type Result struct {
 	PlannedReads int
 	// MaxSends is the budget of requests, those of readers not counted.
 	MaxSends int
+
+	har har.Document
 }
+
+// WriteHAR writes the exchanges of the run as a HAR file. It has an entry for
+// each send of the evidence, in their order. State that was read again and was
+// the same has none.
+func (r *Result) WriteHAR(w io.Writer) error { return r.har.Write(w) }
 
 // Planned is a request that would be sent.
 type Planned struct {

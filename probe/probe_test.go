@@ -412,7 +412,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		var har bytes.Buffer
-		if err := res.HAR.Write(&har); err != nil {
+		if err := res.WriteHAR(&har); err != nil {
 			t.Fatal(err)
 		}
 		planned := ""
@@ -432,7 +432,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 		if !send && (!strings.Contains(planned, `"token":"redacted-`) || !strings.Contains(planned, `"pin":["redacted-`) || !strings.Contains(planned, `"token":"redacted-2"}`)) {
 			t.Errorf("planned: %s", planned)
 		}
-		if send && len(res.HAR.Log.Entries) == 0 {
+		if send && len(res.HAR().Log.Entries) == 0 {
 			t.Error("the HAR is empty")
 		}
 	}

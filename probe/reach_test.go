@@ -151,7 +151,7 @@ func TestSessions(t *testing.T) {
 				if e.Outcome != evidence.Held {
 					t.Errorf("%s: %s", e.Outcome, e.Why)
 				}
-				all, err := json.Marshal([]any{res.Run, res.HAR})
+				all, err := json.Marshal([]any{res.Run, res.HAR()})
 				if err != nil {
 					t.Fatal(err)
 				}

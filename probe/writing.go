@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // rewritten is what a request shows that means the same in other bytes.

@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	_ "modernc.org/sqlite" // sql readers of plans
 
+	"github.com/semelhq/semel/cmd/semel/internal/importer"
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/importer"
 	"github.com/semelhq/semel/probe/plan"
 	"github.com/semelhq/semel/probe/report"
 )
@@ -222,7 +222,7 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 		dir = "probe-" + result.Run.ID
 	}
 	run := result.Run
-	if err := report.Write(dir, run, report.Files{Plan: text, HAR: result.HAR.Write}); err != nil {
+	if err := report.Write(dir, run, report.Files{Plan: text, HAR: result.WriteHAR}); err != nil {
 		return probeFault(probeFailed, "The run is lost; a retry sends everything again.", "the evidence cannot be written: %w", err)
 	}
 	for path, write := range map[string]func(io.Writer) error{

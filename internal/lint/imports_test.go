@@ -71,7 +71,7 @@ var layers = []layer{
 	{patterns: []string{"internal/recordid"}, tree: []string{"."}},
 	{patterns: []string{"internal/quick"}, testing: true, testOnly: true},
 	{patterns: []string{"internal/httpfield"}},
-	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v3"}},
+	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v4"}},
 	{patterns: []string{"internal/recorder"}, testing: true, testOnly: true},
 	{patterns: []string{"."}},
 	{patterns: []string{"docs/lessons", "clients/js"}},

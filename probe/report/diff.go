@@ -71,12 +71,6 @@ type OutcomeChange struct {
 	Why        string           `json:"why"` // in the new run
 }
 
-// Diff compares two runs, and writes the difference as text.
-func Diff(w io.Writer, old, new *evidence.Run) (Difference, error) {
-	d := Compare(old, new)
-	return d, d.Text(w)
-}
-
 // Compare compares two runs.
 func Compare(old, new *evidence.Run) Difference {
 	ref := func(r *evidence.Run) RunRef { return RunRef{r.ID, r.Plan, r.Version, r.Started} }

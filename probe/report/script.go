@@ -12,7 +12,7 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// Script returns a POSIX shell script that sends what a finding was seen with
+// scriptOf returns a POSIX shell script that sends what a finding was seen with
 // once more, by curl, and prints the answers and the state: with values of its
 // own in place of those that were drawn, and secrets from the environment.
 // Where curl cannot do it, it is a script that calls semel for the one
@@ -20,7 +20,7 @@ import (
 //
 // Nothing of the run is in it but as data: what comes from elsewhere is written
 // in octal where it is no plain text, and never as code.
-func Script(r *evidence.Run, o *evidence.Operation, f evidence.Finding, x Extra) string {
+func scriptOf(r *evidence.Run, o *evidence.Operation, f evidence.Finding, x Extra) string {
 	s := &reproduction{run: r, o: o, f: f, x: x}
 	for i := range o.Experiments {
 		if o.Experiments[i].Name == f.Experiment {
@@ -62,7 +62,7 @@ func scripts(r *evidence.Run, x Extra) (all []findingScript) {
 	for i := range r.Operations {
 		for j, f := range ranked(r.Operations[i].Findings) {
 			if file := scriptFile(i, j, f); file != "" && len(all) < mostScripts {
-				all = append(all, findingScript{file, i, j, Script(r, &r.Operations[i], f, x)})
+				all = append(all, findingScript{file, i, j, scriptOf(r, &r.Operations[i], f, x)})
 			}
 		}
 	}
@@ -179,7 +179,7 @@ func (s *reproduction) request(send evidence.Send) (q scripted, why string) {
 	if !ok || x.Request == "" {
 		return q, "the bytes of its requests are not here"
 	}
-	if len(x.Request) > MaxExchangeShown {
+	if len(x.Request) > maxExchangeShown {
 		return q, "a request is too long for a script"
 	}
 	// Between head and body is an empty line; the body's own stay as they are.

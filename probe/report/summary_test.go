@@ -253,7 +253,7 @@ func TestScriptIsData(t *testing.T) {
 	oneLine := strings.NewReplacer("\n", "", "\r", "", "\x00", "", "\x1b", "", "\x07", "", "\x7f", "").Replace(all)
 	request := "POST / HTTP/1.1\nHost: 127.0.0.1:8080\nContent-Length: 7\nX-Trick: " + oneLine + "\nAuthorization: Bearer redacted-1\n\n" + body
 	x := Extra{Exchanges: map[int]Exchange{1: {Request: "GET /orders HTTP/1.1\nAccept: */*\n"}, 2: {Request: request}, 3: {Request: request}}}
-	script := Script(r, o, f, x)
+	script := scriptOf(r, o, f, x)
 	if i := strings.IndexFunc(script, func(c rune) bool { return c != '\n' && c != '\t' && (c < ' ' || c >= 0x7f) }); i >= 0 {
 		t.Fatalf("the script has %q", script[i:i+4])
 	}
@@ -332,7 +332,7 @@ func TestScriptBySemel(t *testing.T) {
 			e.Sends[1].Cut, e.Sends[1].Delivery = "x", "partial"
 		},
 		"too long": func(_ *evidence.Operation, _ *evidence.Experiment, x *Extra) {
-			x.Exchanges = map[int]Exchange{2: {Request: strings.Repeat("x", MaxExchangeShown+1)}}
+			x.Exchanges = map[int]Exchange{2: {Request: strings.Repeat("x", maxExchangeShown+1)}}
 		},
 		"no address": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].URL = "file:///etc/passwd" },
 		"a method":   func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].Method = "GET -o x" },
@@ -350,7 +350,7 @@ func TestScriptBySemel(t *testing.T) {
 		o.Name = `a'; touch canary; $(touch canary) %s`
 		e, extra := &o.Experiments[1], x
 		change(o, e, &extra)
-		text := Script(r, o, find("replay-differs", e.Name), extra)
+		text := scriptOf(r, o, find("replay-differs", e.Name), extra)
 		if !strings.Contains(text, why) || !strings.Contains(text, "# Not by curl: ") {
 			t.Errorf("%s: %s", why, text)
 			continue
@@ -403,7 +403,7 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []evidence.Role{"read", "first"}[i], []string{"GET", "PUT"}[i]
 			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
 		}
-		text := Script(r, o, find("replay-differs", e.Name), x)
+		text := scriptOf(r, o, find("replay-differs", e.Name), x)
 		if reads := strings.Contains(text, "with real effects there, and reads the state."); reads != (c.drawn != nil) {
 			t.Errorf("%v: it says that it reads the state: %t", c.drawn, reads)
 		}

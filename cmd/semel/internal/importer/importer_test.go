@@ -11,12 +11,11 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // sent renders the request of a draft as it would be sent, without its key. The
 // environment has what was left out: env says what each name stands for.
-func sent(t testing.TB, d *Draft, env map[string]string) wire.Request {
+func sent(t testing.TB, d *Draft, env map[string]string) string {
 	t.Helper()
 	p, err := plan.Parse("draft.yaml", d.YAML)
 	if err == nil || !plan.OnlyToFill(err) {
@@ -38,16 +37,17 @@ func sent(t testing.TB, d *Draft, env map[string]string) wire.Request {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, d.YAML)
 	}
-	return req
+	return render(req.Method, req.URL, req.Header, req.Body)
 }
 
-func render(q wire.Request) string {
+func render[F ~struct{ Name, Value string }](method, url string, header []F, body []byte) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s\n", q.Method, q.URL)
-	for _, f := range q.Header {
+	fmt.Fprintf(&b, "%s %s\n", method, url)
+	for _, line := range header {
+		f := field(line)
 		fmt.Fprintf(&b, "%s: %s\n", f.Name, f.Value)
 	}
-	fmt.Fprintf(&b, "\n%s", q.Body)
+	fmt.Fprintf(&b, "\n%s", body)
 	return b.String()
 }
 
@@ -136,7 +136,7 @@ func TestCurl(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := render(sent(t, d, tt.env)); got != tt.want {
+			if got := sent(t, d, tt.env); got != tt.want {
 				t.Errorf("got\n%s\nwant\n%s\nof\n%s", got, tt.want, d.YAML)
 			}
 			var secrets []string
@@ -233,7 +233,7 @@ func TestHAR(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := render(sent(t, d, map[string]string{"PROBE_COOKIE_SID": "session-4711", "PROBE_X_CSRF_TOKEN": "csrf-4711", "PROBE_QUERY_ACCESS_TOKEN": "tok-998877"}))
+		got := sent(t, d, map[string]string{"PROBE_COOKIE_SID": "session-4711", "PROBE_X_CSRF_TOKEN": "csrf-4711", "PROBE_QUERY_ACCESS_TOKEN": "tok-998877"})
 		head, rest, _ := strings.Cut(got, "X-Request-Id: ")
 		_, rest, _ = strings.Cut(rest, "\n")
 		want := "POST https://shop.example/orders?access_token=tok-998877\ncontent-type: application/json\n" +
@@ -300,7 +300,7 @@ func TestPostman(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := render(sent(t, d, map[string]string{"PROBE_API_KEY": "pass-112233", "PROBE_FIELD_PASSWORD": "hunter2%21"}))
+	got := sent(t, d, map[string]string{"PROBE_API_KEY": "pass-112233", "PROBE_FIELD_PASSWORD": "hunter2%21"})
 	if want := "POST https://shop.example/f\nContent-Type: application/x-www-form-urlencoded\nX-Shop-Pass: pass-112233\n\na+b=c%26d&password=hunter2%21"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
@@ -334,7 +334,7 @@ func TestBurp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := render(sent(t, d, map[string]string{"PROBE_X_AUTH_TOKEN": "tok-998877"}))
+	got := sent(t, d, map[string]string{"PROBE_X_AUTH_TOKEN": "tok-998877"})
 	if want := "POST https://shop.example:8443/orders?a=b\nX-Auth-Token: tok-998877\n\n\x00\x01\r\n\r\n"; got != want {
 		t.Errorf("got\n%q\nwant\n%q\n%s", got, want, d.YAML)
 	}
@@ -436,7 +436,7 @@ func TestOpenAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := render(sent(t, d, map[string]string{"PROBE_TOKEN": "tok-998877"}))
+	got := sent(t, d, map[string]string{"PROBE_TOKEN": "tok-998877"})
 	if want := "POST http://127.0.0.1:1/form\nContent-Type: application/x-www-form-urlencoded\nAuthorization: Bearer tok-998877\n\na=x%20y&n=1.50"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
@@ -522,7 +522,7 @@ paths:
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			if got := render(q); strings.Contains(got, c.want) != want {
+			if got := render(q.Method, q.URL, q.Header, q.Body); strings.Contains(got, c.want) != want {
 				t.Errorf("%s, preview %v: %s", name, preview, got)
 			}
 		}
@@ -660,7 +660,7 @@ func TestBrowserNoise(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := render(sent(t, d, map[string]string{"PROBE_COOKIE_SID": "abcdef99", "PROBE_BODY_PIN_TOKEN": "12345678"}))
+	got := sent(t, d, map[string]string{"PROBE_COOKIE_SID": "abcdef99", "PROBE_BODY_PIN_TOKEN": "12345678"})
 	if want := "POST https://h/\nX-Shop: 7\ncontent-type: application/json\nCookie: lang=de-DE; sid=abcdef99\n\n" + `{"pin_token":12345678,"n":1}`; got != want {
 		t.Errorf("got\n%s\nwant\n%s\nof\n%s", got, want, d.YAML)
 	}
@@ -669,7 +669,7 @@ func TestBrowserNoise(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := render(sent(t, d, nil)); !strings.Contains(got, "mine") || !strings.Contains(got, "Referer") {
+	if got := sent(t, d, nil); !strings.Contains(got, "mine") || !strings.Contains(got, "Referer") {
 		t.Errorf("what was written by hand was left out: %s", got)
 	}
 }

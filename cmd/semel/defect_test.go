@@ -1,10 +1,11 @@
-package torture
+package main
 
 import (
 	"bytes"
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -13,10 +14,13 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
+	"testing"
 	"time"
 
 	"github.com/semelhq/semel"
@@ -25,49 +29,76 @@ import (
 	"github.com/semelhq/semel/store/sqlite"
 )
 
-// Defects that a gateway can be given, to see that torture finds them.
-const (
-	// DefectNone is a gateway put together like the others, without a defect.
-	DefectNone = "none"
-	// DefectNoFence writes also under a claim that was taken over.
-	DefectNoFence = "no-fence"
-	// DefectRelease frees the key when the client goes away.
-	DefectRelease = "release-on-disconnect"
-	// DefectRequestContext writes the record under the request's context, which
-	// ends when the client goes away.
-	DefectRequestContext = "record-on-request-context"
-	// DefectResend has a transport that may send a request again by itself.
-	DefectResend = "transport-resend"
-	// DefectEarly records that a stream completed when it begins.
-	DefectEarly = "early-tombstone"
-	// DefectRecover recovers from the panic by which an answer is cut off, so
-	// that the server brings it to an end.
-	DefectRecover = "recovered-abort"
-)
+// instead is the first argument of this test's own process where it serves a
+// gateway or a shop with a defect, which is named by the second.
+const instead = "defective"
 
-// Defects are the names of all.
-var Defects = []string{DefectNone, DefectNoFence, DefectRelease, DefectRequestContext, DefectResend, DefectEarly, DefectRecover}
-
-// DefectiveConfig makes a gateway with a defect.
-type DefectiveConfig struct {
-	Defect   string
-	Listen   string
-	Upstream string
-	Store    string // as in sqlite.ParseURL
-	Lease    time.Duration
-	OnCrash  string
-	// Listening is told the address when the gateway serves.
-	Listening func(addr string)
+// defective returns the command for torture.Config.Instead.
+func defective(t *testing.T, defect string) []string {
+	t.Helper()
+	self, err := os.Executable()
+	noError(t, err)
+	return []string{self, instead, defect}
 }
 
-// ServeDefective runs a gateway with a planted defect until ctx ends. It is for
-// torture's own proof, and for nothing else.
-func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
-	path, err := sqlite.ParseURL(c.Store)
+// serveDefective is that command. Its arguments are those of the program.
+func serveDefective(defect string, args []string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	p := &program{env: map[string]string{}, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	if hooks, ok := shopDefects()[defect]; ok {
+		cmd := p.tortureShopCommand(hooks)
+		cmd.SetArgs(args[2:]) // after torture shop
+		return cmd.ExecuteContext(ctx)
+	}
+	c := defectiveConfig{defect: defect}
+	f := flag.NewFlagSet("gateway", flag.ContinueOnError)
+	f.StringVar(&c.listen, "listen", "", "")
+	f.StringVar(&c.upstream, "upstream", "", "")
+	f.StringVar(&c.store, "store", "", "")
+	f.DurationVar(&c.lease, "lease", 0, "")
+	f.DurationVar(&c.deadline, "deadline", 0, "")
+	f.StringVar(&c.onCrash, "on-crash", "", "")
+	f.Int64Var(&c.maxInline, "max-inline", 0, "")
+	f.Int64Var(&c.maxResult, "max-result", 0, "")
+	if err := f.Parse(args[1:]); err != nil {
+		return err
+	}
+	return serveDefectiveGateway(ctx, c)
+}
+
+// Defects of gateways.
+const (
+	// defectNoFence writes also under a claim that was taken over.
+	defectNoFence = "no-fence"
+	// defectRelease frees the key when the client goes away.
+	defectRelease = "release-on-disconnect"
+	// defectRequestContext writes the record under the request's context, which
+	// ends when the client goes away.
+	defectRequestContext = "record-on-request-context"
+	// defectResend has a transport that may send a request again by itself.
+	defectResend = "transport-resend"
+	// defectEarly records that a stream completed when it begins.
+	defectEarly = "early-tombstone"
+	// defectRecover recovers from the panic by which an answer is cut off, so
+	// that the server brings it to an end.
+	defectRecover = "recovered-abort"
+)
+
+// defectiveConfig is what a gateway with a defect is told.
+type defectiveConfig struct {
+	defect, listen, upstream, store, onCrash string
+	lease, deadline                          time.Duration
+	maxInline, maxResult                     int64
+}
+
+// serveDefectiveGateway runs a gateway with a defect until ctx ends.
+func serveDefectiveGateway(ctx context.Context, c defectiveConfig) (err error) {
+	path, err := sqlite.ParseURL(c.store)
 	if err != nil {
 		return err
 	}
-	upstream, err := url.Parse(c.Upstream)
+	upstream, err := url.Parse(c.upstream)
 	if err != nil {
 		return err
 	}
@@ -76,15 +107,15 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, healthy.Close(context.WithoutCancel(ctx))) }()
-	store := &defectiveStore{Store: healthy, defect: c.Defect}
-	if c.Defect == DefectNoFence {
+	store := &defectiveStore{Store: healthy, defect: c.defect}
+	if c.defect == defectNoFence {
 		if store.thief, err = openThief(path); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, store.thief.close()) }()
 	}
-	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease}
-	if c.OnCrash == "retry" {
+	policy := semel.Policy{Lease: c.lease, Deadline: c.deadline}
+	if c.onCrash == "retry" {
 		policy.OnCrash = semel.CrashRetry
 	}
 	guard, err := semel.New(semel.Config{Store: store, Policy: policy, Observer: &semel.Observer{
@@ -99,20 +130,20 @@ func ServeDefective(ctx context.Context, c DefectiveConfig) (err error) {
 		return err
 	}
 	var handler http.Handler
-	if c.Defect == DefectResend {
-		handler, err = resendingGateway(guard, upstream)
+	if c.defect == defectResend {
+		handler, err = resendingGateway(c, guard, upstream)
 	} else {
-		handler, err = gateway.New(gateway.Config{Upstream: upstream, Guard: guard, MaxInline: maxInline, MaxResult: maxResult})
+		handler, err = gateway.New(gateway.Config{Upstream: upstream, Guard: guard, MaxInline: c.maxInline, MaxResult: c.maxResult})
 	}
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.listen)
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: withDefect(c.Defect, handler), ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
-	c.Listening(listener.Addr().String())
+	server := &http.Server{Handler: withDefect(c.defect, handler), ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
+	_, _ = fmt.Fprintf(os.Stderr, "semel gateway is listening on http://%s\n", listener.Addr())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
@@ -141,12 +172,12 @@ func withDefect(defect string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d := &disconnect{request: r.Context()}
 		switch defect {
-		case DefectRelease:
+		case defectRelease:
 			stop := context.AfterFunc(r.Context(), d.release)
 			defer stop()
-		case DefectEarly:
+		case defectEarly:
 			w = &earlyWriter{w, d}
-		case DefectRecover:
+		case defectRecover:
 			defer func() { _ = recover() }()
 			// It also hides the connection, whose deadline would cut the answer off.
 			w = struct {
@@ -178,7 +209,7 @@ func (w *earlyWriter) WriteHeader(status int) {
 	d := w.disconnect
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.claim != nil && w.Header().Get("Content-Type") == typeStream {
+	if d.claim != nil && w.Header().Get("Content-Type") == "text/event-stream" {
 		_, _ = d.claim.Complete(context.WithoutCancel(d.request), semel.Result{Codec: semelhttp.CodecHTTP, Tombstone: true})
 	}
 	w.ResponseWriter.WriteHeader(status)
@@ -201,14 +232,14 @@ func (s *defectiveStore) Begin(ctx context.Context, a semel.Attempt) (semel.Clai
 		return nil, err
 	}
 	switch s.defect {
-	case DefectNoFence:
+	case defectNoFence:
 		return &unfencedClaim{claim, s.thief, a}, nil
-	case DefectRelease, DefectEarly:
+	case defectRelease, defectEarly:
 		d := ctx.Value(disconnectKey{}).(*disconnect)
 		d.mu.Lock()
 		d.claim = claim
 		d.mu.Unlock()
-	case DefectRequestContext:
+	case defectRequestContext:
 		return &boundClaim{claim}, nil
 	}
 	return claim, nil
@@ -302,9 +333,9 @@ func (t *thief) close() error { return t.db.Close() }
 // resendingGateway protects as a gateway does, but leaves it to the transport to
 // send: the body can be had again, and the header says Idempotency-Key. That is
 // when package net/http repeats a request whose reused connection broke.
-func resendingGateway(guard *semel.Guard, upstream *url.URL) (http.Handler, error) {
+func resendingGateway(c defectiveConfig, guard *semel.Guard, upstream *url.URL) (http.Handler, error) {
 	protect, err := semelhttp.New(semelhttp.Config{
-		Guard: guard, MaxInline: maxInline, MaxResult: maxResult,
+		Guard: guard, MaxInline: c.maxInline, MaxResult: c.maxResult,
 		Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },
 		IndeterminateStatus: func(status int, _ http.Header) bool {
 			return status == http.StatusBadGateway

@@ -20,7 +20,6 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // MaxOpenAPI bounds an OpenAPI document, in bytes.
@@ -323,13 +322,13 @@ func (a *api) parameters(path string, item *v3.PathItem, op *v3.Operation) (outP
 			if isKey {
 				value = "" // it is the probe's to say, and so is how it is quoted
 			}
-			a.header = append(a.header, wire.Field{Name: p.Name, Value: value})
+			a.header = append(a.header, field{Name: p.Name, Value: value})
 		case "cookie":
 			cookies = append(cookies, p.Name+"="+value)
 		}
 	}
 	if len(cookies) > 0 {
-		a.header = append(a.header, wire.Field{Name: "Cookie", Value: strings.Join(cookies, "; ")})
+		a.header = append(a.header, field{Name: "Cookie", Value: strings.Join(cookies, "; ")})
 	}
 	for {
 		start := strings.IndexByte(path, '{')
@@ -423,7 +422,7 @@ func (a *api) requestBody(b *v3.RequestBody) error {
 	if content == nil {
 		return nil
 	}
-	a.header = append(a.header, wire.Field{Name: "Content-Type", Value: drop(media)})
+	a.header = append(a.header, field{Name: "Content-Type", Value: drop(media)})
 	if content.Schema != nil && rank > 1 {
 		a.bodySchema = content.Schema.Schema()
 	}
@@ -833,15 +832,15 @@ func (a *api) security(op *v3.Operation) {
 		secret := a.env(envName(name), "the security scheme "+label(name))
 		switch {
 		case s.Type == "http" && strings.EqualFold(s.Scheme, "basic"):
-			a.header = append(a.header, wire.Field{Name: "Authorization", Value: "Basic " + secret})
+			a.header = append(a.header, field{Name: "Authorization", Value: "Basic " + secret})
 			a.note("%s is the base64 of user:password.", envName(name))
 		case s.Type == "http" && strings.EqualFold(s.Scheme, "bearer"), s.Type == "oauth2", s.Type == "openIdConnect":
-			a.header = append(a.header, wire.Field{Name: "Authorization", Value: "Bearer " + secret})
+			a.header = append(a.header, field{Name: "Authorization", Value: "Bearer " + secret})
 		case s.Type == "apiKey" && s.In == "header":
-			a.header = append(a.header, wire.Field{Name: s.Name, Value: secret})
+			a.header = append(a.header, field{Name: s.Name, Value: secret})
 			a.hidden = append(a.hidden, secret)
 		case s.Type == "apiKey" && s.In == "cookie":
-			a.header = append(a.header, wire.Field{Name: "Cookie", Value: s.Name + "=" + secret})
+			a.header = append(a.header, field{Name: "Cookie", Value: s.Name + "=" + secret})
 		case s.Type == "apiKey" && s.In == "query":
 			mark := "?"
 			if strings.Contains(a.url, "?") {

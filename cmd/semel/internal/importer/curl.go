@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // Files reads a file that a curl command names with @. Nil reads none.
@@ -289,7 +287,7 @@ func (c *curlCommand) addHeader(line string) error {
 		if !found || rest != "" {
 			return errors.New("a header field has no colon")
 		}
-		c.header = append(c.header, wire.Field{Name: strings.TrimSpace(name)})
+		c.header = append(c.header, field{Name: strings.TrimSpace(name)})
 		return nil
 	}
 	name, value = strings.TrimSpace(name), strings.Trim(value, " \t")
@@ -297,7 +295,7 @@ func (c *curlCommand) addHeader(line string) error {
 		c.removed = append(c.removed, strings.ToLower(name))
 		return nil
 	}
-	c.header = append(c.header, wire.Field{Name: name, Value: value})
+	c.header = append(c.header, field{Name: name, Value: value})
 	return nil
 }
 
@@ -398,13 +396,13 @@ func (c *curlCommand) finish() error {
 		c.url, body = base+mark+body, ""
 	case c.json:
 		if !c.has("Content-Type") {
-			c.header = append(c.header, wire.Field{Name: "Content-Type", Value: "application/json"})
+			c.header = append(c.header, field{Name: "Content-Type", Value: "application/json"})
 		}
 		if !c.has("Accept") {
-			c.header = append(c.header, wire.Field{Name: "Accept", Value: "application/json"})
+			c.header = append(c.header, field{Name: "Accept", Value: "application/json"})
 		}
 	case c.hasData && !c.has("Content-Type"):
-		c.header = append(c.header, wire.Field{Name: "Content-Type", Value: "application/x-www-form-urlencoded"})
+		c.header = append(c.header, field{Name: "Content-Type", Value: "application/x-www-form-urlencoded"})
 	}
 	c.body = []byte(body)
 	if c.method == "" {
@@ -425,13 +423,13 @@ func (c *curlCommand) finish() error {
 		case !strings.Contains(c.user, ":"):
 			return errors.New("-u without a password asks for one; write user:password")
 		}
-		c.header = append(c.header, wire.Field{Name: "Authorization", Value: "Basic " + base64.StdEncoding.EncodeToString([]byte(c.user))})
+		c.header = append(c.header, field{Name: "Authorization", Value: "Basic " + base64.StdEncoding.EncodeToString([]byte(c.user))})
 	}
 	if c.bearer != "" && !c.has("Authorization") {
-		c.header = append(c.header, wire.Field{Name: "Authorization", Value: "Bearer " + c.bearer})
+		c.header = append(c.header, field{Name: "Authorization", Value: "Bearer " + c.bearer})
 	}
 	if len(c.cookies) > 0 {
-		c.header = append(c.header, wire.Field{Name: "Cookie", Value: strings.Join(c.cookies, "; ")})
+		c.header = append(c.header, field{Name: "Cookie", Value: strings.Join(c.cookies, "; ")})
 	}
 	switch {
 	case c.cert != "" && c.request.key == "":

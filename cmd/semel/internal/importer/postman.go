@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 type postmanItem struct {
@@ -248,7 +247,7 @@ func (p *postman) readHeader(raw json.RawMessage) error {
 	}
 	for _, h := range list {
 		if !h.Disabled && h.Key != "" {
-			p.header = append(p.header, wire.Field{Name: strings.TrimSpace(h.Key), Value: p.put(h.text(), 0)})
+			p.header = append(p.header, field{Name: strings.TrimSpace(h.Key), Value: p.put(h.text(), 0)})
 		}
 	}
 	return nil
@@ -264,7 +263,7 @@ func (p *postman) readBody(q *postmanRequest) error {
 				return
 			}
 		}
-		p.header = append(p.header, wire.Field{Name: "Content-Type", Value: media})
+		p.header = append(p.header, field{Name: "Content-Type", Value: media})
 	}
 	switch q.Body.Mode {
 	case "", "none":
@@ -323,14 +322,14 @@ func (p *postman) readAuth(a *postmanAuth) error {
 	switch a.Type {
 	case "", "noauth", "inherit":
 	case "bearer":
-		p.header = append(p.header, wire.Field{Name: "Authorization", Value: "Bearer " + value(a.Bearer, "token")})
+		p.header = append(p.header, field{Name: "Authorization", Value: "Bearer " + value(a.Bearer, "token")})
 	case "basic":
 		user, password := value(a.Basic, "username"), value(a.Basic, "password")
 		if holePattern.MatchString(user + password) {
-			p.header = append(p.header, wire.Field{Name: "Authorization", Value: "Basic " + p.env("PROBE_BASIC_CREDENTIALS", "the base64 of user:password")})
+			p.header = append(p.header, field{Name: "Authorization", Value: "Basic " + p.env("PROBE_BASIC_CREDENTIALS", "the base64 of user:password")})
 			return nil
 		}
-		p.header = append(p.header, wire.Field{Name: "Authorization", Value: "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))})
+		p.header = append(p.header, field{Name: "Authorization", Value: "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))})
 	case "apikey":
 		name, key := value(a.APIKey, "key"), value(a.APIKey, "value")
 		if name == "" {
@@ -347,7 +346,7 @@ func (p *postman) readAuth(a *postmanAuth) error {
 			}
 			p.url += mark + p.encoded(name) + "=" + p.encoded(key)
 		} else {
-			p.header = append(p.header, wire.Field{Name: name, Value: key})
+			p.header = append(p.header, field{Name: name, Value: key})
 		}
 	default:
 		p.note("The authorization of the kind %s was left out; give it under principals.", label(a.Type))

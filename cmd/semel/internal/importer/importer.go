@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // MaxInput bounds what is imported, in bytes; MaxBody a body that is written
@@ -46,7 +45,7 @@ type request struct {
 	operation  string // a name for it; made from the URL if empty
 	method     string
 	url        string
-	header     []wire.Field
+	header     []field
 	body       []byte
 	bodyFile   string
 	protocol   string
@@ -63,13 +62,23 @@ type request struct {
 	browser    bool        // it was recorded in one
 }
 
+// field is a line of a header.
+type field struct{ Name, Value string }
+
+// sentRequest is a request that was recorded.
+type sentRequest struct {
+	Method, URL string
+	Header      []field
+	Body        []byte
+}
+
 // listReader is a GET that lists what the operation makes.
 type listReader struct {
 	url       string // with holes, as that of the request
 	count     string // where in the answer the list is
 	where, id string // member of an element that has the reference, and its id
 	from      string // where that is known from
-	header    []wire.Field
+	header    []field
 }
 
 // preview is how an operation is asked for a dry run.
@@ -206,9 +215,9 @@ type drafting struct {
 	byValue map[string]int // place in values and in names
 	names   []string
 
-	headers   []wire.Field // of the request
-	own       []wire.Field // of the principal
-	cookies   []wire.Field
+	headers   []field // of the request
+	own       []field // of the principal
+	cookies   []field
 	keyName   string
 	keySyntax string // empty: not known
 	oasis     bool
@@ -259,7 +268,7 @@ func (d *drafting) sort() error {
 	if err := d.sortURL(); err != nil {
 		return err
 	}
-	d.browser = d.browser || slices.ContainsFunc(d.header, func(f wire.Field) bool { return strings.HasPrefix(strings.ToLower(f.Name), "sec-") })
+	d.browser = d.browser || slices.ContainsFunc(d.header, func(f field) bool { return strings.HasPrefix(strings.ToLower(f.Name), "sec-") })
 	for _, f := range d.header {
 		lower := strings.ToLower(f.Name)
 		if note, ok := left[lower]; ok {
@@ -289,15 +298,15 @@ func (d *drafting) sort() error {
 			d.sortCookies(f.Value)
 		case lower == "x-request-id" || lower == "x-correlation-id":
 			d.traced = true
-			d.headers = append(d.headers, wire.Field{Name: f.Name, Value: d.hole("{{.request_id}}")})
+			d.headers = append(d.headers, field{Name: f.Name, Value: d.hole("{{.request_id}}")})
 		case plan.Sensitive(f.Name) || slices.Contains(d.hidden, f.Value):
-			d.own = append(d.own, wire.Field{Name: f.Name, Value: d.credential(f)})
+			d.own = append(d.own, field{Name: f.Name, Value: d.credential(f)})
 		default:
 			d.headers = append(d.headers, f)
 		}
 	}
 	if d.oasis {
-		d.headers = append(d.headers, wire.Field{Name: "Repeatability-First-Sent", Value: d.hole(`{{now "http"}}`)})
+		d.headers = append(d.headers, field{Name: "Repeatability-First-Sent", Value: d.hole(`{{now "http"}}`)})
 	}
 	d.sortBody()
 	// What was found in one place may stand in another.
@@ -338,7 +347,7 @@ func (d *drafting) redact(s string) string {
 }
 
 // credential keeps the scheme of an Authorization.
-func (d *drafting) credential(f wire.Field) string {
+func (d *drafting) credential(f field) string {
 	scheme, rest, found := strings.Cut(f.Value, " ")
 	switch strings.ToLower(scheme) {
 	case "bearer", "basic", "token", "apikey", "dpop", "negotiate":
@@ -355,7 +364,7 @@ func (d *drafting) sortCookies(line string) {
 		if name == "" {
 			continue
 		}
-		if !token.MatchString(name) || slices.ContainsFunc(d.cookies, func(c wire.Field) bool { return c.Name == name }) {
+		if !token.MatchString(name) || slices.ContainsFunc(d.cookies, func(c field) bool { return c.Name == name }) {
 			d.note("A cookie was left out: its name is none, or is there twice.")
 			continue
 		}
@@ -365,9 +374,9 @@ func (d *drafting) sortCookies(line string) {
 		if !plan.PlainCookie(name, value) {
 			value = d.secret(value, "cookie "+name, "cookie "+name)
 		}
-		d.cookies = append(d.cookies, wire.Field{Name: name, Value: value})
+		d.cookies = append(d.cookies, field{Name: name, Value: value})
 	}
-	d.cookies = slices.DeleteFunc(d.cookies, func(c wire.Field) bool { return c.Value == "" })
+	d.cookies = slices.DeleteFunc(d.cookies, func(c field) bool { return c.Value == "" })
 }
 
 func hostOf(raw string) string {
@@ -388,7 +397,7 @@ func (d *drafting) sortURL() error {
 			if plain, err := url.PathUnescape(userinfo); err == nil {
 				userinfo = plain
 			}
-			d.header = append(d.header, wire.Field{Name: "Authorization", Value: "Basic " + base64.StdEncoding.EncodeToString([]byte(userinfo))})
+			d.header = append(d.header, field{Name: "Authorization", Value: "Basic " + base64.StdEncoding.EncodeToString([]byte(userinfo))})
 		}
 		port := u.Port()
 		if port == "" {

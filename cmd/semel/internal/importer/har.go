@@ -1,4 +1,4 @@
-package har
+package importer
 
 import (
 	"bytes"
@@ -6,39 +6,36 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"strings"
-
-	"github.com/semelhq/semel/probe/wire"
 )
 
-// DefaultMaxFile bounds what Requests reads, in bytes.
-const DefaultMaxFile = 256 << 20
-
-// Imported is one entry of a HAR file.
-type Imported struct {
-	Request wire.Request
+// harEntry is one entry of a HAR file.
+type harEntry struct {
+	Request sentRequest
 	// Response is what was answered, as far as the file has it.
-	Response Answer
+	Response harAnswer
 	// Err is why the entry is no request that can be sent: a body that is not
 	// in the file, a WebSocket, a data: URL. Its text quotes no values.
 	Err error
 }
 
-// Answer is what a file has of an answer.
-type Answer struct {
+// harAnswer is what a file has of an answer.
+type harAnswer struct {
 	Status   int
 	Location string
 	Body     []byte // as text: without its Content-Encoding
 }
 
-func readAnswer(raw json.RawMessage) (a Answer) {
+func readAnswer(raw json.RawMessage) (a harAnswer) {
 	var e struct {
 		Response struct {
 			Status  int     `json:"status"`
-			Headers []Pair  `json:"headers"`
-			Content Content `json:"content"`
+			Headers []field `json:"headers"`
+			Content struct {
+				Text     string `json:"text"`
+				Encoding string `json:"encoding"`
+			} `json:"content"`
 		} `json:"response"`
 	}
 	if json.Unmarshal(raw, &e) != nil {
@@ -56,23 +53,16 @@ func readAnswer(raw json.RawMessage) (a Answer) {
 	return a
 }
 
-// Requests takes the requests out of a HAR file, in its order. It reads what
+// harEntries takes the requests out of a HAR file, in its order. It reads what
 // browsers and proxies write, which is not always HAR: only what a request is
 // made of is looked at. Fields that belong to a connection or to framing are
-// left out, as are those that HTTP/2 starts with a colon; the Protocol is Auto.
+// left out, as are those that HTTP/2 starts with a colon.
 //
-// An error means that the file is no HAR at all, or is larger than limit bytes;
-// a limit of 0 is DefaultMaxFile. What is wrong with one entry is in its Err.
-func Requests(r io.Reader, limit int64) ([]Imported, error) {
-	if limit <= 0 {
-		limit = DefaultMaxFile
-	}
-	b, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err != nil {
-		return nil, fmt.Errorf("har: %w", err)
-	}
-	if int64(len(b)) > limit {
-		return nil, fmt.Errorf("har: the file is larger than %d bytes", limit)
+// An error means that the file is no HAR at all, or is larger than limit
+// bytes. What is wrong with one entry is in its Err.
+func harEntries(b []byte, limit int) ([]harEntry, error) {
+	if len(b) > limit {
+		return nil, fmt.Errorf("the file is larger than %d bytes", limit)
 	}
 	var file struct {
 		Log *struct {
@@ -80,12 +70,12 @@ func Requests(r io.Reader, limit int64) ([]Imported, error) {
 		} `json:"log"`
 	}
 	if err := json.Unmarshal(bytes.TrimPrefix(b, []byte("\xef\xbb\xbf")), &file); err != nil {
-		return nil, fmt.Errorf("har: this is no HAR file: %w", jsonError(err))
+		return nil, fmt.Errorf("this is no HAR file: %w", jsonError(err))
 	}
 	if file.Log == nil {
-		return nil, errors.New("har: this is no HAR file: it has no log")
+		return nil, errors.New("this is no HAR file: it has no log")
 	}
-	all := make([]Imported, len(file.Log.Entries))
+	all := make([]harEntry, len(file.Log.Entries))
 	for i, e := range file.Log.Entries {
 		all[i].Request, all[i].Err = readEntry(e)
 		all[i].Response = readAnswer(e)
@@ -104,24 +94,24 @@ func jsonError(err error) error {
 	return errors.New("the JSON is broken")
 }
 
-// left are the fields that describe a connection or the framing of the
+// ofConnection are the fields about a connection or the framing of the
 // recorded send.
-var left = map[string]bool{
+var ofConnection = map[string]bool{
 	"connection": true, "content-length": true, "http2-settings": true, "keep-alive": true,
 	"proxy-connection": true, "te": true, "transfer-encoding": true, "upgrade": true,
 }
 
-func readEntry(raw json.RawMessage) (wire.Request, error) {
+func readEntry(raw json.RawMessage) (sentRequest, error) {
 	var e struct {
 		Request *struct {
-			Method   string `json:"method"`
-			URL      string `json:"url"`
-			Headers  []Pair `json:"headers"`
+			Method   string  `json:"method"`
+			URL      string  `json:"url"`
+			Headers  []field `json:"headers"`
 			PostData *struct {
 				MIME   string `json:"mimeType"`
 				Text   string `json:"text"`
 				Params []struct {
-					Pair
+					field
 					File string `json:"fileName"`
 				} `json:"params"`
 				Encoding string `json:"encoding"`
@@ -130,20 +120,20 @@ func readEntry(raw json.RawMessage) (wire.Request, error) {
 		} `json:"request"`
 	}
 	if err := json.Unmarshal(raw, &e); err != nil {
-		return wire.Request{}, fmt.Errorf("har: %w", jsonError(err))
+		return sentRequest{}, fmt.Errorf("%w", jsonError(err))
 	}
 	if e.Request == nil {
-		return wire.Request{}, errors.New("har: the entry has no request")
+		return sentRequest{}, errors.New("the entry has no request")
 	}
-	q := wire.Request{Method: e.Request.Method, URL: e.Request.URL}
+	q := sentRequest{Method: e.Request.Method, URL: e.Request.URL}
 	typed := false
 	for _, h := range e.Request.Headers {
 		name := strings.ToLower(h.Name)
-		if left[name] || strings.HasPrefix(name, ":") {
+		if ofConnection[name] || strings.HasPrefix(name, ":") {
 			continue
 		}
 		typed = typed || name == "content-type"
-		q.Header = append(q.Header, wire.Field{Name: h.Name, Value: h.Value})
+		q.Header = append(q.Header, field{Name: h.Name, Value: h.Value})
 	}
 	if p := e.Request.PostData; p != nil {
 		mime, _, _ := strings.Cut(strings.ToLower(p.MIME), ";")
@@ -151,7 +141,7 @@ func readEntry(raw json.RawMessage) (wire.Request, error) {
 		case p.Text != "" && (p.Encoding == "base64" || p.Ours == "base64"):
 			b, err := base64.StdEncoding.DecodeString(p.Text)
 			if err != nil {
-				return q, errors.New("har: the body is no base64")
+				return q, errors.New("the body is no base64")
 			}
 			q.Body = b
 		case p.Text != "":
@@ -163,14 +153,35 @@ func readEntry(raw json.RawMessage) (wire.Request, error) {
 			}
 			q.Body = []byte(strings.Join(parts, "&"))
 		case len(p.Params) > 0:
-			return q, errors.New("har: the body is not in the file, only its parts are")
+			return q, errors.New("the body is not in the file, only its parts are")
 		}
 		if !typed && p.MIME != "" && len(q.Body) > 0 {
-			q.Header = append(q.Header, wire.Field{Name: "Content-Type", Value: p.MIME})
+			q.Header = append(q.Header, field{Name: "Content-Type", Value: p.MIME})
 		}
 	}
-	if err := q.Validate(); err != nil {
-		return q, fmt.Errorf("har: %w", err)
+	return q, q.validate()
+}
+
+// validate says why a request cannot be sent, without quoting it.
+func (q *sentRequest) validate() error {
+	u, err := url.Parse(q.URL)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return errors.New("the URL is none of http or https")
 	}
-	return q, nil
+	if !token.MatchString(q.Method) {
+		return errors.New("the method is none")
+	}
+	for _, f := range q.Header {
+		if !token.MatchString(f.Name) || strings.ContainsAny(f.Value, "\r\n\x00") {
+			return errors.New("a header line is none")
+		}
+	}
+	return nil
+}
+
+func unescape(s string) string {
+	if u, err := url.QueryUnescape(s); err == nil {
+		return u
+	}
+	return s
 }

@@ -12,9 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/semelhq/semel/probe/har"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // Choice picks one request of several.
@@ -60,7 +57,7 @@ func (c Choice) pick(n int, method, url func(int) string) (int, error) {
 
 // HAR makes a draft of one entry of a HAR file.
 func HAR(data []byte, choice Choice) (*Draft, error) {
-	entries, err := har.Requests(bytes.NewReader(data), MaxInput)
+	entries, err := harEntries(data, MaxInput)
 	if err != nil {
 		return nil, fmt.Errorf("importer: %w", err)
 	}
@@ -85,7 +82,7 @@ var freeText = regexp.MustCompile(`(?i)^(reference|ref|note|notes|description|co
 // findList looks in the recording for a GET of the same path that was answered
 // with a list, the last one, and for where the answer to the request names what it
 // made.
-func (r *request) findList(entries []har.Imported, at int) {
+func (r *request) findList(entries []harEntry, at int) {
 	path := func(u string) string { u, _, _ = strings.Cut(u, "?"); return strings.TrimSuffix(u, "/") }
 	own := entries[at].Request
 	made, _ := decodeObject(entries[at].Response.Body)
@@ -107,8 +104,8 @@ func (r *request) findList(entries []har.Imported, at int) {
 		// where those of the request do.
 		found := &listReader{url: drop(e.Request.URL), count: pointer, from: "a GET of the same path in the recording"}
 		for _, f := range e.Request.Header {
-			if strings.EqualFold(f.Name, "Accept") && !slices.ContainsFunc(own.Header, func(o wire.Field) bool { return strings.EqualFold(o.Name, f.Name) && o.Value != f.Value }) {
-				found.header = append(found.header, wire.Field{Name: f.Name, Value: drop(f.Value)})
+			if strings.EqualFold(f.Name, "Accept") && !slices.ContainsFunc(own.Header, func(o field) bool { return strings.EqualFold(o.Name, f.Name) && o.Value != f.Value }) {
+				found.header = append(found.header, field{Name: f.Name, Value: drop(f.Value)})
 			}
 		}
 		sent, _ := decodeObject(own.Body)
@@ -187,10 +184,10 @@ func listIn(b []byte) (list []any, pointer string, ok bool) {
 }
 
 // recorded takes over a request that was really sent.
-func recorded(from string, q wire.Request) *request {
+func recorded(from string, q sentRequest) *request {
 	r := &request{from: from, method: q.Method, url: drop(q.URL), body: q.Body}
 	for _, f := range q.Header {
-		r.header = append(r.header, wire.Field{Name: f.Name, Value: drop(f.Value)})
+		r.header = append(r.header, field{Name: f.Name, Value: drop(f.Value)})
 	}
 	return r
 }
@@ -260,10 +257,10 @@ func Burp(data []byte, choice Choice) (*Draft, error) {
 
 // rawRequest reads the bytes of a request. Where it went is said by the URL: its
 // own line has the path only.
-func rawRequest(raw []byte, at string) (wire.Request, error) {
+func rawRequest(raw []byte, at string) (sentRequest, error) {
 	u, err := url.Parse(at)
 	if err != nil || u.Host == "" {
-		return wire.Request{}, errors.New("it has no URL")
+		return sentRequest{}, errors.New("it has no URL")
 	}
 	head, body, found := bytes.Cut(raw, []byte("\r\n\r\n"))
 	if !found {
@@ -272,25 +269,25 @@ func rawRequest(raw []byte, at string) (wire.Request, error) {
 	lines := strings.Split(strings.ReplaceAll(string(head), "\r\n", "\n"), "\n")
 	words := strings.Fields(lines[0])
 	if len(words) != 3 || !strings.HasPrefix(words[2], "HTTP/") {
-		return wire.Request{}, errors.New("it does not begin with a request line")
+		return sentRequest{}, errors.New("it does not begin with a request line")
 	}
-	q := wire.Request{Method: words[0], Body: body}
+	q := sentRequest{Method: words[0], Body: body}
 	switch target := words[1]; {
 	case strings.HasPrefix(target, "/"):
 		q.URL = u.Scheme + "://" + u.Host + target
 	case strings.HasPrefix(target, "http://"), strings.HasPrefix(target, "https://"):
 		q.URL = target
 	default:
-		return wire.Request{}, errors.New("its target is no path")
+		return sentRequest{}, errors.New("its target is no path")
 	}
 	for _, line := range lines[1:] {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || !token.MatchString(name) {
-			return wire.Request{}, errors.New("it has a header line that is none")
+			return sentRequest{}, errors.New("it has a header line that is none")
 		}
-		q.Header = append(q.Header, wire.Field{Name: name, Value: strings.Trim(value, " \t")})
+		q.Header = append(q.Header, field{Name: name, Value: strings.Trim(value, " \t")})
 		if strings.EqualFold(name, "Transfer-Encoding") {
-			return wire.Request{}, errors.New("its body is chunked, which is not read")
+			return sentRequest{}, errors.New("its body is chunked, which is not read")
 		}
 	}
 	return q, nil

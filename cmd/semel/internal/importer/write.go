@@ -13,7 +13,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // write returns the text of the plan.
@@ -148,11 +147,11 @@ func (d *drafting) asPreview() (*drafting, bool) {
 		parts := slices.DeleteFunc(strings.Split(query, "&"), func(s string) bool { return s == "" || strings.HasPrefix(s, own) })
 		q.url = base + "?" + strings.Join(append(parts, own+url.QueryEscape(p.value)), "&")
 	case "header":
-		same := func(f wire.Field) bool { return strings.EqualFold(f.Name, p.name) }
+		same := func(f field) bool { return strings.EqualFold(f.Name, p.name) }
 		if slices.ContainsFunc(d.own, same) {
 			return nil, false
 		}
-		q.headers = append(slices.DeleteFunc(slices.Clone(d.headers), same), wire.Field{Name: p.name, Value: p.value})
+		q.headers = append(slices.DeleteFunc(slices.Clone(d.headers), same), field{Name: p.name, Value: p.value})
 	case "body":
 		body, ok := withYes(d.body, d.contentType(), p.name)
 		if q.body = body; !ok || d.bodyFile != "" {
@@ -213,7 +212,7 @@ func (d *drafting) writeReader(line func(string, ...any)) {
 	}
 }
 
-func (d *drafting) writeHeader(line func(string, ...any), indent, what string, fields []wire.Field) {
+func (d *drafting) writeHeader(line func(string, ...any), indent, what string, fields []field) {
 	if len(fields) == 0 {
 		return
 	}
