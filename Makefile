@@ -23,8 +23,9 @@ SUBJECT   ?= gateway-sqlite
 ROUNDS    ?= 5
 RECORDS   ?= 10000,1000000
 STORE     ?= sqlite
+VULNDB    ?=
 
-.PHONY: help run build test quick torture lint cross tidy bench bench-peers growth lab-matrix fuzz tools clean
+.PHONY: help run build test quick torture lint cross tidy bench bench-peers growth lab-matrix probe-truth fuzz tools vuln cut release release-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,16 +34,18 @@ help: ## list the targets
 	@echo '             BENCH=regexp BENCHTIME=1s FUZZTIME=60s ORDERS=host:port GATEWAY=host:port'
 	@echo '             SUBJECT=gateway-sqlite|gateway-postgres|payments|shop DURATION=1m'
 	@echo '             ROUNDS=5 RECORDS=10000,1000000 STORE=sqlite|postgres'
+	@echo '             VERSION=v1.2.3 VULNDB=file:///...'
 
 run: build ## start the example service and the gateway before it; Ctrl-C stops both
 	@exec scripts/run.sh
 
 build: ## build bin/semel and bin/orders
-	go build $(STAMP) -o bin/semel ./cmd/semel
-	go build $(STAMP) -o bin/orders ./examples/orders
+	@scripts/build.sh bin/semel ./cmd/semel $(STAMP)
+	@scripts/build.sh bin/orders ./examples/orders $(STAMP)
 
 test: tools ## run the tests of every module, with the race detector where it works
-	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone=adapter/caddy -- $(ARGS)
+	@echo 'testing $(PKG): a package is named when it has ended; on a new machine all is compiled first, which takes minutes'
+	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone='adapter/caddy internal/tools' -- $(ARGS)
 
 quick: ## run the tests that take a minute together, from go test's cache where nothing changed
 	go test -short $(ARGS) $(PKG)
@@ -82,6 +85,20 @@ lab-matrix: ## probe every operation of the lab under every setting, and compare
 probe-truth: ## run the probe against all of its targets, each with three sets of values
 	go test -count=1 -timeout 0 -run '^(TestTargets|TestReach|TestFiner|TestReportsAreConsistent)$$' $(ARGS) ./probe -seeds 3
 
+vuln: ## look up known vulnerabilities in what the modules call; needs the network
+	@VULNDB='$(VULNDB)' scripts/vuln.sh
+
+cut: ## make the commit and the tags of release VERSION=v1.2.3, here alone
+	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ ./cmd/release
+	@bin/tools/release cut '$(VERSION)'
+
+release: ## build programs, image, SBOMs and checksums of release VERSION into dist/VERSION
+	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ ./cmd/release
+	@bin/tools/release dist '$(VERSION)' 'dist/$(VERSION)'
+
+release-test: ## cut this tree in a clone, then install, build and run it as its users do
+	cd internal/tools && SEMEL_TEST_RELEASE=whole GOWORK=off go test -count=1 -timeout 0 -v $(ARGS) ./cmd/release
+
 fuzz: ## fuzz every fuzz test for FUZZTIME
 	@PKG='$(PKG)' scripts/fuzz.sh $(FUZZTIME)
 
@@ -89,7 +106,8 @@ fuzz: ## fuzz every fuzz test for FUZZTIME
 # so that no other module's requirements can change them.
 tools:
 	@mkdir -p bin/tools
+	@[ -x bin/tools/testall ] || echo 'building bin/tools: a minute or two on a new machine'
 	@cd internal/tools && CGO_ENABLED=0 GOWORK=off go build -o ../../bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./cmd/testall ./cmd/platforms
 
 clean: ## remove what was built and what make run has stored
-	rm -rf bin .run
+	rm -rf bin dist .run

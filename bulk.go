@@ -150,33 +150,38 @@ type bulkRun struct {
 
 // pages calls each with the pages of a listing until it returns false.
 func (b *bulkRun) pages(ctx context.Context, f Filter, each func([]Record) (more bool, err error)) error {
+	return b.guard.pages(ctx, b.lister, f, func(page []Record) (bool, error) {
+		more, err := each(page)
+		if b.Progress != nil {
+			b.Progress(b.report)
+		}
+		return more, err
+	})
+}
+
+func (g *Guard) pages(ctx context.Context, lister Lister, f Filter, each func([]Record) (more bool, err error)) error {
 	const size = 1000 // the most that a store lists at once
+	list := func() ([]Record, error) {
+		ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
+		defer cancel()
+		return lister.List(ctx, f)
+	}
 	f.Limit = size
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		page, err := b.list(ctx, f)
+		page, err := list()
 		if err != nil {
 			return err
 		}
 		if len(page) > 0 {
 			f.After = page[len(page)-1].Fence
 		}
-		more, err := each(page)
-		if b.Progress != nil {
-			b.Progress(b.report)
-		}
-		if err != nil || !more || len(page) < size {
+		if more, err := each(page); err != nil || !more || len(page) < size {
 			return err
 		}
 	}
-}
-
-func (b *bulkRun) list(ctx context.Context, f Filter) ([]Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.guard.policy.StoreTimeout)
-	defer cancel()
-	return b.lister.List(ctx, f)
 }
 
 // lapsed marks lapsed records. It begins with the first, because Next, which
@@ -254,14 +259,21 @@ func (b *bulkRun) see(r Record, at time.Time) {
 // each has work done on the records, on some at a time, until all are done, work
 // fails or ctx ends. None is left half done.
 func (b *bulkRun) each(ctx context.Context, records []Record, work func(context.Context, Record) error) error {
-	if b.Decide == nil || len(records) == 0 {
+	if b.Decide == nil {
+		return nil
+	}
+	return each(ctx, b.Parallel, records, work)
+}
+
+func each(ctx context.Context, parallel int, records []Record, work func(context.Context, Record) error) error {
+	if len(records) == 0 {
 		return nil
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	next := make(chan Record)
 	var workers sync.WaitGroup
-	for range min(b.Parallel, len(records)) {
+	for range min(parallel, len(records)) {
 		workers.Go(func() {
 			ended := false
 			defer func() {

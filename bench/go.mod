@@ -6,7 +6,6 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/store/postgres v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	modernc.org/sqlite v1.60.1
@@ -34,7 +33,6 @@ require (
 replace (
 	github.com/semelhq/semel => ../
 	github.com/semelhq/semel/gateway => ../gateway
-	github.com/semelhq/semel/internal/testenv => ../internal/testenv
 	github.com/semelhq/semel/store/postgres => ../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../store/sqlite
 )

@@ -9,24 +9,25 @@ import (
 )
 
 var (
-	// ErrNotFound reports that there is nothing to change.
+	// ErrNotFound reports that the resource to be changed does not exist.
 	ErrNotFound = errors.New("conditional: there is no such resource")
-	// ErrContended reports that others were quicker so often that Apply gave up.
-	// There was no effect.
+	// ErrContended reports that Apply gave up because others changed the resource
+	// every time. There was no effect.
 	ErrContended = errors.New("conditional: others change the resource all the time")
-	// ErrNotWritten says that the statement wrote no row, though what it started from
-	// is still there: a condition of its own kept it, or it names something else, or
-	// the transaction reads from a snapshot and cannot see what the statement saw.
+	// ErrNotWritten reports that the statement wrote no row although the resource is
+	// still in the state that was read. Either another condition of the statement
+	// does not hold, or it names a different row, or the transaction reads from a
+	// snapshot and cannot see what the statement saw.
 	ErrNotWritten = errors.New("conditional: no row was written, though the resource is as it was read")
 )
 
-// A FailedError says that a request's precondition does not hold. There was no
-// effect.
+// A FailedError reports that a request's precondition does not hold. There was
+// no effect.
 type FailedError struct {
 	Field   string // the header field that does not hold, such as If-Match
 	Current State
-	// Weak reports whether a tag in If-Match names the current version, but is weak,
-	// which proxies make tags when they compress. See Config.AcceptWeak.
+	// Weak reports whether a tag in If-Match names the current version but is weak,
+	// as made by proxies when they compress. See Config.AcceptWeak.
 	Weak bool
 }
 
@@ -41,54 +42,56 @@ func (e *FailedError) Error() string {
 const maxTries = 10
 
 // Change is one change to a resource, as a compare-and-set of its version. Its
-// functions run one after the other, in the transaction of the caller's if there
-// is one, and may be called again if somebody else was quicker.
+// functions are called one after the other, in the caller's transaction if there
+// is one, and may be called again if somebody else was faster.
 type Change struct {
-	// Current reads what there is. What the change is computed from, such as the row
-	// that a patch is for, belongs to the same statement. Required.
+	// Current reads the state of the resource. Data that the change is computed
+	// from, such as the row to be patched, must be read by the same statement.
+	// Required.
 	Current func(ctx context.Context) (State, error)
-	// Write makes the change and returns how many rows it wrote. Its statement sets
-	// the version to the next, and has the one that was found in its condition:
+	// Write makes the change and returns the number of rows it wrote. Its statement
+	// sets the version to next and requires the version found:
 	//
 	//	UPDATE orders SET ..., version = <next> WHERE id = <id> AND version = <found>
 	//
-	// Where found is 0 it inserts, and lets a row that is there already be (ON
-	// CONFLICT DO NOTHING). It sets values and adds to none: what a try computed
-	// holds for the version found. Required.
+	// If found is 0, it inserts, and leaves an existing row alone (ON CONFLICT
+	// DO NOTHING). It must set values, not increment them, because they were
+	// computed for the version found. Required.
 	Write func(ctx context.Context, found, next int64) (rows int64, err error)
-	// Creates says that Write can create a resource that does not exist, as PUT
-	// may. Otherwise Apply returns ErrNotFound in that case, whatever the
-	// precondition: a precondition is only evaluated if the request would succeed
-	// without it (RFC 9110 13.2.1).
+	// Creates says that Write can create the resource if it does not exist, as PUT
+	// may. Otherwise Apply then returns ErrNotFound, whatever the precondition,
+	// which applies only if the request would succeed without it (RFC 9110
+	// 13.2.1).
 	Creates bool
-	// Done, if not nil, reports whether what Current found is what the change would
-	// lead to: the request took effect before and its answer was lost, or somebody
-	// else did the same. It is asked where the precondition does not hold, or
-	// nothing is there; then the change counts as made (RFC 9110 13.1.1).
+	// Done, if not nil, reports whether the state that Current found is the one
+	// that the change would lead to, because the request took effect before and its
+	// response was lost, or because somebody else made the same change. It is
+	// called if the precondition does not hold or the resource does not exist. If
+	// it returns true, the change counts as made (RFC 9110 13.1.1).
 	Done func(ctx context.Context) (bool, error)
 }
 
-// Result is what became of a change.
+// Result is the result of a change.
 type Result struct {
 	Version int64 // that the resource has now
 	Created bool  // there was none before
-	// Repeated reports that nothing was written, because Change.Done reported true.
+	// Repeated reports whether nothing was written because Change.Done returned
+	// true.
 	Repeated bool
 }
 
-// Apply makes a change if the precondition in ctx holds, which it does if there is
-// none. Between the look and the change nobody else's gets lost: the statement
-// writes only over the version that was looked at. When somebody was quicker it
-// looks again, so a change that depends on no particular version is made on top
-// of the other, up to 10 times.
+// Apply makes a change if ctx has no precondition or its precondition holds. The
+// statement overwrites only the version that was read, so no change of others is
+// lost. If somebody else was faster, Apply reads again, up to 10 times, so a
+// change without a precondition is made to the new version.
 //
-// The precondition is about the request's target. For a change to another resource
-// in the same request, call Apply with the context of Without.
+// The precondition applies to the request's target. For a change to another
+// resource in the same request, call Apply with a context from Without.
 //
-// The errors are *FailedError, ErrNotFound, ErrContended and ErrNotWritten, for
-// which see Refuse, and those of the functions, unchanged. Only an error of Write
-// can leave open whether there was an effect, outside of a transaction. The
-// functions are responsible for respecting ctx.
+// The errors are *FailedError, ErrNotFound, ErrContended and ErrNotWritten (see
+// Refuse), and those of the functions, unchanged. Outside of a transaction, only
+// an error of Write leaves open whether there was an effect. The functions must
+// observe the end of ctx.
 func Apply(ctx context.Context, c Change) (Result, error) {
 	p := of(ctx)
 	var last int64 = -1
@@ -154,7 +157,7 @@ func wrote(rows int64) (bool, error) {
 //
 //	return conditional.Rows(tx.ExecContext(ctx, "UPDATE ..."))
 //
-// With pgx it is the RowsAffected of the CommandTag.
+// With pgx use the RowsAffected method of the CommandTag.
 func Rows(r sql.Result, err error) (int64, error) {
 	if err != nil {
 		return 0, err

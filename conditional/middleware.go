@@ -10,30 +10,30 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// Config says how a middleware treats preconditions. Functions must be safe for
-// concurrent use.
+// Config configures the middleware. Functions must be safe for concurrent use.
 type Config struct {
-	// Require reports whether a request must have a precondition; without one it
-	// gets 428. It is not called for GET and HEAD. Default:
+	// Require reports whether a request must have a precondition. Such requests
+	// without one get the status 428. It is not called for GET and HEAD. Default:
 	// semelhttp.ProtectMethods of PUT, PATCH and DELETE.
 	Require func(*http.Request) bool
 	// Dates says that resources have modification dates, in State.Modified. Then
-	// If-Unmodified-Since is evaluated if there is no If-Match. Otherwise it is
-	// ignored, as RFC 9110 13.1.4 requires. Dates have whole seconds, so a date
-	// cannot prevent a lost update between two changes in one second.
+	// If-Unmodified-Since applies if there is no If-Match. Otherwise it is
+	// ignored, as RFC 9110 13.1.4 requires. Dates have a resolution of one second,
+	// so they do not prevent lost updates within a second.
 	Dates bool
 	// AcceptWeak treats weak entity tags in If-Match as the strong ones that they
-	// were made from. RFC 9110 13.1.1 does not allow that. It is for services behind
-	// a proxy that weakens tags when it compresses, such as nginx: there every
-	// If-Match would fail. Handlers must not make weak tags of their own.
+	// were made from, which RFC 9110 13.1.1 does not allow. It is for services
+	// behind a proxy that weakens tags when it compresses, such as nginx, where
+	// every If-Match would fail otherwise. Handlers must not make weak tags
+	// themselves.
 	AcceptWeak bool
-	// Contract is the form of refusals. Default: semelhttp.IETF. Set it to that of
-	// the idempotency middleware, if there is one.
+	// Contract defines the format of refusals. Default: semelhttp.IETF. Set it to
+	// that of the idempotency middleware, if there is one.
 	Contract semelhttp.Contract
-	// Unapplied is told of requests that were answered with 500 because their
-	// handler would have answered with success and had not applied the precondition;
-	// nil for nobody. It is a mistake in the handler, or the idempotency middleware
-	// is inside of this one, and it was a replay. The request is the handler's.
+	// Unapplied, if not nil, is called for requests that got the status 500 because
+	// their handler responded with success without having applied the precondition.
+	// Either the handler has a bug, or the idempotency middleware is inside this one
+	// and replayed a response. The request is the one passed to the handler.
 	Unapplied func(r *http.Request)
 }
 
@@ -41,9 +41,9 @@ type Config struct {
 // documentation for what it does. The middleware panics when it is given a nil
 // handler.
 //
-// It goes inside an idempotency middleware: a retry then gets the recorded
-// response, and is never refused by a precondition that the first attempt has
-// made false.
+// It goes inside an idempotency middleware, so that a retry gets the recorded
+// response and is never refused because of a precondition that the first attempt
+// has made false.
 func New(c Config) func(http.Handler) http.Handler {
 	if c.Require == nil {
 		c.Require = semelhttp.ProtectMethods(http.MethodPut, http.MethodPatch, http.MethodDelete)

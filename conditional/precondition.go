@@ -12,16 +12,16 @@ import (
 
 // State is the state of a resource before a change.
 type State struct {
-	// Version is 1 when the resource is created and one higher after every change, a
-	// deletion included. Versions never repeat, even if the resource is deleted and
-	// created again: a deletion keeps the row, with its version. 0 means that the
-	// resource never existed.
+	// Version is 1 when the resource is created, and every change, including a
+	// deletion, increments it. Versions are never reused, even if the resource is
+	// deleted and created again, because a deletion leaves the row with its version.
+	// 0 means that the resource never existed.
 	Version int64
-	// Gone says that the resource has been deleted, and the version is all that is
-	// left of it.
+	// Gone reports whether the resource has been deleted, so that only its version
+	// is left.
 	Gone bool
-	// Modified is when it was changed last, for Config.Dates. Dates on the wire have
-	// no fractions of a second.
+	// Modified is when the resource was last changed, for Config.Dates. HTTP dates
+	// have no fractions of a second.
 	Modified time.Time
 }
 
@@ -52,22 +52,22 @@ func (p *precondition) in(ctx context.Context) context.Context {
 	return context.WithValue(ctx, preconditionKey{}, p)
 }
 
-// Without returns a context without a precondition, for changes to anything
-// but the request's target.
+// Without returns a context without a precondition, for changes to resources
+// other than the request's target.
 func Without(ctx context.Context) context.Context { return (&precondition{}).in(ctx) }
 
 // Expect returns a context with the precondition that the resource has this
-// version, for versions that do not come in If-Match: a field of a form, a
-// part of a message. It replaces the request's own.
+// version. It is for versions that are not in If-Match but, for example, in a
+// form field or a message. It replaces the request's precondition.
 func Expect(ctx context.Context, version int64) context.Context {
 	p := &precondition{match: tags{sent: true, list: []Tag{VersionTag(version)}}, contract: of(ctx).contract}
 	return p.in(ctx)
 }
 
-// Applied declares that the handler itself has applied the request's
-// precondition, in the same step as its effect: it passed it on to the owner of
-// the resource, or had nothing to change, or responds from a record of its own.
-// Apply and Table.Apply call it.
+// Applied declares that the handler has applied the request's precondition
+// itself, in the same step as its effect: it forwarded the precondition to the
+// owner of the resource, or had nothing to change, or responds from a record of
+// its own. Apply and Table.Apply call it themselves.
 func Applied(ctx context.Context) { of(ctx).applied.Store(true) }
 
 // empty reports whether there is nothing to be evaluated.
@@ -152,9 +152,9 @@ const (
 	headerModified   = "If-Modified-Since"
 )
 
-// RequestHeaders names the request headers that say what a change depends on. Put
-// them into semelhttp.FingerprintConfig.Headers: the same change to another
-// version is another request, and its key must be another one.
+// RequestHeaders returns the names of the request headers with preconditions. Put
+// them into semelhttp.FingerprintConfig.Headers, because the same change to
+// another version is a different request and needs a different key.
 func RequestHeaders() []string {
 	return []string{headerMatch, headerNoneMatch, headerUnmodified}
 }

@@ -47,13 +47,14 @@ var (
 	}
 )
 
-// Refuse responds to r for an error of Apply or Table.Apply, and reports whether
-// it did. For other errors, which are the handler's own and those of its database,
-// it writes nothing.
+// Refuse writes the response to r for an error of Apply or Table.Apply, and
+// reports whether it did. For other errors, which are those of the handler and its
+// database, it writes nothing.
 //
-// A *FailedError gives 412, a *TransitionError 409, ErrNotFound 404, ErrContended
-// 503. The handler must have had no effect before: a 412 and a 503 leave no
-// record, so that the key, if there is one, is free again.
+// The status is 412 for a *FailedError, 409 for a *TransitionError, 404 for
+// ErrNotFound and 503 for ErrContended. The handler must not have had any effect
+// before, because 412 and 503 leave no record, so that the idempotency key, if
+// any, is free again.
 func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	var p semelhttp.Problem
 	if e, ok := errors.AsType[*FailedError](err); ok {

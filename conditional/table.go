@@ -15,16 +15,16 @@ type Transition struct {
 	To    string
 }
 
-// A Table holds the transitions that are allowed. It is safe for concurrent use.
+// A Table contains the allowed transitions. It is safe for concurrent use.
 type Table struct {
 	to    map[[2]string]string       // by event and state
 	by    map[string]map[string]bool // the events that lead to a state
 	leads map[string]map[string]bool // the states that an event leads to
 }
 
-// NewTable returns a table, or one error that names everything wrong with the
-// transitions. A transition from a state to itself is refused: nothing could
-// tell a repetition of it from another.
+// NewTable returns a table, or an error that lists everything wrong with the
+// transitions. A transition from a state to itself is not allowed, because its
+// repetition could not be recognized.
 func NewTable(transitions ...Transition) (*Table, error) {
 	t := &Table{to: map[[2]string]string{}, by: map[string]map[string]bool{}, leads: map[string]map[string]bool{}}
 	var errs []error
@@ -63,49 +63,49 @@ func add(m map[string]map[string]bool, key, value string) {
 	m[key][value] = true
 }
 
-// Position is the current state of a subject in a table.
+// Position is the position of a subject in a table.
 type Position struct {
 	State string // "" if there is no such thing
-	// Event led there. It may be left out where no state can be reached by more
-	// than one event.
+	// Event is the event that led to State. It may be empty if no state can be
+	// reached by more than one event.
 	Event string
-	// Version is as in State; 0 if the thing has none, and then a request with a
-	// precondition cannot be served.
+	// Version is like State.Version, or 0 if the subject has none; a request
+	// with a precondition then fails.
 	Version int64
-	// Modified is as in State.
+	// Modified is like State.Modified.
 	Modified time.Time
 }
 
-// Move is one transition of one thing.
+// Move is a transition of a subject.
 type Move struct {
 	Event, From, To string
-	// Found and Next are versions; 0 if the thing has none.
+	// Found and Next are versions, or 0 if the subject has none.
 	Found, Next int64
 }
 
-// Subject is what a transition happens to. Its functions run one after the other,
-// in the transaction of the caller's if there is one, and may be called again.
+// Subject is the subject of a transition. Its functions are called one after the
+// other, in the caller's transaction if there is one, and may be called again.
 type Subject struct {
-	// Current reads where it stands. Required.
+	// Current reads the position. Required.
 	Current func(ctx context.Context) (Position, error)
-	// Move is one statement that makes the move, and returns how many rows it wrote.
-	// What is moved from is in its condition:
+	// Move executes one statement that makes the transition, and returns the number
+	// of rows it wrote. The statement requires the position that was found:
 	//
 	//	UPDATE orders SET state = <To>, event = <Event>, version = <Next>
 	//	WHERE id = <id> AND state = <From> AND version = <Found>
 	//
-	// It may have more conditions; where one of them does not hold, Table.Apply
+	// It may have more conditions. If one of them does not hold, Table.Apply
 	// returns ErrNotWritten. Required.
 	Move func(ctx context.Context, m Move) (rows int64, err error)
 }
 
-// Moved is what became of an event.
+// Moved is the result of an event.
 type Moved struct {
 	State   string // in which the subject is now
 	Version int64
-	// Repeated reports that the subject was already in that state, by the same
-	// event. Whatever goes with the transition was done in its transaction; respond
-	// as to the first.
+	// Repeated reports whether the same event had already led the subject to this
+	// state. Everything that goes with the transition was done in its transaction.
+	// Respond as to the first event.
 	Repeated bool
 }
 
@@ -120,16 +120,17 @@ func (e *TransitionError) Error() string {
 	return fmt.Sprintf("conditional: %s is not allowed in state %s", e.Event, e.State)
 }
 
-// Apply applies an event to a subject, if the table allows it in the subject's
-// state and the precondition in ctx holds. Of any number of calls at the same
-// time, by any number of processes, one makes the transition; the others find it
-// made. A subject that is already where the event leads, by that event, is not
-// changed and the result says so, whatever the precondition: the request has
-// succeeded before (RFC 9110 13.1.1). Once the subject has moved on, a repetition
-// cannot be distinguished from another event; use an idempotency key for that.
+// Apply applies an event to a subject, if the table allows the event in the
+// subject's state and the precondition in ctx holds. Of any number of concurrent
+// calls, in any number of processes, one makes the transition, and the others find
+// it made. If the same event has already led the subject to its state, nothing is
+// changed, and the result is Repeated, whatever the precondition, because the
+// request has succeeded before (RFC 9110 13.1.1). Once the subject has left that
+// state, a repetition cannot be distinguished from a new event; use an idempotency
+// key if it must be.
 //
-// The errors are *TransitionError, and those of Apply. As there, a precondition
-// counts only where the event is allowed.
+// The errors are *TransitionError and those of Apply. As there, the
+// precondition applies only if the event is allowed.
 func (t *Table) Apply(ctx context.Context, event string, s Subject) (Moved, error) {
 	p := of(ctx)
 	if t.leads[event] == nil {

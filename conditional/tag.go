@@ -7,31 +7,32 @@ import (
 	"strings"
 )
 
-// A Tag is an entity tag (RFC 9110 8.8.3): it names one state of a resource, and
-// where there are several representations, one of them.
+// A Tag is an entity tag (RFC 9110 8.8.3). It identifies a state of a resource
+// and, if there are several representations, one of them.
 type Tag struct {
-	// Opaque is what stands between the quotes.
+	// Opaque is the text between the quotes.
 	Opaque string
-	// Weak tags name what is equivalent, strong ones what is equal byte by byte.
+	// Weak says that representations with this tag are equivalent. Those with
+	// the same strong tag are equal byte by byte.
 	Weak bool
 }
 
-// VersionTag returns the strong tag of a version, such as "7". It is enough for
+// VersionTag returns the strong tag of a version, such as "7". It suffices for
 // resources with one representation; see Variant.
 func VersionTag(version int64) Tag { return Tag{Opaque: strconv.FormatInt(version, 10)} }
 
-// Variant returns the tag of one of several representations of the same state:
-// "7-xml" of "7". Strong tags must differ wherever bytes do, so a server that
-// answers in several media types, languages or content codings gives each a
-// name, of visible ASCII without quotes.
+// Variant returns the tag of one of several representations of the same state,
+// such as "7-xml" for "7". Strong tags must differ if the bytes do. So a server
+// that responds in several media types, languages or content codings needs a
+// name for each, of visible ASCII without quotes.
 func (t Tag) Variant(name string) Tag {
 	t.Opaque += "-" + name
 	return t
 }
 
-// Version returns the version that t is a tag of, whatever the variant. What
-// servers and proxies in front append when they compress, such as -gzip, counts
-// as one. It reports false for tags that VersionTag cannot have made.
+// Version returns the version of t, whatever its variant. A suffix such as
+// -gzip, which servers and proxies append when they compress, counts as a
+// variant. ok is false if t cannot be a tag made by VersionTag.
 func (t Tag) Version() (version int64, ok bool) {
 	digits, _, _ := strings.Cut(t.Opaque, "-")
 	version, err := strconv.ParseInt(digits, 10, 64)
@@ -41,8 +42,8 @@ func (t Tag) Version() (version int64, ok bool) {
 	return version, true
 }
 
-// String returns the tag as it is sent. A tag with an Opaque that cannot be sent
-// gives "", which names nothing.
+// String returns the tag as it is sent. If Opaque contains bytes that cannot be
+// sent, it returns "".
 func (t Tag) String() string {
 	for i := range len(t.Opaque) {
 		if !isTagByte(t.Opaque[i]) {
@@ -55,14 +56,14 @@ func (t Tag) String() string {
 	return `"` + t.Opaque + `"`
 }
 
-// Same reports whether t and u are equal by the strong comparison of RFC 9110
-// 8.8.3.2: neither is weak.
+// Same reports whether t and u are equal by strong comparison (RFC 9110
+// 8.8.3.2), which requires that neither is weak.
 func (t Tag) Same(u Tag) bool { return t == u && !t.Weak }
 
-// Equivalent reports whether t and u are equal by the weak comparison.
+// Equivalent reports whether t and u are equal by weak comparison.
 func (t Tag) Equivalent(u Tag) bool { return t.Opaque == u.Opaque }
 
-// ParseTag reads one entity tag, without white space around it.
+// ParseTag parses an entity tag without surrounding white space.
 func ParseTag(s string) (Tag, error) {
 	t, rest, err := cutTag(s)
 	if err == nil && rest != "" {
@@ -95,7 +96,8 @@ func cutTag(s string) (t Tag, rest string, err error) {
 // isTagByte reports whether c is an etagc of RFC 9110.
 func isTagByte(c byte) bool { return c == 0x21 || c >= 0x23 && c != 0x7f }
 
-// MaxTags is the largest number of entity tags in one field. More are malformed.
+// MaxTags is the maximum number of entity tags in a field. A field with more is
+// malformed.
 const MaxTags = 100
 
 // tags is the value of an If-Match or If-None-Match field: a list, or "*".

@@ -10,7 +10,6 @@ require (
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/adapter/chi v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/store/postgres v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	github.com/stripe/stripe-go/v83 v83.2.1
@@ -40,7 +39,6 @@ replace (
 	github.com/semelhq/semel => ../
 	github.com/semelhq/semel/adapter/chi => ../adapter/chi
 	github.com/semelhq/semel/gateway => ../gateway
-	github.com/semelhq/semel/internal/testenv => ../internal/testenv
 	github.com/semelhq/semel/store/postgres => ../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../store/sqlite
 )

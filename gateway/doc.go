@@ -56,7 +56,8 @@
 // The upstream sees the request as it was sent, with these differences. Host is the
 // upstream's own unless Config.PreserveHost is set. X-Forwarded-For, -Host and -Proto
 // are the gateway's; those that the client sent are dropped unless
-// Config.TrustForwarded is set, and so is Forwarded. Hop-by-hop fields are dropped.
+// Config.TrustForwarded is set, and so is Forwarded. In other spellings, such as
+// X_Forwarded_For, they are always dropped. Hop-by-hop fields are dropped.
 // Trailers are passed on if they were announced and do not concern the framing. The
 // Idempotency-Key is passed on, so that an idempotent upstream can use it too.
 // Semel-Fence holds the fence of the claim, which rises with each new execution of a

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/gateway/internal/spelling"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -117,7 +118,7 @@ func (g *Gateway) outbound(in *http.Request, e *exchange) (*http.Request, *reque
 	out.GetBody = nil
 	out.Trailer = nil
 	for name := range in.Trailer {
-		if !isFraming(name) {
+		if !isFraming(name) && !isForwarded(name) {
 			if out.Trailer == nil {
 				out.Trailer = make(http.Header)
 			}
@@ -185,11 +186,16 @@ func (g *Gateway) requestHeader(in *http.Request, e *exchange) http.Header {
 			}
 		}
 	}
-	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
-		if len(prior) > 0 {
-			ip = strings.Join(prior, ", ") + ", " + ip
-		}
-		e.values[forwardedFor] = ip
+	// Who connects over a Unix socket has no address to add.
+	client, _, err := net.SplitHostPort(in.RemoteAddr)
+	switch said := strings.Join(prior, ", "); {
+	case err != nil:
+		client = said
+	case said != "":
+		client = said + ", " + client
+	}
+	if client != "" {
+		e.values[forwardedFor] = client
 		h["X-Forwarded-For"] = e.value(forwardedFor)
 	}
 	if e.record != "" {
@@ -252,11 +258,12 @@ func isHopByHop(name string) bool {
 	return false
 }
 
-// isForwarded says of a header field that it is for proxies to say.
+// isForwarded says of a header field that it is for proxies to say, in whatever
+// spelling: the upstream may read X_Forwarded_For as it reads X-Forwarded-For.
 func isForwarded(name string) bool {
-	switch name {
-	case "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto":
-		return true
+	switch len(name) {
+	case len("Forwarded"), len("X-Forwarded-For"), len("X-Forwarded-Host"), len("X-Forwarded-Proto"):
+		return spelling.OneOf(name, spelling.Forwarded)
 	}
 	return false
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -144,10 +146,27 @@ func refuseTarget(w http.ResponseWriter, r *http.Request, contract semelhttp.Con
 			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
 			Detail: "The request's target has no path.",
 		})
+	case !oneHost(r):
+		// Whoever goes by the one and whoever goes by the other, as a proxy in front
+		// and the service, would take it for different requests.
+		contract.WriteProblem(w, semelhttp.Problem{
+			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
+			Detail: "The request names no host, something else than a host, or two of them. Nothing was executed.",
+		})
 	default:
 		return false
 	}
 	return true
+}
+
+// oneHost reports whether the request is for one host. HTTP/1.1 needs a Host, and
+// package http refuses two. HTTP/2 has :authority beside it, which counts then
+// (RFC 9113 8.3.1).
+func oneHost(r *http.Request) bool {
+	if strings.ContainsAny(r.Host, `/\?#@`) {
+		return false
+	}
+	return r.ProtoMajor < 2 || r.Host != "" && !slices.ContainsFunc(r.Header["Host"], func(h string) bool { return !strings.EqualFold(h, r.Host) })
 }
 
 // InFlight returns the number of requests that are being handled, even if their

@@ -1,6 +1,6 @@
-// Package inbox drops the repetitions of messages that a queue or broker
-// delivers at least once: the id of a message is recorded in the database
-// transaction of what is done because of it.
+// Package inbox drops repetitions of messages that a queue or broker delivers
+// at least once. It records the id of a message in the same database
+// transaction as the effects of handling it.
 //
 //	in, err := inbox.New(inbox.Config{Store: store.Inbox(), Consumer: "billing", RetrySpan: span})
 //	...
@@ -16,27 +16,27 @@
 //
 // # What it promises
 //
-//   - What a handler does in its transaction is committed at most once for each
-//     consumer and message id, among all goroutines and processes on one
-//     database, for as long as the id is kept.
-//   - A handler that fails, panics or dies with its process leaves nothing, its
-//     id neither. A redelivery runs it again.
-//   - Consumers are independent: each handles every message.
-//   - Nil is told only after the commit. After any error the message must be
-//     delivered again, and may be: where it is open whether the commit took
-//     effect ([ErrUnknown]), the redelivery finds that out.
+//   - The changes that a handler makes in its transaction are committed at most
+//     once for each consumer and message id, among all goroutines and processes
+//     on one database, for as long as the id is kept.
+//   - A handler that fails, panics or dies with its process leaves nothing
+//     behind, including the id. A redelivery runs it again.
+//   - Consumers are independent. Each handles every message.
+//   - A nil error is returned only after the commit. After any other error the
+//     message must be delivered again, and it is safe to do so: if it is open
+//     whether the commit took effect ([ErrUnknown]), the redelivery finds out.
 //
 // # What it does not
 //
-//   - What a handler does outside of its transaction is done as often as it
-//     runs. Use an outbox for that: messages that are enqueued in the handler's
-//     transaction go with it.
+//   - Effects outside of a handler's transaction happen as often as it runs.
+//     Use an outbox for them: messages enqueued in the handler's transaction
+//     are committed with it.
 //   - An id that is delivered again after its [Config.Retention] is handled
 //     again.
-//   - It does not order messages, beyond what [Inbox.ProcessBatch] says, and
-//     does not count attempts: a message that always fails is the broker's to
-//     give up.
+//   - It does not order messages, except as documented by [Inbox.ProcessBatch],
+//     and does not count attempts. Giving up a message that always fails is up
+//     to the broker.
 //
-// Who has a transaction of their own records ids in it with Receive or ReceiveTx
-// of a store's inbox, and needs this package only to sweep.
+// Code that has its own transaction records ids in it with the methods Receive
+// or ReceiveTx of a store's inbox, and needs this package only to sweep.
 package inbox

@@ -10,15 +10,16 @@ import (
 )
 
 var (
-	// ErrFull: Config.MaxRows ids are on record, and this one is not. Nothing was
-	// done: to forget one that may still come would be worse.
+	// ErrFull reports that Config.MaxRows ids are on record and this one is not.
+	// Nothing was done, and no id was forgotten.
 	ErrFull = errors.New("inbox: as many messages as may be are on record")
-	// ErrLaneFailed: a message of the same lane that comes earlier in the batch has
-	// failed. The handler was not called.
+	// ErrLaneFailed reports that an earlier message of the same lane in the batch
+	// has failed. The handler was not called.
 	ErrLaneFailed = errors.New("inbox: an earlier message of the lane has failed")
 )
 
-// PanicError is a panic of a handler. Its transaction was rolled back.
+// PanicError is the error for a handler that panicked. Its transaction was
+// rolled back.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -26,41 +27,42 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("inbox: the handler panicked: %v", e.Value) }
 
-// Config is what an inbox is made of. Store, Consumer and RetrySpan are required.
+// Config configures an inbox. Store, Consumer and RetrySpan are required.
 type Config struct {
 	Store Store
-	// Consumer names who handles the messages. Each consumer handles every
-	// message once, so all processes of one service use one name, and services
-	// that share a database, or two handlers of the same messages, different ones.
+	// Consumer names the handler of the messages. Each consumer handles every
+	// message once. So all processes of a service use the same name, and services
+	// that share a database, or two handlers of the same messages, use different
+	// names.
 	Consumer string
-	// RetrySpan is for how long after its first delivery a message may be
-	// delivered again: Schedule computes it for brokers, outbox.Route.RetrySpan for
-	// an outbox. Most senders count attempts, not hours: add the longest outage, of
-	// either side, that is to be survived.
+	// RetrySpan is how long after its first delivery a message may be delivered
+	// again. Schedule computes it for brokers, and outbox.Route.RetrySpan for an
+	// outbox. Most senders count attempts, not hours, so add the longest outage of
+	// either side that must be survived.
 	RetrySpan time.Duration
 	// Retention is how long ids are kept, by the store's clock. Default twice
 	// RetrySpan; less than RetrySpan is an error.
 	Retention time.Duration
 
-	// MaxRows is how many ids of the consumer are kept at most. Beyond it messages
-	// are refused with ErrFull, unless they are duplicates; no id is forgotten. Run
-	// counts, so there may be more by what is handled between two of its rounds.
-	// Default 10,000,000; negative is for no bound.
+	// MaxRows is the maximum number of ids of the consumer. Beyond it messages are
+	// refused with ErrFull, unless they are duplicates. Run counts the ids, so the
+	// limit may be exceeded by the messages handled between two rounds. Default
+	// 10,000,000; a negative value means no limit.
 	MaxRows int
-	// MaxBatch is how many messages of a batch share a transaction. Default 256.
+	// MaxBatch is the maximum number of messages of a batch in one transaction.
+	// Default 256.
 	MaxBatch int
-	// Timeout ends the context of a transaction's handlers. Default 30 s.
+	// Timeout limits the context of a transaction's handlers. Default 30 s.
 	Timeout time.Duration
-	// Remember is how many of the latest ids that this process has seen are kept in
-	// mind, in about 2.5 bytes each. One that comes again is looked up before a
-	// transaction is begun, which saves that where it is on record; a new one costs
-	// nothing. It pays where duplicates come back to the process that has handled
-	// them, most of all where transactions are waited for. Default 0: nothing is
-	// looked up.
+	// Remember is how many of the latest ids this process remembers, in about 2.5
+	// bytes each. A remembered id is looked up before a transaction is begun, which
+	// avoids the transaction if the id is on record. This helps if duplicates
+	// return to the process that handled the message, especially if transactions
+	// have to wait for each other. Default 0: no ids are looked up.
 	Remember int
 	// SweepEvery is the time between two rounds of Run. Default 1 min.
 	SweepEvery time.Duration
-	// OnSweep is told what each round of Run did; nil for nobody.
+	// OnSweep, if not nil, is called with the result of each round of Run.
 	OnSweep func(Swept)
 }
 
@@ -115,7 +117,7 @@ type Inbox struct {
 	full   atomic.Bool
 }
 
-// New makes an inbox. It starts nothing: call Run.
+// New returns an inbox. It starts no goroutine: call Run.
 func New(c Config) (*Inbox, error) {
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {
@@ -128,13 +130,14 @@ func New(c Config) (*Inbox, error) {
 	return b, nil
 }
 
-// Outcome is what became of a message that needs no redelivery.
+// Outcome is the outcome of a message that needs no redelivery.
 type Outcome uint8
 
 const (
-	// OutcomeDone: it was handled, and what the handler did is committed.
+	// OutcomeDone means that the message was handled, and the handler's
+	// transaction is committed.
 	OutcomeDone Outcome = iota + 1
-	// OutcomeDuplicate: it was handled before.
+	// OutcomeDuplicate means that the message had been handled before.
 	OutcomeDuplicate
 )
 
@@ -148,14 +151,14 @@ func (o Outcome) String() string {
 	return "failed"
 }
 
-// Process handles a message unless that was done before: it begins a transaction,
-// records the id, calls handle with a context that carries the transaction, and
-// commits. Acknowledge the message if the error is nil; otherwise have it
-// delivered again. The error is that of handle, a *PanicError, one of this
-// package or one of the store.
+// Process handles a message unless it has been handled before. It begins a
+// transaction, records the id, calls handle with a context that carries the
+// transaction, and commits. Acknowledge the message if the error is nil;
+// otherwise have it delivered again. The error is that of handle, a *PanicError,
+// or an error of this package or of the store.
 //
-// The context of handle ends with ctx, or after Config.Timeout. If handle returns
-// nil all the same, its work is committed.
+// The context of handle ends with ctx or after Config.Timeout. If handle returns
+// nil even then, its transaction is committed.
 func (b *Inbox) Process(ctx context.Context, id string, handle func(ctx context.Context) error) (Outcome, error) {
 	r := b.ProcessBatch(ctx, []Message{{ID: id}}, func(ctx context.Context, _ int) error { return handle(ctx) })
 	return r[0].Outcome, r[0].Err
@@ -163,33 +166,33 @@ func (b *Inbox) Process(ctx context.Context, id string, handle func(ctx context.
 
 // Message is a message of a batch.
 type Message struct {
-	// ID is what repetitions are known by: at most MaxName bytes of UTF-8.
+	// ID identifies repetitions. It has at most MaxName bytes of UTF-8.
 	ID string
-	// Lane names messages whose order matters among each other, such as a
-	// partition and key. Once one has failed, those of its lane that come later in
-	// the batch are not handled. Messages without a lane stand for themselves.
+	// Lane groups messages whose order matters, such as those of a partition and
+	// key. If one fails, later messages of its lane in the batch are not handled.
+	// Messages without a lane are independent.
 	Lane string
 }
 
-// Result is what became of a message: without an Err acknowledge it, otherwise have
-// it delivered again.
+// Result is the result of handling a message. If Err is nil, acknowledge the
+// message; otherwise have it delivered again.
 type Result struct {
 	Outcome Outcome
 	Err     error
 }
 
-// ProcessBatch handles messages in their order, each as Process does, but as many
-// as it can in one transaction. handle is called with the index of a message.
+// ProcessBatch handles messages in order, each as Process does, but as many as
+// possible in one transaction. handle is called with the index of a message.
 //
-// A message that fails takes nobody with it: its transaction is rolled back, then
-// the messages before it, it alone, and those after it are done over in
-// transactions of their own, so handle may be called more than once for a message.
-// What fails a transaction without saying which message it was is divided in half.
-// Where the store cannot be reached, or it is open what became of a commit, all
-// of that transaction's messages get the error.
+// A message that fails does not affect others. Its transaction is rolled back;
+// then the messages before it, the message itself and the messages after it are
+// handled again in transactions of their own. So handle may be called more than
+// once for a message. If a transaction fails and it is not known because of which
+// message, it is split in half. If the store cannot be reached, or the result of a
+// commit is open, all messages of that transaction get the error.
 //
-// An id that is twice in the batch is handled once; the second has the error of the
-// first, or is a Duplicate.
+// An id that occurs twice in the batch is handled once. The second message has the
+// error of the first, or is an OutcomeDuplicate.
 func (b *Inbox) ProcessBatch(ctx context.Context, messages []Message, handle func(ctx context.Context, i int) error) []Result {
 	d := &delivery{Inbox: b, messages: messages, handle: handle, results: make([]Result, len(messages))}
 	todo := make([]int, 0, len(messages))
@@ -367,7 +370,7 @@ func (d *delivery) call(ctx context.Context, i int) (err error) {
 	return d.handle(ctx, i)
 }
 
-// Swept is what a round of Run did.
+// Swept is the result of a round of Run.
 type Swept struct {
 	Removed int // ids past their retention
 	Rows    int // ids that are left, counted up to MaxRows
@@ -378,10 +381,10 @@ type Swept struct {
 
 const sweepBatch = 1000
 
-// Run forgets ids that are past their retention, at once and then every
-// Config.SweepEvery, counts those that are left, and tells Config.OnSweep. It
-// returns when ctx ends. Run it in every process that handles messages: without
-// it MaxRows is not looked at, and if nobody runs it the table grows.
+// Run removes ids past their retention, at once and then every
+// Config.SweepEvery, counts the others, and calls Config.OnSweep. It returns
+// when ctx ends. Call it in every process that handles messages: MaxRows is not
+// enforced without it, and if no process calls it, the table grows.
 func (b *Inbox) Run(ctx context.Context) {
 	for {
 		start := time.Now()

@@ -8,26 +8,29 @@ import (
 
 const forever = time.Duration(math.MaxInt64)
 
-// Schedule is when a broker delivers a message again that was not acknowledged.
+// Schedule describes when a broker redelivers a message that was not
+// acknowledged.
 type Schedule struct {
-	// MaxDeliver is how many times it delivers at most; 0 if it has no limit.
+	// MaxDeliver is the maximum number of deliveries, or 0 if there is no
+	// limit.
 	MaxDeliver int
-	// AckWait is how long it waits for an acknowledgement: its visibility timeout.
+	// AckWait is how long the broker waits for an acknowledgement, its
+	// visibility timeout.
 	AckWait time.Duration
-	// Backoff are the delays before the second delivery, the third and so on; the
-	// last is that of all further ones.
+	// Backoff lists the delays before the second delivery, the third and so on.
+	// The last is used for all further deliveries.
 	Backoff []time.Duration
-	// KeptFor is how long it keeps the message, delivered or not; 0 if without
-	// limit. Where a consumer can be set back to read again, that is the limit.
+	// KeptFor is how long the broker keeps a message, delivered or not, or 0 if
+	// there is no limit.
 	KeptFor time.Duration
-	// ReadAgain says that a consumer can be set back: then a message may come for
-	// as long as it is kept, whatever MaxDeliver says.
+	// ReadAgain says that a consumer can be reset to read again. A message may
+	// then be delivered for as long as it is kept, regardless of MaxDeliver.
 	ReadAgain bool
 }
 
-// Span returns for how long after its first delivery a message may come again, if
-// neither side is down: the RetrySpan of a Config. It fails where nothing limits
-// it.
+// Span returns how long after its first delivery a message may be delivered
+// again, if neither side is down. Use it as Config.RetrySpan. It fails if there
+// is no limit.
 func (s Schedule) Span() (time.Duration, error) {
 	if s.MaxDeliver < 0 || s.AckWait < 0 || s.KeptFor < 0 {
 		return 0, errors.New("inbox: schedule: a field is negative")

@@ -9,57 +9,59 @@ import (
 	"unicode/utf8"
 )
 
-// MaxName is how many bytes the id of a message, and the name of a consumer, may
-// have. Who has longer ids passes a digest of them, such as SHA-256 in hex.
+// MaxName is the maximum length in bytes of a message id and of a consumer's
+// name. For longer ids use a digest, such as SHA-256 in hexadecimal.
 const MaxName = 255
 
-// Errors of a store's Transact, and so of Process. After each the message is to
-// be delivered again.
+// Errors of a store's Transact, and therefore of Process. After each of them
+// the message must be delivered again.
 var (
-	// ErrInProgress: another transaction has recorded a message and has not ended.
-	// Nothing took effect. If that one is committed, the redelivery is a duplicate.
+	// ErrInProgress reports that another open transaction has recorded the message.
+	// Nothing took effect. If that transaction commits, the redelivery is a
+	// duplicate.
 	ErrInProgress = errors.New("inbox: another transaction is handling the message")
-	// ErrRolledBack: the commit was refused. Nothing took effect.
+	// ErrRolledBack reports that the commit failed. Nothing took effect.
 	ErrRolledBack = errors.New("inbox: the transaction was rolled back")
-	// ErrUnknown: it is open whether the transaction was committed, and with it
-	// the id. The redelivery finds out.
+	// ErrUnknown reports that it is open whether the transaction, and with it
+	// the id, was committed. The redelivery finds out.
 	ErrUnknown = errors.New("inbox: it is open whether the transaction was committed")
 )
 
-// Store keeps the ids of messages that were handled, in the database in which
-// handlers have their effects. It keeps no policy. Package inboxtest is the
-// contract in executable form.
+// Store stores the ids of handled messages, in the database in which handlers
+// have their effects. It implements no policy. Package inboxtest tests this
+// contract.
 //
 // All methods are safe for concurrent use, by many goroutines and processes. Ids
-// and consumers have passed Check, and are compared byte by byte.
+// and consumers have been validated with Check and are compared byte by byte.
 type Store interface {
-	// Transact records ids, which are different from each other, for a consumer,
-	// and calls work in the same transaction, with a context that carries it as
-	// the store's package documents. first says of each id whether it was not on
-	// record. Where none is, work is not called and nothing is written.
+	// Transact records ids, which are distinct, for a consumer and calls work in
+	// the same transaction, with a context that carries it as documented by the
+	// store's package. first reports for each id whether it was not on record.
+	// If all ids are on record, work is not called and nothing is written.
 	//
-	// Transact commits if work returns nil, also if ctx has ended by then, and
-	// rolls back if it returns an error, which Transact returns, or if it panics
-	// or ends its goroutine. Any error means that nothing took effect, but for
-	// ErrUnknown.
+	// Transact commits if work returns nil, even if ctx has ended. It rolls back
+	// if work returns an error, which Transact returns, or if work panics or
+	// ends its goroutine. Any error except ErrUnknown means that nothing took
+	// effect.
 	//
-	// An id that another open transaction has recorded is waited for, for a time
-	// that the store bounds, and then fails with ErrInProgress or another error.
-	// Transactions with the same ids in different orders do not deadlock by that.
+	// If another open transaction has recorded an id, Transact waits for a time
+	// limited by the store and then fails with ErrInProgress or another error.
+	// Transactions with the same ids in different orders do not deadlock because
+	// of that.
 	Transact(ctx context.Context, consumer string, ids []string, work func(ctx context.Context, first []bool) error) error
-	// Seen reports of each id whether it is on record. It sees what is committed,
-	// and waits for nobody's transaction.
+	// Seen reports for each id whether it is on record. It sees committed ids
+	// only and does not wait for transactions.
 	Seen(ctx context.Context, consumer string, ids []string) ([]bool, error)
-	// Sweep forgets at most limit ids of a consumer that were recorded longer than
-	// retention ago, by the store's clock, the oldest first.
+	// Sweep removes at most limit ids of a consumer that were recorded longer than
+	// retention ago, by the store's clock, oldest first.
 	Sweep(ctx context.Context, consumer string, retention time.Duration, limit int) (removed int, err error)
-	// Count returns how many ids are on record for a consumer, at most limit. It
-	// reads through as many.
+	// Count returns the number of ids on record for a consumer, at most limit.
+	// Its cost grows with the result.
 	Count(ctx context.Context, consumer string, limit int) (int, error)
 }
 
-// Check reports what is wrong with the name of a consumer or with ids. An id is
-// not quoted in the error.
+// Check reports what is wrong with the name of a consumer or with ids. The
+// error does not contain the ids.
 func Check(consumer string, ids ...string) error {
 	if err := check("name of the consumer", consumer); err != nil {
 		return err
@@ -84,8 +86,8 @@ func check(what, s string) error {
 	return nil
 }
 
-// First reports, for each of ids, whether it is its first occurrence there and
-// among recorded: what a store's Receive returns.
+// First reports for each element of ids whether it is in recorded and occurs in
+// ids for the first time. A store's Receive returns its result.
 func First(ids, recorded []string) []bool {
 	first := make([]bool, len(ids))
 	if len(ids) == 1 {

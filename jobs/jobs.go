@@ -11,59 +11,61 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// TopicPrefix is how the topics of queues begin. A relay for all topics would take
-// jobs for messages, so name the topics of relays on the same store.
+// TopicPrefix is the prefix of the topics of queues. A relay for all topics would
+// treat jobs as messages, so name the topics of relays on the same store.
 const TopicPrefix = "job:"
 
-// Topic is the topic of a queue.
+// Topic returns the topic of a queue.
 func Topic(queue string) string { return TopicPrefix + queue }
 
-// Queue is the queue of a topic; ok is false if it is of none.
+// Queue returns the name of the queue of a topic. ok reports whether the topic
+// is that of a queue.
 func Queue(topic string) (name string, ok bool) { return strings.CutPrefix(topic, TopicPrefix) }
 
-// Authority is whose permission a job runs with.
+// Authority says with whose permission a job runs.
 type Authority struct {
 	Tenant string `json:"tenant,omitempty"`
 	Actor  string `json:"actor,omitempty"`
-	// Permissions are those that the actor had when the job was enqueued, as far as
-	// they matter to it. They are for Config.Authorize to compare: a job is to have
-	// no more than both then and now.
+	// Permissions are the relevant permissions of the actor when the job was
+	// enqueued. Config.Authorize should grant a job only what the actor was
+	// permitted then and still is.
 	Permissions []string `json:"permissions,omitempty"`
 }
 
-// Job is work to be done. Its bounds are those of an outbox.Message.
+// Job is work to be done. Its limits are those of an outbox.Message.
 type Job struct {
-	// ID is what makes the job unique: to enqueue a second one with it is
-	// outbox.ErrDuplicate while the outbox holds the first, and does nothing for as
-	// long as the id of a done one is known (Config.Retention). Message makes one
-	// where it is empty.
+	// ID makes the job unique. While the outbox holds a job, enqueueing another one
+	// with the same ID fails with outbox.ErrDuplicate. While the id of a done job
+	// is kept (Config.Retention), another job with it has no effect. If ID is
+	// empty, Message generates one.
 	ID string
-	// Queue says which workers run it, and Kind which of their handlers. Required.
+	// Queue says which workers run the job, and Kind which of their handlers.
+	// Required.
 	Queue, Kind string
-	// Args is what the handler is told; what it means is the handler's matter.
+	// Args is passed to the handler, which defines its meaning.
 	Args []byte
-	// Key, if there is one, names a lane of the queue whose jobs run one after the
-	// other, in the order in which they were enqueued.
+	// Key, if not empty, names a lane of the queue whose jobs run one after
+	// another, in the order in which they were enqueued.
 	Key string
 	// NotBefore delays the job, by the store's clock.
 	NotBefore time.Time
-	// Authority is whose permission it runs with.
+	// Authority says with whose permission the job runs.
 	Authority Authority
 
 	// What follows is told to handlers.
 
-	// Attempt counts from 1, anew after a person has run the job again.
+	// Attempt counts from 1, and starts again when a person redrives the job.
 	Attempt    int
 	EnqueuedAt time.Time
-	// Prepared is what Handler.Prepare returned.
+	// Prepared is the result of Handler.Prepare.
 	Prepared any
 }
 
 // headerAuthority has a job's Authority, as JSON.
 const headerAuthority = "job-authority"
 
-// Message is the message to enqueue for j, with an id. What is told to handlers is
-// no part of it.
+// Message returns the message to enqueue for j, with an id. It does not contain
+// the fields that are set for handlers.
 func (j Job) Message() (outbox.Message, error) {
 	m := outbox.Message{ID: j.ID, Topic: Topic(j.Queue), Type: j.Kind, Key: j.Key, Payload: j.Args, NotBefore: j.NotBefore}
 	if m.ID == "" {
@@ -85,7 +87,7 @@ func (j Job) Message() (outbox.Message, error) {
 	return m, nil
 }
 
-// FromMessage is the job that a message stands for.
+// FromMessage returns the job in a message.
 func FromMessage(m outbox.Message) (j Job, err error) {
 	queue, ok := Queue(m.Topic)
 	if !ok || m.Type == "" {

@@ -14,21 +14,22 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// ErrRevoked is what Config.Authorize returns, possibly wrapped, where a job has no
-// permission to run any more: it is dead, with the reason, and not tried again.
+// ErrRevoked is returned by Config.Authorize, possibly wrapped, if a job no longer
+// has permission to run. The job is then dead, with the reason on record, and is
+// not tried again.
 var ErrRevoked = errors.New("jobs: the authority of the job is revoked")
 
-// Cancel says of a handler's error that the job is not to be tried again: it is dead,
-// with the reason. What the handler did in its transaction is rolled back.
+// Cancel wraps a handler's error to report that the job must not be tried again. The
+// job is dead, with the reason on record. The handler's transaction is rolled back.
 func Cancel(err error) error {
 	return outbox.Permanent(fmt.Errorf("cancelled by its handler: %w", err))
 }
 
-// Later says of a handler's error that the job is to be tried again no sooner than
-// after d, which is bounded to 24 h.
+// Later wraps a handler's error to report that the job must be tried again no
+// sooner than after d, at most 24 h.
 func Later(d time.Duration, err error) error { return outbox.RetryAfter(d, err) }
 
-// PanicError is a panic of a handler, or of Config.Authorize.
+// PanicError is the error for a handler, or a Config.Authorize, that panicked.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -36,18 +37,18 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("the handler panicked: %v", e.Value) }
 
-// Handler does the jobs of a kind. Its functions are called by many goroutines at
-// once. What they enqueue has the job for its origin. Their context ends with the
-// queue's Timeout, when the worker is stopped and out of patience, and when the claim
-// is lost: context.Cause then tells outbox.ErrLeaseLost.
+// Handler runs the jobs of a kind. Its functions are called by many goroutines at
+// once. Messages that they enqueue have the job as their origin. Their context ends
+// after the queue's Timeout, when the worker has been stopped and its drain time is
+// over, and when the claim is lost; context.Cause is then outbox.ErrLeaseLost.
 type Handler struct {
-	// Prepare, unless it is nil, is called first, in no transaction: for what takes
-	// long, or talks to others. It may be called several times for a job. What it
-	// returns is Job.Prepared.
+	// Prepare, if not nil, is called first, outside of any transaction, for work
+	// that takes long or calls other services. It may be called several times for a
+	// job. Its result is Job.Prepared.
 	Prepare func(ctx context.Context, j Job) (any, error)
-	// Handle is called in the transaction that ctx carries, as the store's package
-	// documents, for all that is to happen once. It may be nil where Prepare does
-	// everything, under protection of its own.
+	// Handle is called in the transaction in ctx, as documented by the store's
+	// package, for everything that must happen once. It may be nil if Prepare does
+	// everything and protects its own effects.
 	Handle func(ctx context.Context, j Job) error
 }
 
@@ -57,56 +58,58 @@ type QueueConfig struct {
 	Name string
 	// Workers is how many of its jobs run at the same time. Default 16.
 	Workers int
-	// Timeout bounds an attempt at a job, from the claim to the commit. Default 1 min.
+	// Timeout limits an attempt at a job, from the claim to the commit. Default
+	// 1 min.
 	Timeout time.Duration
-	// MaxAttempts is after how many attempts a job is dead, with the last error as
-	// the reason. Default 20.
+	// MaxAttempts is the number of attempts after which a job is dead, with the
+	// last error as the reason. Default 20.
 	MaxAttempts int
-	// Schedule, Backoff and MaxBackoff are the delays between attempts, with a
-	// random part, as in an outbox.Route.
+	// Schedule, Backoff and MaxBackoff set the delays between attempts, as in
+	// an outbox.Route.
 	Schedule            []time.Duration
 	Backoff, MaxBackoff time.Duration
-	// OnDead is what becomes of a lane whose first job is dead. Default Block.
+	// OnDead says what happens to a lane whose first job is dead. Default
+	// DeadBlock.
 	OnDead outbox.DeadPolicy
 }
 
-// Store is where jobs are: what Outbox of a store returns.
+// Store holds jobs. The Outbox methods of the stores return one.
 type Store interface {
 	outbox.Store
 	outbox.Settler
 }
 
-// Config is what a worker is made of.
+// Config configures a worker.
 type Config struct {
-	// Store has the jobs, and Inbox the ids of those that are done, in one database:
-	// that in which handlers have their effects. Both are required.
+	// Store holds the jobs, and Inbox the ids of those that are done. Both must be
+	// in the database in which handlers have their effects. Required.
 	Store Store
 	Inbox inbox.Store
-	// Queues are those whose jobs this worker runs. Required.
+	// Queues are the queues whose jobs this worker runs. Required.
 	Queues []QueueConfig
-	// Handlers are those of each kind. Required. A job of another kind fails, and is
-	// tried again: there may be a newer worker.
+	// Handlers maps each kind of job to its handler. Required. A job of another kind
+	// fails and is tried again, because there may be a newer worker.
 	Handlers map[string]Handler
-	// Authorize is asked before each attempt whether the job may run, with what is
-	// in its Authority. ErrRevoked is a refusal; after any other error the job is
-	// tried again. Required: Trusted is for services whose jobs need no permission.
+	// Authorize is called before each attempt and decides by the job's Authority
+	// whether it may run. ErrRevoked refuses; after any other error the job is
+	// tried again. Required; use Trusted if jobs need no permission.
 	Authorize func(ctx context.Context, j Job) error
-	// Consumer is the name under which the inbox knows these jobs. All workers on a
-	// store use one. Default "jobs".
+	// Consumer is the inbox's name for these jobs. All workers on a store must use
+	// the same one. Default "jobs".
 	Consumer string
-	// Retention is how long the ids of done jobs are known. Default, and least, is
-	// what it takes: as long as a job may be tried, and as long as done ones are
-	// kept (Relay.Retention). Negative is for ever; required if done jobs are kept
-	// for ever.
+	// Retention is how long the ids of jobs that are done are kept. The default is
+	// the minimum: as long as a job may be tried, and as long as done jobs are
+	// kept (Relay.Retention). A negative value keeps them forever and is required
+	// if done jobs are kept forever.
 	Retention time.Duration
-	// Relay has the other settings: leases, polling, draining, how long done jobs
-	// are kept, and the observer. Its Store and Routes must be empty.
+	// Relay has the other settings: leases, polling, draining, the retention of
+	// done jobs, and the observer. Its Store and Routes must be empty.
 	Relay outbox.Config
-	// OnSweep is told what each round of forgetting ids did; nil for nobody.
+	// OnSweep, if not nil, is called with the result of each sweep of the ids.
 	OnSweep func(inbox.Swept)
 }
 
-// Trusted is for Config.Authorize: every job may run.
+// Trusted is a Config.Authorize that lets every job run.
 func Trusted(context.Context, Job) error { return nil }
 
 // Worker runs jobs. New makes one.
@@ -194,14 +197,14 @@ func New(c Config) (*Worker, error) {
 	return w, nil
 }
 
-// Wake has the worker look for jobs now: for callers that have just committed some
-// in a way that the store cannot see.
+// Wake makes the worker look for jobs now. Call it after committing jobs in a way
+// that the store cannot see.
 func (w *Worker) Wake() { w.relay.Wake() }
 
-// Run runs jobs until ctx ends. Then it claims no more, waits for those under way for
-// Relay.Drain, cancels those that are left, which others try again, and returns: nil
-// if what became of all jobs is written down. It may be called again, not twice at
-// the same time.
+// Run runs jobs until ctx ends. Then it stops claiming, waits up to Relay.Drain for
+// running jobs, and cancels the remaining ones, which other workers try again. It
+// returns nil if the outcomes of all jobs are recorded. Run may be called again after
+// it has returned.
 func (w *Worker) Run(ctx context.Context) error {
 	sweep, stop := context.WithCancel(ctx)
 	defer stop()

@@ -9,65 +9,67 @@ import (
 	"time"
 )
 
-// DeadPolicy says what becomes of a lane whose first message is dead, or
+// DeadPolicy says what happens to a lane whose first message is dead or
 // unknown.
 type DeadPolicy uint8
 
 const (
-	// DeadBlock keeps the lane waiting until the message is redriven or purged:
-	// order goes before progress.
+	// DeadBlock blocks the lane until the message is redriven or purged. It
+	// puts order before progress.
 	DeadBlock DeadPolicy = iota
-	// DeadSkip lets the lane go on. A later redrive of the message gives its order
-	// up.
+	// DeadSkip lets the lane go on. If the message is redriven later, it is
+	// delivered out of order.
 	DeadSkip
 )
 
-// UnknownPolicy says what becomes of a message of which nobody can know whether
-// it has arrived.
+// UnknownPolicy says what happens to a message if it cannot be known whether it
+// has arrived.
 type UnknownPolicy uint8
 
 const (
-	// UnknownHold keeps it, as unknown, until somebody redrives or purges it.
+	// UnknownHold keeps the message as unknown until somebody redrives or
+	// purges it.
 	UnknownHold UnknownPolicy = iota
-	// UnknownRetry delivers it again, with the same id.
+	// UnknownRetry delivers the message again with the same id.
 	UnknownRetry
 )
 
-// Route is a topic and where its messages go.
+// Route says how the messages of a topic are delivered.
 type Route struct {
-	// Topic is the one to deliver; empty stands for all, and is then the only
-	// route.
+	// Topic is the topic to deliver. Empty means all topics; there must then be
+	// no other route.
 	Topic string
 	// Sink delivers the messages. Required.
 	Sink Sink
 
-	// OnDead is what becomes of a lane whose first message is dead or unknown.
-	// Default Block.
+	// OnDead says what happens to a lane whose first message is dead or
+	// unknown. Default DeadBlock.
 	OnDead DeadPolicy
-	// OnUnknown is what becomes of a message that may have arrived or not, and
-	// whose receiver would not recognise a repetition: see
-	// Delivery.BeforeEffect. Default Hold.
+	// OnUnknown says what happens to a message that may have arrived and whose
+	// receiver would not recognize a repetition; see Delivery.BeforeEffect.
+	// Default UnknownHold.
 	OnUnknown UnknownPolicy
-	// MaxAttempts is after how many attempts a message is dead: or unknown, if
-	// one of them may have arrived. Default 20, which take about six hours, or
-	// as many as Schedule is made for.
+	// MaxAttempts is the number of attempts after which a message is dead, or
+	// unknown if it may have arrived. The default is 20, which take about six
+	// hours, or one more than Schedule has delays.
 	MaxAttempts int
 	// Schedule lists the delays after the first failure, the second and so on,
-	// in place of Backoff and MaxBackoff; the last is that of all further ones.
-	// Of every delay a random part of up to a fifth is left away.
+	// in place of Backoff and MaxBackoff. The last delay is used for all
+	// further failures. Each delay is shortened by a random part of up to a
+	// fifth.
 	Schedule []time.Duration
-	// Backoff is the delay after the first failure. It doubles with each, up to
-	// MaxBackoff; of every delay a random part of up to a half is left away.
-	// Default 1 s.
+	// Backoff is the delay after the first failure. It doubles with each
+	// failure, up to MaxBackoff. Each delay is shortened by a random part of up
+	// to a half. Default 1 s.
 	Backoff time.Duration
-	// MaxBackoff bounds the delay. Default 1 h.
+	// MaxBackoff is the maximum delay. Default 1 h.
 	MaxBackoff time.Duration
-	// Timeout ends the context of an attempt. Default 30 s.
+	// Timeout limits the context of an attempt. Default 30 s.
 	Timeout time.Duration
-	// MaxInFlight is how many messages are under way at most. Default 64.
+	// MaxInFlight is the maximum number of concurrent deliveries. Default 64.
 	MaxInFlight int
-	// MaxBytesInFlight is how many bytes of payload are. Default 64 MiB, at
-	// least MaxPayload.
+	// MaxBytesInFlight is the maximum number of bytes of their payloads.
+	// Default 64 MiB, at least MaxPayload.
 	MaxBytesInFlight int
 }
 
@@ -157,32 +159,32 @@ func (r Route) longest(attempt int) time.Duration {
 	return min(d, r.MaxBackoff)
 }
 
-// Config is what a relay is made of. Store and Routes are required.
+// Config configures a relay. Store and Routes are required.
 type Config struct {
 	Store  Store
 	Routes []Route
 
-	// Lease is how long a claim holds without being renewed, which is done every
-	// third of it. A relay that dies leaves its messages waiting for as long.
+	// Lease is how long a claim is valid. It is renewed after every third of
+	// that time. The messages of a relay that dies wait until their leases end.
 	// Default 15 s.
 	Lease time.Duration
-	// PollMin and PollMax bound the time between two looks at a store that had
-	// nothing: it grows from one to the other while nothing comes. A hint of the
-	// store, or Wake, cuts it short. Defaults 50 ms and 1 s.
+	// PollMin and PollMax limit the time between two polls of a store that had
+	// no messages. It grows from one to the other while none come. A hint from
+	// the store, or Wake, ends the wait. Defaults 50 ms and 1 s.
 	PollMin, PollMax time.Duration
-	// StoreTimeout bounds each call of the store. Default 10 s.
+	// StoreTimeout limits each call of the store. Default 10 s.
 	StoreTimeout time.Duration
-	// Drain is how long deliveries may go on once Run's context has ended.
-	// Then they are cancelled. Default 10 s.
+	// Drain is how long deliveries may continue after Run's context has ended
+	// before they are cancelled. Default 10 s.
 	Drain time.Duration
 	// Retention says how long settled messages are kept.
 	Retention Retention
-	// SweepEvery is the time between two sweeps. Default 1 min; negative is for
-	// relays beside one that sweeps.
+	// SweepEvery is the time between two sweeps. Default 1 min. A negative
+	// value disables sweeping, for relays beside another one that sweeps.
 	SweepEvery time.Duration
 	// StatusEvery is the time between two calls of Observer.Status. Default 10 s.
 	StatusEvery time.Duration
-	// Observer is told what happens; nil for nobody.
+	// Observer, if not nil, is notified of events.
 	Observer *Observer
 }
 

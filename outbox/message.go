@@ -11,49 +11,49 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Bounds of a message. What is larger is kept elsewhere and referred to.
+// Limits of a message. Store larger contents elsewhere and refer to them.
 const (
 	MaxPayload = 1 << 20  // bytes of Payload
 	MaxHeaders = 16 << 10 // bytes of the names and values of Headers together
 	MaxName    = 255      // bytes of ID, Topic, Key and Type each
 )
 
-// Message is what is to be sent.
+// Message is a message to be sent.
 type Message struct {
-	// ID is what receivers know repetitions by. It is unique among the messages
-	// that the store holds, and made of letters, digits, '.', '_', ':' and '-'.
-	// Enqueueing makes one where it is empty.
+	// ID identifies the message, so that receivers can recognize repetitions.
+	// It is unique among the messages in the store and consists of letters,
+	// digits, '.', '_', ':' and '-'. If it is empty, enqueueing generates one.
 	ID string
-	// Topic says where the message goes: relays have a sink for each. Required.
+	// Topic says where the message goes. Relays have a sink for each topic.
+	// Required.
 	Topic string
-	// Key names the lane within Topic whose messages are delivered in order.
+	// Key names a lane within Topic, whose messages are delivered in order.
 	// Messages without a key are in no order.
 	Key string
-	// Type says what the payload is, such as "order.paid".
+	// Type is the type of the payload, such as "order.paid".
 	Type string
-	// Origin names what the message was enqueued under, for those who follow a
-	// request through the system: the id of the record of a protected request, or
-	// of another message. Where it is empty, enqueueing takes OriginOf. It does not
-	// go with the message: sinks do not see it.
+	// Origin is the id of the record of the request, or of the message, under which
+	// the message was enqueued. It is for tracing a request through the system. If
+	// it is empty, enqueueing sets it to OriginOf. Sinks do not see it.
 	Origin string
-	// Headers go with the payload; what they mean is the sink's matter.
+	// Headers accompany the payload. Their meaning is up to the sink.
 	Headers map[string]string
 	Payload []byte
-	// NotBefore delays the first attempt, by the store's clock. Zero is at
-	// once. It holds up what is behind it in the lane.
+	// NotBefore delays the first attempt, by the store's clock. Zero means no
+	// delay. Later messages of the lane wait as well.
 	NotBefore time.Time
 }
 
 type originKey struct{}
 
-// WithOrigin returns a context under which what is enqueued has the Origin id, such
-// as that of a message that is being worked on.
+// WithOrigin returns a context under which enqueued messages have the Origin id,
+// such as the id of a message being handled.
 func WithOrigin(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, originKey{}, id)
 }
 
-// OriginOf returns the Origin of what is enqueued under ctx: what WithOrigin says, or
-// the id of the record that is executed, or nothing.
+// OriginOf returns the Origin of messages that are enqueued under ctx: the id set by
+// WithOrigin, or else the id of the record being executed, or else the empty string.
 func OriginOf(ctx context.Context) string {
 	if id, ok := ctx.Value(originKey{}).(string); ok {
 		return id
@@ -64,7 +64,7 @@ func OriginOf(ctx context.Context) string {
 	return ""
 }
 
-// Validate reports what is wrong with m, but for an empty ID.
+// Validate reports what is wrong with m. An empty ID is valid.
 func (m Message) Validate() error {
 	var errs []error
 	for _, f := range [...]struct{ name, text string }{{"Topic", m.Topic}, {"Key", m.Key}, {"Type", m.Type}, {"Origin", m.Origin}} {

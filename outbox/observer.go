@@ -10,26 +10,29 @@ import (
 // from many, and must not block. They are given neither keys, headers nor
 // payloads, unless a sink puts them into its errors.
 type Observer struct {
-	// Status is told what waits, every Config.StatusEvery; the age of the
-	// oldest pending message is the figure to alert on.
+	// Status is called every Config.StatusEvery with the status of each topic.
+	// Alert on the age of the oldest pending message.
 	Status func(context.Context, []TopicStatus)
-	// Delivered: a message arrived, and its record says so.
+	// Delivered is called when a message has arrived and is recorded as
+	// delivered.
 	Delivered func(context.Context, Attempted)
-	// Retried: an attempt failed, and there will be another after Delay.
+	// Retried is called when an attempt has failed and another will follow
+	// after Delay.
 	Retried func(context.Context, Attempted)
-	// Dead: a message is given up.
+	// Dead is called when a message is dead.
 	Dead func(context.Context, Attempted)
-	// Unknown: nobody can know whether a message has arrived.
+	// Unknown is called when it cannot be known whether a message has arrived.
 	Unknown func(context.Context, Attempted)
-	// LeaseLost: a claim was lost, or could not be renewed in time, while its
-	// message was under way. The delivery was cancelled.
+	// LeaseLost is called when a claim was lost, or could not be renewed in
+	// time, during a delivery. The delivery was cancelled.
 	LeaseLost func(context.Context, Attempted)
-	// Claimed: the store was asked for messages. Got beside Asked says how full
-	// claims are; always full ones are a relay that lags behind.
+	// Claimed is called after the store was asked for messages. If Got always
+	// equals Asked, the relay is falling behind.
 	Claimed func(context.Context, Fetched)
-	// Swept: settled messages past their retention were removed.
+	// Swept is called after settled messages past their retention were removed.
 	Swept func(ctx context.Context, removed int)
-	// StoreFailed: a call of the store failed; it is tried again.
+	// StoreFailed is called when a call of the store has failed. It is tried
+	// again.
 	StoreFailed func(ctx context.Context, call string, err error)
 }
 
@@ -43,7 +46,7 @@ type Attempted struct {
 	Err     error         // why it did not arrive
 }
 
-// Fetched is an answer of Store.Exchange to a claim.
+// Fetched describes a claim made with Store.Exchange.
 type Fetched struct {
 	Topic      string // of the route, "" for all
 	Asked, Got int

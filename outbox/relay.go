@@ -29,8 +29,8 @@ func New(c Config) (*Relay, error) {
 	return r, nil
 }
 
-// Wake has the relay look for messages now: for callers that have just committed
-// some in a way that the store cannot see. It never blocks.
+// Wake makes the relay look for messages now. Call it after committing messages
+// in a way that the store cannot see. It never blocks.
 func (r *Relay) Wake() {
 	for _, c := range r.couriers {
 		c.hint.send()
@@ -40,11 +40,12 @@ func (r *Relay) Wake() {
 // errDrained ends deliveries that did not end in time.
 var errDrained = errors.New("outbox: the relay is being stopped")
 
-// Run delivers messages until ctx ends. Then it claims no more, waits for the
-// deliveries under way for Config.Drain, cancels those that are left, and settles
-// them all. It returns nil if all were settled; what was not is claimed by others
-// once its lease is over. Failures of the store are told to the Observer and do
-// not end Run. It may be called again, not twice at the same time.
+// Run delivers messages until ctx ends. Then it stops claiming, waits up to
+// Config.Drain for running deliveries, cancels the remaining ones, and settles
+// all of them. It returns nil if all were settled. Messages that were not settled
+// are claimed by others when their leases end. Failures of the store are reported
+// to the Observer and do not end Run. Run may be called again after it has
+// returned.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.TryLock() {
 		return errors.New("outbox: the relay is running already")

@@ -8,25 +8,26 @@ import (
 )
 
 // Sink delivers messages. Deliver returns nil if the message has certainly
-// arrived. Any other answer is a failure:
+// arrived. Otherwise it returns an error:
 //
-//   - Permanent: it will never arrive; the message is dead at once.
-//   - RetryAfter: it has not arrived, and is tried again no sooner than that.
+//   - Permanent: the message will never arrive. It is dead at once.
+//   - RetryAfter: the message has not arrived. It is tried again no sooner than
+//     after that delay.
 //   - Postpone: nothing was tried. It does not count as an attempt.
-//   - Uncertain: it may have arrived. The route's policy decides.
-//   - Any other error: it is tried again, later each time; after
-//     [Delivery.BeforeEffect] it is Uncertain.
+//   - Uncertain: the message may have arrived. The route's policy decides.
+//   - Any other error: the message is tried again, after growing delays. After
+//     [Delivery.BeforeEffect] the error counts as Uncertain.
 //
-// A panic is a failure like any other error.
+// A panic counts as such an error.
 //
 // Deliver is called by many goroutines at once, never for two messages of one
-// lane. ctx ends with the route's Timeout, when the relay is stopped, and
-// when the claim is lost; Deliver then returns soon.
+// lane. ctx ends after the route's Timeout, when the relay is stopped, and when
+// the claim is lost. Deliver should then return soon.
 type Sink interface {
 	Deliver(ctx context.Context, d Delivery) error
 }
 
-// SinkFunc is a function that is a Sink.
+// SinkFunc is an adapter that makes a function a Sink.
 type SinkFunc func(ctx context.Context, d Delivery) error
 
 // Deliver implements Sink.
@@ -35,11 +36,11 @@ func (f SinkFunc) Deliver(ctx context.Context, d Delivery) error { return f(ctx,
 // Delivery is an attempt to deliver a message.
 type Delivery struct {
 	Message
-	// Attempt counts the attempts at this message, from 1. It does not count
-	// those of before a redrive.
+	// Attempt counts the attempts at this message, from 1. Attempts before a
+	// redrive do not count.
 	Attempt int
-	// EnqueuedAt is when the message was enqueued, by the store's clock. It
-	// stays the same over all attempts.
+	// EnqueuedAt is when the message was enqueued, by the store's clock. It is
+	// the same in all attempts.
 	EnqueuedAt time.Time
 	// Unsure says that an earlier attempt may have arrived.
 	Unsure bool
@@ -47,12 +48,13 @@ type Delivery struct {
 	parcel *parcel // nil if made by a test of a sink
 }
 
-// Settle settles the message as delivered in the transaction that ctx carries: the
-// last thing before its commit. Then the message is delivered if that commits, and
-// its effects in the transaction are once: a relay that lost the claim cannot commit.
-// It fails with ErrLeaseLost if the claim is lost, and with errors.ErrUnsupported if
-// the store is no Settler. Roll back after any error. Deliver returns nil if the
-// transaction is committed, and an error otherwise, or if nobody knows.
+// Settle settles the message as delivered in the transaction in ctx. It must be the
+// last call before the commit. The message is delivered if the transaction commits,
+// and its effects in the transaction happen once, because a relay that has lost the
+// claim cannot commit. Settle fails with ErrLeaseLost if the claim is lost, and with
+// errors.ErrUnsupported if the store is not a Settler. Roll back after any error.
+// Deliver must return nil if the transaction was committed, and an error if it was
+// not or if that is unknown.
 func (d Delivery) Settle(ctx context.Context) error {
 	if d.parcel == nil {
 		return nil
@@ -60,12 +62,12 @@ func (d Delivery) Settle(ctx context.Context) error {
 	return d.parcel.settle(ctx)
 }
 
-// BeforeEffect records that what comes next may have its effect. Sinks call it
-// right before an effect that a receiver cannot recognise as a repetition, and
-// do nothing if it fails: then the claim may have been lost. If the process dies
-// between BeforeEffect and the record of the outcome, the message is treated
-// like one whose sink answered Uncertain: under [UnknownHold] nobody delivers it again
-// before somebody has decided.
+// BeforeEffect records that the delivery may have its effect from now on. A sink calls
+// it immediately before an effect that the receiver cannot recognize as a repetition.
+// If it fails, the claim may have been lost, and the sink must not cause the effect.
+// If the process dies between BeforeEffect and the record of the outcome, the message
+// is treated as if the sink had returned [Uncertain]. Under [UnknownHold] it is then
+// not delivered again until somebody decides.
 func (d Delivery) BeforeEffect(ctx context.Context) error {
 	if d.parcel == nil {
 		return nil
@@ -73,23 +75,25 @@ func (d Delivery) BeforeEffect(ctx context.Context) error {
 	return d.parcel.mark(ctx)
 }
 
-// Permanent says of a delivery that it failed and always will.
+// Permanent wraps err to report that the delivery failed and would fail again.
 func Permanent(err error) error { return &outcomeError{kind: outcomePermanent, err: err} }
 
-// RetryAfter says of a delivery that it had no effect, and that it is to be
-// tried again no sooner than after d, which relays bound to 24 h.
+// RetryAfter wraps err to report that the delivery had no effect and should be
+// tried again no sooner than after d, at most 24 h.
 func RetryAfter(d time.Duration, err error) error {
 	return &outcomeError{kind: outcomeRetry, after: d, err: err}
 }
 
-// Postpone says of a delivery that nothing was tried, for a reason that is not the
-// message's, and that it is to be tried no sooner than after d, which relays bound
-// to 24 h. It counts as no attempt, and nobody is told.
+// Postpone wraps err to report that nothing was tried, for a reason that has
+// nothing to do with the message, and that the delivery should be tried after d,
+// at most 24 h. It does not count as an attempt and is not reported to the
+// Observer.
 func Postpone(d time.Duration, err error) error {
 	return &outcomeError{kind: outcomePostponed, after: d, err: err}
 }
 
-// Uncertain says of a delivery that nobody can know whether it had its effect.
+// Uncertain wraps err to report that it cannot be known whether the delivery
+// had its effect.
 func Uncertain(err error) error { return &outcomeError{kind: outcomeUncertain, err: err} }
 
 type outcomeKind uint8
@@ -124,7 +128,7 @@ func outcomeOf(err error) (kind outcomeKind, after time.Duration) {
 	return outcomePlain, 0
 }
 
-// PanicError is a panic of a sink.
+// PanicError is the error for a sink that panicked.
 type PanicError struct {
 	Value any
 	Stack []byte

@@ -2,12 +2,12 @@ package outbox
 
 import "time"
 
-// RetrySpan returns for how long after its first delivery a message of this route
-// may be delivered again, if relays run all the time: what a receiver has to keep
-// its id for, as inbox.Config.RetrySpan. retryAfter is the longest delay that the
-// receiver asks for; 0 if it asks for none.
+// RetrySpan returns how long after its first delivery a message of this route may
+// be delivered again, if relays run all the time. A receiver has to keep the id
+// for that long; see inbox.Config.RetrySpan. retryAfter is the longest delay that
+// the receiver asks for, or 0.
 //
-// A message that was redriven begins anew, however old it is.
+// A message that is redriven starts a new span.
 func (r Route) RetrySpan(retryAfter time.Duration) time.Duration {
 	r = r.withDefaults()
 	retryAfter = min(retryAfter, maxRetryAfter)

@@ -12,106 +12,110 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Errors of every store, possibly wrapped.
+// Errors of all stores, possibly wrapped.
 var (
-	// ErrLeaseLost: another claim has the message, or it is settled or gone.
-	// Nothing was written.
+	// ErrLeaseLost reports that the message has another claim, is settled, or
+	// is gone. Nothing was written.
 	ErrLeaseLost = errors.New("outbox: the claim on the message is lost")
-	// ErrNotFound: the store holds no such message.
+	// ErrNotFound reports that the store holds no such message.
 	ErrNotFound = errors.New("outbox: no such message")
-	// ErrDuplicate: the store holds a message with this ID.
+	// ErrDuplicate reports that the store holds a message with the same ID.
 	ErrDuplicate = errors.New("outbox: there is a message with this id")
-	// ErrFull: as many messages are pending as the store was told to hold.
-	// Nothing was enqueued. Roll the transaction back, and have the caller try
-	// again later.
+	// ErrFull reports that the store's limit of pending messages has been
+	// reached. Nothing was enqueued. Roll the transaction back; the caller may
+	// try again later.
 	ErrFull = errors.New("outbox: as many messages wait as may: roll back, and try again later")
-	// ErrPurgeAll: a purge named neither an id nor a state. Nothing was removed.
+	// ErrPurgeAll reports that a purge named neither an id nor a state. Nothing
+	// was removed.
 	ErrPurgeAll = errors.New("outbox: a purge needs an id or a state")
 )
 
-// Store holds messages. It keeps no policy: it says what is so, by its own
-// clock, and the Relay decides. How messages are enqueued is each store's own
-// matter, since it is done in its native transactions.
+// Store stores messages. It implements no policy: it reports facts, by its own
+// clock, and the Relay decides. How messages are enqueued depends on the store,
+// because it happens in its native transactions.
 //
 // All methods are safe for concurrent use, by many goroutines and processes.
-// None holds a lock after it has returned. When ctx ends first, whether the
-// call took effect is open. Package outboxtest is the contract in executable
-// form.
+// None holds a lock after it has returned. If ctx ends first, it is open
+// whether the call took effect. Package outboxtest tests this contract.
 type Store interface {
-	// Exchange ends claims with what became of them, and then leases due
-	// messages to the caller, each under a fence that no claim before has had.
-	// Both take effect together or, where it returns an error, neither; an
-	// answer that was lost leaves that open. Without settlements it only claims,
-	// and where c.Max is 0 it only settles.
+	// Exchange settles claims and then leases due messages to the caller, each
+	// with a fence that no earlier claim has had. Either both take effect or, if
+	// it returns an error, neither; if the answer is lost, it is open which.
+	// Without settlements it only claims. If c.Max is 0, it only settles.
 	//
-	// It returns the claims that were lost already: their settlements changed
-	// nothing. Settling again changes nothing either and is not told as lost, so
-	// an answer that was lost may be asked for again.
+	// It returns the claims that had been lost, whose settlements changed
+	// nothing. Repeating a settlement changes nothing either and is not reported
+	// as lost, so a call whose answer was lost may be repeated.
 	//
-	// A message is due if it is pending, first in its lane or without a key, not
-	// before its NotBefore and the end of a delay that a settlement gave it, and
-	// not leased to anybody. A lease that is over counts as none. A lane that a
-	// settlement lets go on is claimed of in the same call. A claim for all topics
-	// takes of each in turn. The cost does not depend on how many messages wait.
+	// A message is due if it is pending, first in its lane or without a key, past
+	// its NotBefore and any delay of a settlement, and not leased. A lease that
+	// has ended does not count. If a settlement lets a lane go on, the same call
+	// may claim its next message. A claim for all topics takes messages of each
+	// topic in turn. The cost must not depend on how many messages wait.
 	Exchange(ctx context.Context, s []Settlement, c Claim) (claimed []Claimed, lost []Ref, err error)
-	// Mark records that the claimed message's effect may happen from now on;
-	// who claims it next finds it Unsure. ErrLeaseLost if the claim is.
+	// Mark records that the claimed message's effect may happen from now on.
+	// The next claim finds it Unsure. Mark fails with ErrLeaseLost if the claim
+	// is lost.
 	Mark(ctx context.Context, ref Ref) error
-	// Renew starts the leases again from now, and returns those that are lost.
-	// A lease that is over but has not been claimed by another is renewed.
+	// Renew restarts the leases from now and returns the claims that are lost.
+	// A lease that has ended is renewed unless somebody else has claimed the
+	// message.
 	Renew(ctx context.Context, lease time.Duration, refs []Ref) (lost []Ref, err error)
-	// Status returns what waits, topic by topic in their order.
+	// Status returns the status of each topic, ordered by topic.
 	Status(ctx context.Context) ([]TopicStatus, error)
-	// Sweep removes at most limit messages that are settled and past what r
-	// wants kept. It never removes a message that is pending or unknown, or
-	// dead and blocking its lane.
+	// Sweep removes at most limit settled messages that r does not keep. It
+	// never removes a message that is pending, or unknown, or dead and blocking
+	// its lane.
 	Sweep(ctx context.Context, r Retention, limit int) (int, error)
 }
 
-// Watcher is a store that can tell sooner than polling finds out that messages
-// may have become due.
+// Watcher is implemented by stores that can signal, sooner than polling would,
+// that messages may have become due.
 type Watcher interface {
-	// Watch returns a channel that gets a value when messages may have become
-	// due; values that nobody takes are dropped. Call stop when done.
+	// Watch returns a channel that receives a value when messages may have
+	// become due. Values are dropped if nobody is ready to receive them. Call
+	// stop when done.
 	Watch() (hints <-chan struct{}, stop func())
 }
 
-// Settler is a store that can settle a claim in a transaction of the database that
-// the messages are in.
+// Settler is implemented by stores that can settle a claim in a transaction of the
+// database that holds the messages.
 type Settler interface {
-	// SettleTx settles a claim as delivered in the transaction that ctx carries, as
-	// the store's package documents: it is if and when that commits. Until then
-	// nobody else claims the message. ErrLeaseLost if the claim is lost: then
-	// nothing was written, and the transaction is to be rolled back.
+	// SettleTx settles a claim as delivered in the transaction in ctx, as
+	// documented by the store's package. The settlement takes effect when the
+	// transaction commits. Until then nobody else can claim the message. SettleTx
+	// fails with ErrLeaseLost if the claim is lost. Nothing was written then, and
+	// the transaction must be rolled back.
 	SettleTx(ctx context.Context, ref Ref) error
 }
 
-// Admin is a store whose messages can be looked at and decided on by people.
+// Admin is implemented by stores that let people inspect messages and decide on
+// them.
 type Admin interface {
 	Status(ctx context.Context) ([]TopicStatus, error)
 	// Find returns the message with this id, or ErrNotFound.
 	Find(ctx context.Context, id string) (Entry, error)
 	// List returns a page of messages, ordered by Position, without payloads.
 	List(ctx context.Context, f Filter) ([]Entry, error)
-	// Redrive makes dead and unknown messages pending again, their attempts
-	// counted anew. A message that still blocks its lane is first in it. One
-	// whose lane has gone on is delivered out of order, which Redriven tells.
-	// Of concurrent calls one redrives a message.
+	// Redrive makes dead and unknown messages pending again and resets their
+	// attempts. A message that still blocks its lane is first in it. A message
+	// whose lane has gone on is delivered out of order, which Redriven reports.
+	// Of concurrent calls only one redrives a message.
 	//
-	// Where f names an ID and StateDelivered, that message is delivered once
-	// more, with the same id: a repetition, which is asked for by name only.
+	// If f names an ID and StateDelivered, that message is delivered once more
+	// with the same id. This is the only way to repeat a delivered message.
 	Redrive(ctx context.Context, f Filter) ([]Redriven, error)
 	// Purge removes messages for good, and unblocks their lanes. A message
 	// under a lease is left alone. f must name an ID or a State.
 	Purge(ctx context.Context, f Filter) ([]Entry, error)
-	// Decide is what a person decides of messages: Redrive for Again, and for
-	// Cancel to have pending messages dead, those under a lease too, whose claim is
-	// lost by it; their lanes go on. Who decided, and why, is on record with the
-	// change, in one commit: Find tells.
+	// Decide carries out the decision of a person. VerdictAgain redrives messages,
+	// as Redrive does. VerdictCancel makes pending messages dead, even if they are
+	// under a lease, whose claim is then lost; their lanes go on. The decision is
+	// recorded in the same commit as the change, and Find returns it.
 	Decide(ctx context.Context, f Filter, d Decision) ([]Redriven, error)
 }
 
-// Verdict is what a Decision comes to.
+// Verdict is the result of a Decision.
 type Verdict string
 
 const (
@@ -119,12 +123,12 @@ const (
 	VerdictCancel Verdict = "cancelled"
 )
 
-// Decision is what somebody decided of a message.
+// Decision is a person's decision on a message.
 type Decision struct {
 	Verdict Verdict
 	// By says who decided, and Because why: each in 1 to 500 bytes.
 	By, Because string
-	// At is when, by the store's clock, which sets it.
+	// At is the time of the decision. The store sets it by its clock.
 	At time.Time
 }
 
@@ -142,68 +146,73 @@ func (d Decision) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Cause is what is on record of d as the reason of what it changed.
+// Cause returns the text that is recorded as the cause of the changes that d
+// makes.
 func (d Decision) Cause() string {
 	return fmt.Sprintf("%s by %s: %s", d.Verdict, d.By, d.Because)
 }
 
 // Claim asks for messages.
 type Claim struct {
-	// Topic is the one to take messages of; empty for all.
+	// Topic is the topic to claim messages of. Empty means all topics.
 	Topic string
-	// Max is how many to take at most.
+	// Max is the maximum number of messages.
 	Max int
-	// MaxBytes is how many bytes of payload to take at most; the first message
-	// is taken whatever its size. 0 is no limit.
+	// MaxBytes is the maximum number of bytes of payload. The first message is
+	// claimed even if it is larger. 0 means no limit.
 	MaxBytes int
 	Lease    time.Duration
-	// Suspect allows one message among the claimed whose last two claims
-	// lapsed or more: it may be what kills its relays.
+	// Suspect allows one of the claimed messages to be a suspect: a message
+	// whose last SuspectLapses claims have lapsed, which may be the cause of
+	// its relays' deaths.
 	Suspect bool
 }
 
-// SuspectLapses is after how many claims in a row that lapsed a message is a
-// suspect.
+// SuspectLapses is the number of consecutive lapsed claims that makes a message
+// a suspect.
 const SuspectLapses = 2
 
-// Ref names a claim on a message.
+// Ref identifies a claim on a message.
 type Ref struct {
 	Position uint64
 	Fence    uint64
 }
 
-// Claimed is a message under a claim.
+// Claimed is a claimed message.
 type Claimed struct {
 	Ref
 	Message
 	EnqueuedAt time.Time
-	// Attempts counts the claims on the message, this one among them, without
+	// Attempts counts the claims on the message, including this one, but not
 	// those that were released.
 	Attempts int
-	// Lapses counts how many claims in a row before this one have lapsed.
+	// Lapses counts the consecutive claims before this one that have lapsed.
 	Lapses int
-	// Unsure says that an earlier claim was marked and not settled, or settled
-	// so.
+	// Unsure says that an earlier claim was marked and not settled, or was
+	// settled as Unsure.
 	Unsure bool
-	// Malformed says why the row holds no message that Validate allows, without
-	// telling its contents: it was not enqueued by this library.
+	// Malformed, if not nil, says why the row is not a valid message, without
+	// its contents. Such a row was not enqueued by this library.
 	Malformed error
 }
 
-// Outcome says what became of a claim.
+// Outcome is the outcome of a claim.
 type Outcome uint8
 
 const (
-	// OutcomeDelivered: the message has arrived. Its lane goes on.
+	// OutcomeDelivered means that the message has arrived. Its lane goes on.
 	OutcomeDelivered Outcome = iota + 1
-	// OutcomeRetry: it is due again after Delay. Its lane waits.
+	// OutcomeRetry means that the message is due again after Delay. Its lane
+	// waits.
 	OutcomeRetry
-	// OutcomeDead: it is not tried again unless it is redriven.
+	// OutcomeDead means that the message is not tried again unless it is
+	// redriven.
 	OutcomeDead
-	// OutcomeUnknown: nobody can know whether it has arrived.
+	// OutcomeUnknown means that it cannot be known whether the message has
+	// arrived.
 	OutcomeUnknown
-	// OutcomeReleased: nothing was tried. It is due at once, or after Delay, and
-	// the claim does not count as an attempt.
+	// OutcomeReleased means that nothing was tried. The message is due at once
+	// or after Delay, and the claim does not count as an attempt.
 	OutcomeReleased
 )
 
@@ -211,18 +220,18 @@ const (
 type Settlement struct {
 	Ref
 	Outcome Outcome
-	// Delay goes with OutcomeRetry and OutcomeReleased.
+	// Delay is for OutcomeRetry and OutcomeReleased.
 	Delay time.Duration
-	// Unsure says, of a message that is not delivered, that it may have arrived.
+	// Unsure says that a message that is not delivered may have arrived.
 	Unsure bool
-	// Blocks goes with OutcomeDead and OutcomeUnknown: the lane waits until
-	// the message is redriven or purged.
+	// Blocks is for OutcomeDead and OutcomeUnknown. The lane waits until the
+	// message is redriven or purged.
 	Blocks bool
-	// Cause says why, in at most 1,024 bytes.
+	// Cause is the reason, in at most 1,024 bytes.
 	Cause string
 }
 
-// Validate reports an outcome that there is not.
+// Validate reports an unknown outcome.
 func (s Settlement) Validate() error {
 	if s.Outcome < OutcomeDelivered || s.Outcome > OutcomeReleased {
 		return fmt.Errorf("outbox: there is no outcome %d", s.Outcome)
@@ -230,7 +239,7 @@ func (s Settlement) Validate() error {
 	return nil
 }
 
-// State is where a message is in its life.
+// State is the state of a message.
 type State string
 
 const (
@@ -240,7 +249,7 @@ const (
 	StateUnknown   State = "unknown"
 )
 
-// ParseState is the inverse of a State's text.
+// ParseState returns the State whose text is s.
 func ParseState(s string) (State, error) {
 	switch State(s) {
 	case StatePending, StateDelivered, StateDead, StateUnknown:
@@ -249,38 +258,39 @@ func ParseState(s string) (State, error) {
 	return "", fmt.Errorf("outbox: there is no state %q; there are pending, delivered, dead and unknown", s)
 }
 
-// CountLimit is where counting stops, so that a look at a full outbox costs
-// little: a count of as much says "this many or more".
+// CountLimit is the largest count that is reported, so that looking at a full
+// outbox is cheap. It means that many or more.
 const CountLimit = 100_000
 
-// TopicStatus is what a topic's messages are at.
+// TopicStatus is the status of a topic.
 type TopicStatus struct {
 	Topic string
-	// OldestAge is for how long the oldest pending message could have been
-	// delivered by now: since it was enqueued or, where that is later, since
-	// its NotBefore. 0 where none waits. It is the first figure to watch.
+	// OldestAge is the age of the oldest pending message, since it was enqueued
+	// or, if later, since its NotBefore. It is 0 if none waits. It is the most
+	// important value to monitor.
 	OldestAge time.Duration
-	// Each of the counts stops at CountLimit. Blocked are dead or unknown
-	// messages that hold up their lane.
+	// Each count stops at CountLimit. Blocked counts the dead or unknown
+	// messages that block their lanes.
 	Pending, Dead, Unknown, Blocked int
 }
 
-// Retention says how long settled messages are kept. Whichever bound is reached
-// first counts. Zero fields mean the defaults; negative ones mean no bound.
+// Retention says how long settled messages are kept. The limit that is reached
+// first applies. Zero fields mean the defaults; negative fields mean no limit.
 type Retention struct {
 	// Delivered is how long delivered messages are kept, by the store's clock.
 	// Default 24 h.
 	Delivered time.Duration
-	// MaxDelivered is how many are. Default 100,000.
+	// MaxDelivered is how many delivered messages are kept. Default 100,000.
 	MaxDelivered int
-	// Dead is how long dead messages are kept that block no lane. Default: for
-	// ever.
+	// Dead is how long dead messages that block no lane are kept. Default:
+	// forever.
 	Dead time.Duration
-	// MaxDead is how many are, the latest. Default: all.
+	// MaxDead is how many dead messages are kept; the oldest are removed first.
+	// Default: all.
 	MaxDead int
 }
 
-// WithDefaults returns r with the defaults in place, and -1 for no bound.
+// WithDefaults returns r with the defaults filled in and -1 for no limit.
 func (r Retention) WithDefaults() Retention {
 	def := func(v *time.Duration, d time.Duration) {
 		if *v == 0 {
@@ -301,7 +311,7 @@ func (r Retention) WithDefaults() Retention {
 	return r
 }
 
-// Entry is what is in the trail of d, of the message with this id.
+// Entry returns the trail entry of d for the message with this id.
 func (d Decision) Entry(id, topic string) semel.TrailEntry {
 	return semel.TrailEntry{
 		Kind: semel.TrailKind(d.Verdict), Operation: topic, Cause: d.Because,
@@ -311,7 +321,8 @@ func (d Decision) Entry(id, topic string) semel.TrailEntry {
 
 const operator = "operator:"
 
-// DecisionsIn are the decisions on a message that a store's trail tells of.
+// DecisionsIn returns the decisions on a message that are recorded in a store's
+// trail.
 func DecisionsIn(ctx context.Context, t semel.Trail, id string) (all []Decision, err error) {
 	for _, v := range []Verdict{VerdictAgain, VerdictCancel} {
 		entries, err := t.Trail(ctx, semel.TrailFilter{Kind: semel.TrailKind(v), EventID: id, Limit: 1000})
@@ -326,51 +337,53 @@ func DecisionsIn(ctx context.Context, t semel.Trail, id string) (all []Decision,
 	return all, nil
 }
 
-// Filter selects messages. Empty fields select all.
+// Filter selects messages. Empty fields match all messages.
 type Filter struct {
 	ID    string
 	State State
 	Topic string
-	// TopicPrefix selects by how the topic begins.
+	// TopicPrefix selects topics that begin with it.
 	TopicPrefix string
 	Key         string
-	// Origin selects what was enqueued under the record or message of this id.
+	// Origin selects messages that were enqueued under the record or message
+	// with this id.
 	Origin string
-	// Cause selects by why a message is where it is: the whole text or, with a
-	// * at its end, how the text begins.
+	// Cause selects by the text of the cause. If it ends with *, it selects
+	// causes that begin with the rest.
 	Cause string
-	// After selects messages behind the one with this Position.
+	// After selects messages with a higher Position.
 	After uint64
-	// Limit is the length of a page: default 100, at most 1,000.
+	// Limit is the page size: default 100, at most 1,000.
 	Limit int
 }
 
-// Entry is a message and where it is.
+// Entry is a stored message and its state.
 type Entry struct {
 	Message
 	Position   uint64
 	State      State
 	EnqueuedAt time.Time
-	// DueAt is when a pending message is due: again, if it was tried. Zero if
-	// it is due now, or waits for others of its lane.
+	// DueAt is when a pending message is due. It is zero if the message is due
+	// now or waits for others of its lane.
 	DueAt time.Time
-	// Waiting says that others of its lane come before it.
+	// Waiting reports whether other messages of its lane come first.
 	Waiting bool
-	// LeaseLeft is what is left of a claim's lease; 0 if nobody has one.
+	// LeaseLeft is the remaining time of a claim's lease, or 0 if there is no
+	// claim.
 	LeaseLeft time.Duration
 	SettledAt time.Time
 	Attempts  int
 	Lapses    int
 	Redriven  int
-	// Blocks says that a dead or unknown message holds up its lane.
+	// Blocks reports whether a dead or unknown message blocks its lane.
 	Blocks bool
-	// Unsure says that a message that is not delivered may have arrived.
+	// Unsure reports whether a message that is not delivered may have arrived.
 	Unsure bool
 	Cause  string
-	// Size is the payload's, also where a list leaves the payload out.
+	// Size is the size of the payload, even in a list, which omits the payload.
 	Size int
-	// Decisions are what people decided of it, in their order, as far as the trail
-	// is kept. Lists leave them out.
+	// Decisions are the decisions of people on the message, in order, as long as
+	// the trail keeps them. Lists omit them.
 	Decisions []Decision
 }
 
@@ -378,7 +391,7 @@ type Entry struct {
 type Redriven struct {
 	ID       string
 	Position uint64
-	// OutOfOrder says that its lane has gone on without it: messages that were
-	// enqueued later have been delivered before it, or will be.
+	// OutOfOrder reports whether its lane has gone on without it, so that it is
+	// delivered after messages that were enqueued later.
 	OutOfOrder bool
 }

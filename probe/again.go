@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/plan"
 )
 
@@ -85,14 +86,14 @@ func (x *exp) duplicate(ctx context.Context) (shown, error) {
 
 // twice sends a request and its duplicate.
 func (x *exp) twice(ctx context.Context) (*again, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
 	f := &again{opening: *o, expect: 1}
 	if err == nil && o.sound(x.o) {
 		if f.signs, err = x.signs(ctx, f.w); err == nil {
-			f.second, err = x.again(ctx, f.w, "duplicate", f.good())
+			f.second, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good())
 		}
 		if err == nil {
 			err = x.found(ctx, f.signs, f.second.sent)
@@ -104,7 +105,7 @@ func (x *exp) twice(ctx context.Context) (*again, error) {
 
 // lateRetry waits longer than limits of rates do.
 func (x *exp) lateRetry(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -117,7 +118,7 @@ func (x *exp) lateRetry(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	for n := 0; ; n++ {
-		if f.second, err = x.again(ctx, f.w, "duplicate", f.good()); err != nil {
+		if f.second, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good()); err != nil {
 			return f, err
 		}
 		if !turnedAway(&f.second.x) || f.second.own.exceeds(0) || n == maxWaits || x.o.r.dry() {
@@ -131,7 +132,7 @@ func (x *exp) lateRetry(ctx context.Context) (shown, error) {
 	// Where duplicates take effect, two more tell whether all of them do: one
 	// of several instances may know the request.
 	for len(f.more) < 2 && x.o.facts.doubled && f.second.total.exceeds(1) && x.o.r.send.Left() > 0 {
-		a, err := x.again(ctx, f.w, "duplicate", f.good())
+		a, err := x.again(ctx, f.w, evidence.RoleDuplicate, f.good())
 		if err != nil {
 			return f, err
 		}
@@ -141,7 +142,7 @@ func (x *exp) lateRetry(ctx context.Context) (shown, error) {
 }
 
 func (x *exp) retentionEdge(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -161,14 +162,14 @@ func (x *exp) retentionEdge(ctx context.Context) (shown, error) {
 			return f, err
 		}
 	}
-	f.second, err = x.again(ctx, f.w, "duplicate", f.good())
+	f.second, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good())
 	return f, err
 }
 
 // reordered sends an older request again after a newer one: a target that
 // remembers the last key only takes it for new.
 func (x *exp) reordered(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -188,6 +189,6 @@ func (x *exp) reordered(ctx context.Context) (shown, error) {
 		f.w.rebase()
 		f.expect = 0
 	}
-	f.second, err = x.again(ctx, f.w, "duplicate", f.good())
+	f.second, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good())
 	return f, err
 }

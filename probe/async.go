@@ -12,8 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // follow asks for the status of a request that was accepted with 202, until it
@@ -43,7 +44,7 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 		if err != nil {
 			return err
 		}
-		x.book(got, "read", "")
+		x.book(got, evidence.RoleRead, "")
 		if err := ctxErr(ctx); err != nil {
 			return err
 		}

@@ -14,20 +14,20 @@ import (
 func (o *operation) suppose() {
 	f := &o.facts
 	all := o.ev.All()
-	has := func(ids ...string) bool {
-		return slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(all, id) })
+	has := func(ids ...evidence.FindingID) bool {
+		return slices.ContainsFunc(ids, func(id evidence.FindingID) bool { return slices.Contains(all, id) })
 	}
-	sequential := has(doubleSequential, "webhook-redelivery-doubles")
-	race := has(doubleRace, doubleInFlight)
+	sequential := has(evidence.FindingDoubleEffectSequential, evidence.FindingWebhookRedeliveryDoubles)
+	race := has(evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted)
 	// One after a loss that is executed while the first runs is explained by that.
-	lost := has(doubleLost) && !o.doublesAnswered() && (f.lostAfter || !race)
+	lost := has(evidence.FindingDoubleEffectLostResponse) && !o.doublesAnswered() && (f.lostAfter || !race)
 	cut := func(g evidence.Finding) bool {
-		return (g.ID == "failure-blocks-key" || g.ID == "lost-effect") && strings.HasPrefix(g.Experiment, "lost_")
+		return (g.ID == evidence.FindingFailureBlocksKey || g.ID == evidence.FindingLostEffect) && strings.HasPrefix(g.Experiment, "lost_")
 	}
 	stuck := slices.ContainsFunc(o.ev.Findings, cut)
 
 	if sequential {
-		to := o.named1(doubleSequential, "webhook-redelivery-doubles")
+		to := o.named1(evidence.FindingDoubleEffectSequential, evidence.FindingWebhookRedeliveryDoubles)
 		if o.op.Key != nil {
 			c := evidence.Cause{
 				Name: "no-key-read", State: evidence.Open,
@@ -102,7 +102,7 @@ func (o *operation) suppose() {
 		}
 	}
 	if race {
-		to := o.named1(doubleRace, doubleInFlight)
+		to := o.named1(evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted)
 		act := evidence.Cause{
 			Name: "check-then-act", State: evidence.Open,
 			Text:  "The request is looked up before the work and recorded after it, without a constraint that decides.",
@@ -110,7 +110,7 @@ func (o *operation) suppose() {
 			Check: "The experiments duplicate and race: duplicates one after the other that are known, and some at the same time that are not, speak for it. Then look for a unique constraint, and whether it is written before the work.",
 		}
 		switch {
-		case f.lapsed && !has(doubleRace):
+		case f.lapsed && !has(evidence.FindingDoubleEffectRace):
 			act.State, act.For = evidence.Refuted, "A retry soon after the first was told to wait: it is recorded before the work."
 		case f.once:
 			act.State, act.For = evidence.Supported, "One request after the other is known; requests at the same time are not."
@@ -124,7 +124,7 @@ func (o *operation) suppose() {
 			For:   "A retry during the first took effect.",
 			Check: "The experiment in_flight on a request that takes long: a retry at first that is told to wait, and a later one that is executed, speak for it.",
 		}
-		if !has(doubleInFlight) {
+		if !has(evidence.FindingInFlightExecuted) {
 			lease.For = "Requests at the same time took effect more than once."
 		}
 		if f.lapsed && !sequential {
@@ -135,7 +135,7 @@ func (o *operation) suppose() {
 		}
 	}
 	if f.keylessAsOne != nil {
-		o.cause(o.named1("keyless-requests-confused"), evidence.Cause{
+		o.cause(o.named1(evidence.FindingKeylessRequestsConfused), evidence.Cause{
 			Name: "keyless-as-one", State: evidence.Supported,
 			Text:  "The lack of a key counts as a key: requests without one, of this method and address at least, are all the same request.",
 			For:   "Of two requests without a key, each with values of its own, the second was answered with a success and had no effect.",
@@ -143,7 +143,7 @@ func (o *operation) suppose() {
 		})
 	}
 	if lost || stuck {
-		to := o.named1(doubleLost)
+		to := o.named1(evidence.FindingDoubleEffectLostResponse)
 		if !lost && stuck {
 			to = &o.ev.Findings[slices.IndexFunc(o.ev.Findings, cut)]
 		}
@@ -154,7 +154,7 @@ func (o *operation) suppose() {
 			Check: "The experiments duplicate and lost_unread: a duplicate of an answered request that is known, and one of a lost answer that is not, speak for it. Then look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.",
 		}
 		switch {
-		case !lost && to.ID == "lost-effect":
+		case !lost && to.ID == evidence.FindingLostEffect:
 			c.For = "A retry after a lost connection got a success, and no effect of it was seen."
 		case lost && f.once && !f.lostAfter && f.inProgress != yes:
 			c.For = "A retry after a lost answer took effect again; when it was sent, the first had had no effect yet, and may have been running still."
@@ -166,7 +166,7 @@ func (o *operation) suppose() {
 		o.cause(to, c)
 	}
 	if sequential && !f.once && (!f.failed || f.doubled) && o.op.Key != nil {
-		o.cause(o.named1(doubleSequential, "webhook-redelivery-doubles"), evidence.Cause{
+		o.cause(o.named1(evidence.FindingDoubleEffectSequential, evidence.FindingWebhookRedeliveryDoubles), evidence.Cause{
 			Name: "identity-differs", State: evidence.Open,
 			Text:  "The identity differs between the two: the scope or the fingerprint takes in what changes, such as a session, a trace header or a time.",
 			For:   "The bytes were the same; what a proxy adds to them may not be.",
@@ -181,7 +181,7 @@ func (o *operation) blocked(experiment string) string {
 	n, last := 0, evidence.Send{}
 	for _, e := range o.ev.Experiments {
 		for _, s := range e.Sends {
-			if e.Name == experiment && s.Role == "duplicate" {
+			if e.Name == experiment && s.Role == evidence.RoleDuplicate {
 				n, last = n+1, s
 			}
 		}
@@ -196,7 +196,7 @@ func (o *operation) blocked(experiment string) string {
 }
 
 // named1 is the first of the findings that there is.
-func (o *operation) named1(ids ...string) *evidence.Finding {
+func (o *operation) named1(ids ...evidence.FindingID) *evidence.Finding {
 	for _, id := range ids {
 		if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == id }); i >= 0 {
 			return &o.ev.Findings[i]

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
 	"github.com/semelhq/semel/probe/plan"
 )
 
@@ -62,10 +62,10 @@ const (
 
 // planReadsOf counts, in a dry run, what is read for n requests of a role: those
 // of a race are read together, trial by trial.
-func (x *exp) planReadsOf(role string, n int) {
+func (x *exp) planReadsOf(role evidence.Role, n int) {
 	switch role {
-	case "read", "reset", "step":
-	case "race":
+	case evidence.RoleRead, evidence.RoleReset, evidence.RoleStep:
+	case evidence.RoleRace:
 		x.planReads((readsBefore + readsAfter) * max(n/x.o.r.p.Race.Width, 1))
 	default:
 		x.planReads(readsAfter * n)

@@ -233,10 +233,10 @@ func ofFindings(op *evidence.Operation) (wrong []string) {
 	}
 	var all []found
 	for _, f := range op.Findings {
-		all = append(all, found{f.ID, f.Experiment, f.Basis, f.Priority, f.Sends})
+		all = append(all, found{string(f.ID), f.Experiment, f.Basis, f.Priority, f.Sends})
 		for _, s := range f.Symptoms {
 			e, _ := evidence.Lookup(s.ID)
-			all = append(all, found{s.ID, s.Experiment, s.Basis, e.Priority, s.Sends})
+			all = append(all, found{string(s.ID), s.Experiment, s.Basis, e.Priority, s.Sends})
 		}
 		entry, _ := evidence.Lookup(f.ID)
 		words := f.Title + " " + f.Explanation
@@ -386,14 +386,14 @@ func ofStandings(op *evidence.Operation) (wrong []string) {
 		switch s.State {
 		case evidence.Supported:
 			for _, m := range supportedBy.FindAllStringSubmatch(s.Because, -1) {
-				if !slices.Contains(ids, m[1]) || !classes[s.Name](m[1], m[3]) {
+				if !slices.Contains(ids, evidence.FindingID(m[1])) || !classes[s.Name](m[1], m[3]) {
 					say("by %s of %s", m[1], m[3])
 				}
 			}
 			if !supportedBy.MatchString(s.Because) {
 				say("by nothing")
 			}
-			if s.Name == "A" && recognised(op) && !slices.ContainsFunc(ids, func(id string) bool {
+			if s.Name == "A" && recognised(op) && !slices.ContainsFunc(ids, func(id evidence.FindingID) bool {
 				return id == "outside-effect-doubled" || id == "effects-disagree" || id == "rate-limit-is-not-idempotency" || id == "key-ignored"
 			}) && outcomes["duplicate"] == evidence.Held {
 				say("a duplicate was recognised")
@@ -496,7 +496,7 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 		never(s.Basis == evidence.Established && strings.Contains(s.Text, "was seen") && !sees(op), s.Text)
 	}
 	for _, u := range op.Untried {
-		for what, roles := range map[string]map[string][]string{
+		for what, roles := range map[string]map[string][]evidence.Role{
 			"requests at the same time": {"race": {"race"}, "in_flight": {"first"}}, "another instance": {"other_instance": {"other-instance"}},
 			"another operation": {"other_operation": {"other-operation"}}, "another request": {"altered": {"altered"}},
 			"another tenant": {"other_tenant": {"other-tenant"}}, "another actor": {"other_actor": {"other-actor"}},
@@ -534,7 +534,7 @@ func ofHeadline(run *evidence.Run, line string) (wrong []string) {
 	}
 	worst := run.Worst()
 	repeats := slices.ContainsFunc(op.Findings, func(f evidence.Finding) bool {
-		return f.Priority == evidence.P0 && regexp.MustCompile(`double|executed|disagree|forgotten`).MatchString(f.ID)
+		return f.Priority == evidence.P0 && regexp.MustCompile(`double|executed|disagree|forgotten`).MatchString(string(f.ID))
 	})
 	never(strings.Contains(line, "not safe to repeat:") && !repeats, "no repeat took effect again")
 	never(strings.Contains(line, " is not safe") && worst != evidence.P0, "nothing is P0")

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // elsewhere is what a duplicate shows that another instance gets.
@@ -26,7 +26,7 @@ func (x *exp) otherInstance(ctx context.Context) (shown, error) {
 	if f.ground, err = x.ground(ctx); err != nil || !f.ground.protected(x.o) {
 		return f, err
 	}
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return f, err
 	}
@@ -39,7 +39,7 @@ func (x *exp) otherInstance(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	s, err := x.send(ctx, "other-instance", req, "")
+	s, err := x.send(ctx, evidence.RoleOtherInstance, req, "")
 	if err != nil {
 		return f, err
 	}
@@ -75,14 +75,14 @@ func (x *exp) bothInstances(ctx context.Context) (*trial, error) {
 		}
 		req.Protocol = wire.HTTP1
 		if x.o.r.dry() {
-			x.plan("race", req, "", 1, "two at once, to two instances")
+			x.plan(evidence.RoleRace, req, "", 1, "two at once, to two instances")
 		}
 		pair = append(pair, req)
 	}
 	if x.o.r.dry() {
 		return nil, nil
 	}
-	return x.release(ctx, w, "race", pair)
+	return x.release(ctx, w, evidence.RoleRace, pair)
 }
 
 func (f *elsewhere) judge(j *judgement) {
@@ -98,7 +98,7 @@ func (f *elsewhere) judge(j *judgement) {
 	first, second, d := f.good().sent, f.second.sent, f.second.total
 	j.e.Second = j.o.compare(first, second)
 	known := &j.o.facts
-	if !j.effects(d, 1, "instance-doubles", first, second) {
+	if !j.effects(d, 1, evidence.FindingInstanceDoubles, first, second) {
 		known.unsafeRetry = true
 		return
 	}
@@ -109,7 +109,7 @@ func (f *elsewhere) judge(j *judgement) {
 		j.unclear("the other instance did not process the duplicate: %s", answer(second))
 	case !d.told() && success(&second.x) && otherResource(first, second):
 		j.broken("the other instance answered with another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
-		j.find("instance-doubles", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingInstanceDoubles, "", evidence.Inferred, first, second)
 	case !d.told():
 		j.unclear("no reader sees the state: what the other instance answered, %s, says nothing about effects", answer(second))
 	case s.Class == evidence.SameResult, s.Class == evidence.RefusedWithReference, second.replayed:
@@ -133,7 +133,7 @@ func (f *elsewhere) judge(j *judgement) {
 	switch d := t.end.total; {
 	case d.exceeds(1):
 		known.unsafeRetry = true
-		j.effects(d, 1, "instance-doubles", t.all...)
+		j.effects(d, 1, evidence.FindingInstanceDoubles, t.all...)
 	case !t.end.settled:
 		j.unclear("%s", t.end.why)
 	case !overlapped:
@@ -177,7 +177,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 		return err
 	}
 	err = within(func() (err error) {
-		f.control, err = y.open(ctx, "control")
+		f.control, err = y.open(ctx, evidence.RoleControl)
 		if f.control != nil {
 			f.control.w.conclude(1)
 		}
@@ -186,7 +186,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 	if err != nil || !f.control.sound(f.other) {
 		return f, err
 	}
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return f, err
 	}
@@ -196,7 +196,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	// Without a replay for the operation itself, the other's answer says nothing.
-	if f.again, err = x.again(ctx, f.w, "duplicate", f.good()); err != nil {
+	if f.again, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good()); err != nil {
 		return f, err
 	}
 	if !x.o.r.dry() && !f.replayed(x.o) {
@@ -274,7 +274,7 @@ func (f *crossed) judge(j *judgement) {
 		}
 		j.broken("%s under the key of %s was answered with %s, and %s", name, j.o.op.Name, answer(second),
 			map[bool]string{true: "had no effect", false: "the first operation's result"}[d.told()])
-		j.find("key-not-scoped-operation", "", basis, first, f.again.sent, second)
+		j.find(evidence.FindingKeyNotScopedOperation, "", basis, first, f.again.sent, second)
 	case status == 409 || status == 422 || slices.Contains(f.other.contract.Mismatch, status):
 		known.operationApart = no
 		j.holds("%s under the used key was refused with %s%s: keys count across operations, and a client has to draw a new one for each", name, answer(second), d.without())

@@ -127,7 +127,7 @@ func ordersPlan(t *testing.T, base string) *plan.Plan {
 	return p
 }
 
-func finding(op evidence.Operation, id string) *evidence.Finding {
+func finding(op evidence.Operation, id evidence.FindingID) *evidence.Finding {
 	if i := slices.IndexFunc(op.Findings, func(f evidence.Finding) bool { return f.ID == id }); i >= 0 {
 		return &op.Findings[i]
 	}

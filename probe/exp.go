@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // operation is what is being found out about an operation.
@@ -181,7 +181,7 @@ func (x *exp) render(v *plan.Values, c plan.Change) (wire.Request, error) {
 }
 
 // send sends a request, or lists it in a dry run.
-func (x *exp) send(ctx context.Context, role string, req wire.Request, who plan.PrincipalName) (*sent, error) {
+func (x *exp) send(ctx context.Context, role evidence.Role, req wire.Request, who plan.PrincipalName) (*sent, error) {
 	if x.o.r.dry() {
 		return x.plan(role, req, who, 1, ""), nil
 	}
@@ -202,7 +202,7 @@ func ctxErr(ctx context.Context) error {
 }
 
 // cut sends a request and cuts it off.
-func (x *exp) cut(ctx context.Context, role string, req wire.Request, cut wire.Cut, where string) (*sent, error) {
+func (x *exp) cut(ctx context.Context, role evidence.Role, req wire.Request, cut wire.Cut, where string) (*sent, error) {
 	if x.o.r.dry() {
 		return x.plan(role, req, "", 1, "cut "+where), nil
 	}
@@ -218,7 +218,7 @@ func (x *exp) cut(ctx context.Context, role string, req wire.Request, cut wire.C
 }
 
 // plan lists a request that would be sent.
-func (x *exp) plan(role string, req wire.Request, who plan.PrincipalName, n int, note string) *sent {
+func (x *exp) plan(role evidence.Role, req wire.Request, who plan.PrincipalName, n int, note string) *sent {
 	x.planReadsOf(role, n)
 	b, err := req.Bytes()
 	if err != nil {
@@ -231,7 +231,7 @@ func (x *exp) plan(role string, req wire.Request, who plan.PrincipalName, n int,
 }
 
 // sent writes an exchange down.
-func (x *exp) sent(got wire.Exchange, role string, who plan.PrincipalName) *sent {
+func (x *exp) sent(got wire.Exchange, role evidence.Role, who plan.PrincipalName) *sent {
 	s := &sent{x: x.o.meant(got), replayed: x.o.replayed(&got)}
 	s.resource = x.o.resource(&s.x)
 	s.n = x.book(got, role, who)
@@ -247,7 +247,7 @@ func (x *exp) sent(got wire.Exchange, role string, who plan.PrincipalName) *sent
 }
 
 // book gives an exchange its number and writes down what evidence needs of it.
-func (x *exp) book(got wire.Exchange, role string, who plan.PrincipalName) int {
+func (x *exp) book(got wire.Exchange, role evidence.Role, who plan.PrincipalName) int {
 	us := func(t time.Time) int64 {
 		if t.IsZero() {
 			return -1
@@ -289,7 +289,7 @@ func (x *exp) reset(ctx context.Context) error {
 		}
 		return nil
 	}
-	s, err := x.send(ctx, "reset", h.Request, x.o.r.p.Reset.HTTP.As)
+	s, err := x.send(ctx, evidence.RoleReset, h.Request, x.o.r.p.Reset.HTTP.As)
 	if err == nil && !x.o.r.dry() && !success(&s.x) {
 		err = errors.New("the reset failed")
 	}
@@ -314,7 +314,7 @@ func (x *exp) freshTimes(ctx context.Context, n int) (*watch, error) {
 // open sends the first request of an experiment and waits for its effect. If it
 // does not succeed, the state is read all the same, and the request is sent
 // again.
-func (x *exp) open(ctx context.Context, role string) (*opening, error) {
+func (x *exp) open(ctx context.Context, role evidence.Role) (*opening, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
 		return nil, err
@@ -322,7 +322,7 @@ func (x *exp) open(ctx context.Context, role string) (*opening, error) {
 	return x.openWith(ctx, w, role)
 }
 
-func (x *exp) openWith(ctx context.Context, w *watch, role string) (*opening, error) {
+func (x *exp) openWith(ctx context.Context, w *watch, role evidence.Role) (*opening, error) {
 	req, err := x.render(w.v, plan.Change{})
 	if err != nil {
 		return nil, err
@@ -393,7 +393,7 @@ func (x *exp) beside(ctx context.Context) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := x.send(ctx, "control", req, "")
+	s, err := x.send(ctx, evidence.RoleControl, req, "")
 	if err != nil {
 		return nil, err
 	}
@@ -498,16 +498,16 @@ func (x *exp) control(ctx context.Context) (*opening, error) {
 	if x.o.facts.controls > 0 {
 		return nil, nil
 	}
-	return x.open(ctx, "control")
+	return x.open(ctx, evidence.RoleControl)
 }
 
 // resend sends the bytes of a request again.
-func (x *exp) resend(ctx context.Context, role string, first *sent) (*sent, error) {
+func (x *exp) resend(ctx context.Context, role evidence.Role, first *sent) (*sent, error) {
 	return x.send(ctx, role, first.x.Request, "")
 }
 
 // again sends the bytes of a request again and looks at the state.
-func (x *exp) again(ctx context.Context, w *watch, role string, first *attempt) (*attempt, error) {
+func (x *exp) again(ctx context.Context, w *watch, role evidence.Role, first *attempt) (*attempt, error) {
 	s, err := x.resend(ctx, role, first.sent)
 	if err != nil {
 		return nil, err

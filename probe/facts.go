@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // known is the answer to a question about a target, as far as it was shown.
@@ -17,14 +17,6 @@ const (
 	untold known = iota
 	yes
 	no
-)
-
-// Findings that experiments choose among.
-const (
-	doubleSequential = "double-effect-sequential"
-	doubleLost       = "double-effect-lost-response"
-	doubleRace       = "double-effect-race"
-	doubleInFlight   = "in-flight-executed"
 )
 
 // facts are what the experiments on an operation have shown. Judging adds to

@@ -5,23 +5,12 @@ go 1.26.0
 require (
 	github.com/chromedp/cdproto v0.159.0
 	github.com/chromedp/chromedp v0.23.0
-	github.com/pb33f/libopenapi v0.40.1
 	go.yaml.in/yaml/v4 v4.0.0-rc.6
 	golang.org/x/net v0.60.0
 	golang.org/x/sys v0.48.0
 )
 
-require (
-	github.com/bahlo/generic-list-go v0.2.0 // indirect
-	github.com/buger/jsonparser v1.1.2 // indirect
-	github.com/dunglas/httpsfv v1.1.2 // indirect
-	github.com/jackc/pgpassfile v1.0.0 // indirect
-	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
-	github.com/jackc/pgx/v5 v5.12.0 // indirect
-	github.com/pb33f/jsonpath v0.8.3 // indirect
-	github.com/pb33f/ordered-map/v2 v2.3.1 // indirect
-	golang.org/x/sync v0.23.0 // indirect
-)
+require github.com/dunglas/httpsfv v1.1.2 // indirect
 
 require (
 	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3
@@ -29,15 +18,11 @@ require (
 	github.com/semelhq/semel v0.0.0
 	github.com/semelhq/semel/gateway v0.0.0
 	github.com/semelhq/semel/internal/strict v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
-	go.yaml.in/yaml/v3 v3.0.6
 	golang.org/x/text v0.42.0 // indirect
 )
 
 replace github.com/semelhq/semel => ../
 
 replace github.com/semelhq/semel/gateway => ../gateway
-
-replace github.com/semelhq/semel/internal/testenv => ../internal/testenv
 
 replace github.com/semelhq/semel/internal/strict => ../internal/strict

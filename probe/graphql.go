@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // graphQL marks answers whose Status is what data and errors say, with the words

@@ -7,8 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // races is what a request shows that was sent several times at once.
@@ -44,7 +45,7 @@ func (x *exp) race(ctx context.Context) (shown, error) {
 		}
 		req, err := x.render(v, plan.Change{})
 		if err == nil {
-			x.plan("race", req, "", f.width*trials, fmt.Sprintf("%d at once, %s", f.width, times(trials, "trial")))
+			x.plan(evidence.RoleRace, req, "", f.width*trials, fmt.Sprintf("%d at once, %s", f.width, times(trials, "trial")))
 		}
 		return f, err
 	}
@@ -75,7 +76,7 @@ func (x *exp) trial(ctx context.Context, width int) (*trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := x.release(ctx, w, "race", slices.Repeat([]wire.Request{req}, width))
+	t, err := x.release(ctx, w, evidence.RoleRace, slices.Repeat([]wire.Request{req}, width))
 	if err == nil {
 		t.signs, err = signs, x.found(ctx, signs, t.all...)
 	}
@@ -83,7 +84,7 @@ func (x *exp) trial(ctx context.Context, width int) (*trial, error) {
 }
 
 // release sends requests with the values of a watch at once.
-func (x *exp) release(ctx context.Context, w *watch, role string, all []wire.Request) (*trial, error) {
+func (x *exp) release(ctx context.Context, w *watch, role evidence.Role, all []wire.Request) (*trial, error) {
 	got, err := x.o.r.send.SendRace(as(ctx, ""), all, nil)
 	if err != nil {
 		return nil, err
@@ -200,8 +201,8 @@ func (x *exp) inFlight(ctx context.Context) (shown, error) {
 			return f, err
 		}
 		if x.o.r.dry() {
-			x.plan("first", req, "", 1, "")
-			x.plan("duplicate", req, "", 1, "while the first is running")
+			x.plan(evidence.RoleFirst, req, "", 1, "")
+			x.plan(evidence.RoleDuplicate, req, "", 1, "while the first is running")
 			return f, nil
 		}
 		f.takes, f.together, f.end = x.o.takes, x.o.takes < slowEnough, nil
@@ -230,7 +231,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 		if err != nil {
 			return nil, nil, err
 		}
-		a, b := x.sent(got.Exchanges[0], "first", ""), x.sent(got.Exchanges[1], "duplicate", "")
+		a, b := x.sent(got.Exchanges[0], evidence.RoleFirst, ""), x.sent(got.Exchanges[1], evidence.RoleDuplicate, "")
 		if !success(&a.x) && success(&b.x) || a.replayed && !b.replayed || accepted(&a.x) && success(&b.x) && !accepted(&b.x) {
 			a, b = b, a
 			all := x.e.Sends[len(x.e.Sends)-2:]
@@ -273,7 +274,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 		if later, err = x.o.r.send.only(as(ctx, ""), req); err != nil {
 			break
 		}
-		s := x.sent(later, "duplicate", "")
+		s := x.sent(later, evidence.RoleDuplicate, "")
 		retries = append(retries, s)
 		if !s.processed() || success(&s.x) && !accepted(&s.x) || s.serverError() {
 			break
@@ -284,7 +285,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 	}
 	// Whatever was sent is written down, also if the other was not.
 	if one.err == nil {
-		first = x.sent(one.x, "first", "")
+		first = x.sent(one.x, evidence.RoleFirst, "")
 	}
 	return first, retries, cmp.Or(one.err, err, ctxErr(ctx))
 }

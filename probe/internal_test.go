@@ -14,19 +14,17 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
-// Every finding that the code makes is in the catalogue, and the catalogue has
-// none that is never made.
-func TestFindingsAreInTheCatalogue(t *testing.T) {
+// The catalogue has no finding that is never made.
+func TestFindingsAreMade(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -41,27 +39,14 @@ func TestFindingsAreInTheCatalogue(t *testing.T) {
 			t.Fatal(err)
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
-			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
-				s, _ := strconv.Unquote(lit.Value)
-				used[s] = true
-			}
-			call, ok := n.(*ast.CallExpr)
-			if !ok {
-				return true
-			}
-			if sel, ok := call.Fun.(*ast.SelectorExpr); ok && (sel.Sel.Name == "find" || sel.Sel.Name == "doubled" || sel.Sel.Name == "notScoped") && len(call.Args) > 0 {
-				if lit, ok := call.Args[0].(*ast.BasicLit); ok {
-					id, _ := strconv.Unquote(lit.Value)
-					if _, known := evidence.Lookup(id); !known {
-						t.Errorf("%s: no finding %q", name, id)
-					}
-				}
+			if sel, ok := n.(*ast.SelectorExpr); ok {
+				used[strings.ToLower(sel.Sel.Name)] = true
 			}
 			return true
 		})
 	}
 	for _, e := range evidence.Catalogue() {
-		if !used[e.ID] {
+		if !used["finding"+strings.ReplaceAll(string(e.ID), "-", "")] {
 			t.Errorf("nothing makes the finding %s", e.ID)
 		}
 	}
@@ -351,19 +336,19 @@ func TestQuery(t *testing.T) {
 // That lost answers are treated differently is supposed only where it was seen.
 func TestSupposeLost(t *testing.T) {
 	for name, c := range map[string]struct {
-		findings []string
+		findings []evidence.FindingID
 		facts    facts
 		want     evidence.CauseState // empty: it is not supposed
 	}{
-		"duplicates hold, lost ones double": {[]string{doubleLost}, facts{once: true, lostAfter: true}, evidence.Supported},
-		"the first may have been running":   {[]string{doubleLost}, facts{once: true}, evidence.Open},
-		"what is running is recognised":     {[]string{doubleLost}, facts{once: true, inProgress: yes}, evidence.Supported},
-		"what is running is executed again": {[]string{doubleRace, doubleLost}, facts{once: true}, ""},
-		"so is what had its effect":         {[]string{doubleRace, doubleLost}, facts{once: true, lostAfter: true}, evidence.Supported},
-		"duplicates were not tried":         {[]string{doubleLost}, facts{}, evidence.Open},
-		"both double":                       {[]string{doubleSequential, doubleLost}, facts{doubled: true}, ""},
-		"both double, by ids":               {[]string{doubleSequential, doubleLost}, facts{}, ""},
-		"a key is blocked":                  {[]string{doubleSequential, "failure-blocks-key"}, facts{doubled: true}, evidence.Open},
+		"duplicates hold, lost ones double": {[]evidence.FindingID{evidence.FindingDoubleEffectLostResponse}, facts{once: true, lostAfter: true}, evidence.Supported},
+		"the first may have been running":   {[]evidence.FindingID{evidence.FindingDoubleEffectLostResponse}, facts{once: true}, evidence.Open},
+		"what is running is recognised":     {[]evidence.FindingID{evidence.FindingDoubleEffectLostResponse}, facts{once: true, inProgress: yes}, evidence.Supported},
+		"what is running is executed again": {[]evidence.FindingID{evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse}, facts{once: true}, ""},
+		"so is what had its effect":         {[]evidence.FindingID{evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse}, facts{once: true, lostAfter: true}, evidence.Supported},
+		"duplicates were not tried":         {[]evidence.FindingID{evidence.FindingDoubleEffectLostResponse}, facts{}, evidence.Open},
+		"both double":                       {[]evidence.FindingID{evidence.FindingDoubleEffectSequential, evidence.FindingDoubleEffectLostResponse}, facts{doubled: true}, ""},
+		"both double, by ids":               {[]evidence.FindingID{evidence.FindingDoubleEffectSequential, evidence.FindingDoubleEffectLostResponse}, facts{}, ""},
+		"a key is blocked":                  {[]evidence.FindingID{evidence.FindingDoubleEffectSequential, "failure-blocks-key"}, facts{doubled: true}, evidence.Open},
 	} {
 		o := &operation{op: &plan.Operation{}, facts: c.facts, r: &runner{p: &plan.Plan{}}}
 		for _, id := range c.findings {
@@ -450,7 +435,7 @@ func TestChangedUnderKey(t *testing.T) {
 		mismatch []int
 		assumed  bool
 		outcome  evidence.Outcome
-		finding  string
+		finding  evidence.FindingID
 		priority evidence.Priority
 	}{
 		"made, and it is refused by contract":  {yes, []int{422}, false, evidence.Broken, "mismatch-executed", evidence.P1},
@@ -480,7 +465,7 @@ func TestDoubledRaceHandlesNothingInProgress(t *testing.T) {
 		o.facts.inProgress = yes
 		o.facts.race = &evidence.Race{Overlapped: 3, Doubled: doubled}
 		if doubled > 0 {
-			o.ev.Findings = []evidence.Finding{{ID: doubleRace, Basis: evidence.Established}}
+			o.ev.Findings = []evidence.Finding{{ID: evidence.FindingDoubleEffectRace, Basis: evidence.Established}}
 		}
 		o.verdict()
 		if got := o.ev.Verdict.InProgressHandling; got != want {
@@ -504,7 +489,7 @@ func TestLostAfterTheEffect(t *testing.T) {
 		c.try.first, c.try.second = given(0, ""), two
 		o := &operation{op: &plan.Operation{}}
 		(&judgement{o: o, e: &evidence.Experiment{Name: "lost_unread"}}).lost(&c.try, true)
-		if o.facts.lostAfter != c.want || o.ev.Findings[0].ID != doubleLost {
+		if o.facts.lostAfter != c.want || o.ev.Findings[0].ID != evidence.FindingDoubleEffectLostResponse {
 			t.Errorf("%s: %t, %+v", name, o.facts.lostAfter, o.ev.Findings)
 		}
 	}
@@ -514,7 +499,7 @@ func TestLostAfterTheEffect(t *testing.T) {
 func TestByIDsSaysWhoLooked(t *testing.T) {
 	for want, d := range map[string]delta{"no reader could be read": {}, "the readers were read": {looked: true}} {
 		j := &judgement{o: &operation{op: &plan.Operation{}, readers: []*reader{{name: "rows"}}}, e: &evidence.Experiment{}}
-		j.byIDs(doubleInFlight, d, given(201, "{}"), given(201, "{}"))
+		j.byIDs(evidence.FindingInFlightExecuted, d, given(201, "{}"), given(201, "{}"))
 		if _, why := j.outcome(); !strings.HasPrefix(why, want) {
 			t.Errorf("%+v: %s", d, why)
 		}

@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // judgement is what an experiment came to, by what it has shown.
@@ -53,7 +53,7 @@ func (j *judgement) outcome() (evidence.Outcome, string) {
 }
 
 // find adds a finding of the catalogue, for what was shown in this experiment.
-func (j *judgement) find(id string, priority evidence.Priority, basis evidence.Basis, sends ...*sent) {
+func (j *judgement) find(id evidence.FindingID, priority evidence.Priority, basis evidence.Basis, sends ...*sent) {
 	entry, ok := evidence.Lookup(id)
 	if !ok {
 		panic("probe: no finding " + id) // a test goes through all of them
@@ -89,9 +89,9 @@ func (o *operation) find(f evidence.Finding) {
 }
 
 // doubled is the finding for a request that took effect again.
-func (j *judgement) doubled(id string) string {
-	if j.o.op.Signature != nil && id == doubleSequential {
-		return "webhook-redelivery-doubles"
+func (j *judgement) doubled(id evidence.FindingID) evidence.FindingID {
+	if j.o.op.Signature != nil && id == evidence.FindingDoubleEffectSequential {
+		return evidence.FindingWebhookRedeliveryDoubles
 	}
 	return id
 }
@@ -180,7 +180,7 @@ func (j *judgement) first(o *opening) bool {
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
 		j.broken("%s took effect, and the outside, which was told of others, was not told of it", j.opener())
-		j.find("lost-effect", "", evidence.Established, a.sent)
+		j.find(evidence.FindingLostEffect, "", evidence.Established, a.sent)
 	case d.exceeds(1):
 		most, by := d.most, d.by
 		if !more(most, 1) {
@@ -230,9 +230,9 @@ func (j *judgement) accepted(a *attempt) {
 func (j *judgement) reopened(o *opening) bool {
 	first, second := o.first, o.retry
 	d, f := second.total, &j.o.facts
-	id := doubleSequential
+	id := evidence.FindingDoubleEffectSequential
 	if first.x.Response == nil {
-		id = doubleLost
+		id = evidence.FindingDoubleEffectLostResponse
 	}
 	ran := "no effect"
 	switch {
@@ -243,7 +243,7 @@ func (j *judgement) reopened(o *opening) bool {
 	}
 	taken := first.status()/100 == 4 && first.total.exceeds(0)
 	if taken {
-		j.find("refusal-executed", "", evidence.Established, first.sent)
+		j.find(evidence.FindingRefusalExecuted, "", evidence.Established, first.sent)
 	}
 	if d.exceeds(1) {
 		j.broken("%s %s (%s), and the same request again %s", j.opener(), answered(first.sent), ran, answered(second.sent))
@@ -263,7 +263,7 @@ func (j *judgement) reopened(o *opening) bool {
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
 		j.broken("%s %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", j.opener(), answered(first.sent), answered(second.sent))
-		j.find("lost-effect", "", evidence.Inferred, first.sent, second.sent)
+		j.find(evidence.FindingLostEffect, "", evidence.Inferred, first.sent, second.sent)
 	case success(&second.x) && !d.told() && len(j.o.readers) > 0:
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case taken && second.succeeded() && j.e.Name != string(plan.Duplicate):
@@ -283,14 +283,14 @@ func (j *judgement) reopened(o *opening) bool {
 	case j.o.inProgress(second.sent):
 		f.unsafeRetry = true
 		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", answer(first.sent), j.key(), answer(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
-		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
 		j.holds("%s %s although it took effect; the same request again %s and had no effect of its own", j.opener(), answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
 		j.broken("%s %s and had no effect; the same request again was refused with %s", j.opener(), answered(first.sent), answer(second.sent))
-		j.find("failure-blocks-key", "", evidence.Inferred, first.sent, second.sent)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first.sent, second.sent)
 	default:
 		j.unclear("%s did not succeed, nor did the same request again: %s, then %s; %s", j.opener(), answer(first.sent), answer(second.sent), j.state(d))
 	}
@@ -305,7 +305,7 @@ func excess(n, by string, expect int64) string {
 // effects judges by the state whether requests that are one had one effect. It
 // reports whether the target's own state shows no more than that; where it
 // cannot tell, what is outside counts. What doubled is named by its reader.
-func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (once bool) {
+func (j *judgement) effects(d delta, expect int64, id evidence.FindingID, sends ...*sent) (once bool) {
 	outside := more(d.outMost, expect)
 	if outside {
 		j.o.facts.outsideBad = true
@@ -313,7 +313,7 @@ func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (o
 	switch {
 	case d.apart(expect):
 		j.broken("the readers disagree: %s; each must see %d", d, expect)
-		j.find("effects-disagree", "", evidence.Established, sends...)
+		j.find(evidence.FindingEffectsDisagree, "", evidence.Established, sends...)
 		return false
 	case more(d.most, expect):
 		j.broken("%s", excess(count(d.most), d.by, expect))
@@ -328,7 +328,7 @@ func (j *judgement) effects(d delta, expect int64, id string, sends ...*sent) (o
 		if d.sameID {
 			basis = evidence.Inferred // the receiver may drop the second
 		}
-		j.find("outside-effect-doubled", "", basis, sends...)
+		j.find(evidence.FindingOutsideEffectDoubled, "", basis, sends...)
 		return d.state
 	}
 	if d.state && d.outside && expect == 1 && is(d.most, 1) && is(d.outLeast, 1) {
@@ -343,7 +343,7 @@ func (j *judgement) inside(d delta, expect int64, sends ...*sent) delta {
 	if !d.state || more(d.most, expect) || !more(d.outMost, expect) {
 		return d
 	}
-	j.effects(d, expect, doubleSequential, sends...)
+	j.effects(d, expect, evidence.FindingDoubleEffectSequential, sends...)
 	d.outside, d.outMost, d.outLeast, d.outBy, d.sameID = false, nil, nil, "", false
 	d.all = slices.DeleteFunc(slices.Clone(d.all), func(r rise) bool { return r.outside })
 	return d
@@ -370,7 +370,7 @@ func (f *again) judge(j *judgement) {
 	known.limited = known.limited || f.limited
 	onceBefore := known.once && !known.doubled
 	bad := len(j.bad)
-	j.repeated(first.sent, f.second, f.expect, doubleSequential)
+	j.repeated(first.sent, f.second, f.expect, evidence.FindingDoubleEffectSequential)
 	f.further(j, bad)
 	j.mechanisms(f.signs, f.second)
 	twice := more(f.second.total.most, f.expect)
@@ -384,7 +384,7 @@ func (f *again) judge(j *judgement) {
 		}
 	}
 	if twice && known.limited {
-		j.find("rate-limit-is-not-idempotency", "", evidence.Established, first.sent, f.second.sent)
+		j.find(evidence.FindingRateLimitIsNotIdempotency, "", evidence.Established, first.sent, f.second.sent)
 	}
 	f.trail.judge(j)
 }
@@ -396,9 +396,9 @@ func (f *again) further(j *judgement, at int) {
 	if len(f.more) == 0 || len(j.bad) <= at || d.apart(f.expect) {
 		return
 	}
-	id, by := j.doubled(doubleSequential), d.by
+	id, by := j.doubled(evidence.FindingDoubleEffectSequential), d.by
 	if !more(d.most, f.expect) {
-		id, by = "outside-effect-doubled", d.outBy
+		id, by = evidence.FindingOutsideEffectDoubled, d.outBy
 	}
 	last := f.more[len(f.more)-1]
 	in := func(d delta) *big.Rat {
@@ -428,7 +428,7 @@ func (f *again) protected(o *operation) bool {
 }
 
 // repeated judges a request that was sent again, the state first.
-func (j *judgement) repeated(first *sent, second *attempt, expect int64, id string) {
+func (j *judgement) repeated(first *sent, second *attempt, expect int64, id evidence.FindingID) {
 	j.e.Second = j.o.compare(first, second.sent)
 	f, d := &j.o.facts, second.total
 	f.marked = f.marked || second.replayed
@@ -448,7 +448,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id stri
 		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
 		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
-		j.find("duplicate-not-answered", "", evidence.Inferred, first, second.sent)
+		j.find(evidence.FindingDuplicateNotAnswered, "", evidence.Inferred, first, second.sent)
 	case second.x.Response == nil:
 		j.unclear("the duplicate has no answer: %s", answer(second.sent))
 	case !d.told():
@@ -472,7 +472,7 @@ func due(expect int64) string {
 }
 
 // byIDs judges without a state: two ids are a hint, anything else is nothing.
-func (j *judgement) byIDs(id string, d delta, first, second *sent) {
+func (j *judgement) byIDs(id evidence.FindingID, d delta, first, second *sent) {
 	if success(&second.x) && first.resource != "" && second.resource != "" && first.resource != second.resource {
 		j.broken("the second answer names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
 		j.find(j.doubled(id), "", evidence.Inferred, first, second)
@@ -512,22 +512,22 @@ func (j *judgement) second(first, second *sent, seen string) {
 		}
 		j.holds("%s; the second answer %s%s%s", seen, is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
-			j.find("replay-unmarked", "", "", first, second)
+			j.find(evidence.FindingReplayUnmarked, "", "", first, second)
 		}
 	case evidence.RefusedWithReference:
 		j.holds("%s; the second answer, %s, refuses and names the first result", seen, answer(second))
 		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && (c.Replay == "original" || c.Replay == "current") {
-			j.find("replay-refused", "", "", first, second)
+			j.find(evidence.FindingReplayRefused, "", "", first, second)
 		}
 	case evidence.Refused:
 		if saysInProgress(second) {
 			j.broken("%s; after it was answered, %s is still refused as in progress: %s", seen, j.key(), answer(second))
-			j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+			j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 			return
 		}
 		j.holds("%s; the second answer is a refusal, %s, without the first result%s", seen, answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
 		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && c.Replay != "" && !conditional(second) {
-			j.find("replay-refused", "", "", first, second)
+			j.find(evidence.FindingReplayRefused, "", "", first, second)
 		}
 	case evidence.DifferentResult:
 		if !otherResource(first, second) {
@@ -535,7 +535,7 @@ func (j *judgement) second(first, second *sent, seen string) {
 			return
 		}
 		j.broken("%s, and the second answer is another result: %s", seen, strings.Join(s.Differences, ", "))
-		j.find("replay-differs", "", evidence.Established, first, second)
+		j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, second)
 	case evidence.ErrorOrTimeout:
 		if !second.serverError() {
 			j.unclear("%s; the answer to the duplicate did not come whole: %s", seen, answer(second))
@@ -570,7 +570,7 @@ func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
 		return false
 	}
 	j.broken("%s", what)
-	j.find("lost-effect", "", evidence.Established, sends...)
+	j.find(evidence.FindingLostEffect, "", evidence.Established, sends...)
 	return true
 }
 
@@ -587,5 +587,5 @@ func (j *judgement) error5xx(sends ...*sent) {
 	if f.errors5xx > 1 {
 		basis = evidence.Established
 	}
-	j.find("unstable-5xx-on-duplicate", "", basis, sends...)
+	j.find(evidence.FindingUnstable5xxOnDuplicate, "", basis, sends...)
 }

@@ -40,7 +40,7 @@ func (f *freshly) judge(j *judgement) {
 		known.freshCreates = yes
 		if c.FreshKey == "refused" {
 			j.broken("the contract knows the request by its content, and it took effect again under a fresh key")
-			j.find("content-not-recognised", "", evidence.Established, first, second)
+			j.find(evidence.FindingContentNotRecognised, "", evidence.Established, first, second)
 			return
 		}
 		switch {
@@ -57,7 +57,7 @@ func (f *freshly) judge(j *judgement) {
 		j.unclear("the second request was accepted with %s, and no effect of its own was seen by %v after it", answer(second), j.o.r.p.Timing.SettleLimit)
 	case success(&second.x) && second.resource != "" && second.resource != first.resource:
 		j.broken("a request with a fresh key was answered with %s and %s, and had no effect", answer(second), second.resource)
-		j.find("lost-effect", "", evidence.Established, second)
+		j.find(evidence.FindingLostEffect, "", evidence.Established, second)
 	case second.serverError():
 		j.unclear("the same body under a fresh key was answered with %s and had no effect", answer(second))
 	default:
@@ -88,7 +88,7 @@ func (f *mismatched) judge(j *judgement) {
 	switch {
 	case d.exceeds(1):
 		j.broken("the altered request took effect as well: %s", count(cmp.Or(d.most, d.outMost)))
-		j.find("mismatch-executed", "", evidence.Established, first, second)
+		j.find(evidence.FindingMismatchExecuted, "", evidence.Established, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
@@ -99,30 +99,30 @@ func (f *mismatched) judge(j *judgement) {
 		j.changedUnderKey(first, second, f.changed)
 	case ok && otherResource(first, second) && d.told():
 		j.broken("the altered request was answered with %s and a resource of its own, and had no effect that a reader sees", answer(second))
-		j.find("mismatch-executed", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingMismatchExecuted, "", evidence.Inferred, first, second)
 	case ok && otherResource(first, second):
 		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", answer(second))
-		j.find("mismatch-executed", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingMismatchExecuted, "", evidence.Inferred, first, second)
 	case ok && j.o.inPlace() && !second.replayed && !j.e.Second.Body:
 		j.unclear("the altered request was answered with %s; whether what it asks for was taken over, no reader tells", answer(second))
 	case ok && j.o.inPlace():
 		j.broken("the altered request was answered with %s and the first one's result; whether what it asks for was taken over, no reader tells", answer(second))
-		j.find("mismatch-replayed-as-same", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Inferred, first, second)
 	case ok && !hook && (j.e.Second.Class == evidence.SameResult || second.replayed):
 		basis := evidence.Established
 		if !d.told() {
 			basis = evidence.Inferred
 		}
 		j.broken("the altered request was answered with %s and the first one's result%s", answer(second), map[bool]string{true: "; what it asks for did not happen"}[d.told()])
-		j.find("mismatch-replayed-as-same", "", basis, first, second)
+		j.find(evidence.FindingMismatchReplayedAsSame, "", basis, first, second)
 	case ok && hook && d.told():
 		j.holds("the altered event was answered with %s and had no effect: events are known by their id alone", answer(second))
 	case ok && d.told():
 		j.broken("the altered request was answered with %s, and what it asks for did not happen", answer(second))
-		j.find("mismatch-replayed-as-same", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Inferred, first, second)
 	case second.serverError():
 		j.broken("the altered request was answered with %s%s", answer(second), d.without())
-		j.find("bad-key-server-error", "", evidence.Established, first, second)
+		j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first, second)
 	case ok:
 		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second))
 	default:
@@ -135,7 +135,7 @@ func (f *mismatched) judge(j *judgement) {
 	if !ok {
 		if what := leaked(first, second); what != "" {
 			j.broken("the refusal holds %s", what)
-			j.find("conflict-leaks-payload", evidence.P2, evidence.Established, first, second)
+			j.find(evidence.FindingConflictLeaksPayload, evidence.P2, evidence.Established, first, second)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func (j *judgement) changedUnderKey(first, second *sent, taken known) {
 	switch {
 	case taken == no:
 		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second))
-		j.find("mismatch-replayed-as-same", "", evidence.Established, first, second)
+		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Established, first, second)
 	case len(j.o.contract.Mismatch) == 0:
 		j.holds("the altered request was taken for a change of the same resource: %s; the contract does not say that a used key keeps another request out", answer(second))
 	default:
@@ -155,7 +155,7 @@ func (j *judgement) changedUnderKey(first, second *sent, taken known) {
 			priority, whose = evidence.P2, "the contract that the plan assumes refuses that"
 		}
 		j.broken("the altered request was answered with %s and changed the resource, under a used key: %s", answer(second), whose)
-		j.find("mismatch-executed", priority, evidence.Established, first, second)
+		j.find(evidence.FindingMismatchExecuted, priority, evidence.Established, first, second)
 	}
 }
 
@@ -166,7 +166,7 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 	switch {
 	case more(d.most, 1):
 		j.broken("the altered request took effect as another one: %s", d)
-		j.find("change-doubles", "", evidence.Established, first, second.sent)
+		j.find(evidence.FindingChangeDoubles, "", evidence.Established, first, second.sent)
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
@@ -175,12 +175,12 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second.sent))
 	case success(&second.x) && otherResource(first, second.sent):
 		j.broken("the altered request was answered with %s and another resource, and had no effect that a reader sees", answer(second.sent))
-		j.find("change-doubles", "", evidence.Inferred, first, second.sent)
+		j.find(evidence.FindingChangeDoubles, "", evidence.Inferred, first, second.sent)
 	case !d.state:
 		j.unclear("the altered request was answered with %s; outside were %s, of a change or of another one, and no reader sees the target's own state", answer(second.sent), count(d.outMost))
 	case taken == no:
 		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second.sent))
-		j.find("change-not-made", "", evidence.Established, first, second.sent)
+		j.find(evidence.FindingChangeNotMade, "", evidence.Established, first, second.sent)
 	case taken == yes:
 		j.holds("1 effect; the altered request was taken for a change of the same resource: %s", answer(second.sent))
 	case success(&second.x):
@@ -230,7 +230,7 @@ func (f *keyless) judge(j *judgement) {
 	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
 		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
 		j.o.facts.keylessAsOne = t.sent
-		j.find("keyless-requests-confused", "", evidence.Established, s.sent, t.sent)
+		j.find(evidence.FindingKeylessRequestsConfused, "", evidence.Established, s.sent, t.sent)
 	}
 	d, known := s.total, &j.o.facts
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
@@ -249,20 +249,20 @@ func (f *keyless) judge(j *judgement) {
 		switch {
 		case known.noKeyRan && required && j.o.assumed:
 			j.broken("a request without a key was answered with %s and took effect; the plan names no profile of a contract, and by default keys count as required", answer(s.sent))
-			j.find("missing-key-accepted", evidence.P2, evidence.Inferred, s.sent)
+			j.find(evidence.FindingMissingKeyAccepted, evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
 			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
-			j.find("missing-key-accepted", "", evidence.Established, s.sent)
+			j.find(evidence.FindingMissingKeyAccepted, "", evidence.Established, s.sent)
 		case known.noKeyRan:
 			j.holds("a request without a key took effect; the contract does not require one")
 		case s.serverError():
 			j.broken("a request without a key was answered with %s%s", answer(s.sent), d.without())
-			j.find("bad-key-server-error", "", evidence.Established, s.sent)
+			j.find(evidence.FindingBadKeyServerError, "", evidence.Established, s.sent)
 		case accepted(&s.x) && s.fate != fateDone:
 			j.unclear("a request without a key was accepted with %s, and what became of it was not seen", answer(s.sent))
 		case !d.told() && success(&s.x) && required && !j.o.assumed:
 			j.broken("a request without a key was answered with %s; no reader sees whether it took effect", answer(s.sent))
-			j.find("missing-key-accepted", "", evidence.Inferred, s.sent)
+			j.find(evidence.FindingMissingKeyAccepted, "", evidence.Inferred, s.sent)
 		case !d.told() && success(&s.x):
 			j.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", answer(s.sent))
 		case success(&s.x):
@@ -305,10 +305,10 @@ func (f *misspelt) judge(j *judgement) {
 		case accept:
 		case d.exceeds(0):
 			j.broken("a malformed key was refused with %s, and the request took effect", answer(first))
-			j.find("malformed-key-accepted-unprotected", "", evidence.Established, first)
+			j.find(evidence.FindingMalformedKeyAcceptedUnprotected, "", evidence.Established, first)
 		case first.serverError():
 			j.broken("a malformed key was answered with %s%s", answer(first), d.without())
-			j.find("bad-key-server-error", "", evidence.Established, first)
+			j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first)
 		default:
 			j.holds("a malformed key was refused with %s%s", answer(first), d.without())
 		}
@@ -322,7 +322,7 @@ func (f *misspelt) judge(j *judgement) {
 	switch {
 	case d.exceeds(1):
 		j.broken("a malformed key was accepted with %s, and the request repeated: %s", answer(first), count(cmp.Or(d.most, d.outMost)))
-		j.find("malformed-key-accepted-unprotected", "", evidence.Established, first, second)
+		j.find(evidence.FindingMalformedKeyAcceptedUnprotected, "", evidence.Established, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
@@ -353,13 +353,13 @@ func (f *scoped) judge(j *judgement) {
 		return
 	}
 	first, known := f.good().sent, &j.o.facts
-	id, apart := "key-not-scoped-actor", &known.actorApart
+	id, apart := evidence.FindingKeyNotScopedActor, &known.actorApart
 	if f.who == plan.TenantB {
-		id, apart = "key-not-scoped-tenant", &known.tenantApart
+		id, apart = evidence.FindingKeyNotScopedTenant, &known.tenantApart
 	}
 	if !f.replayed(j.o) {
 		// A double is found here as well; of scope it says nothing.
-		j.effects(f.again.total, 1, doubleSequential, first, f.again.sent)
+		j.effects(f.again.total, 1, evidence.FindingDoubleEffectSequential, first, f.again.sent)
 		j.bad = nil
 		j.unclear("that a duplicate of actor A itself is recognised was not shown (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
 		return
@@ -414,7 +414,7 @@ func (f *scoped) judge(j *judgement) {
 	}
 	if !success(&second.x) && *apart == no {
 		if what := leaked(first, second); what != "" {
-			j.find("conflict-leaks-payload", evidence.P0, evidence.Established, first, second)
+			j.find(evidence.FindingConflictLeaksPayload, evidence.P0, evidence.Established, first, second)
 		}
 	}
 }
@@ -426,9 +426,9 @@ func (j *judgement) natural() bool {
 
 // notScoped is a finding about scope. That keys belong to the account is a
 // contract that many have on purpose.
-func (j *judgement) notScoped(id string, basis evidence.Basis, sends ...*sent) {
+func (j *judgement) notScoped(id evidence.FindingID, basis evidence.Basis, sends ...*sent) {
 	p := evidence.Priority("")
-	if id == "key-not-scoped-actor" && j.o.contract.Profile != "ietf" {
+	if id == evidence.FindingKeyNotScopedActor && j.o.contract.Profile != "ietf" {
 		p = evidence.P2
 	}
 	j.find(id, p, basis, sends...)

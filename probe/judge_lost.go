@@ -27,10 +27,10 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		return
 	}
 	f, first, second, d := &j.o.facts, t.first, t.second.sent, t.second.total
-	id := doubleLost
+	id := evidence.FindingDoubleEffectLostResponse
 	if t.whole {
 		// It is a duplicate like any other, and shows nothing of lost answers.
-		id = doubleSequential
+		id = evidence.FindingDoubleEffectSequential
 		defer func(safe bool, n int) {
 			f.safeRetry = safe
 			for i := range j.held[n:] {
@@ -54,7 +54,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate == fateRunning && j.o.latency*5 < limit:
 		f.unsafeRetry = true
 		j.broken("the retry was accepted with %s, and its status still says that it is running after %v, where others took %v", answer(second), limit, j.o.latency.Round(time.Millisecond))
-		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate != fateDone:
 		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", answer(second), limit)
 	case is(most, 0) && second.done():
@@ -64,7 +64,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	case j.o.inProgress(second):
 		f.unsafeRetry = true
 		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), answer(second), limit, count(most))
-		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case advice(&second.x) == "after-resolution":
 		f.safeRetry = true
 		j.holds("%s; the retry is told that the outcome is not known, and to wait for it", count(most))
@@ -75,7 +75,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	case is(most, 0):
 		f.unsafeRetry = true
 		j.broken("the retry was refused with %s %s, and there is no effect", answer(second), j.resent(first, second))
-		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case !t.traced():
 		if last {
 			j.unclear("the first attempt left no trace: whether it was processed at all is not known")
@@ -91,7 +91,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 func (j *judgement) resent(first, last *sent) string {
 	n := 0
 	for _, s := range j.e.Sends {
-		if s.Role == "duplicate" && s.N > first.n && s.N <= last.n {
+		if s.Role == evidence.RoleDuplicate && s.N > first.n && s.N <= last.n {
 			n++
 		}
 	}
@@ -112,7 +112,7 @@ func (f *failed) judge(j *judgement) {
 	case t == nil:
 	case t.second == nil && t.ran.exceeds(0):
 		j.broken("a request that was cut off before its last byte had %s", count(t.ran.number()))
-		j.find("truncated-executed", "", evidence.Established, t.first)
+		j.find(evidence.FindingTruncatedExecuted, "", evidence.Established, t.first)
 	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", answer(t.first))
 	default:
@@ -151,7 +151,7 @@ func (f *failed) judge(j *judgement) {
 	case d.exceeds(1):
 		known.unsafeRetry, known.failed = true, true
 		j.broken("the first attempt was answered with %s and had %s; the retry had another", answer(first), count(ran.number()))
-		j.effects(d, 1, doubleSequential, first, second)
+		j.effects(d, 1, evidence.FindingDoubleEffectSequential, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
@@ -167,11 +167,11 @@ func (f *failed) judge(j *judgement) {
 	case j.o.inProgress(second):
 		known.unsafeRetry = true
 		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", answer(first), j.key(), answer(second), j.o.r.p.Timing.SettleLimit)
-		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case changed && records:
 		known.unsafeRetry = true
 		j.broken("the first attempt failed with %s, which the contract says is recorded; the retry got %s", answer(first), answer(second))
-		j.find("failure-not-repeatable", "", evidence.Established, first, second)
+		j.find(evidence.FindingFailureNotRepeatable, "", evidence.Established, first, second)
 	case is(ran.number(), 1) && !success(&second.x):
 		j.holds("the first attempt was answered with %s and had its effect; the retry got %s and had none", answer(first), answer(second))
 		known.safeRetry = true
@@ -187,17 +187,17 @@ func (f *redelivered) judge(j *judgement) {
 	}
 	first := f.good().sent
 	if f.second != nil {
-		j.repeated(first, f.second, 1, doubleSequential)
+		j.repeated(first, f.second, 1, evidence.FindingDoubleEffectSequential)
 	}
 	if f.anew != nil && !f.second.total.exceeds(1) {
-		j.repeated(first, f.anew, 1, doubleSequential)
+		j.repeated(first, f.anew, 1, evidence.FindingDoubleEffectSequential)
 	}
 	if s := f.stale; s != nil {
 		j.single(s, func() {
 			switch d := s.total; {
 			case d.exceeds(0):
 				j.broken("an event that was signed %v ago was answered with %s and took effect", f.staleBy, answer(s.sent))
-				j.find("webhook-stale-accepted", "", evidence.Established, s.sent)
+				j.find(evidence.FindingWebhookStaleAccepted, "", evidence.Established, s.sent)
 			case success(&s.x) && !d.told():
 				j.unclear("an event that was signed %v ago was answered with %s, and no reader sees the state", f.staleBy, answer(s.sent))
 			case s.serverError():
@@ -212,10 +212,10 @@ func (f *redelivered) judge(j *judgement) {
 			switch d := s.total; {
 			case d.exceeds(0):
 				j.broken("an event that was altered after it was signed was answered with %s and took effect", answer(s.sent))
-				j.find("webhook-altered-accepted", "", evidence.Established, s.sent)
+				j.find(evidence.FindingWebhookAlteredAccepted, "", evidence.Established, s.sent)
 			case success(&s.x):
 				j.broken("an event that was altered after it was signed was answered with %s, and no effect was seen", answer(s.sent))
-				j.find("webhook-altered-accepted", evidence.P1, evidence.Inferred, s.sent)
+				j.find(evidence.FindingWebhookAlteredAccepted, evidence.P1, evidence.Inferred, s.sent)
 			case s.serverError():
 				j.unclear("an event that was altered after it was signed was answered with %s, which is no refusal%s", answer(s.sent), d.without())
 			default:

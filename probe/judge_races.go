@@ -112,9 +112,9 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 	}
 	overlapped := t.released && inFlight(able) >= 2
 	d := t.end.total
-	id := doubleRace
+	id := evidence.FindingDoubleEffectRace
 	if !overlapped {
-		id = doubleSequential
+		id = evidence.FindingDoubleEffectSequential
 	}
 	if more(d.most, 1) {
 		r.Doubled++
@@ -138,7 +138,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		}
 		if len(ids) > 1 && overlapped {
 			j.broken("requests of a race were answered with %d different resources; no reader tells how many there are", len(ids))
-			j.find(doubleRace, "", evidence.Inferred, processed...)
+			j.find(evidence.FindingDoubleEffectRace, "", evidence.Inferred, processed...)
 		}
 		return j.state(d) + ": answers alone say nothing about effects"
 	case slices.ContainsFunc(done, (*sent).done) && (less(d.least, 1) || !d.state && less(d.outLeast, 1)):
@@ -147,7 +147,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 			return "requests were answered with success, naming no resource as others do, and no effect was seen: by its body each may be a refusal"
 		}
 		r.Lost++
-		j.find("lost-effect", "", evidence.Established, processed...)
+		j.find(evidence.FindingLostEffect, "", evidence.Established, processed...)
 		return ""
 	case len(done) == 0 && is(d.number(), 0):
 		return fmt.Sprintf("none of %d requests succeeded", len(t.all))
@@ -170,7 +170,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 			first = s
 		} else if s.resource != first.resource {
 			j.broken("1 effect, and answers that name different resources")
-			j.find("replay-differs", "", evidence.Established, first, s)
+			j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, s)
 			break
 		}
 	}
@@ -189,9 +189,9 @@ func (f *meanwhile) judge(j *judgement) {
 		second = f.retries[i]
 	}
 	running := f.running()
-	id := doubleInFlight
+	id := evidence.FindingInFlightExecuted
 	if !running {
-		id = doubleSequential
+		id = evidence.FindingDoubleEffectSequential
 	}
 	all := append([]*sent{first}, f.retries...)
 	if !success(&first.x) && success(&second.x) && !second.replayed {
@@ -225,7 +225,7 @@ func (f *meanwhile) judge(j *judgement) {
 	case !running:
 		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
-		j.byIDs(doubleInFlight, d, first, second)
+		j.byIDs(evidence.FindingInFlightExecuted, d, first, second)
 	case is(d.number(), 0) && !first.done():
 		j.unclear("the first was accepted with %s, and no effect was seen", answer(first))
 	case is(d.number(), 0):
@@ -274,7 +274,7 @@ func (j *judgement) duringFirst(first, second *sent, together bool) {
 	case success(&second.x):
 		f.inProgress = no
 		j.broken("1 effect, and %s got another result: %s", retry, answer(second))
-		j.find("replay-differs", "", evidence.Established, first, second)
+		j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, second)
 	case second.serverError():
 		f.inProgress = no
 		j.broken("1 effect, and %s got %s", retry, answer(second))
@@ -292,6 +292,6 @@ func (j *judgement) duringFirst(first, second *sent, together bool) {
 	default:
 		f.inProgress, f.unsafeRetry = no, true
 		j.broken("1 effect, and %s got %s%s, which reads as final", retry, answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
-		j.find("in-flight-error-invites-new-key", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingInFlightErrorInvitesNewKey, "", evidence.Inferred, first, second)
 	}
 }

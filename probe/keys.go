@@ -7,8 +7,9 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // freshly is what the same body shows under another key.
@@ -23,7 +24,7 @@ type freshly struct {
 // freshKey sends the same body under another key, which tells a key from a
 // natural key.
 func (x *exp) freshKey(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -88,7 +89,7 @@ type mismatched struct {
 }
 
 func (x *exp) altered(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -102,7 +103,7 @@ func (x *exp) altered(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	f.w.change = x.o.op.Key == nil
-	s, err := x.send(ctx, "altered", req, "")
+	s, err := x.send(ctx, evidence.RoleAltered, req, "")
 	if err != nil {
 		return f, err
 	}
@@ -133,7 +134,7 @@ func (x *exp) changed(ctx context.Context, first, altered *sent) (known, error) 
 	if err != nil {
 		return untold, err
 	}
-	x.book(got, "read", "")
+	x.book(got, evidence.RoleRead, "")
 	if err := ctxErr(ctx); err != nil || got.Response == nil || got.Response.Status != http.StatusOK || got.Response.Truncated {
 		return untold, err
 	}
@@ -166,8 +167,8 @@ func (x *exp) ground(ctx context.Context) (*again, error) {
 	f, err := x.twice(ctx)
 	x.e.After, x.e.Changes = nil, nil // those of the request itself follow
 	for i := range x.e.Sends[before:] {
-		if s := &x.e.Sends[before+i]; s.Role == "first" || s.Role == "duplicate" {
-			s.Role = "ground"
+		if s := &x.e.Sends[before+i]; s.Role == evidence.RoleFirst || s.Role == evidence.RoleDuplicate {
+			s.Role = evidence.RoleGround
 		}
 	}
 	return f, err
@@ -194,10 +195,10 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	f.only, err = x.single(ctx, w, "without-key", req)
+	f.only, err = x.single(ctx, w, evidence.RoleWithoutKey, req)
 	w.conclude(1)
 	if x.o.r.dry() {
-		x.plan("without-key", req, "", 1, "with values of its own, if the first took effect")
+		x.plan(evidence.RoleWithoutKey, req, "", 1, "with values of its own, if the first took effect")
 	}
 	if err != nil || x.o.r.dry() || !success(&f.only.x) || !f.only.total.exceeds(0) || x.o.r.send.Left() == 0 {
 		return f, err
@@ -210,14 +211,14 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 	if req, err = x.render(w2.v, plan.Change{NoKey: true}); err != nil {
 		return f, err
 	}
-	f.other, err = x.single(ctx, w2, "without-key", req)
+	f.other, err = x.single(ctx, w2, evidence.RoleWithoutKey, req)
 	w2.conclude(1)
 	return f, err
 }
 
 // single sends a request that may be refused, and looks. Its own effect is as
 // good a control as any other.
-func (x *exp) single(ctx context.Context, w *watch, role string, req wire.Request) (*attempt, error) {
+func (x *exp) single(ctx context.Context, w *watch, role evidence.Role, req wire.Request) (*attempt, error) {
 	s, err := x.send(ctx, role, req, "")
 	if err != nil {
 		return nil, err
@@ -249,15 +250,15 @@ func (x *exp) malformedKey(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	if f.first, err = x.single(ctx, w, "malformed-key", req); err != nil {
+	if f.first, err = x.single(ctx, w, evidence.RoleMalformedKey, req); err != nil {
 		return f, err
 	}
 	if x.o.r.dry() {
-		x.plan("malformed-key", req, "", 1, "if the first was accepted")
+		x.plan(evidence.RoleMalformedKey, req, "", 1, "if the first was accepted")
 		return f, nil
 	}
 	if success(&f.first.x) {
-		s, err := x.resend(ctx, "malformed-key", f.first.sent)
+		s, err := x.resend(ctx, evidence.RoleMalformedKey, f.first.sent)
 		if err != nil {
 			return f, err
 		}
@@ -294,7 +295,7 @@ func (x *exp) otherTenant(ctx context.Context) (shown, error) { return x.other(c
 
 // other sends a key of actor A as somebody else.
 func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -305,7 +306,7 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 		return f, err
 	}
 	// Without a replay for A itself, one for B would say nothing.
-	if f.again, err = x.again(ctx, f.w, "duplicate", f.good()); err != nil {
+	if f.again, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good()); err != nil {
 		return f, err
 	}
 	if !x.o.r.dry() && !f.replayed(x.o) {
@@ -315,9 +316,9 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 	if err != nil {
 		return f, err
 	}
-	role := "other-actor"
+	role := evidence.RoleOtherActor
 	if who == plan.TenantB {
-		role = "other-tenant"
+		role = evidence.RoleOtherTenant
 	}
 	// B's own is due as well if it counts as another one, and A's reader may not
 	// see it.

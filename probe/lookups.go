@@ -79,7 +79,7 @@ func (t *trail) judge(j *judgement) {
 	}
 	j.o.facts.audit = [...]string{rankWeak: "weak", rankPartial: "partial", rankStrong: "strong"}[t.rank]
 	if t.rank == rankWeak {
-		j.find("audit-missing", "", evidence.Established, t.attempts...)
+		j.find(evidence.FindingAuditMissing, "", evidence.Established, t.attempts...)
 	}
 }
 
@@ -124,7 +124,7 @@ func (x *exp) auditLines(ctx context.Context, q *plan.Search) (lines []string, e
 		if err != nil {
 			return nil, err
 		}
-		x.book(got, "read", q.Audit.HTTP.As)
+		x.book(got, evidence.RoleRead, q.Audit.HTTP.As)
 		if got.Response == nil || got.Response.Status != http.StatusOK {
 			return nil, fmt.Errorf("the answer is %s", answer(&sent{x: got}))
 		}

@@ -5,8 +5,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // lost is what a retry shows of a request whose connection was cut.
@@ -78,12 +79,12 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool)
 		return nil, err
 	}
 	t := &lostTry{}
-	if t.first, err = x.cut(ctx, "first", req, cut, where); err != nil {
+	if t.first, err = x.cut(ctx, evidence.RoleFirst, req, cut, where); err != nil {
 		return nil, err
 	}
 	t.whole = t.first.x.Response != nil && !t.first.x.Cut && cut.At != wire.BeforeLastByte
 	if x.o.r.dry() {
-		x.plan("duplicate", req, "", 1, "")
+		x.plan(evidence.RoleDuplicate, req, "", 1, "")
 		return t, nil
 	}
 	t.begun = cut.At == wire.AfterFirstByte && len(t.first.x.Received) > 0
@@ -122,7 +123,7 @@ func (x *exp) retry(ctx context.Context, w *watch, first *attempt) (a *attempt, 
 	waited := false
 	var s *sent
 	for {
-		if s, err = x.resend(ctx, "duplicate", first.sent); err != nil {
+		if s, err = x.resend(ctx, evidence.RoleDuplicate, first.sent); err != nil {
 			return nil, err
 		}
 		progress := x.o.inProgress(s)
@@ -193,7 +194,7 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 		if err := hook(ctx, true); err != nil {
 			return f, err
 		}
-		if s, err = x.send(ctx, "first", req, ""); err == nil && accepted(&s.x) {
+		if s, err = x.send(ctx, evidence.RoleFirst, req, ""); err == nil && accepted(&s.x) {
 			err = x.follow(ctx, w, s) // what it is made of comes later
 		}
 		if off := hook(context.WithoutCancel(ctx), false); off != nil {
@@ -201,14 +202,14 @@ func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 			return f, err
 		}
 	} else {
-		s, err = x.send(ctx, "first", req, "")
+		s, err = x.send(ctx, evidence.RoleFirst, req, "")
 	}
 	if err != nil {
 		return f, err
 	}
 	f.first = &attempt{sent: s}
 	if x.o.r.dry() {
-		x.plan("duplicate", req, "", 1, "")
+		x.plan(evidence.RoleDuplicate, req, "", 1, "")
 		return f, nil
 	}
 	if s.done() || turnedAway(&s.x) || s.x.Response == nil {

@@ -98,7 +98,7 @@ func TestBareTargetIsToldPlainly(t *testing.T) {
 		}
 		return ns
 	}
-	for id, want := range map[string][]int{
+	for id, want := range map[evidence.FindingID][]int{
 		"audit-missing": numbers(plan.Duplicate),
 		"key-ignored":   append(numbers(plan.Duplicate), numbers(plan.MissingKey)[0]),
 	} {
@@ -266,7 +266,7 @@ func TestKeptAnswersAreBounded(t *testing.T) {
 		t.Errorf("%s: %s", e.Outcome, e.Why)
 	}
 	kept := 0
-	for _, e := range res.HAR.Log.Entries {
+	for _, e := range res.HAR().Log.Entries {
 		kept += len(e.Semel.Received)
 	}
 	if kept < limit || kept > limit+2*large {

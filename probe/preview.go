@@ -38,7 +38,7 @@ func (x *exp) preview(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	if f.first, err = x.send(ctx, "preview", req, ""); err != nil {
+	if f.first, err = x.send(ctx, evidence.RolePreview, req, ""); err != nil {
 		return f, err
 	}
 	last := f.first
@@ -52,7 +52,7 @@ func (x *exp) preview(ctx context.Context) (shown, error) {
 		}
 	}
 	if more {
-		if f.again, err = x.send(ctx, "preview", req, ""); err != nil {
+		if f.again, err = x.send(ctx, evidence.RolePreview, req, ""); err != nil {
 			return f, err
 		}
 		last = f.again
@@ -148,7 +148,7 @@ func (f *previews) judge(j *judgement) {
 	switch r := f.first.x.Response; {
 	case has:
 		j.broken("the preview was answered with %s and had %s by reader %s, which must see none of it", answer(f.first), count(f.moved[moved]), moved)
-		j.find("preview-executed", "", evidence.Established, f.first, f.again, f.keyless, f.bent)
+		j.find(evidence.FindingPreviewExecuted, "", evidence.Established, f.first, f.again, f.keyless, f.bent)
 		return
 	case !f.first.processed():
 		j.unclear("the preview was not processed: %s", answer(f.first))
@@ -214,6 +214,6 @@ func (f *previews) key(j *judgement) {
 			priority = evidence.P1
 		}
 		j.broken("%s %s and had no effect, and a fresh request had one: the preview used the key up", under, answer(u.sent))
-		j.find("preview-uses-key", priority, evidence.Established, f.first, f.again, u.sent, f.control.sent)
+		j.find(evidence.FindingPreviewUsesKey, priority, evidence.Established, f.first, f.again, u.sent, f.control.sent)
 	}
 }

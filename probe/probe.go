@@ -6,12 +6,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
 	"github.com/semelhq/semel/probe/plan"
 )
 
@@ -117,9 +118,6 @@ type Event struct {
 // Result is what a run leaves behind. No secret of the plan is in it.
 type Result struct {
 	Run *evidence.Run
-	// HAR has an entry for each send of the evidence, in their order. State
-	// that was read again and was the same has none.
-	HAR har.Document
 	// Planned is what would be sent; in a dry run only. What is wrong with an
 	// experiment that has none is in the evidence, as its Why.
 	Planned []Planned
@@ -128,13 +126,20 @@ type Result struct {
 	PlannedReads int
 	// MaxSends is the budget of requests, those of readers not counted.
 	MaxSends int
+
+	har har.Document
 }
+
+// WriteHAR writes the exchanges of the run as a HAR file. It has an entry for
+// each send of the evidence, in their order. State that was read again and was
+// the same has none.
+func (r *Result) WriteHAR(w io.Writer) error { return r.har.Write(w) }
 
 // Planned is a request that would be sent.
 type Planned struct {
 	Operation  string
 	Experiment plan.Experiment
-	Role       string
+	Role       evidence.Role
 	Times      int    // how often, each with the same bytes or, in a further trial, with fresh values
 	Bytes      []byte // as with HTTP/1.1
 	Note       string
@@ -144,7 +149,7 @@ type Planned struct {
 // Attempts that show nothing are repeated, so a run may take some more.
 func (r *Result) PlannedSends() (n int) {
 	for _, q := range r.Planned {
-		if q.Role != "read" {
+		if q.Role != evidence.RoleRead {
 			n += q.Times
 		}
 	}

@@ -261,7 +261,7 @@ func TestDryRunListsWhatIsSent(t *testing.T) {
 			n := map[string]int{}
 			for _, s := range e.Sends {
 				if s.Role != "read" {
-					n[s.Role]++
+					n[string(s.Role)]++
 				}
 			}
 			if len(n) > 0 {
@@ -412,7 +412,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		var har bytes.Buffer
-		if err := res.HAR.Write(&har); err != nil {
+		if err := res.WriteHAR(&har); err != nil {
 			t.Fatal(err)
 		}
 		planned := ""
@@ -432,7 +432,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 		if !send && (!strings.Contains(planned, `"token":"redacted-`) || !strings.Contains(planned, `"pin":["redacted-`) || !strings.Contains(planned, `"token":"redacted-2"}`)) {
 			t.Errorf("planned: %s", planned)
 		}
-		if send && len(res.HAR.Log.Entries) == 0 {
+		if send && len(res.HAR().Log.Entries) == 0 {
 			t.Error("the HAR is empty")
 		}
 	}
@@ -886,7 +886,7 @@ func TestFailedFirst(t *testing.T) {
 	for name, c := range map[string]struct {
 		own, effect, fails bool // the operation is one that fails; after its effect
 		want               evidence.Outcome
-		find               string
+		find               evidence.FindingID
 	}{
 		"fails, then works":             {own: true, fails: true, want: evidence.Held},
 		"fails after its effect":        {own: true, fails: true, effect: true, want: evidence.Broken, find: "double-effect-sequential"},

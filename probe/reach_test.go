@@ -110,7 +110,7 @@ func reachRun(t *testing.T, name string, o probe.Options, change func(*plan.Plan
 func roles(e evidence.Experiment) (list []string) {
 	for _, s := range e.Sends {
 		if s.Role != "read" {
-			list = append(list, s.Role)
+			list = append(list, string(s.Role))
 		}
 	}
 	return list
@@ -151,7 +151,7 @@ func TestSessions(t *testing.T) {
 				if e.Outcome != evidence.Held {
 					t.Errorf("%s: %s", e.Outcome, e.Why)
 				}
-				all, err := json.Marshal([]any{res.Run, res.HAR})
+				all, err := json.Marshal([]any{res.Run, res.HAR()})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // maxIDs is how many ids of what was counted a reading keeps.

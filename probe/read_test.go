@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 func TestXML(t *testing.T) {

@@ -41,7 +41,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 			f.why = fmt.Sprintf("the budget has %s left", times(x.o.r.send.Left(), "send"))
 			break
 		}
-		o, err := x.open(ctx, "first")
+		o, err := x.open(ctx, evidence.RoleFirst)
 		if o == nil {
 			return f, err
 		}
@@ -63,7 +63,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 			t.w.rebase()
 			t.after = time.Since(t.good().over())
 		}
-		s, err := x.resend(ctx, "duplicate", t.good().sent)
+		s, err := x.resend(ctx, evidence.RoleDuplicate, t.good().sent)
 		if err != nil {
 			return f, err
 		}
@@ -105,7 +105,7 @@ func (f *forgetting) judge(j *judgement) {
 				p = evidence.P0
 				j.broken("keys are said to be kept for %v", told)
 			}
-			j.find("key-forgotten", p, evidence.Established, first, second)
+			j.find(evidence.FindingKeyForgotten, p, evidence.Established, first, second)
 			return
 		case !t.second.settled:
 			j.unclear("%s", t.second.why)

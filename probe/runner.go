@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/har"
+	"github.com/semelhq/semel/probe/internal/har"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // runner is one run. But for what it says otherwise it is one goroutine's.
@@ -334,7 +334,7 @@ func (r *runner) redactor() *har.Redactor {
 func (r *runner) result() *Result {
 	red := r.redactor()
 	res := &Result{Run: &r.ev, Planned: r.planned, PlannedReads: r.plannedReads, MaxSends: r.p.Budget.MaxSends}
-	res.HAR = har.New(har.Creator{Name: "semel probe", Version: r.o.Version}, red, r.exchanges...)
+	res.har = har.New(har.Creator{Name: "semel probe", Version: r.o.Version}, red, r.exchanges...)
 	redact(reflect.ValueOf(&r.ev).Elem(), red)
 	r.nameSecrets(red)
 	for i := range res.Planned {

@@ -136,7 +136,7 @@ func TestScripts(t *testing.T) {
 	env := map[string]string{"SCRIPT_A": token, "SCRIPT_B": "token-of-b"}
 	res := mustRun(t, p, probe.Options{Send: true, Source: plan.Source{Env: func(n string) (string, bool) { v, ok := env[n]; return v, ok }}})
 	dir := filepath.Join(t.TempDir(), "run")
-	if err := report.Write(dir, res.Run, report.Files{HAR: res.HAR.Write}); err != nil {
+	if err := report.Write(dir, res.Run, report.Files{HAR: res.WriteHAR}); err != nil {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, report.ScriptDir, "*.sh"))
@@ -147,7 +147,7 @@ func TestScripts(t *testing.T) {
 		t.Errorf("%d scripts for %d findings", len(files), n)
 	}
 	var exchanges strings.Builder
-	if err := res.HAR.Write(&exchanges); err != nil {
+	if err := res.WriteHAR(&exchanges); err != nil {
 		t.Fatal(err)
 	}
 	tried := map[string]bool{}

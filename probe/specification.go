@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // specification is what the target's own description says.
@@ -54,7 +54,7 @@ func (x *exp) specification(ctx context.Context) (shown, error) {
 	if strings.HasPrefix(at, "http://") || strings.HasPrefix(at, "https://") {
 		req := wire.Request{Method: http.MethodGet, URL: at, Header: []wire.Field{{Name: "Accept", Value: "*/*"}}}
 		if x.o.r.dry() {
-			x.plan("read", req, "", 1, "")
+			x.plan(evidence.RoleRead, req, "", 1, "")
 			return s, nil
 		}
 		got, err := x.o.r.read.Send(as(ctx, ""), req)
@@ -64,7 +64,7 @@ func (x *exp) specification(ctx context.Context) (shown, error) {
 			}
 			return nil, err
 		}
-		s.send = x.sent(got, "read", "")
+		s.send = x.sent(got, evidence.RoleRead, "")
 		if got.Response == nil || got.Response.Status != http.StatusOK {
 			s.why = "the specification cannot be read: " + answer(s.send)
 			return s, ctxErr(ctx)
@@ -261,15 +261,15 @@ func (o *operation) concludeSpecification() {
 			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
 		case s.absent:
 			j.broken("the document does not describe this operation, and has none of the words that were searched for: idempotency, deduplication, or a key's name")
-			j.find("no-specification", "", evidence.Established, s.send)
+			j.find(evidence.FindingNoSpecification, "", evidence.Established, s.send)
 		case !s.keys:
 			j.broken("where it describes this operation, the specification has none of the words that were searched for: idempotency, deduplication, or a key's name")
-			j.find("no-specification", "", evidence.Established, s.send)
+			j.find(evidence.FindingNoSpecification, "", evidence.Established, s.send)
 		case o.op.Key == nil:
 			j.holds("where it describes this operation, the specification speaks of idempotency, deduplication or keys; what it says was not compared with what was seen")
 		case !s.retention && !o.facts.expires:
 			j.broken("neither the specification, in the words that were searched for, nor an answer says how long keys are kept")
-			j.find("retention-not-published", "", evidence.Established, s.send)
+			j.find(evidence.FindingRetentionNotPublished, "", evidence.Established, s.send)
 		case !s.retention:
 			j.holds("the specification speaks of keys, and answers say until when they are kept")
 		default:

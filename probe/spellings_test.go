@@ -78,7 +78,7 @@ func TestNoSpellingOfASecret(t *testing.T) {
 		"sarif":    func(w io.Writer) error { return report.SARIF(w, res.Run) },
 		"markdown": func(w io.Writer) error { return report.Markdown(w, res.Run) },
 		"terminal": func(w io.Writer) error { return report.Terminal(w, res.Run, report.TerminalOptions{}) },
-		"har":      res.HAR.Write,
+		"har":      res.WriteHAR,
 	} {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
@@ -86,12 +86,12 @@ func TestNoSpellingOfASecret(t *testing.T) {
 		}
 		outputs[name] = b.String()
 	}
-	for i, e := range res.HAR.Log.Entries {
+	for i, e := range res.HAR().Log.Entries {
 		outputs[fmt.Sprint("sent ", i)], outputs[fmt.Sprint("received ", i)] = string(e.Semel.Sent), string(e.Semel.Received)
 		outputs[fmt.Sprint("text ", i)], outputs[fmt.Sprint("type ", i)] = e.Response.Content.Text, e.Response.Content.MIME
 	}
 	folder := filepath.Join(dir, "run")
-	if err := report.Write(folder, res.Run, report.Files{Plan: []byte("x"), HAR: res.HAR.Write}); err != nil {
+	if err := report.Write(folder, res.Run, report.Files{Plan: []byte("x"), HAR: res.WriteHAR}); err != nil {
 		t.Fatal(err)
 	}
 	files := 0

@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // reader is a state reader of an operation.

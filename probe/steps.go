@@ -10,8 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // session is what a step has taken for a principal.
@@ -183,7 +184,7 @@ func (x *exp) step(ctx context.Context, v *plan.Values, st *plan.Step, who plan.
 		return until, err
 	}
 	if r.dry() {
-		x.plan("step", req, who, n, "step "+st.Name)
+		x.plan(evidence.RoleStep, req, who, n, "step "+st.Name)
 		return until, nil
 	}
 	var got wire.Exchange
@@ -191,7 +192,7 @@ func (x *exp) step(ctx context.Context, v *plan.Values, st *plan.Step, who plan.
 		if got, err = r.send.Sender.Send(as(ctx, who), req); err != nil {
 			return until, err
 		}
-		x.book(got, "step", who)
+		x.book(got, evidence.RoleStep, who)
 		if err := ctxErr(ctx); err != nil {
 			return until, err
 		}

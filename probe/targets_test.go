@@ -82,12 +82,12 @@ func misjudged(want targets.Expectation, run *evidence.Run) (wrong []string) {
 	found := op.All()
 	for _, id := range want.Must {
 		if !slices.Contains(found, id) {
-			wrong = append(wrong, "not found: "+id)
+			wrong = append(wrong, "not found: "+string(id))
 		}
 	}
 	for _, id := range want.MustNot() {
 		if slices.Contains(found, id) {
-			wrong = append(wrong, "falsely accused of "+id)
+			wrong = append(wrong, "falsely accused of "+string(id))
 		}
 	}
 	for name, outcome := range want.Outcomes {
@@ -187,8 +187,8 @@ func contradictions(op evidence.Operation) (wrong []string) {
 		}
 	}
 	all, v := op.All(), op.Verdict
-	has := func(ids ...string) bool {
-		return slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(all, id) })
+	has := func(ids ...evidence.FindingID) bool {
+		return slices.ContainsFunc(ids, func(id evidence.FindingID) bool { return slices.Contains(all, id) })
 	}
 	doubled := has("double-effect-sequential", "double-effect-race", "double-effect-lost-response", "in-flight-executed", "webhook-redelivery-doubles", "effects-disagree")
 	race := outcome[string(plan.RaceSame)]
@@ -198,8 +198,8 @@ func contradictions(op evidence.Operation) (wrong []string) {
 	never(v.IdempotencySupport == "none" && !doubled, "support none, and nothing doubled")
 	never(race.Race != nil && race.Race.Overlapped == 0 && race.Race.Bound != 1, "a bound without a trial")
 	for _, f := range op.Findings {
-		never(len(f.Sends) == 0 && f.ID != "no-specification" && f.ID != "retention-not-published", f.ID+" names no send")
-		never(f.Basis == evidence.Established && strings.HasPrefix(f.ID, "double-effect") && !shown, f.ID+" is established, and no reader saw an effect")
+		never(len(f.Sends) == 0 && f.ID != "no-specification" && f.ID != "retention-not-published", string(f.ID)+" names no send")
+		never(f.Basis == evidence.Established && strings.HasPrefix(string(f.ID), "double-effect") && !shown, string(f.ID)+" is established, and no reader saw an effect")
 	}
 	return wrong
 }

@@ -15,14 +15,14 @@ import (
 func (o *operation) gather() {
 	f := &o.facts
 	if f.doubled && f.noKeyRan && !f.marked && !f.once && !f.sometimes && o.op.Key != nil {
-		e, _ := evidence.Lookup("key-ignored")
+		e, _ := evidence.Lookup(evidence.FindingKeyIgnored)
 		var ns []int
 		for _, s := range append(slices.Clone(f.doubledBy), f.noKey) {
 			ns = append(ns, s.n)
 		}
 		o.find(e.FindingOn(evidence.Established, e.Priority, string(plan.MissingKey), ns...))
 	}
-	under := func(root string, symptoms ...string) {
+	under := func(root evidence.FindingID, symptoms ...evidence.FindingID) {
 		i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == root })
 		if i < 0 {
 			return
@@ -45,27 +45,27 @@ func (o *operation) gather() {
 	if o.doublesAnswered() {
 		// What does not know a duplicate at all does not know it in a race, after
 		// a loss or under another body either.
-		all := []string{
-			doubleRace, doubleInFlight, doubleLost, "mismatch-executed", "key-ignored", "missing-key-accepted",
-			"malformed-key-accepted-unprotected", "rate-limit-is-not-idempotency", "outside-effect-doubled", "effects-disagree",
-			"failure-not-repeatable",
+		all := []evidence.FindingID{
+			evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse, evidence.FindingMismatchExecuted, evidence.FindingKeyIgnored, evidence.FindingMissingKeyAccepted,
+			evidence.FindingMalformedKeyAcceptedUnprotected, evidence.FindingRateLimitIsNotIdempotency, evidence.FindingOutsideEffectDoubled, evidence.FindingEffectsDisagree,
+			evidence.FindingFailureNotRepeatable,
 		}
-		under("webhook-redelivery-doubles", all...)
-		under(doubleSequential, all...)
+		under(evidence.FindingWebhookRedeliveryDoubles, all...)
+		under(evidence.FindingDoubleEffectSequential, all...)
 	}
 	if !f.lapsed {
-		under(doubleRace, doubleInFlight)
+		under(evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted)
 	}
 	// A retry of what was still running is one of two at the same time.
 	if !f.lostAfter {
-		under(doubleRace, doubleLost)
-		under(doubleInFlight, doubleLost)
+		under(evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse)
+		under(evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse)
 	}
 	// Where the same request takes effect more than once at once, another one under
 	// its key does for the same reason, unless it does one after the other too.
-	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == "mismatch-executed" }); i >= 0 &&
+	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == evidence.FindingMismatchExecuted }); i >= 0 &&
 		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && !o.shows(plan.Altered, o.ev.Findings[i]) {
-		under(doubleRace, "mismatch-executed")
+		under(evidence.FindingDoubleEffectRace, evidence.FindingMismatchExecuted)
 	}
 	slices.SortStableFunc(o.ev.Findings, func(a, b evidence.Finding) int { return cmp.Compare(a.Priority, b.Priority) })
 }
@@ -136,11 +136,11 @@ func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
 
 // asks are the roles of the sends that an experiment asks with, where what goes
 // before them has others.
-var asks = map[plan.Experiment][]string{
-	plan.RaceSame: {"race"}, plan.RaceAltered: {"race"}, plan.InFlight: {"first"}, plan.Altered: {"altered"},
-	plan.MissingKey: {"without-key"}, plan.MalformedKey: {"malformed-key"}, plan.OtherActor: {"other-actor"}, plan.OtherTenant: {"other-tenant"},
-	plan.OtherInstance: {"other-instance"}, plan.OtherOperation: {"other-operation"}, plan.SameMeaning: {"rewritten"}, plan.Corrected: {"corrected"},
-	plan.Redelivery: {"signed-anew", "stale", "forged"},
+var asks = map[plan.Experiment][]evidence.Role{
+	plan.RaceSame: {evidence.RoleRace}, plan.RaceAltered: {evidence.RoleRace}, plan.InFlight: {evidence.RoleFirst}, plan.Altered: {evidence.RoleAltered},
+	plan.MissingKey: {evidence.RoleWithoutKey}, plan.MalformedKey: {evidence.RoleMalformedKey}, plan.OtherActor: {evidence.RoleOtherActor}, plan.OtherTenant: {evidence.RoleOtherTenant},
+	plan.OtherInstance: {evidence.RoleOtherInstance}, plan.OtherOperation: {evidence.RoleOtherOperation}, plan.SameMeaning: {evidence.RoleRewritten}, plan.Corrected: {evidence.RoleCorrected},
+	plan.Redelivery: {"signed-anew", evidence.RoleStale, evidence.RoleForged},
 }
 
 // tried reports whether an experiment came to what it asks, whatever the answer.
@@ -190,10 +190,12 @@ func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 	switch {
 	case e.Outcome == evidence.NotRun:
 		return "", false
-	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == "first" && s.Status > 0 }):
+	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == evidence.RoleFirst && s.Status > 0 }):
 		return "a target that is slower to answer, or further away: here each answer was there before the connection could be cut", false
 	case o.facts.controls == 0 && name != plan.OtherOperation && name != plan.FailedFirst &&
-		has(func(s evidence.Send) bool { return slices.Contains([]string{"first", "control", "ground"}, s.Role) }):
+		has(func(s evidence.Send) bool {
+			return slices.Contains([]evidence.Role{evidence.RoleFirst, evidence.RoleControl, evidence.RoleGround}, s.Role)
+		}):
 		return "no attempt came to it: a fresh request did not succeed", false
 	}
 	return "no attempt came to it: " + e.Why, false

@@ -173,9 +173,9 @@ func TestAlteredInARaceIsASymptom(t *testing.T) {
 			evidence.Experiment{Name: "altered", Outcome: evidence.Broken, Sends: []evidence.Send{{N: 1}, {N: 2}}},
 			evidence.Experiment{Name: "race", Outcome: evidence.Broken, Sends: []evidence.Send{{N: 5}, {N: 6}}},
 			evidence.Experiment{Name: "race_altered", Outcome: evidence.Broken, Sends: []evidence.Send{{N: 7}, {N: 8}}})
-		for id, sends := range map[string][]int{doubleRace: {5, 6}, "mismatch-executed": c.executed} {
+		for id, sends := range map[evidence.FindingID][]int{evidence.FindingDoubleEffectRace: {5, 6}, "mismatch-executed": c.executed} {
 			e, _ := evidence.Lookup(id)
-			of := map[bool]string{true: "race", false: "race_altered"}[id == doubleRace]
+			of := map[bool]string{true: "race", false: "race_altered"}[id == evidence.FindingDoubleEffectRace]
 			o.find(e.FindingOn(evidence.Established, e.Priority, of, sends...))
 		}
 		o.gather()
@@ -190,17 +190,17 @@ func TestAlteredInARaceIsASymptom(t *testing.T) {
 func TestLossOfWhatRanIsASymptom(t *testing.T) {
 	for name, c := range map[string]struct {
 		after bool
-		root  string
+		root  evidence.FindingID
 		want  int
 	}{
-		"it may have run, a race":        {false, doubleRace, 1},
-		"it may have run, a retry":       {false, doubleInFlight, 1},
-		"it had had its effect, a race":  {true, doubleRace, 2},
-		"it had had its effect, a retry": {true, doubleInFlight, 2},
+		"it may have run, a race":        {false, evidence.FindingDoubleEffectRace, 1},
+		"it may have run, a retry":       {false, evidence.FindingInFlightExecuted, 1},
+		"it had had its effect, a race":  {true, evidence.FindingDoubleEffectRace, 2},
+		"it had had its effect, a retry": {true, evidence.FindingInFlightExecuted, 2},
 	} {
 		o := told(t, Options{}, nil, 1)
 		o.facts.lostAfter = c.after
-		for i, id := range []string{c.root, doubleLost} {
+		for i, id := range []evidence.FindingID{c.root, evidence.FindingDoubleEffectLostResponse} {
 			e, _ := evidence.Lookup(id)
 			o.find(e.FindingOn(evidence.Established, e.Priority, []string{"race", "lost_unread"}[i], 2*i+1, 2*i+2))
 		}

@@ -37,7 +37,7 @@ func TestTheExecutedOneOfTwoIsTheFirst(t *testing.T) {
 		if e.Outcome != evidence.Held || !strings.Contains(e.Why, "the second of two at once was refused with 400") {
 			t.Errorf("%s: %s", e.Outcome, e.Why)
 		}
-		for role, status := range map[string]int{"first": http.StatusCreated, "duplicate": http.StatusBadRequest} {
+		for role, status := range map[evidence.Role]int{"first": http.StatusCreated, "duplicate": http.StatusBadRequest} {
 			i := slices.IndexFunc(e.Sends, func(s evidence.Send) bool { return s.Role == role })
 			if i < 0 || e.Sends[i].Status != status {
 				t.Errorf("%d is not the answer to the %s: %+v", status, role, e.Sends)

@@ -73,7 +73,7 @@ func TestWithoutReadersNothingIsSeen(t *testing.T) {
 			run := judged(t, target(t, name), 0, n.Listen, n.Dial, func(p *plan.Plan) { p.Operations[0].Readers = nil })
 			op := run.Operations[0]
 			for _, f := range op.Findings {
-				if f.Basis == evidence.Established && (strings.HasPrefix(f.ID, "double-effect") || f.ID == "lost-effect" || strings.Contains(f.Explanation, "readers saw")) {
+				if f.Basis == evidence.Established && (strings.HasPrefix(string(f.ID), "double-effect") || f.ID == "lost-effect" || strings.Contains(f.Explanation, "readers saw")) {
 					t.Errorf("%s: %s is established: %s", name, f.ID, f.Explanation)
 				}
 			}

@@ -17,11 +17,11 @@ func (o *operation) judge() {
 	o.suppose()
 }
 
-func (o *operation) has(ids ...string) bool {
+func (o *operation) has(ids ...evidence.FindingID) bool {
 	return slices.ContainsFunc(o.ev.Findings, func(f evidence.Finding) bool { return slices.Contains(ids, f.ID) })
 }
 
-func (o *operation) established(id string) bool {
+func (o *operation) established(id evidence.FindingID) bool {
 	return slices.ContainsFunc(o.ev.Findings, func(f evidence.Finding) bool { return f.ID == id && f.Basis == evidence.Established })
 }
 
@@ -29,7 +29,7 @@ func (o *operation) established(id string) bool {
 // those of lost ones, and of running ones, tell of no other cause.
 func (o *operation) doublesAnswered() bool {
 	f := &o.facts
-	return f.doubled && !f.late || !f.once && o.has(doubleSequential, "webhook-redelivery-doubles")
+	return f.doubled && !f.late || !f.once && o.has(evidence.FindingDoubleEffectSequential, evidence.FindingWebhookRedeliveryDoubles)
 }
 
 func (o *operation) verdict() {
@@ -82,7 +82,7 @@ func (o *operation) verdict() {
 	raced := f.outcomes[plan.RaceSame]
 	switch r := f.race; {
 	case r == nil:
-	case r.Doubled > 0 && (o.established(doubleRace) || o.established("effects-disagree")):
+	case r.Doubled > 0 && (o.established(evidence.FindingDoubleEffectRace) || o.established(evidence.FindingEffectsDisagree)):
 		v.RaceBehavior, v.Atomicity = "double_apply", "none"
 		if v.InProgressHandling == "yes" {
 			// The retry that got a result came after the first had been recorded.
@@ -100,8 +100,8 @@ func (o *operation) verdict() {
 		v.OutboxPattern = "yes"
 	}
 	switch {
-	case f.unsafeRetry || f.doubled || o.has(doubleSequential, doubleLost, doubleInFlight, doubleRace, "webhook-redelivery-doubles", "effects-disagree", "outside-effect-doubled",
-		"instance-doubles", "same-meaning-executed", "key-forgotten"):
+	case f.unsafeRetry || f.doubled || o.has(evidence.FindingDoubleEffectSequential, evidence.FindingDoubleEffectLostResponse, evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectRace, evidence.FindingWebhookRedeliveryDoubles, evidence.FindingEffectsDisagree, evidence.FindingOutsideEffectDoubled,
+		evidence.FindingInstanceDoubles, evidence.FindingSameMeaningExecuted, evidence.FindingKeyForgotten):
 		v.RetryBehavior = "unsafe_retry"
 	case f.safeRetry && !f.outsideBad:
 		v.RetryBehavior = "safe_stop"

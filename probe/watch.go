@@ -108,7 +108,7 @@ func (w *watch) read(ctx context.Context) (snapshot, error) {
 // note writes a reading down, with its exchange if it has one.
 func (x *exp) note(list *[]evidence.Reading, rd *reader, a reading) {
 	if a.x != nil {
-		x.book(*a.x, "read", a.as)
+		x.book(*a.x, evidence.RoleRead, a.as)
 	}
 	*list = append(*list, a.evidence(rd))
 }

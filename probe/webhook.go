@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/semelhq/semel/probe/evidence"
 	"github.com/semelhq/semel/probe/plan"
 )
 
@@ -21,7 +22,7 @@ type redelivered struct {
 // redelivery delivers an event again, as it was and signed anew, and delivers
 // events that are stale or altered.
 func (x *exp) redelivery(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -30,7 +31,7 @@ func (x *exp) redelivery(ctx context.Context) (shown, error) {
 		f.w.conclude(1)
 		return f, err
 	}
-	if f.second, err = x.again(ctx, f.w, "duplicate", f.good()); err == nil {
+	if f.second, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good()); err == nil {
 		f.anew, err = x.signedAnew(ctx, f.w)
 	}
 	f.w.conclude(1)
@@ -70,7 +71,7 @@ func (x *exp) stale(ctx context.Context) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := x.single(ctx, w, "stale", req)
+	a, err := x.single(ctx, w, evidence.RoleStale, req)
 	w.conclude(0)
 	return a, err
 }
@@ -90,7 +91,7 @@ func (x *exp) forged(ctx context.Context) (*attempt, error) {
 		return nil, err
 	}
 	req.Body = other.Body // under the signature of the one that was not altered
-	a, err := x.single(ctx, w, "forged", req)
+	a, err := x.single(ctx, w, evidence.RoleForged, req)
 	w.conclude(0)
 	return a, err
 }

@@ -79,13 +79,13 @@ func TestWords(t *testing.T) {
 		"an older request again": {func() *judgement {
 			j := judging(plan.Reordered)
 			s := numbered(given(201, made), given(201, made))
-			j.repeated(s[0], tried(s[1], 0, 0), 0, doubleSequential)
+			j.repeated(s[0], tried(s[1], 0, 0), 0, evidence.FindingDoubleEffectSequential)
 			return j
 		}, "no effect of its own; the second answer is the first result", nil},
 		"an older request again, a server error": {func() *judgement {
 			j := judging(plan.Reordered)
 			s := numbered(given(201, made), given(500, ""))
-			j.repeated(s[0], tried(s[1], 0, 0), 0, doubleSequential)
+			j.repeated(s[0], tried(s[1], 0, 0), 0, evidence.FindingDoubleEffectSequential)
 			return j
 		}, "no effect of its own, and the duplicate is answered with 500", []int{1, 2}},
 		"cut off before the last byte, then an error": {func() *judgement {
@@ -180,28 +180,28 @@ func TestUnsettledIsNoCount(t *testing.T) {
 // What is supposed says what was seen.
 func TestSuppositions(t *testing.T) {
 	for name, c := range map[string]struct {
-		id    string
+		id    evidence.FindingID
 		facts facts
 		sends []evidence.Send
 		cause string
 		state evidence.CauseState
 		words string
 	}{
-		"nothing came at once": {doubleSequential, facts{doubled: true}, nil, "forgotten", evidence.Open, "none of them came at once"},
+		"nothing came at once": {evidence.FindingDoubleEffectSequential, facts{doubled: true}, nil, "forgotten", evidence.Open, "none of them came at once"},
 		"some came at once": {
-			doubleSequential,
+			evidence.FindingDoubleEffectSequential,
 			facts{doubled: true, race: &evidence.Race{Doubled: 1}},
 			nil,
 			"forgotten", evidence.Refuted, "also not where they came at once",
 		},
 		"of those at once some had none": {
-			doubleSequential,
+			evidence.FindingDoubleEffectSequential,
 			facts{doubled: true, race: &evidence.Race{Doubled: 1}, raceSome: true},
 			nil,
 			"forgotten", evidence.Open, "some had no effect of their own",
 		},
 		"at the same time they hold": {
-			doubleSequential,
+			evidence.FindingDoubleEffectSequential,
 			facts{doubled: true, race: &evidence.Race{Overlapped: 1}},
 			nil,
 			"forgotten", evidence.Open, "Requests at the same time had one effect",

@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/semelhq/semel/probe/evidence"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // rewritten is what a request shows that means the same in other bytes.
@@ -20,7 +20,7 @@ type rewritten struct {
 // sameMeaning sends a request, and the same JSON written in another way under
 // the same key.
 func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
-	o, err := x.open(ctx, "first")
+	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
 		return nil, err
 	}
@@ -33,7 +33,7 @@ func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 	if err != nil {
 		return f, err
 	}
-	s, err := x.send(ctx, "rewritten", req, "")
+	s, err := x.send(ctx, evidence.RoleRewritten, req, "")
 	if err != nil {
 		return f, err
 	}
@@ -53,14 +53,14 @@ func (f *rewritten) judge(j *judgement) {
 		j.unclear("the request in other bytes took effect, as the same bytes do when they are sent again: of how they are written this shows nothing")
 	case d.exceeds(1):
 		j.broken("the same request in other bytes took effect as well: %s", count(cmp.Or(d.number(), d.outMost)))
-		j.find("same-meaning-executed", "", evidence.Established, first, second)
+		j.find(evidence.FindingSameMeaningExecuted, "", evidence.Established, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
 		j.unclear("the request in other bytes was not processed: %s", answer(second))
 	case success(&second.x) && otherResource(first, second):
 		j.broken("the same request in other bytes was answered with %s and a resource of its own%s", answer(second), d.without())
-		j.find("same-meaning-executed", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingSameMeaningExecuted, "", evidence.Inferred, first, second)
 	case !d.told():
 		j.unclear("the request in other bytes was answered with %s; no reader sees the state", answer(second))
 	case success(&second.x):
@@ -122,7 +122,7 @@ func (x *exp) corrected(ctx context.Context) (shown, error) {
 	if req, err = x.render(w.v, plan.Change{}); err != nil {
 		return f, err
 	}
-	if s, err = x.send(ctx, "corrected", req, ""); err != nil {
+	if s, err = x.send(ctx, evidence.RoleCorrected, req, ""); err != nil {
 		return f, err
 	}
 	f.second, err = x.look(ctx, w, s)
@@ -144,7 +144,7 @@ func (f *corrections) judge(j *judgement) {
 	switch {
 	case f.first.total.exceeds(0) && first.processed() && first.x.Response.Status/100 == 4:
 		j.broken("the invalid request was refused with %s, and took effect", answer(first))
-		j.find("refusal-executed", "", evidence.Established, first)
+		j.find(evidence.FindingRefusalExecuted, "", evidence.Established, first)
 		return
 	case !f.first.settled:
 		j.unclear("%s", f.first.why)
@@ -160,7 +160,7 @@ func (f *corrections) judge(j *judgement) {
 	known := &j.o.facts
 	switch {
 	case d.exceeds(1):
-		j.effects(d, 1, doubleSequential, first, second)
+		j.effects(d, 1, evidence.FindingDoubleEffectSequential, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
@@ -172,23 +172,23 @@ func (f *corrections) judge(j *judgement) {
 	case success(&second.x) && is(d.number(), 0):
 		known.unsafeRetry = true
 		j.broken("the corrected request was answered with %s and had no effect", answer(second))
-		j.find("lost-effect", "", evidence.Established, first, second)
+		j.find(evidence.FindingLostEffect, "", evidence.Established, first, second)
 	case success(&second.x):
 		j.holds("after %s, the corrected request under the same key took effect, once", answer(first))
 	case is(d.number(), 1):
 		j.broken("the corrected request was refused with %s, and took effect", answer(second))
-		j.find("refusal-executed", "", evidence.Established, first, second)
+		j.find(evidence.FindingRefusalExecuted, "", evidence.Established, first, second)
 	case second.serverError():
 		j.broken("after %s, the corrected request was answered with %s", answer(first), answer(second))
-		j.find("bad-key-server-error", "", evidence.Established, first, second)
+		j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first, second)
 	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status) && !j.e.Second.Body:
 		j.holds("after %s, the corrected request under the same key was refused as another one, with %s: a correction takes a new key", answer(first), answer(second))
 	case j.e.Second.Status && j.e.Second.Body:
 		j.broken("the corrected request was answered with what the invalid one had got, %s, without being looked at", answer(second))
-		j.find("refusal-sticks", "", evidence.Established, first, second)
+		j.find(evidence.FindingRefusalSticks, "", evidence.Established, first, second)
 	case j.o.inProgress(second):
 		j.broken("after %s, the key is answered as in progress: %s", answer(first), answer(second))
-		j.find("failure-blocks-key", "", evidence.Inferred, first, second)
+		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	default:
 		j.holds("after %s, the corrected request under the same key was refused with %s", answer(first), answer(second))
 	}
@@ -229,7 +229,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 		}
 		if x.o.r.dry() {
 			note := fmt.Sprintf("%d at once, %s", f.width, times(trials, "trial"))
-			x.plan("race", one, "", (f.width+1)/2*trials, note)
+			x.plan(evidence.RoleRace, one, "", (f.width+1)/2*trials, note)
 			x.plan("race-altered", other, "", f.width/2*trials, note)
 			return f, nil
 		}
@@ -237,7 +237,7 @@ func (x *exp) raceAltered(ctx context.Context) (shown, error) {
 		for i := range f.width {
 			all = append(all, []wire.Request{one, other}[i%2])
 		}
-		t, err := x.release(ctx, w, "race", all)
+		t, err := x.release(ctx, w, evidence.RoleRace, all)
 		if err != nil {
 			return f, err
 		}
@@ -270,9 +270,9 @@ func (f *mixed) judge(j *judgement) {
 		switch {
 		case d.exceeds(1):
 			doubled++
-			id, basis := "mismatch-executed", evidence.Established
+			id, basis := evidence.FindingMismatchExecuted, evidence.Established
 			if kinds < 2 {
-				id = doubleRace
+				id = evidence.FindingDoubleEffectRace
 			}
 			j.find(id, "", basis, done...)
 		case !t.end.settled:
@@ -286,13 +286,13 @@ func (f *mixed) judge(j *judgement) {
 		case is(d.number(), 0) && slices.ContainsFunc(done, (*sent).done):
 			other++
 			j.broken("success was answered, and there is no effect")
-			j.find("lost-effect", "", evidence.Established, done...)
+			j.find(evidence.FindingLostEffect, "", evidence.Established, done...)
 		case kinds == 2 && j.o.inPlace():
 			why = "both the request and its alteration were answered with a success, and one may have changed what the other made"
 		case kinds == 2 && slices.ContainsFunc(done, func(s *sent) bool { return !accepted(&s.x) }):
 			other++
 			j.broken("1 effect, and both the request and its alteration were answered with a success")
-			j.find("mismatch-replayed-as-same", "", evidence.Established, done...)
+			j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Established, done...)
 		default:
 			shown++
 		}

@@ -6,8 +6,13 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 failed=()
-alone=(adapter/caddy bench/peers)
+alone=(adapter/caddy bench/peers internal/deploycheck internal/tools)
 platforms=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64)
+
+# What git sees, with the contents of what differs from the last commit; nothing
+# where there is no git to ask.
+state() { git status --porcelain 2>/dev/null && git diff HEAD 2>/dev/null | cksum; }
+before=$(state)
 
 check() {
 	local name=$1
@@ -46,6 +51,15 @@ in_module() { (cd "$1" && shift && GOWORK=off "$@" ./...); }
 
 caddy_platforms() { (cd adapter/caddy && GOWORK=off ../../bin/tools/platforms -packages ./... "${platforms[@]}"); }
 
+# go.work.sum has to be whole: the go command adds what it lacks.
+rewritten() {
+	go list -m all >/dev/null || return 1
+	[ "$before" = "$(state)" ] && return
+	git status --short
+	echo 'a command above changed files of the repository, go.work.sum perhaps: commit the change with what made it necessary'
+	return 1
+}
+
 scripts() {
 	local file status=0
 	for file in scripts/*.sh .ci/run; do
@@ -68,7 +82,9 @@ for dir in "${alone[@]}"; do
 	check "go vet, $dir" in_module "$dir" go vet
 	check "staticcheck, $dir" in_module "$dir" "$PWD/bin/tools/staticcheck"
 done
-check 'all platforms, adapter/caddy' caddy_platforms # bench/peers is nobody's to import
+check 'all platforms, adapter/caddy' caddy_platforms # the others are nobody's to import
+check 'chart and Compose file' in_module internal/deploycheck go test
+check 'no file rewritten' rewritten
 
 if [ ${#failed[@]} -gt 0 ]; then
 	printf 'lint: failed:'

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 {
 	go list -m -f '{{.Dir}}'
-	printf '%s\n' adapter/caddy bench/peers # not of the workspace
+	printf '%s\n' adapter/caddy bench/peers internal/deploycheck internal/tools # not of the workspace
 } | while read -r dir; do
 	printf 'tidy: %s\n' "$dir"
 	(cd "$dir" && GOWORK=off go mod tidy)

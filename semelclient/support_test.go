@@ -314,7 +314,7 @@ func failure(t testing.TB, err error) *semelclient.Error {
 	t.Helper()
 	e, ok := errors.AsType[*semelclient.Error](err)
 	if !ok {
-		t.Fatalf("error %v is not a TransportError", err)
+		t.Fatalf("error %v is not an *Error", err)
 	}
 	return e
 }

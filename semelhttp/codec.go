@@ -13,38 +13,37 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// CodecHTTP names the encoding of results that are HTTP responses.
+// CodecHTTP is the codec of results that are HTTP responses.
 const CodecHTTP = "http/1"
 
-// Response headers of our own. They tell of one answer, not of the result, and
-// are never part of a record.
+// Response headers that the middleware adds. They describe one response and are not
+// part of the record.
 const (
-	// HeaderReplayed is "true" on an answer that comes from a record.
+	// HeaderReplayed is "true" in a response that comes from a record.
 	HeaderReplayed = "Idempotency-Replayed"
-	// HeaderExpires says when the record stops answering.
+	// HeaderExpires is the end of the record's retention.
 	HeaderExpires = "Idempotency-Expires"
 )
 
-// ErrIncompleteBody is EncodeResult's answer to a body that is not as long as
-// its Content-Length says. It was cut short and must not be recorded as whole.
+// ErrIncompleteBody is the error of EncodeResult if the length of the body is not
+// its Content-Length. Such a body was cut off and must not be recorded as complete.
 var ErrIncompleteBody = errors.New("semelhttp: the body is not as long as its Content-Length")
 
-// EncodeResult makes a result of the response to a request with the given
-// method. header is the header as of WriteHeader, see StoredHeader; trailer
-// is what StoredTrailer returned. The result keeps body, which must not change
-// afterwards.
+// EncodeResult returns the result to record for a response to a request with the
+// given method. header is the header at the time of WriteHeader, as described at
+// StoredHeader, and trailer is what StoredTrailer returned. The result keeps body,
+// which must not be changed afterwards.
 //
-// The error is ErrIncompleteBody, or says that status is not one of a final
-// response; neither can be recorded as a result.
+// The error is ErrIncompleteBody, or says that status is not that of a final
+// response.
 //
-// Content-Length is not recorded where it only repeats the length of the
-// body: who replays sets it from there. It is kept where there is no body to
-// measure, in answers to HEAD and with status 304. A 204 has none (RFC 9110
-// 8.6). What a handler wrote under a status without a body was never sent and
-// is not recorded.
+// Content-Length is recorded only for responses without a body: those to HEAD, and
+// those with status 304. Otherwise a replay sets it to the length of the body. A
+// 204 has none (RFC 9110, section 8.6). A body that was written with a status that
+// has none was never sent and is not recorded.
 //
-// Label is the status code. Reference is the Location where that names what
-// came of the request: with a 2xx and with 303.
+// The Label of the result is the status code. Its Reference is the Location of a
+// response with a status of 2xx or 303.
 func EncodeResult(method string, status int, header, trailer http.Header, body []byte) (semel.Result, error) {
 	r, hasBody, err := encodeResult(method, status, nil, header, trailer, int64(len(body)))
 	if hasBody {
@@ -110,17 +109,14 @@ func isHopByHop(canonical string) bool {
 	return false
 }
 
-// StoredHeader returns a copy of the part of a response header that is
-// recorded: all but hop-by-hop fields, those that Connection names, Date,
-// HeaderReplayed and HeaderExpires. Every value is kept, in order, and so is
-// the form of each name. A name without values is kept: net/http understands
-// it as "do not add this field", and a replay must not add it either.
+// StoredHeader returns a copy of the part of a response header that is recorded:
+// all fields except hop-by-hop fields, those that Connection names, Date,
+// HeaderReplayed and HeaderExpires. It keeps every value, in order, and the case of
+// each name. It keeps names without values, which keep net/http from adding the
+// field. It also keeps Set-Cookie, which a replay may leave out.
 //
-// Set-Cookie is kept too; who replays decides to whom.
-//
-// h must be what goes on the wire: net/http makes up a Content-Type at the
-// first write if there is none, from no more than that write, so the recorder
-// has to do the same before.
+// h must be the header as it is sent: where net/http would detect a Content-Type
+// from the first write, the caller has to set it before.
 func StoredHeader(h http.Header) http.Header {
 	stored := make(http.Header, len(h))
 	for _, f := range storedFields(h, nil) {
@@ -166,10 +162,10 @@ func storedFields(h http.Header, into fields) fields {
 	return into
 }
 
-// StoredTrailer returns the trailers of a response whose header was sent as of
-// WriteHeader and final when its handler returned, as net/http would send
-// them: the fields that the Trailer header announced, and those under
-// http.TrailerPrefix. It returns nil if there are none.
+// StoredTrailer returns the trailer of a response as net/http would send it: the
+// fields that the Trailer header announces, and those with http.TrailerPrefix. sent
+// is the header at the time of WriteHeader, and final is the header when the
+// handler has returned. StoredTrailer returns nil if there is no trailer.
 func StoredTrailer(sent, final http.Header) http.Header {
 	var t http.Header
 	add := func(name string, values []string) {
@@ -232,15 +228,14 @@ func (fs fields) without(name string) fields {
 	return slices.DeleteFunc(fs, func(f headerField) bool { return textproto.CanonicalMIMEHeaderKey(f.name) == name })
 }
 
-// EncodeHead encodes the head of a response: the status, and every name of
-// header and trailer with all its values in order. Equal heads have equal
-// encodings. It leaves nothing out; see StoredHeader.
+// EncodeHead returns the encoding of the status, the header and the trailer of a
+// response. Equal arguments have equal encodings. It leaves nothing out; see
+// StoredHeader.
 //
-// The encoding is a version byte, the status, the header, the values that go
-// behind those that others have set, and the trailer. Each of the three is its
-// number of names and, in the order of the names, the name, the number of values
-// and the values. Numbers are unsigned varints; strings have their length before
-// them.
+// The encoding is a version byte, the status, the header, the header values that are
+// added to those of other middleware, and the trailer. Each of the last three is the
+// number of names and, for each in their order, the name, the number of values and
+// the values. Numbers are unsigned varints. Strings are preceded by their length.
 func EncodeHead(status int, header, trailer http.Header) []byte {
 	set := make(fields, 0, len(header))
 	for name, values := range header {
@@ -290,13 +285,13 @@ func (fs fields) encode(b []byte) []byte {
 	return b
 }
 
-// ErrBadHead is DecodeHead's answer to bytes that EncodeHead did not make, or
-// a later version did.
+// ErrBadHead is the error of DecodeHead for bytes that were not made by EncodeHead,
+// or were made by a later version.
 var ErrBadHead = errors.New("semelhttp: the recorded head of a response cannot be read")
 
-// DecodeHead is the inverse of EncodeHead. header is never nil; trailer is nil
-// if there is none. The error is ErrBadHead, also for a status that a final
-// response cannot have; it takes memory in proportion to b at most.
+// DecodeHead decodes what EncodeHead has encoded. header is never nil. trailer is
+// nil if there is none. The error is ErrBadHead, even if only the status is not that
+// of a final response. DecodeHead uses memory in proportion to the length of b.
 func DecodeHead(b []byte) (status int, header, trailer http.Header, err error) {
 	h, set, add, err := decodeHead(b, nil)
 	if err != nil {

@@ -11,33 +11,31 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Limits of a Config that leaves them zero, in bytes.
+// Default limits of Config, in bytes.
 const (
 	DefaultMaxRequestBody = 32 << 20
 	DefaultMaxInline      = 256 << 10
 	DefaultMaxResult      = 32 << 20
 )
 
-// Times that a Config leaves zero.
+// Default times of Config.
 const (
-	// DefaultWait is how long InFlightWait holds a duplicate whose Prefer
-	// header does not say.
+	// DefaultWait is the default of Config.Wait.
 	DefaultWait = 10 * time.Second
-	// DefaultMaxWait is the longest wait that a client can ask for.
+	// DefaultMaxWait is the default of Config.MaxWait.
 	DefaultMaxWait = 30 * time.Second
 )
 
-// InFlight says what becomes of a request whose identity is being executed for
-// an earlier one.
+// InFlight says how to answer a duplicate while the first request is executing.
 type InFlight uint8
 
 const (
-	// InFlightReject answers 409 at once. Default.
+	// InFlightReject answers 409 at once. It is the default.
 	InFlightReject InFlight = iota
-	// InFlightWait waits for the result, and answers 409 when that takes too long.
+	// InFlightWait waits for the result, and answers 409 after Config.Wait.
 	InFlightWait
-	// InFlightAccept answers 202 and leads to the status resource; 409 where
-	// the store cannot show the record yet, as in transactional stores.
+	// InFlightAccept answers 202 with the status resource as its Location, or 409
+	// if the record cannot be read yet, as in transactional stores.
 	InFlightAccept
 )
 
@@ -54,153 +52,149 @@ func (f InFlight) String() string {
 // tombstone, like bodies over Config.MaxResult.
 const maxHead = 64 << 10
 
-// Config says how a middleware protects handlers. Functions must be safe for
+// Config is the configuration of a middleware. Its functions must be safe for
 // concurrent use.
 type Config struct {
 	// Guard executes and records. Required.
 	Guard *semel.Guard
-
-	// Scope says whose key the request's key is. Required. It is called in the
-	// server's goroutine, for requests with a well-formed key, before the body
-	// is read. An empty Operation means the method and the path as they were
-	// sent, whatever a router has made of them since. If it returns
-	// an error nothing is executed, and the answer is that of the *ScopeError
-	// in it, or 401.
+	// Scope returns the scope of a request's key. Required. It is called in the
+	// goroutine of the server, for requests with a well-formed key, before the body
+	// is read. If Operation is empty, the operation is the method and the path as
+	// they were sent, even if a router has changed them. If the error is not nil,
+	// nothing is executed, and the response is that of the *ScopeError in it, or
+	// 401.
 	Scope func(*http.Request) (semel.Scope, error)
-
-	// Protects says which requests are protected; the others pass, with or
-	// without a key. Default: ProtectMethods of POST and PATCH. It is not asked
-	// about GET, HEAD, OPTIONS and TRACE without X-HTTP-Method-Override and its
-	// like, which are safe (RFC 9110 9.2.1) and always pass.
+	// Protects reports whether a request is protected. Other requests are passed to
+	// the handler, even if they have a key. It is not called for GET, HEAD, OPTIONS
+	// and TRACE, which are safe (RFC 9110, section 9.2.1), unless they have
+	// X-HTTP-Method-Override or a similar field. Default ProtectMethods of POST and
+	// PATCH.
 	Protects func(*http.Request) bool
 
-	// KeyOf, if not nil, takes the key from what a request says, and no header is
-	// read for one: an event's id, or a natural key. It may return a fingerprint
-	// beside it, which then replaces that of Fingerprint. It is called with the
-	// whole body, after Scope; body must not be changed or kept. Of bodies larger
-	// than 256 KiB it is given one at a time. An error is answered like one of
-	// Scope. It cannot be combined with IssuedOnly, or with a contract that has a
-	// FirstSentHeader or a ClientIDHeader; KeyRules and StrictKey do not apply.
+	// KeyOf, if not nil, returns the key from what a request says, such as the id of
+	// an event or a natural key. No header is read for the key. KeyOf may also return
+	// a fingerprint, which replaces that of Fingerprint. It is called with the whole
+	// body, after Scope, and must neither change nor keep body. Bodies larger than
+	// 256 KiB are passed to it one at a time. An error is handled as that of Scope.
+	// KeyOf cannot be combined with IssuedOnly, or with a contract that has a
+	// FirstSentHeader or a ClientIDHeader. KeyRules and StrictKey do not apply.
 	KeyOf func(r *http.Request, body []byte) (key string, f semel.Fingerprint, err error)
 
-	// OperationOf, if not nil, names the operation by what a request says, where
-	// Scope leaves it empty: one endpoint for many operations, as of GraphQL. It is
-	// called like KeyOf, and before it. An error is answered like one of Scope.
+	// OperationOf, if not nil, returns the operation from what a request says, if
+	// Scope leaves it empty. It is for endpoints with many operations, such as those
+	// of GraphQL. It is called like KeyOf, and before it. An error is handled as that
+	// of Scope.
 	OperationOf func(r *http.Request, body []byte) (operation string, err error)
 
-	// RequireKey refuses requests without a key with 400. By default they pass
-	// unprotected.
+	// RequireKey refuses requests without a key with 400. By default they are passed
+	// to the handler.
 	RequireKey bool
-	// StrictKey refuses keys that are not a Structured Field String. See ParseKey.
+	// StrictKey refuses keys that are not Structured Field Strings. See ParseKey.
 	StrictKey bool
-	// KeyRules are further rules for keys. Default: none.
+	// KeyRules are further rules for keys. Default none.
 	KeyRules semel.KeyRules
-
-	// Contract is how answers look on the wire. Default: IETF.
+	// Contract says how responses look. Default IETF.
 	Contract Contract
 
-	// InFlight says what becomes of duplicates of a request that is being
-	// executed. Default: InFlightReject.
+	// InFlight says how to answer duplicates of a request that is executing. Default
+	// InFlightReject.
 	InFlight InFlight
-	// Wait is how long InFlightWait holds a duplicate. Default DefaultWait, at
-	// most MaxWait.
+	// Wait is how long a duplicate waits with InFlightWait, at most MaxWait. Default
+	// DefaultWait.
 	Wait time.Duration
-	// MaxWait bounds how long a request with Prefer: wait=N (RFC 7240) is held
-	// for an execution that is not its own, whatever InFlight says. Negative:
-	// the preference is ignored. Default DefaultMaxWait. How many can wait at
-	// the same time is bounded by Guard and Policy.
+	// MaxWait limits how long a request with Prefer: wait=N (RFC 7240) waits for the
+	// execution of another, whatever InFlight says. If it is negative, the preference
+	// is ignored. Default DefaultMaxWait. The configuration and the policy of Guard
+	// limit how many requests wait at the same time.
 	MaxWait time.Duration
-
-	// Resources, if not nil, are where answers lead to: their status_url, and
-	// the Location of a 202. With them Prefer: respond-async is honoured, the
-	// first request being answered with 202 while it executes; and keys that
-	// they issue are verified.
+	// Resources, if not nil, are what responses refer to with status_url, and with
+	// the Location of a 202. If they are set, Prefer: respond-async is honored, by
+	// answering the first request with 202 while it executes, and keys that they
+	// issue are verified.
 	Resources *Resources
-	// IssuedOnly accepts no keys but those issued by Resources. It implies
-	// RequireKey.
+	// IssuedOnly accepts only keys that Resources have issued. It implies RequireKey.
 	IssuedOnly bool
 	// Operation describes the operation in the specification of Resources.
 	Operation OperationSpec
 
 	// Fingerprint says what makes two requests the same request.
 	Fingerprint FingerprintConfig
-
-	// MaxRequestBody is the largest request body in bytes. It is held while the
-	// request executes: 256 KiB in memory, more in Spools. A larger
-	// one is answered with 413 before any look in the store. Default
+	// MaxRequestBody is the size in bytes of the largest request body. The body is
+	// held while the request executes, up to 256 KiB in memory and more in Spools. A
+	// larger one is answered with 413, and the store is not asked. Default
 	// DefaultMaxRequestBody.
 	MaxRequestBody int64
-	// MaxInline is the largest response body that is held in memory and
-	// recorded in one piece, in bytes. A larger one goes to Spools until it is
-	// recorded, in pieces of semel.PieceBytes. Default
-	// DefaultMaxInline, or MaxResult if that is smaller.
+	// MaxInline is the size in bytes of the largest response body that is held in
+	// memory and recorded in one piece. A larger one is held in Spools and recorded
+	// in pieces of semel.PieceBytes. Default DefaultMaxInline, or MaxResult if that
+	// is smaller.
 	MaxInline int64
-	// MaxResult is the largest response body that is recorded, in bytes. A
-	// larger one leaves a tombstone: it passes as it comes, or where the claim
-	// lives in a transaction once that has committed. So does every answer over
-	// MaxInline on a store that keeps no pieces. Default DefaultMaxResult, or
-	// MaxInline if that is larger.
+	// MaxResult is the size in bytes of the largest response body that is recorded. A
+	// larger one is recorded as a tombstone. It is sent while the handler writes it
+	// or, if the claim lives in a transaction, after the commit. The same holds for
+	// responses over MaxInline if the store keeps no pieces. Default
+	// DefaultMaxResult, or MaxInline if that is larger.
 	MaxResult int64
-	// Withhold has no answer pass while its handler runs, as large ones and streams
-	// otherwise do: not even its status leaves before the record is durable. It is
-	// always so where the claim lives in a transaction. It is for clients that take
-	// the status for the end.
+	// Withhold holds back large responses and streams, which are otherwise sent while
+	// the handler writes them, until the record is durable. It is for clients that
+	// take the status for the end of the operation. If the claim lives in a
+	// transaction, responses are always held back.
 	Withhold bool
-	// Spools hold large request and response bodies. A request body that cannot
-	// be spooled is answered with 503 and not executed. An answer that cannot
-	// be spooled is treated like one over MaxResult; where the claim lives in a
-	// transaction it is dropped, and told as completed but not retained.
-	// Default: Spools of its own, with their defaults.
+	// Spools hold large request and response bodies. A request whose body cannot be
+	// spooled is answered with 503 and not executed. A response that cannot be
+	// spooled is treated like one over MaxResult; if the claim lives in a
+	// transaction, it is dropped, and the client is told that the operation completed
+	// and its result was not retained. By default, New makes Spools for the
+	// middleware.
 	Spools *Spools
-	// Pace is how slow clients may be. Who sends more slowly is answered with
-	// 408 and nothing is executed; who reads more slowly is cut off, which is
-	// nothing to the execution.
+	// Pace limits how slow clients may be. A client that sends more slowly is
+	// answered with 408, and nothing is executed. A client that reads more slowly is
+	// cut off, which does not affect the execution.
 	Pace Pace
 
-	// NoEffectStatus says of an answer that it means by definition that nothing
-	// was processed: it is passed on and the key is free again. h must not be
-	// changed. Default: DefaultNoEffectStatus.
+	// NoEffectStatus reports whether a response means, by its definition, that nothing
+	// was processed. Such a response is sent, and the key is free again. It must not
+	// change h. Default DefaultNoEffectStatus.
 	NoEffectStatus func(status int, h http.Header) bool
-	// IndeterminateStatus says of an answer that the effect may or may not have
-	// happened. It wins over NoEffectStatus. h must not be changed. Default:
-	// none. For a proxy: ForwardedIndeterminate.
+	// IndeterminateStatus reports whether a response leaves open whether there was an
+	// effect. It takes precedence over NoEffectStatus. It must not change h. By
+	// default no response does. For a proxy, use ForwardedIndeterminate.
 	IndeterminateStatus func(status int, h http.Header) bool
-
-	// CommitStatus says of a recorded answer whether what the handler changed in
-	// the claim's transaction is kept; otherwise it is rolled back, and only the
-	// answer is recorded. It matters to transactional stores alone. Default:
-	// status below 400.
+	// CommitStatus reports whether to keep what the handler changed in the transaction
+	// of the claim. If not, the changes are rolled back and only the response is
+	// recorded. It applies to transactional stores only. By default it reports true
+	// for a status below 400.
 	CommitStatus func(status int) bool
-	// ReleaseStatus says of an answer whose changes are rolled back that it is
-	// not recorded either: there was no effect, and the key is free again. It
-	// matters to transactional stores alone. Default: status 500 and above.
+	// ReleaseStatus reports whether a response whose changes are rolled back is not
+	// recorded either. There was then no effect, and the key is free again. It applies
+	// to transactional stores only. By default it reports true for a status of 500 and
+	// above.
 	ReleaseStatus func(status int) bool
-
-	// Forwards says that the handler forwards requests to another server, as a
-	// gateway does. A request whose own execution was cut off is answered with
-	// 502, or with 504 at the policy's Deadline, instead of 500.
+	// Forwards means that the handler forwards requests to another server, as a
+	// gateway does. A request whose own execution was cut off is then answered with
+	// 502, or 504 at the policy's Deadline, instead of 500.
 	Forwards bool
 
-	// Origin names the request for the audit trail. Default: DefaultOrigin.
+	// Origin returns what identifies the request in the audit trail. Default
+	// DefaultOrigin.
 	Origin func(*http.Request) semel.Origin
-
-	// Refused is told of each request that is answered with a problem before the
-	// guard is asked: its key is missing, its body too large, and so on. What comes
-	// of the others Guard's Observer is told. Nil for nobody.
+	// Refused, if not nil, is called for each request that is refused before it
+	// reaches the guard, such as one without a key or with a body that is too large.
+	// The Observer of Guard is called for the others.
 	Refused func(context.Context, Problem)
-
-	// DryRun protects nothing. Every request goes to the handler as it came, and is
-	// answered by it; what would have been decided is told by HeaderDryRun and to
-	// the observers. Duplicates are told apart by records of their own, which a
-	// middleware without DryRun on the same store does not find, and which hold no
-	// answer: a request that was repeated before and after DryRun is lifted executes
-	// once more. The handler is called once the body has been read and the store has
-	// answered, or failed to. It is meant for stores whose claims live in no
-	// transaction, and the handler's context carries no execution.
+	// DryRun reports what the middleware would do without doing it. Every request is
+	// passed to the handler, which answers it. HeaderDryRun and the observers have
+	// what would have been decided. The handler is called after the body has been read
+	// and the store has been asked, even if the store has failed. Its context has no
+	// execution.
+	//
+	// Duplicates are detected by records of their own, which hold no response and
+	// which a middleware without DryRun does not find. So a request that is repeated
+	// after DryRun was switched off executes once more. DryRun is meant for stores
+	// without transactional claims.
 	DryRun bool
-
-	// FailOpen lets requests through, unprotected, while the store is
-	// unavailable. Each is noted by Guard.NoteFailedOpen. By default they are
+	// FailOpen passes requests to the handler without protection while the store is
+	// unavailable, and calls Guard.NoteFailedOpen for each. By default they are
 	// answered with 503.
 	FailOpen bool
 }
@@ -308,8 +302,8 @@ func (c Config) validate() error {
 	return errors.Join(append(errs, c.Contract.validate(), c.KeyRules.Validate())...)
 }
 
-// DefaultNoEffectStatus is the default of Config.NoEffectStatus: 401, 407, 425,
-// 429, and 503 with Retry-After.
+// DefaultNoEffectStatus is the default of Config.NoEffectStatus. It reports true for
+// 401, 407, 425 and 429, and for 503 with Retry-After.
 func DefaultNoEffectStatus(status int, h http.Header) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusProxyAuthRequired, http.StatusTooEarly, http.StatusTooManyRequests:
@@ -321,8 +315,8 @@ func DefaultNoEffectStatus(status int, h http.Header) bool {
 }
 
 // ForwardedIndeterminate is a Config.IndeterminateStatus for handlers that forward
-// requests: 502, 504, and 503 without Retry-After come from something between,
-// which does not know what became of the request.
+// requests. It reports true for 502 and 504, and for 503 without Retry-After, which
+// come from an intermediary that does not know what became of the request.
 func ForwardedIndeterminate(status int, h http.Header) bool {
 	switch status {
 	case http.StatusBadGateway, http.StatusGatewayTimeout:

@@ -16,67 +16,65 @@ import (
 	"github.com/semelhq/semel/internal/httpfield"
 )
 
-// Contract is how protected operations look on the wire: which headers carry
-// what, and how a refusal is told. IETF, Stripe and OASIS return one each; all
-// fields may be changed, for each operation by itself.
+// Contract says how protected operations look on the wire: the names of the header
+// fields, and the form of refusals. IETF, Stripe and OASIS each return one. Its
+// fields may be changed before it is used, for each operation separately.
 //
-// A contract changes what is said, not what is done: whatever its names, an
-// identity executes once.
+// A contract does not affect what is executed: under any contract, an identity
+// executes once.
 type Contract struct {
-	// Name is for the specification resource. A Contract without a name counts
-	// as IETF.
+	// Name is shown in the specification. A Contract without a Name is IETF.
 	Name string
-
-	// KeyHeader is the request header that carries the key.
+	// KeyHeader is the request header field for the key.
 	KeyHeader string
-	// FirstSentHeader, unless empty, is a request header that must go with the
-	// key and say, as an HTTP date, when the request was first sent. It takes
-	// part in the fingerprint. Requests first sent longer ago than the policy's
-	// retention, less MaxAhead and Skew, are refused, because their record may be
-	// gone; so are those that claim to come from the future, by more than
-	// MaxAhead. The clock is this process's.
+	// FirstSentHeader, if not empty, is a request header field that must be sent with
+	// the key. It is the HTTP date at which the request was first sent, and part of
+	// the fingerprint. A request is refused if the date is longer ago than the
+	// policy's Retention minus MaxAhead and Skew, since its record may be gone, and if
+	// it is more than MaxAhead in the future, by the clock of this process.
 	FirstSentHeader string
-	// Skew is the largest difference between this process's clock and that of
-	// the store. It counts where there is a FirstSentHeader, or KeyRules with a
-	// MaxUUIDAge. Default 5 min.
+	// Skew is the largest difference between the clocks of this process and the store.
+	// It is used with FirstSentHeader, and with KeyRules that have a MaxUUIDAge.
+	// Default 5 min.
 	Skew time.Duration
-	// ClientIDHeader, unless empty, is a request header whose value, where
-	// there is one, takes part in the identity.
+	// ClientIDHeader, if not empty, is a request header field whose value, if any, is
+	// part of the identity.
 	ClientIDHeader string
-	// RefuseUnprotected refuses requests that carry a key and are of a method
-	// that is neither safe nor protected. By default they pass.
+	// RefuseUnprotected refuses requests that have a key and whose method is neither
+	// safe nor protected. By default they are passed to the handler.
 	RefuseUnprotected bool
 
-	// ReplayedHeader is "true" on answers from a record. Empty: not told.
+	// ReplayedHeader, if not empty, is a response header field that is "true" in
+	// responses from a record.
 	ReplayedHeader string
-	// ExpiresHeader says, as an HTTP date by the store's clock, until when the
-	// answer is replayed. Empty: not told.
+	// ExpiresHeader, if not empty, is a response header field for the end of the
+	// retention: an HTTP date by the clock of the store.
 	ExpiresHeader string
-	// ResultHeader is "accepted" on answers to requests that were, or may have
-	// been, executed, now or before, and "rejected" on those that certainly
-	// were not. Empty: not told.
+	// ResultHeader, if not empty, is a response header field that is "accepted" if the
+	// request was, or may have been, executed now or before, and "rejected" if it
+	// certainly was not.
 	ResultHeader string
 
-	// Status replaces the status of the problem cases it names, but not that of
-	// a request whose own execution was cut off: see Config.Forwards. All are
-	// errors; ProblemResultNotRetained, whose operation has completed, may be told
-	// as a success to clients that ask for nothing else.
+	// Status replaces the status of problem cases, except for a request whose own
+	// execution was cut off: see Config.Forwards. The status is from 400 to 599.
+	// ProblemResultNotRetained, whose operation has completed, may also have a status
+	// of 2xx, for clients that need nothing but the success.
 	Status map[ProblemCase]int
-	// Render encodes a refusal: a media type and a body. It may add to h. Nil
-	// means problem details (RFC 9457).
+	// Render encodes a refusal. It returns its media type and its body, and may add to
+	// h. Default problem details (RFC 9457).
 	Render func(h http.Header, p Problem) (mediaType string, body []byte)
 }
 
-// MaxAhead is how far in the future a FirstSentHeader may lie.
+// MaxAhead is how far in the future the date in a FirstSentHeader may be.
 const MaxAhead = 5 * time.Minute
 
-// IETF is the default contract: draft-ietf-httpapi-idempotency-key-header-07,
-// with what it leaves open filled in.
+// IETF returns the default contract, which follows
+// draft-ietf-httpapi-idempotency-key-header-07 and fills in what it leaves open.
 func IETF() Contract {
 	return Contract{Name: "ietf", KeyHeader: HeaderKey, ReplayedHeader: HeaderReplayed, ExpiresHeader: HeaderExpires}
 }
 
-// Headers of the Stripe and OASIS contracts.
+// Header fields of the Stripe and OASIS contracts.
 const (
 	HeaderStripeReplayed         = "Idempotent-Replayed"
 	HeaderStripeShouldRetry      = "Stripe-Should-Retry"
@@ -86,10 +84,10 @@ const (
 	HeaderRepeatabilityResult    = "Repeatability-Result"
 )
 
-// Stripe is a contract that clients written for Stripe's API v1 understand:
-// Idempotent-Replayed, Stripe-Should-Retry, and errors in Stripe's form with
-// idempotency_error, and idempotency_key_in_use for a key that is still being
-// executed. A mismatch is answered with 400. Keys are sent without quotes.
+// Stripe returns a contract for clients of Stripe's API v1. Responses have
+// Idempotent-Replayed and Stripe-Should-Retry. Errors have Stripe's form, with
+// idempotency_error, or idempotency_key_in_use while the key is being executed. A
+// mismatch is answered with 400. Keys are sent without quotes.
 func Stripe() Contract {
 	return Contract{
 		Name: "stripe", KeyHeader: HeaderKey, ReplayedHeader: HeaderStripeReplayed,
@@ -98,16 +96,15 @@ func Stripe() Contract {
 	}
 }
 
-// OASIS is the contract of OASIS Repeatable Requests 1.0, with
-// Repeatability-Request-ID and Repeatability-First-Sent, both or neither. A
-// request first sent too long ago is answered with 412, one of a method that
-// is not protected with 501, a mismatch with 400.
+// OASIS returns the contract of OASIS Repeatable Requests 1.0. A request has both
+// Repeatability-Request-ID and Repeatability-First-Sent, or neither. One that was
+// first sent too long ago is answered with 412, one whose method is not protected
+// with 501, and a mismatch with 400.
 //
-// Of the two things that the standard allows for a repeated request whose first
-// answer was an error, it is the recorded answer that is sent. Answers that
-// leave open whether an effect happened are "accepted": to a client that
-// repeats the request under another id, "rejected" would be an invitation to
-// have the effect twice.
+// The standard allows two responses to a repeated request that failed at first. This
+// contract sends the recorded one. Responses that leave open whether there was an
+// effect are "accepted", because a client may repeat a "rejected" request under
+// another id, and have the effect twice.
 func OASIS() Contract {
 	return Contract{
 		Name: "oasis", KeyHeader: http.CanonicalHeaderKey(HeaderRepeatabilityRequestID),
@@ -117,7 +114,7 @@ func OASIS() Contract {
 	}
 }
 
-// ContractNamed returns the contract of a name: ietf, stripe or oasis.
+// ContractNamed returns the contract with the given name: ietf, stripe or oasis.
 func ContractNamed(name string) (Contract, error) {
 	switch name {
 	case "ietf":
@@ -183,9 +180,9 @@ func (c Contract) validate() error {
 	return errors.Join(errs...)
 }
 
-// ResponseHeaders names the headers that the contract adds to answers. Browsers
-// show them to scripts of other origins only if Access-Control-Expose-Headers
-// lists them.
+// ResponseHeaders returns the names of the header fields that the contract adds to
+// responses. Browsers show them to scripts of other origins only if
+// Access-Control-Expose-Headers lists them.
 func (c Contract) ResponseHeaders() []string {
 	c = c.withDefaults()
 	names := []string{"Location", "Preference-Applied", "Retry-After"}
@@ -201,8 +198,8 @@ func (c Contract) ResponseHeaders() []string {
 	return names
 }
 
-// RequestHeaders names the request headers that the contract reads, for
-// Access-Control-Allow-Headers.
+// RequestHeaders returns the names of the request header fields that the contract
+// reads, for Access-Control-Allow-Headers.
 func (c Contract) RequestHeaders() []string {
 	c = c.withDefaults()
 	names := []string{"Prefer"}
@@ -220,7 +217,8 @@ func (c *Contract) own(name string) bool {
 	return name != "" && (name == c.ReplayedHeader || name == c.ExpiresHeader || name == c.ResultHeader)
 }
 
-// WriteProblem sends p as the contract tells it, in the way of Problem.Write.
+// WriteProblem writes p as the whole response, in the form of the contract. See
+// Problem.Write.
 func (c Contract) WriteProblem(w http.ResponseWriter, p Problem) {
 	if c.Name == "" {
 		c = IETF()

@@ -18,14 +18,14 @@ import (
 // Identities on record depend on it.
 const credentialDomain = "semel gateway actor/1"
 
-// CredentialActor returns a function that names the actor where nothing
-// authenticates callers before their keys are looked up: by a digest of the values
-// of the named headers, in 32 hexadecimal digits. It is empty for a request with
-// none of them. Neither the order of names nor their case matters; without any it is
-// Authorization. The error says which of them cannot tell actors apart.
+// CredentialActor returns a function that returns an actor for a request header: a
+// digest of the values of the named fields, in 32 hexadecimal digits, or "" if the
+// header has none of them. Neither the order nor the case of the names matters.
+// Without names, the field is Authorization. The error names the fields that cannot
+// tell actors apart.
 //
-// A digest has a price. A refreshed credential is another actor, and a revoked
-// one is still the actor that it was.
+// It is for servers that do not authenticate callers before their keys are looked up.
+// A refreshed credential is another actor, and a revoked one remains the same actor.
 func CredentialActor(names ...string) (func(http.Header) string, error) {
 	if len(names) == 0 {
 		names = []string{"Authorization"}

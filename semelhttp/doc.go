@@ -1,70 +1,71 @@
-// Package semelhttp protects HTTP handlers from double execution. Its
-// middleware follows draft-ietf-httpapi-idempotency-key-header-07: of all
-// requests of one operation, by one actor, with one Idempotency-Key, one is
-// executed. The others are answered with its recorded result, or with a problem
-// (RFC 9457) that says what is in the way and what to send next.
+// Package semelhttp protects HTTP handlers from executing a request twice. Its
+// middleware implements draft-ietf-httpapi-idempotency-key-header-07: of all requests
+// of an actor for an operation with the same Idempotency-Key, one is executed. The
+// others get its recorded response, or a problem (RFC 9457) that says why they do not,
+// and whether and how to retry.
 //
-// # Where it goes
+// Package semelclient is the client's side.
 //
-// The middleware sits behind authentication, because Config.Scope must know who
-// asks: replays are for the same actor only. It sits in front of everything that
-// reads the body, because the body takes part in the fingerprint.
+// # Order of middleware
 //
-// # What a handler sees
+// Put the middleware behind authentication, because Config.Scope must know the actor,
+// and in front of everything that reads the body, because the body is part of the
+// fingerprint.
 //
-// The handler runs in the server's goroutine, under a claim, and does not depend
-// on the client: its request has the whole body, and its context keeps the values
-// of the request's and ends at the policy's deadline or when the claim is lost, not
-// when the client goes away. What it writes is kept; the client is sent nothing
-// before the record is durable. Bodies up to 256 KiB are held in memory, larger
-// ones in temporary files, see Spools; a body that the client breaks off, or does
-// not get to its end (see Pace), leads to no execution. Hence:
+// # Handlers
 //
-//   - Flush is accepted and has no effect, except in streams.
+// The handler runs in the goroutine of the server, under a claim. Its request has the
+// whole body. Its context has the values of the request's context, but does not end
+// when the client goes away. It ends at the policy's Deadline, and when the claim is
+// lost. The response is sent when its record is durable. Bodies up to 256 KiB are held
+// in memory, and larger ones in temporary files; see Spools. A request whose body does
+// not arrive completely and in time is not executed; see Pace.
+//
+// For a handler this means:
+//
+//   - Flush has no effect, except in streams.
 //   - 1xx responses are dropped.
-//   - Hijack, deadlines and full duplex of http.ResponseController give
-//     http.ErrNotSupported, and there is no Unwrap. A handler that answers 101
-//     all the same leaves a completed record that cannot be replayed.
-//   - An answer larger than Config.MaxResult, and one of type text/event-stream
-//     from its first write or flush on, is a stream: it passes to the client as
-//     it comes, while the record is in progress, and leaves a tombstone when the
-//     handler has returned. A repetition is told that the operation completed and
-//     its result was not retained. An answer whose Content-Length is over the
-//     limit is a stream from its first write on. When the client goes away the
-//     handler goes on and its writes are discarded.
-//   - Where the claim lives in a transaction nothing passes before the commit, not
-//     of a stream either: it is spooled. If it cannot be, it is dropped; the work
-//     commits, and its client is told that the result was not retained.
-//   - A client that prefers not to wait (respond-async) is answered with 202 while
-//     the handler goes on in a goroutine of the guard, with a copy of the request.
-//     See Attached for frameworks that cannot have that.
-//   - The request's body can be read until the handler returns, and not after.
+//   - Hijack and the deadlines and full duplex of http.ResponseController return
+//     http.ErrNotSupported, and the ResponseWriter has no Unwrap method. A handler that
+//     responds with 101 nevertheless leaves a completed record that cannot be replayed.
+//   - A response larger than Config.MaxResult is a stream, as is one of type
+//     text/event-stream. A stream is sent while the handler writes it, and recorded as a
+//     tombstone when the handler returns. A repeated request is told that the operation
+//     completed and its result was not retained. If Content-Length is over the limit,
+//     the response is a stream from the first write. If the client goes away, the
+//     handler goes on and what it writes is discarded.
+//   - If the claim lives in a transaction, nothing is sent before the commit. Large
+//     responses and streams are spooled. If one cannot be spooled it is dropped; the
+//     transaction commits, and the client is told that the result was not retained.
+//   - If the client prefers not to wait (respond-async), it is answered with 202 and the
+//     handler goes on in a goroutine of the guard, with a copy of the request. For
+//     frameworks that do not allow this, see Attached.
+//   - The request body can be read until the handler returns.
 //
-// # What is recorded
+// # Records
 //
-// Every answer is final and recorded, a 500 too, except:
+// Every response is final and recorded, even a 500, with these exceptions:
 //
-//   - Config.NoEffectStatus and DeclareNoEffect say that certainly nothing
-//     happened: the answer is passed on, the key is free again.
-//   - Config.IndeterminateStatus and DeclareIndeterminate say that nobody knows:
-//     the client is told so, and nothing executes under the key before someone
-//     resolved the record.
-//   - A handler that panics, or whose body is shorter than its Content-Length,
-//     leaves the outcome unknown too. A panic goes on up, for the middleware
-//     around this one and the server to see.
-//   - In a transactional store, an answer of 500 and above has been rolled back:
-//     it is passed on and the key is free again. See Config.ReleaseStatus.
-//   - An answer over Config.MaxInline on a store that keeps no pieces leaves a
-//     tombstone. The client whose request it is gets it whole all the same.
+//   - If Config.NoEffectStatus or DeclareNoEffect says that there was certainly no
+//     effect, the response is sent and the key is free again.
+//   - If Config.IndeterminateStatus or DeclareIndeterminate says that it is not known
+//     whether there was an effect, the client is told so. Nothing is executed under the
+//     key until the record is resolved.
+//   - If the handler panics, or writes a body shorter than its Content-Length, the
+//     outcome is unknown as well. The panic is passed on.
+//   - In a transactional store, a response with a status of 500 or above is rolled back.
+//     It is sent, and the key is free again. See Config.ReleaseStatus.
+//   - A response larger than Config.MaxInline is recorded as a tombstone if the store
+//     does not keep pieces. The client of the request gets it complete even so.
 //
-// The client whose own request was cut off is answered with 500, or what
-// Config.Forwards says; 409 is for those who find the record.
+// A request whose own execution was cut off is answered with 500, or as described at
+// Config.Forwards. A 409 is for requests that find the record of another.
 //
-// A recorded result is replayed as it was: status, every value of every header,
-// trailers, the bytes of the body. Not replayed are Date, hop-by-hop fields and
-// what middleware around this one has put into the header before: that belongs
-// to the request at hand, and what the handler added stands beside it. Set-Cookie is replayed only where the scope names an
-// actor. A large body is read from the store piece by piece as the client takes
-// it; where the store fails on the way, the answer is cut off by a panic with
-// http.ErrAbortHandler, such that the client sees that it is not whole.
+// A replay has the status, every value of every header field, the trailer and the body
+// of the recorded response. It does not have Date, hop-by-hop fields, and fields that
+// middleware around this one has set; those of the current request are added instead.
+// Set-Cookie is replayed only if the scope names an actor. A large body is read from
+// the store piece by piece, as the client reads it. If the store fails meanwhile, the
+// response is aborted by a panic with http.ErrAbortHandler, so that the client can see
+// that it is incomplete.
 package semelhttp

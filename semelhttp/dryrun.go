@@ -12,16 +12,15 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// HeaderDryRun is the header of answers under Config.DryRun. It says what the
-// request would have been answered: executed, replayed, in_progress, mismatch,
-// unknown, unavailable, or rejected with the problem, as in
-// rejected;problem=key-missing. A request that would have passed unprotected has
-// none.
+// HeaderDryRun is a response header field with Config.DryRun. Its value is the answer
+// that the request would have had: executed, replayed, in_progress, mismatch, unknown,
+// unavailable, or rejected with the problem, as in rejected;problem=key-missing. It is
+// missing if the request would not have been protected.
 const HeaderDryRun = "Semel-Dry-Run"
 
-// LabelDryRunUnknown is the label of what Config.DryRun records of a request
-// whose outcome nobody would know. Such a record is completed, so that nobody has
-// to settle it; Answered.Label tells observers of it and of its duplicates.
+// LabelDryRunUnknown is the label of the result that Config.DryRun records for a
+// request whose outcome would be unknown. Its record is completed, so that nobody has
+// to resolve it. Observers find the label in semel.Answered.
 const LabelDryRunUnknown = "dry-run: unknown"
 
 // What Config.DryRun records is under operations of its own, and is no result of

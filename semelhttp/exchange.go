@@ -81,10 +81,9 @@ func (c *handlerContext) Value(key any) any {
 
 type attachedKey struct{}
 
-// Attached returns a context for a request whose handler must not outlive it,
-// because a framework uses what belongs to the request again. Such a request is
-// not answered before its handler has returned, even if the client would rather
-// not wait, which is no more than a preference (RFC 7240).
+// Attached returns a context for a request whose handler must not outlive it, because
+// a framework reuses what belongs to the request. The request is answered after its
+// handler has returned, even if the client prefers not to wait (RFC 7240).
 func Attached(ctx context.Context) context.Context {
 	return context.WithValue(ctx, attachedKey{}, true)
 }

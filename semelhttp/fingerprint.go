@@ -21,50 +21,48 @@ import (
 	"github.com/semelhq/semel/semelhttp/internal/canonjson"
 )
 
-// SchemeHTTP is the scheme of fingerprints made with the zero
-// FingerprintConfig. Any other configuration has a scheme of its own, this
-// name with a digest of the configuration behind it: records made before the
-// configuration was changed cannot be compared with requests made after it,
-// and what cannot be compared is not a mismatch.
+// SchemeHTTP is the scheme of fingerprints made with the zero FingerprintConfig. The
+// scheme of any other configuration is SchemeHTTP followed by a digest of the
+// configuration. So records made before a change of the configuration are not
+// compared with requests made after it, and do not mismatch.
 const SchemeHTTP = "request/2"
 
 // FingerprintMode says how a body is read.
 type FingerprintMode uint8
 
 const (
-	// FingerprintAuto goes by the Content-Type: application/json and types
-	// that end in +json are JSON, application/x-www-form-urlencoded is a
-	// form, multipart types are parts, everything else is raw bytes.
+	// FingerprintAuto reads a body by its Content-Type: application/json and types
+	// that end in +json as JSON, application/x-www-form-urlencoded as a form,
+	// multipart types as parts, and anything else as raw bytes.
 	FingerprintAuto FingerprintMode = iota
-	// FingerprintRaw takes every body as the bytes it is.
+	// FingerprintRaw reads every body as raw bytes.
 	FingerprintRaw
-	// FingerprintJSON takes every body as JSON, whatever its Content-Type.
+	// FingerprintJSON reads every body as JSON, whatever its Content-Type.
 	FingerprintJSON
 )
 
-// FingerprintConfig says what makes two requests the same request. The zero
-// value is ready to use: method, path, query and the whole body, read by its
+// FingerprintConfig says what makes two requests the same request. With the zero value
+// these are the method, the path, the query and the whole body, read by its
 // Content-Type.
 type FingerprintConfig struct {
-	// Mode is FingerprintAuto by default.
+	// Mode says how bodies are read. Default FingerprintAuto.
 	Mode FingerprintMode
-	// Include and Exclude are JSON pointers (RFC 6901) into JSON bodies. With
-	// Include, only the values it points at take part; a value that is not
-	// there differs from every value that is, null included. Exclude leaves
-	// values out, also out of included ones: a time of sending, an id that
-	// the client makes anew for each try. They do not apply to bodies that
-	// are not canonical JSON: those take part whole.
+	// Include and Exclude are JSON pointers (RFC 6901) into JSON bodies. If Include is
+	// not empty, only the values that it points to are part of the fingerprint. A
+	// missing value differs from every other, even from null. Exclude leaves out
+	// values that change from one attempt to the next, such as a time, also from those
+	// that are included. Neither applies to bodies that are not read as JSON.
 	Include []string
 	Exclude []string
-	// Headers names request headers that take part, by their values in order.
-	// None do by default. Headers that change from one try to the next (trace
-	// context, credentials, the key itself) are refused.
+	// Headers names request header fields that are part of the fingerprint, by their
+	// values in order. Default none. Fields that change from one attempt to the next,
+	// such as trace contexts, and credentials and the key are not accepted.
 	Headers []string
-	// MaxCanonical is the largest JSON or form body that is read as such, in
-	// bytes: it is held in memory meanwhile, several times over. A larger one is
-	// raw, so a retry of it must repeat every byte, Exclude does not apply to
-	// it, and the same content on the other side of the limit, by its white
-	// space, is another request. Multipart bodies have no such limit. Default
+	// MaxCanonical is the size in bytes of the largest body that is read as JSON or as
+	// a form, for which it is held in memory several times over. A larger body is raw:
+	// a retry must repeat every byte, and Exclude does not apply. The same content in
+	// a body below the limit and in one above it, with more white space, makes two
+	// different requests. Multipart bodies have no such limit. Default
 	// DefaultMaxCanonical.
 	MaxCanonical int64
 }
@@ -72,14 +70,13 @@ type FingerprintConfig struct {
 // DefaultMaxCanonical is the default of FingerprintConfig.MaxCanonical.
 const DefaultMaxCanonical = 4 << 20
 
-// Validate reports every setting that cannot be used, in one error.
+// Validate returns an error that names every setting that cannot be used.
 func (c FingerprintConfig) Validate() error {
 	_, err := NewFingerprinter(c)
 	return err
 }
 
-// A Fingerprinter makes fingerprints of requests. It is safe for concurrent
-// use.
+// Fingerprinter makes fingerprints of requests. It is safe for concurrent use.
 type Fingerprinter struct {
 	scheme  string
 	mode    FingerprintMode
@@ -89,8 +86,8 @@ type Fingerprinter struct {
 	pool    sync.Pool            // of *digester
 }
 
-// NewFingerprinter returns a Fingerprinter for c, or every reason why c cannot
-// be used. It keeps no reference to c.
+// NewFingerprinter returns a Fingerprinter for c. The error names every setting that
+// cannot be used. The Fingerprinter keeps no reference to c.
 func NewFingerprinter(c FingerprintConfig) (*Fingerprinter, error) {
 	f := &Fingerprinter{mode: c.Mode, scheme: SchemeHTTP, max: c.MaxCanonical}
 	var errs []error
@@ -196,8 +193,7 @@ func whyNotFingerprinted(name string) string {
 	return ""
 }
 
-// Scheme returns the scheme of f's fingerprints: SchemeHTTP, or a name of its
-// own for a configuration other than the zero one.
+// Scheme returns the scheme of the fingerprints. See SchemeHTTP.
 func (f *Fingerprinter) Scheme() string { return f.scheme }
 
 // How the body took part. The byte is in the digest, so a body never equals
@@ -209,33 +205,32 @@ const (
 	bodyMultipart = 'm'
 )
 
-// Fingerprint returns the fingerprint of a request. body is the whole body as
-// received, before any decoding; nil and empty are the same. It is read only.
+// Fingerprint returns the fingerprint of a request. body is the whole body as it was
+// received, before any decoding. A nil body is empty. Fingerprint does not change it.
 //
-// The method takes part without regard to case, together with an
-// X-HTTP-Method-Override or one of its like. Path and query take part as written:
-// %7E is not ~, /a%2Fb is not /a/b, and ?a=1&b=2 is not ?b=2&a=1, for what they mean is up to the server
-// behind, and a retry repeats them to the letter. The host does not take part:
-// servers that answer for several hosts have it in the scope.
+// The fingerprint is made of the method, without regard to case, and of any
+// X-HTTP-Method-Override or similar field, and of the path and the query as they are
+// written: %7E is not ~, /a%2Fb is not /a/b, and ?a=1&b=2 is not ?b=2&a=1, because
+// their meaning is up to the server, and a retry repeats them. The host is not part
+// of it. Servers for several hosts put it into the scope.
 //
-// The media type takes part, its parameters do not, and the body as follows:
+// It is also made of the media type, without parameters, and of the body:
 //
-//   - JSON: members in any order, any white space, strings by value. Numbers
-//     as written: 1.0 is not 1, and 2^53+1 is not 2^53. JSON with repeated
-//     member names, invalid UTF-8, lone surrogates, more than 10,000 levels,
-//     or a charset other than UTF-8 is raw.
-//     So is JSON that is larger than FingerprintConfig.MaxCanonical.
-//   - Forms: fields in any order, the values of each in theirs, without regard
-//     to how they are escaped. Where a name holds "[]" the order of all fields
-//     counts, because servers group such fields by it. Forms with invalid
-//     escapes or an unescaped semicolon, and those larger than MaxCanonical, are
-//     raw.
-//   - Multipart: the parts in order, with headers and content, without the
-//     boundary. Multipart that is not well-formed is raw.
-//   - Raw, and bodies with a Content-Encoding: the bytes, the Content-Type as
-//     written and the Content-Encoding.
+//   - JSON is compared without regard to white space and the order of members.
+//     Strings are compared by value, and numbers as they are written: 1.0 is not 1,
+//     and 2^53+1 is not 2^53. JSON with repeated member names, invalid UTF-8, lone
+//     surrogates, more than 10,000 levels, or a charset other than UTF-8 is raw, as
+//     is JSON larger than FingerprintConfig.MaxCanonical.
+//   - Forms are compared without regard to escaping and the order of fields, but the
+//     values of a field must be in the same order. If a name contains "[]", the order
+//     of all fields counts, because servers group them by it. Forms with invalid
+//     escapes or an unescaped semicolon, and forms larger than MaxCanonical, are raw.
+//   - Multipart bodies are compared by their parts in order, with header and content,
+//     without the boundary. Those that are not well-formed are raw.
+//   - Raw bodies, and those with a Content-Encoding, are compared byte by byte,
+//     together with the Content-Type as it is written and the Content-Encoding.
 //
-// An empty body is the same whatever its type.
+// All empty bodies are the same, whatever their type.
 func (f *Fingerprinter) Fingerprint(method string, u *url.URL, header http.Header, body []byte) semel.Fingerprint {
 	d := f.begin(method, u, header)
 	defer f.put(d)

@@ -14,47 +14,46 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// MinSecretBytes is the shortest secret that keys are signed with.
+// MinSecretBytes is the length of the shortest secret that a KeyIssuer accepts.
 const MinSecretBytes = 32
 
-// DefaultKeyLife is how long an issued key may be used for the first time.
+// DefaultKeyLife is the default of KeyIssuerConfig.Life.
 const DefaultKeyLife = time.Hour
 
 // issuedPrefix marks issued keys; its digit is the version of their form.
 const issuedPrefix = "isk1_"
 
-// KeyIssuerConfig makes a KeyIssuer.
+// KeyIssuerConfig is the configuration of a KeyIssuer.
 type KeyIssuerConfig struct {
-	// Secrets sign keys: the first signs, all verify. Each has at least
-	// MinSecretBytes. To change the secret put a new one first, on every host,
-	// and drop the old one after Life. Required.
+	// Secrets sign and verify keys. The first signs, and all verify. Each has at least
+	// MinSecretBytes. To change the secret, put a new one first on every host, and
+	// remove the old one after Life. Required.
 	Secrets [][]byte
-	// Life is how long a key may be used for the first time, from its issue.
+	// Life is the time after its issue in which a key can be used for the first time.
 	// Default DefaultKeyLife.
 	Life time.Duration
-	// Skew is the largest difference between the clocks of the hosts that
-	// issue and verify, and of the store. Default 5 min.
+	// Skew is the largest difference between the clocks of the store and of the hosts
+	// that issue and verify keys. Default 5 min.
 	Skew time.Duration
-	// Retention is the shortest retention of the operations that keys are
-	// issued for. It must be longer than Life and twice Skew together: then a
-	// key has always expired before a record of its use could be gone. Required.
+	// Retention is the shortest retention of the operations that keys are issued for.
+	// It must be longer than Life plus twice Skew, so that a key expires before a
+	// record of its use can be gone. Required.
 	Retention time.Duration
 }
 
-// KeyIssuer issues keys in the first of two steps: the client asks for a key,
-// and uses it in a second request. Losing the first answer costs nothing, since
-// nothing is stored: a key is a signature over its scope and the time, and a
-// record comes into being when it is used.
+// KeyIssuer issues keys: a client asks for a key and uses it in a second request. An
+// issued key is a signature over its scope and the time. It is not stored, so a lost
+// response to the first request does no harm.
 //
-// An issued key can be used by the scope it was issued to alone. Once its life
-// is over it still gets the result of an earlier use, but never executes
-// anything. Safe for concurrent use.
+// A key can only be used in the scope that it was issued to. When its life is over, it
+// still gets the result of an earlier use but executes nothing. A KeyIssuer is safe
+// for concurrent use.
 type KeyIssuer struct {
 	config KeyIssuerConfig
 	now    func() time.Time
 }
 
-// NewKeyIssuer returns an issuer, or one error that names everything wrong
+// NewKeyIssuer returns a KeyIssuer for c. The error names everything that is wrong
 // with c.
 func NewKeyIssuer(c KeyIssuerConfig) (*KeyIssuer, error) {
 	if c.Life == 0 {
@@ -97,8 +96,8 @@ const (
 	flagOperation = 1 << 0 // bound to one operation, not to all of the caller's
 )
 
-// Issue returns a fresh key for the scope and the end of its life. With an empty
-// Operation the key fits any one operation of the tenant and actor.
+// Issue returns a fresh key for the scope, and the end of its life. If the Operation
+// is empty, the key can be used for any operation of the tenant and actor.
 func (k *KeyIssuer) Issue(s semel.Scope) (key string, expires time.Time) {
 	expires = k.now().Add(k.config.Life).Truncate(time.Second)
 	raw := make([]byte, issuedBody, issuedBody+issuedMAC)
@@ -111,15 +110,16 @@ func (k *KeyIssuer) Issue(s semel.Scope) (key string, expires time.Time) {
 	return issuedPrefix + base64.RawURLEncoding.EncodeToString(raw), expires
 }
 
-// ErrKeyExpired is Verify's answer to a key that was issued to the scope, but
-// whose life is over: it must not execute anything any more.
+// ErrKeyExpired is the error of KeyIssuer.Verify for a key that was issued to the
+// scope and has expired. It must not execute anything.
 var ErrKeyExpired = errors.New("semelhttp: the issued key has expired")
 
-// ErrKeyNotIssued is Verify's answer to what is no key issued to the scope.
+// ErrKeyNotIssued is the error of KeyIssuer.Verify for anything that is not a key
+// issued to the scope.
 var ErrKeyNotIssued = errors.New("semelhttp: the key was not issued to this scope")
 
-// Verify says whether key was issued to the scope and may be used. The error is
-// nil, ErrKeyExpired or ErrKeyNotIssued.
+// Verify returns nil if key was issued to the scope and can be used, and otherwise
+// ErrKeyExpired or ErrKeyNotIssued.
 func (k *KeyIssuer) Verify(key string, s semel.Scope) error {
 	text, ok := strings.CutPrefix(key, issuedPrefix)
 	if !ok || len(text) != base64.RawURLEncoding.EncodedLen(issuedBody+issuedMAC) {

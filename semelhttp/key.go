@@ -9,36 +9,37 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// HeaderKey is the request header that carries the client's key.
+// HeaderKey is the request header field for the key.
 const HeaderKey = "Idempotency-Key"
 
-// ErrKeyMissing is ParseKey's answer when there is no Idempotency-Key header
-// line at all. A header that is there but empty is a *KeyError.
+// ErrKeyMissing is the error of ParseKey if there is no Idempotency-Key header. A
+// header without a value is a *KeyError.
 var ErrKeyMissing = errors.New("the request has no Idempotency-Key header")
 
 // KeyReason says what is wrong with an Idempotency-Key header.
 type KeyReason uint8
 
 const (
-	// KeyEmpty: the header has no value, or the value is "".
+	// KeyEmpty means that the header has no value, or an empty string.
 	KeyEmpty KeyReason = iota + 1
-	// KeyRepeated: there is more than one header line, even if they agree.
+	// KeyRepeated means that there is more than one header line, even if they are
+	// equal.
 	KeyRepeated
-	// KeyTooLong: the key itself, without quotes and escapes, is longer than
+	// KeyTooLong means that the key, without quotes and escapes, is longer than
 	// semel.MaxKeyBytes.
 	KeyTooLong
-	// KeyParameters: the string is followed by Structured Field parameters.
+	// KeyParameters means that there are Structured Field parameters after the string.
 	KeyParameters
-	// KeyMalformed: the value starts with a double quote and is not a
+	// KeyMalformed means that the value starts with a double quote and is not a
 	// Structured Field String.
 	KeyMalformed
-	// KeyBareCharacter: the value is without double quotes and holds a
-	// character that is not allowed there.
+	// KeyBareCharacter means that the value has no double quotes and contains a
+	// character that needs them, or is not allowed at all.
 	KeyBareCharacter
-	// KeyNotString: the value is not in double quotes, which strict asks for.
+	// KeyNotString means that the value has no double quotes and strict is set.
 	KeyNotString
-	// KeyNotExpressible: FormatKey was given a key that a Structured Field
-	// String cannot hold.
+	// KeyNotExpressible means that the key passed to FormatKey cannot be written as a
+	// Structured Field String.
 	KeyNotExpressible
 )
 
@@ -53,8 +54,8 @@ var keyReasons = [...]string{
 	KeyNotExpressible: "the key holds characters other than printable ASCII and cannot be sent in an Idempotency-Key header",
 }
 
-// KeyError says why a key was refused and what to send instead. It never
-// holds the key, so that its message may be logged and sent to the client.
+// KeyError says why a key was refused and what to send instead. It does not contain
+// the key, so its message can be logged and sent to the client.
 type KeyError struct {
 	Reason KeyReason
 }
@@ -66,20 +67,19 @@ func (e *KeyError) Error() string {
 	return "the Idempotency-Key header is malformed"
 }
 
-// ParseKey returns the key that the lines of a request's Idempotency-Key
-// header carry (http.Header's values for HeaderKey). The error is
-// ErrKeyMissing or a *KeyError. A returned key is valid in a semel.Identity.
+// ParseKey returns the key in the lines of an Idempotency-Key header, which are the
+// values of HeaderKey in an http.Header. The error is ErrKeyMissing or a *KeyError.
+// The key is valid in a semel.Identity.
 //
-// The value is a Structured Field String (RFC 9651): a key of 1 to 255
-// printable ASCII characters in double quotes. Unless strict is set, a bare
-// value of 1 to 255 visible ASCII characters without
+// The value is a Structured Field String (RFC 9651): a key of 1 to 255 printable ASCII
+// characters in double quotes. Unless strict is set, it can also be a key of 1 to 255
+// visible ASCII characters without quotes and without
 //
 //	" , ; \
 //
-// is a key as well, taken as written: "k" and k are the same key. That also
-// holds for values that would be of another Structured Field type, so :aGk=:
-// is a key of six characters and not a byte sequence. Two keys that a proxy
-// has merged into one line are refused by either rule.
+// So "k" and k are the same key. A value that looks like another Structured Field type
+// is a key, too: :aGk=: is a key of six characters and not a byte sequence. Two keys
+// that a proxy has merged into one line are always refused.
 func ParseKey(lines []string, strict bool) (string, error) {
 	switch len(lines) {
 	case 0:
@@ -142,9 +142,9 @@ func plainString(v string) string {
 	return s
 }
 
-// FormatKey returns key as the value of an Idempotency-Key header, a
-// Structured Field String. The error is a *KeyError for keys that ParseKey
-// would refuse: empty, too long, or not printable ASCII.
+// FormatKey returns the value of an Idempotency-Key header for key, a Structured Field
+// String. The error is a *KeyError for keys that ParseKey would refuse, because they
+// are empty, too long, or not printable ASCII.
 func FormatKey(key string) (string, error) {
 	switch {
 	case key == "":

@@ -13,9 +13,8 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// New returns a middleware that protects handlers as c says, or one error that
-// names everything wrong with c. The middleware panics when it is given a nil
-// handler.
+// New returns a middleware that protects handlers. The error names everything that is
+// wrong with c. The middleware panics if the handler is nil.
 func New(c Config) (func(http.Handler) http.Handler, error) {
 	c = c.withDefaults()
 	fingerprinter, err := NewFingerprinter(c.Fingerprint)

@@ -7,17 +7,16 @@ import (
 	"time"
 )
 
-// Pace is how slowly a client may send a request's body, and read an answer.
-// Only the time in which the server waits for the client counts. Where the
-// server cannot set deadlines on its connections (see http.ResponseController)
-// there is no bound.
+// Pace limits how slowly a client may send a request body and read a response. Only
+// the time in which the server waits for the client counts. There is no limit if the
+// server cannot set deadlines on its connections. See http.ResponseController.
 type Pace struct {
-	// MinRate is the slowest average rate in bytes per second. Negative: none.
-	// Default 1,024.
+	// MinRate is the lowest average rate in bytes per second. If it is negative, there
+	// is none. Default 1,024.
 	MinRate int64
-	// Grace is for how long MinRate is not asked for. Default 10 s.
+	// Grace is the time before MinRate applies. Default 10 s.
 	Grace time.Duration
-	// Idle is how long nothing at all may move. Default 30 s.
+	// Idle is the longest time without any progress. Default 30 s.
 	Idle time.Duration
 }
 

@@ -8,14 +8,14 @@ import (
 	"github.com/semelhq/semel/semelhttp/internal/canonjson"
 )
 
-// JSONPointer names one value in JSON bodies (RFC 6901): a key, or the name of
-// an operation. The zero value is of no use; ParseJSONPointer makes one.
+// JSONPointer is a JSON pointer (RFC 6901) to a value in a request body, such as a key
+// or the name of an operation. The zero value is not valid; use ParseJSONPointer.
 type JSONPointer struct {
 	text    string
 	pointer canonjson.Pointer
 }
 
-// ParseJSONPointer returns the pointer that s, such as /order/id, is.
+// ParseJSONPointer parses a pointer such as /order/id.
 func ParseJSONPointer(s string) (JSONPointer, error) {
 	p, err := canonjson.ParsePointer(s)
 	if err != nil {
@@ -27,14 +27,13 @@ func ParseJSONPointer(s string) (JSONPointer, error) {
 	return JSONPointer{s, p}, nil
 }
 
-// String returns the pointer as it was written.
+// String returns the text that was parsed.
 func (p JSONPointer) String() string { return p.text }
 
-// Text returns the string or the number that p points at in the body of r; a
-// number as it is written. The error is a *ScopeError of 400: there is no such
-// value, or it is empty or of another kind, or the body is not well-formed JSON
-// that everybody would read alike, without member names that repeat. It quotes
-// nothing of the body.
+// Text returns the string, or the number as it is written, that p points to in body,
+// the body of r. The error is a *ScopeError with status 400 if there is no such value,
+// if it is empty or of another kind, or if the body is not well-formed JSON without
+// repeated member names. It does not quote the body.
 func (p JSONPointer) Text(r *http.Request, body []byte) (string, error) {
 	refuse := func(why string) (string, error) {
 		return "", &ScopeError{Status: http.StatusBadRequest, Detail: "The request body " + why + ". Nothing was executed."}

@@ -21,8 +21,8 @@ const ContentTypeProblem = "application/problem+json"
 // so a problem's type can be followed to read what to do.
 const problemBase = "https://github.com/semelhq/semel/blob/main/docs/http.md#"
 
-// ProblemCase is one reason why a protected request was not answered with a
-// result. Its names are stable.
+// ProblemCase is a reason why a protected request was not answered with a result. The
+// values are stable.
 type ProblemCase string
 
 // The cases of the HTTP contract.
@@ -41,15 +41,15 @@ const (
 	ProblemSpoolUnavailable  ProblemCase = "spool-unavailable"
 	ProblemBusy              ProblemCase = "busy"
 
-	// Of keys that the service issues itself.
+	// For keys that the server issues.
 	ProblemKeyNotIssued ProblemCase = "key-not-issued"
 	ProblemKeyExpired   ProblemCase = "key-expired"
-	// Of contracts with a FirstSentHeader.
+	// For contracts with a FirstSentHeader.
 	ProblemFirstSentInvalid    ProblemCase = "first-sent-invalid"
 	ProblemFirstSentOutOfRange ProblemCase = "first-sent-out-of-range"
-	// Of contracts that refuse keys where nothing is protected.
+	// For contracts with RefuseUnprotected.
 	ProblemNotProtected ProblemCase = "not-protected"
-	// Of the status resource.
+	// For the status resource.
 	ProblemNotFound ProblemCase = "operation-not-found"
 )
 
@@ -137,11 +137,11 @@ var problemCases = map[ProblemCase]struct {
 	},
 }
 
-// Type returns the case's problem type, a URI that leads to its documentation.
+// Type returns the problem type, which is the URI of its documentation.
 func (c ProblemCase) Type() string { return problemBase + string(c) }
 
-// Problem returns the case as a problem with its type, title, status, retry
-// and a general detail. It panics for a case that does not exist.
+// Problem returns a problem with the type, title, status, retry and general detail of
+// the case. It panics if the case does not exist.
 func (c ProblemCase) Problem() Problem {
 	p, ok := problemCases[c]
 	if !ok {
@@ -150,32 +150,31 @@ func (c ProblemCase) Problem() Problem {
 	return Problem{Type: c.Type(), Title: p.title, Status: p.status, Detail: p.detail, Retry: p.retry}
 }
 
-// Problem is a problem details object (RFC 9457). It goes to clients: it must
-// hold no key, no fingerprint and nothing out of a stored result but the
-// reference.
+// Problem is a problem details object (RFC 9457). It is sent to clients, so it must not
+// contain a key, a fingerprint, or anything of a stored result except its reference.
 type Problem struct {
-	// Type is a URI that identifies the kind of problem. Empty means
-	// "about:blank": no more than the status says.
+	// Type is a URI that identifies the kind of problem. If it is empty, it is
+	// "about:blank", which says no more than the status.
 	Type string
-	// Title is the same for every problem of a type.
+	// Title is the same for all problems of a type.
 	Title string
-	// Status is the response's status. It must be set to Write a problem; in
-	// a parsed one it is zero if the sender left it out.
+	// Status is the status of the response. Write requires it. In a parsed problem it
+	// is zero if the sender left it out.
 	Status int
-	// Detail is for people, about this occurrence.
+	// Detail describes this occurrence for people.
 	Detail string
 	// Instance is a URI that identifies this occurrence.
 	Instance string
 
-	// Retry tells what to send next. Empty means that it was not said.
+	// Retry says whether and how to retry. If it is empty, this is not known.
 	Retry semel.RetryAdvice
-	// StatusURL is where the operation can be watched.
+	// StatusURL is the URL of the status of the operation.
 	StatusURL string
 	// Reference names the resource that the operation created.
 	Reference string
 
-	// RetryAfter is sent as the Retry-After header, in seconds, rounded up;
-	// zero or less sends none. It is not a member of the object.
+	// RetryAfter is sent as the Retry-After header, in seconds, rounded up, if it is
+	// more than zero. It is not a member of the object.
 	RetryAfter time.Duration
 }
 
@@ -191,7 +190,7 @@ type problemMembers struct {
 	Reference string            `json:"reference,omitempty"`
 }
 
-// Case returns the case that p is of, and false for problems of other origin.
+// Case returns the case of p. It reports false if p is not of any.
 func (p Problem) Case() (ProblemCase, bool) {
 	name, ok := strings.CutPrefix(p.Type, problemBase)
 	if !ok {
@@ -209,9 +208,8 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(problemMembers{p.Type, p.Title, p.Status, p.Detail, p.Instance, p.Retry, p.StatusURL, p.Reference})
 }
 
-// Write sends p as the whole response. It removes headers that would describe
-// another body, and forbids caches to keep it. An error of the connection is
-// not reported: there is nobody left to tell.
+// Write writes p as the whole response. It removes header fields that describe another
+// body, and forbids caches to store it. Errors of the connection are ignored.
 func (p Problem) Write(w http.ResponseWriter) {
 	body, err := p.MarshalJSON()
 	if err != nil {
@@ -220,21 +218,19 @@ func (p Problem) Write(w http.ResponseWriter) {
 	p.write(w, ContentTypeProblem, body)
 }
 
-// MaxProblemBytes is the largest problem details object that ParseProblem
-// reads.
+// MaxProblemBytes is the size of the largest object that ParseProblem reads.
 const MaxProblemBytes = 64 << 10
 
-// ErrNotProblem is ParseProblem's answer to a response of another type.
+// ErrNotProblem is the error of ParseProblem for another Content-Type.
 var ErrNotProblem = errors.New("semelhttp: the response is not a problem details object")
 
-// ParseProblem reads a problem details object from a response body with the
-// given Content-Type. As RFC 9457 has it, unknown members and members of the
-// wrong type are ignored, and a missing type is "about:blank". So is a retry
-// of a value that is not defined here: it is left empty. All text is the
-// sender's and must not be trusted.
+// ParseProblem reads a problem details object from a response body with the given
+// Content-Type. As required by RFC 9457, unknown members and members of the wrong type
+// are ignored, and a missing type is "about:blank". A retry with a value that is not
+// defined here is ignored, too. The texts come from the sender and must not be trusted.
 //
-// The error is ErrNotProblem for another Content-Type, the reader's error, or
-// says that the body is larger than MaxProblemBytes or not a JSON object.
+// The error is ErrNotProblem for another Content-Type, the error of r, or says that the
+// body is larger than MaxProblemBytes or not a JSON object.
 func ParseProblem(r io.Reader, contentType string) (Problem, error) {
 	mediaType, _, err := mime.ParseMediaType(contentType)
 	if mediaType != ContentTypeProblem || err != nil && !errors.Is(err, mime.ErrInvalidMediaParameter) {

@@ -388,15 +388,15 @@ func (w *recorder) declare(f func()) bool {
 
 type recorderKey struct{}
 
-// DeclareNoEffect is for handlers and proxies that are certain that the request
-// in whose context they are had no effect: refused before anything was done, or
-// before a byte was sent to where it would have been done. The answer they give
-// is passed on, nothing is recorded and the key is free again. The cause is
-// reported as the error of Guard.Do's answer; it is not stored.
+// DeclareNoEffect declares that the request with the given context certainly had no
+// effect. It is for handlers that refuse a request before they do anything, and for
+// proxies that have not sent a byte. Their response is sent, nothing is recorded, and
+// the key is free again. The cause is the error that Guard.Do returns. It is not
+// stored.
 //
-// It goes before what the status of the answer means, but not before
-// DeclareIndeterminate. It changes nothing once the handler has returned, or
-// where ctx is not that of a protected request.
+// DeclareNoEffect takes precedence over the status of the response, and
+// DeclareIndeterminate over both. It does nothing after the handler has returned, or if
+// ctx is not that of a protected request.
 func DeclareNoEffect(ctx context.Context, cause error) {
 	if w, ok := ctx.Value(recorderKey{}).(*recorder); ok {
 		if cause == nil {
@@ -406,14 +406,14 @@ func DeclareNoEffect(ctx context.Context, cause error) {
 	}
 }
 
-// DeclareIndeterminate is for handlers and proxies that cannot know whether the
-// request in whose context they are had an effect: cut off after a byte was
-// sent. The outcome is then unknown, whatever they answer. The cause is kept in
-// the record for whoever resolves it: a few words without payload or secrets.
+// DeclareIndeterminate declares that it is not known whether the request with the given
+// context had an effect. It is for handlers and proxies whose own request was cut off
+// after a byte was sent. The outcome is unknown, whatever they respond. The cause is
+// kept in the record for whoever resolves it: a few words, without payload or secrets.
 //
-// It cannot be taken back. It reports false where it changes nothing, which is as
-// for DeclareNoEffect. An answer that has begun to pass as a stream is cut off
-// when the handler returns, such that the client sees it.
+// It cannot be undone. It reports false if it does nothing, which is after the handler
+// has returned, or if ctx is not that of a protected request. A stream that has begun is
+// cut off when the handler returns, so that the client can see that it is incomplete.
 func DeclareIndeterminate(ctx context.Context, cause string) bool {
 	w, ok := ctx.Value(recorderKey{}).(*recorder)
 	if !ok {

@@ -309,8 +309,8 @@ func (e *exchange) request(ctx context.Context) *http.Request {
 // another method, where the server behind heeds them.
 var overrides = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
-// MethodsAsked returns the methods, in capitals, that a server may take the request
-// to be of: its own, and those that X-HTTP-Method-Override and its like ask for.
+// MethodsAsked returns the methods, in upper case, that a server may handle the request
+// as: its own, and those in X-HTTP-Method-Override and similar fields.
 func MethodsAsked(r *http.Request) []string {
 	methods := []string{strings.ToUpper(r.Method)}
 	for _, name := range overrides {
@@ -338,9 +338,8 @@ func passes(r *http.Request) bool {
 	return true
 }
 
-// ProtectMethods is a Config.Protects for requests of the given methods, in
-// whatever case, also where X-HTTP-Method-Override or one of its like asks for
-// them.
+// ProtectMethods returns a Config.Protects for requests with the given methods, without
+// regard to case, even if only X-HTTP-Method-Override or a similar field names them.
 func ProtectMethods(methods ...string) func(*http.Request) bool {
 	protects := func(method string) bool {
 		return slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, method) })

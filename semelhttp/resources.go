@@ -14,47 +14,45 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// DefaultPrefix is where Resources are found unless their config says
-// otherwise.
+// DefaultPrefix is the default of ResourcesConfig.Prefix.
 const DefaultPrefix = "/.well-known/idempotency"
 
-// ResourcesConfig makes Resources.
+// ResourcesConfig is the configuration of Resources.
 type ResourcesConfig struct {
-	// Guard is the one whose records are shown. Its store must be a
+	// Guard is the guard whose records are shown. Its store must implement
 	// semel.Lister. Required.
 	Guard *semel.Guard
-	// Scope says who asks. Only tenant and actor count; of a status request no
-	// operation is known. Errors are answered as by Config.Scope. Required.
+	// Scope returns the tenant and the actor of a request for a resource. The operation
+	// is ignored. Errors are handled as those of Config.Scope. Required.
 	Scope func(*http.Request) (semel.Scope, error)
-	// Prefix is the path below which the resources are: without a slash at its
-	// end. Default DefaultPrefix.
+	// Prefix is the path of the resources, without a slash at its end. Default
+	// DefaultPrefix.
 	Prefix string
-	// Keys issues keys; nil for no two-step keys.
+	// Keys, if not nil, issues keys.
 	Keys *KeyIssuer
-	// Contract is how refusals are told. Default: IETF.
+	// Contract says how refusals look. Default IETF.
 	Contract Contract
-	// MaxWait bounds how long a status request with Prefer: wait is held.
-	// Default DefaultMaxWait.
+	// MaxWait limits how long a status request with Prefer: wait waits. Default
+	// DefaultMaxWait.
 	MaxWait time.Duration
-	// Pace is how slowly clients may read a recorded answer.
+	// Pace limits how slowly clients may read a recorded response.
 	Pace Pace
 }
 
-// Resources are what clients can ask about protected operations, besides the
-// operations themselves:
+// Resources is an http.Handler for what clients can find out about protected
+// operations:
 //
-//	GET  <prefix>/operations/{id}         how an operation stands
-//	GET  <prefix>/operations/{id}/result  its recorded answer
-//	POST <prefix>/keys                    a fresh key, where keys are issued
+//	GET  <prefix>/operations/{id}         the status of an operation
+//	GET  <prefix>/operations/{id}/result  its recorded response
+//	POST <prefix>/keys                    a fresh key, if keys are issued
 //	GET  <prefix>/specification           what is protected, and how
 //
-// Mount them below their prefix, behind the same authentication as the
-// operations: an operation is shown to the tenant and actor that it belongs to,
-// and to everybody else it does not exist. Give them to the Config of each
-// middleware whose answers shall point to them.
+// Mount it at its prefix, behind the same authentication as the operations. An
+// operation is shown to its own tenant and actor. For others it does not exist. Set it
+// in the Config of each middleware whose responses are to refer to it.
 //
-// What they were made of does not change. New adds the operation that it protects
-// to the specification.
+// The configuration of Resources does not change. New adds the operation of a
+// middleware to the specification.
 type Resources struct {
 	config ResourcesConfig // as NewResources completed it
 	mux    *http.ServeMux
@@ -63,7 +61,7 @@ type Resources struct {
 	operations []specifiedOperation
 }
 
-// NewResources returns the resources, or one error that names everything wrong
+// NewResources returns the resources for c. The error names everything that is wrong
 // with c.
 func NewResources(c ResourcesConfig) (*Resources, error) {
 	if c.Prefix == "" {
@@ -108,8 +106,8 @@ func (r *Resources) Serves(req *http.Request) bool {
 	return strings.HasPrefix(req.URL.Path, r.config.Prefix+"/")
 }
 
-// StatusURL is where the operation with this record id is shown; empty if the
-// id is.
+// StatusURL returns the path of the status of the operation with the given record ID,
+// or "" if recordID is empty or r is nil.
 func (r *Resources) StatusURL(recordID string) string {
 	if r == nil || recordID == "" {
 		return ""

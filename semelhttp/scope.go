@@ -12,18 +12,18 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// A ScopeError is the way of Config.Scope and Config.KeyOf to say how a request
-// is refused.
+// ScopeError is an error of Config.Scope, Config.KeyOf and Config.OperationOf that says
+// how to refuse the request.
 type ScopeError struct {
-	// Status is the answer's status, such as 401, 403 or 503. Anything but a
-	// status from 400 to 599 counts as 401.
+	// Status is the status of the response, such as 401, 403 or 503. It is 401 if it is
+	// not from 400 to 599.
 	Status int
-	// Header goes with the answer, for example the WWW-Authenticate that a 401
-	// must have (RFC 9110 15.5.2), or a Retry-After.
+	// Header is added to the response, such as the WWW-Authenticate that a 401 must
+	// have (RFC 9110, section 15.5.2), or a Retry-After.
 	Header http.Header
-	// Detail is what the client is told. Default: that it was refused.
+	// Detail is sent to the client. By default it says that the request was refused.
 	Detail string
-	// Err is the reason. The client is not told.
+	// Err is the reason. It is not sent to the client.
 	Err error
 }
 
@@ -102,9 +102,9 @@ func isText(s string) bool {
 // maxRequestID is how much of an X-Request-Id is kept.
 const maxRequestID = 128
 
-// DefaultOrigin takes the request id from X-Request-Id, if it is visible ASCII,
-// at most 128 bytes of it, and the trace id from a valid traceparent (W3C Trace
-// Context). Both are what the client says and prove nothing.
+// DefaultOrigin is the default of Config.Origin. It takes the request ID from
+// X-Request-Id, if that is visible ASCII, up to 128 bytes, and the trace ID from a
+// valid traceparent (W3C Trace Context). Both come from the client and prove nothing.
 func DefaultOrigin(r *http.Request) semel.Origin {
 	var o semel.Origin
 	if lines := r.Header["X-Request-Id"]; len(lines) > 0 && isVisible(lines[0]) {

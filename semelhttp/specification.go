@@ -14,18 +14,17 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// OperationSpec describes a protected operation to clients, in the
-// specification.
+// OperationSpec describes a protected operation in the specification.
 type OperationSpec struct {
-	// Name is the operation's, as in its scope; empty if it is method and path.
+	// Name is the Operation of its scope. It is empty if that is the method and the
+	// path.
 	Name string `json:"operation,omitempty"`
-	// Methods and Path say which requests are meant, for example POST and
-	// /orders/{id}/payments.
+	// Methods and Path describe its requests, such as POST and /orders/{id}/payments.
 	Methods []string `json:"methods,omitempty"`
 	Path    string   `json:"path,omitempty"`
-	// Summary says in a sentence what it does.
+	// Summary says in a sentence what the operation does.
 	Summary string `json:"summary,omitempty"`
-	// KeyFrom says where the key is if Config.KeyOf takes it from there.
+	// KeyFrom says where Config.KeyOf takes the key from.
 	KeyFrom string `json:"key_from,omitempty"`
 }
 

@@ -11,35 +11,35 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// DefaultMaxSpool is the default of SpoolsConfig.MaxBytes, where the disk has
-// four times as much free.
+// DefaultMaxSpool is the default of SpoolsConfig.MaxBytes if the disk has at least four
+// times as much free.
 const DefaultMaxSpool = 4 << 30
 
-// SpoolsConfig makes Spools.
+// SpoolsConfig is the configuration of Spools.
 type SpoolsConfig struct {
-	// Dir is the directory for the files. Each has the mode 0600, is removed
-	// from the directory as soon as it is open, where the system allows it, and
-	// when it is not needed any more elsewhere. A temporary file system in memory
-	// makes spooling pointless. Default: os.TempDir, as it is at the time.
+	// Dir is the directory for the files. Each has mode 0600. It is removed from the
+	// directory as soon as it is open or, if the system does not allow this, when it is
+	// no longer needed. Do not use a file system in memory. Default os.TempDir, which is
+	// called each time.
 	Dir string
-	// MaxBytes is how much all files together may hold, and a quarter of it how
-	// much one may. Default DefaultMaxSpool, or a quarter of what was free on
-	// the disk of Dir when the Spools were made if that is less.
+	// MaxBytes limits the size of all files together. A single file can have a quarter
+	// of it. Default DefaultMaxSpool, or a quarter of what was free on the disk of Dir
+	// when the Spools were made, if that is less.
 	MaxBytes int64
-	// Failed is told when a file could not be written or read, or a bound is
-	// reached; nil for nobody.
+	// Failed, if not nil, is called when a file could not be written or read, or a limit
+	// is reached.
 	Failed func(ctx context.Context, err error)
 }
 
-// Spools are where bodies are held that are too large for memory: in temporary
-// files, within a bound. Give the same to all middlewares that share a disk.
-// Safe for concurrent use.
+// Spools hold bodies that are too large for memory in temporary files of a limited size.
+// Middlewares that use the same disk should share Spools. They are safe for concurrent
+// use.
 type Spools struct {
 	config SpoolsConfig
 	used   atomic.Int64
 }
 
-// NewSpools returns spools, or one error that names everything wrong with c.
+// NewSpools returns Spools for c. The error names everything that is wrong with c.
 func NewSpools(c SpoolsConfig) (*Spools, error) {
 	var errs []error
 	dir := c.Dir
@@ -68,10 +68,10 @@ func NewSpools(c SpoolsConfig) (*Spools, error) {
 	return &Spools{config: c}, nil
 }
 
-// Used is how many bytes the files hold now.
+// Used returns how many bytes the files have.
 func (s *Spools) Used() int64 { return s.used.Load() }
 
-// Max is how many bytes they may hold.
+// Max returns how many bytes the files may have.
 func (s *Spools) Max() int64 { return s.config.MaxBytes }
 
 // errSpoolsFull is why a body is not held although the disk could.

@@ -12,13 +12,14 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Handler executes an operation for a completer, from its input on record, and
-// returns what the guard records. Handle makes one.
+// Handler executes an operation for a completer from its recorded input, and
+// returns the result that the guard records. Handle makes one.
 type Handler func(ctx context.Context, input []byte) (semel.Result, error)
 
-// Handle returns the handler that Runs fn. result makes of its answer what the guard
-// records: nil is for operations of semel.Call; for those of an HTTP handler it says
-// what that would have answered, with semelhttp.EncodeResult.
+// Handle returns a handler that calls Run with fn. result converts fn's result to
+// the one that the guard records. It may be nil for operations of semel.Call. For
+// those of an HTTP handler it returns the response, encoded with
+// semelhttp.EncodeResult.
 func Handle[In, Out any](j *Journal, fn func(ctx context.Context, in In) (Out, error), result func(out Out) (semel.Result, error)) Handler {
 	return func(ctx context.Context, input []byte) (semel.Result, error) {
 		in, err := decode[In](input)
@@ -37,41 +38,45 @@ func Handle[In, Out any](j *Journal, fn func(ctx context.Context, in In) (Out, e
 	}
 }
 
-// CompleterConfig is what a completer is made of. Journal, Guard and Operations are
+// CompleterConfig configures a completer. Journal, Guard and Operations are
 // required.
 type CompleterConfig struct {
 	Journal *Journal
-	// Guard is over the records of the operations. Its policy is followed, but that
-	// a completer takes executions over whose lease has lapsed, or whose outcome is
-	// unknown, whatever OnCrash says.
+	// Guard holds the records of the operations. Its policy applies, except that a
+	// completer takes over executions whose lease has lapsed or whose outcome is
+	// unknown, regardless of OnCrash.
 	Guard *semel.Guard
-	// Operations are the handlers, by Identity.Operation. Others are left alone.
+	// Operations maps Identity.Operation to handlers. Other operations are
+	// ignored.
 	Operations map[string]Handler
 
 	// Every is the time between two rounds of Run. Default 5 s.
 	Every time.Duration
-	// MaxAttempts is how often an operation is executed before it is Held. Default 10.
+	// MaxAttempts is the number of attempts after which an operation is held.
+	// Default 10.
 	MaxAttempts int
-	// MinBackoff and MaxBackoff bound the wait after an attempt, which doubles.
-	// Default 5 s and 10 min.
+	// MinBackoff and MaxBackoff limit the delay after an attempt, which doubles
+	// each time. Default 5 s and 10 min.
 	MinBackoff, MaxBackoff time.Duration
-	// Parallel is how many operations are executed at the same time. Default 4.
+	// Parallel is the maximum number of operations executed at the same time.
+	// Default 4.
 	Parallel int
-	// Retention is how long the journals of operations are kept that are finished.
-	// Default that of the guard's policy, which it must not be shorter than.
+	// Retention is how long the journals of finished operations are kept. It must
+	// not be shorter than the retention of the guard's policy, which is the
+	// default.
 	Retention time.Duration
-	// OnRound is told what each round of Run did, unless it is nil.
+	// OnRound, if not nil, is called with the result of each round of Run.
 	OnRound func(Report)
 }
 
-// Completer executes operations to their end whose process has died, or whose steps
-// have failed. Any number may be at work.
+// Completer completes operations whose process has died or whose steps have failed.
+// Any number of completers may run.
 type Completer struct {
 	config CompleterConfig
 	names  []string
 }
 
-// Report is what a round did.
+// Report is the result of a round.
 type Report struct {
 	Finished  int // operations whose record is complete, by this round or before
 	Postponed int // are being executed, or have failed and will be tried again
@@ -80,7 +85,7 @@ type Report struct {
 	Err       error
 }
 
-// NewCompleter makes a completer. It starts nothing: call Run.
+// NewCompleter returns a completer. It starts no goroutine: call Run.
 func NewCompleter(c CompleterConfig) (*Completer, error) {
 	def := func(v *time.Duration, d time.Duration) {
 		if *v == 0 {
@@ -130,8 +135,8 @@ func NewCompleter(c CompleterConfig) (*Completer, error) {
 	return k, nil
 }
 
-// Run does a round now and then, until ctx ends: no operation is begun any more then,
-// and those under way are waited for.
+// Run does a round every CompleterConfig.Every until ctx ends. Then it begins no more
+// operations, waits for the running ones, and returns.
 func (c *Completer) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		r := c.Round(ctx)
@@ -150,7 +155,7 @@ func (c *Completer) Run(ctx context.Context) {
 // sweepTogether is how many journals a round forgets at a time.
 const sweepTogether = 1000
 
-// Round looks once after all operations that are due.
+// Round executes all operations that are due, once.
 func (c *Completer) Round(ctx context.Context) (total Report) {
 	store := c.config.Journal.config.Store
 	f := Filter{Phases: []Phase{PhaseOpen}, Operations: c.names, Due: true}

@@ -15,45 +15,50 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Errors of Run and of steps. What goes on the guard's record of them says that the
-// outcome is unknown: steps before may have had their effects.
+// Errors of Run and of steps. In the guard's record they make the outcome unknown,
+// because earlier steps may have had their effects.
 var (
-	// ErrUnknown: what became of the call of a step is unknown, and its policy says
-	// Hold, or could not find out.
+	// ErrUnknown reports that the outcome of a step's call is unknown, and that its
+	// policy is CrashHold or could not find out.
 	ErrUnknown = errors.New("steps: what became of the step is unknown")
-	// ErrCorrupt: what is on record was not written by this package, or does not fit
-	// the program.
+	// ErrCorrupt reports that the journal was not written by this package, or does
+	// not fit the program.
 	ErrCorrupt = errors.New("steps: the journal is corrupt")
-	// ErrTooLarge: an input or a result is larger than Config allows.
+	// ErrTooLarge reports that an input or a result is larger than Config
+	// allows.
 	ErrTooLarge = errors.New("steps: too large")
-	// ErrTooMany: the operation has as many steps as Config allows.
+	// ErrTooMany reports that the operation already has as many steps as Config
+	// allows.
 	ErrTooMany = errors.New("steps: too many steps")
-	// ErrConcurrent: another step of the operation is under way. Steps have an order.
+	// ErrConcurrent reports that another step of the operation is running.
+	// Steps run one after another.
 	ErrConcurrent = errors.New("steps: another step is under way")
-	// ErrOtherRequest: the journal has another request under the identity.
+	// ErrOtherRequest reports that the journal holds a different request under
+	// the identity.
 	ErrOtherRequest = errors.New("steps: the operation on record is another request's")
-	// ErrNoOperation: the context is not that of a function that Run has called, or
-	// the function has returned.
+	// ErrNoOperation reports that the context is not one that Run has passed to its
+	// function, or that the function has returned.
 	ErrNoOperation = errors.New("steps: a step needs the context that Run hands out")
-	// ErrNotLeased: Run needs an execution under a leased claim. In a transaction all
-	// steps would be committed together, or none.
+	// ErrNotLeased reports that the execution is not under a leased claim. In a
+	// transaction either all steps would be committed or none.
 	ErrNotLeased = errors.New("steps: not in an execution under a leased claim")
 )
 
-// What Resolve and Retry refuse. Nothing was changed.
+// Errors of Resolve and Retry. Nothing was changed.
 var (
 	ErrNotUnknown = errors.New("steps: only an unknown step is resolved")
 	ErrNotHeld    = errors.New("steps: only a held operation is retried")
 	ErrInvalid    = errors.New("steps: no such decision")
 )
 
-// ChangedError says that an execution does not do what the executions before it
-// did. Nothing was called. Either bring the program back that began the operation,
-// or finish it by hand.
+// ChangedError reports that an execution differs from earlier executions of the
+// operation. No call was made. Either restore the program that began the
+// operation, or finish the operation by hand.
 type ChangedError struct {
 	Position int
-	// Recorded is the name of the step on record, and Asked that of the program's,
-	// empty if it has ended; if they are the same, it is the input that differs.
+	// Recorded is the name of the step on record. Asked is the name of the
+	// program's step, or empty if the program has ended. If they are equal, the
+	// inputs differ.
 	Recorded, Asked string
 }
 
@@ -68,19 +73,19 @@ func (e *ChangedError) Error() string {
 	return s + fmt.Sprintf(", and %q in the program", e.Asked)
 }
 
-// Config is what a journal is made of. Store is required.
+// Config configures a journal. Store is required.
 type Config struct {
 	Store Store
-	// MaxSteps is how many steps an operation may have. Default 100.
+	// MaxSteps is the maximum number of steps of an operation. Default 100.
 	MaxSteps int
-	// MaxInput and MaxResult bound the JSON of an operation's or a step's input, and
-	// of a step's result, in bytes. Default 64 KiB.
+	// MaxInput is the maximum size of the JSON of an operation's or a step's input,
+	// and MaxResult that of a step's result, in bytes. Default 64 KiB.
 	MaxInput, MaxResult int
-	// LookAfter is how long after the begin of an execution a completer looks after
-	// the operation first. Default 30 s.
+	// LookAfter is how long after the beginning of an execution the operation is
+	// due for a completer. Default 30 s.
 	LookAfter time.Duration
-	// StoreTimeout bounds each write of what a step came to, which goes on when the
-	// execution's context has ended. Default 5 s.
+	// StoreTimeout limits each write of a step's outcome, which continues even if
+	// the execution's context has ended. Default 5 s.
 	StoreTimeout time.Duration
 }
 
@@ -88,7 +93,7 @@ type Config struct {
 // one.
 type Journal struct{ config Config }
 
-// New makes a journal.
+// New returns a journal.
 func New(c Config) (*Journal, error) {
 	for _, f := range []struct {
 		v *int
@@ -117,35 +122,37 @@ func New(c Config) (*Journal, error) {
 	return &Journal{c}, nil
 }
 
-// Find returns what is on record of an operation, or ErrNotFound.
+// Find returns the operation with this identity, or ErrNotFound.
 func (j *Journal) Find(ctx context.Context, id semel.Identity) (Operation, error) {
 	return j.config.Store.Find(ctx, id)
 }
 
-// List returns operations without their steps: Filter{Phases: []Phase{Held}} are those that
-// wait for a person.
+// List returns operations without their steps: Filter{Phases: []Phase{Held}} selects
+// those that wait for a person.
 func (j *Journal) List(ctx context.Context, f Filter) ([]Operation, error) {
 	return j.config.Store.List(ctx, f)
 }
 
-// Resolution is what a person has found out about a step that is Unknown.
+// Resolution is what a person has found out about an unknown step.
 type Resolution struct {
 	Step string
-	// To is Done, with Result in JSON; Failed, with the text of Result; or Free, so
-	// that it is called again, under the same child key.
+	// To is StateDone, with Result in JSON; StateFailed, with Result as the text of
+	// the error; or StateFree, so that the step is called again with the same child
+	// key.
 	To     State
 	Result []byte
-	// By says who decided, and Because how they know: each in 1 to 500 bytes. They go
-	// into the trail.
+	// By says who decided, and Because how they know, each in 1 to 500 bytes. Both
+	// are recorded in the trail.
 	By, Because string
 }
 
-// Resolve settles a step as a person has found out, on record with who and why in one
-// commit. The completer then goes on with the operation. It fails with ErrStale, and
-// has changed nothing, if somebody else has gone on with it meanwhile.
+// Resolve settles an unknown step with what a person has found out, and records who
+// decided and why in the same commit. The completer then continues the operation. If
+// the operation has been continued in the meantime, Resolve fails with ErrStale and
+// changes nothing.
 //
-// A call may still be under way when its step is marked Unknown. So look for its
-// effect only when the longest time is over that it can take.
+// A call may still be running when its step becomes unknown. So look for its
+// effect only after the longest time that the call can take.
 func (j *Journal) Resolve(ctx context.Context, id semel.Identity, r Resolution) error {
 	o, err := j.decidable(ctx, id, r.By, r.Because)
 	if err != nil {
@@ -170,10 +177,10 @@ func (j *Journal) Resolve(ctx context.Context, id semel.Identity, r Resolution) 
 	return j.decide(ctx, o, s, semel.TrailStepResolved, fmt.Sprintf("%s: %s to %s", s.Name, StateUnknown, s.State), r.By, r.Because)
 }
 
-// Retry has the completer go on with an operation that is Held, once its cause is
-// mended. Who decided that and why, in 1 to 500 bytes each, is on record with it. It
-// fails with ErrStale, and has changed nothing, if somebody else has gone on with it
-// meanwhile.
+// Retry makes the completer continue a held operation, after its cause has been
+// fixed. by and because, of 1 to 500 bytes each, are recorded with it. If the
+// operation has been continued in the meantime, Retry fails with ErrStale and
+// changes nothing.
 func (j *Journal) Retry(ctx context.Context, id semel.Identity, by, because string) error {
 	o, err := j.decidable(ctx, id, by, because)
 	if err != nil {
@@ -216,16 +223,15 @@ type run struct {
 
 type runKey struct{}
 
-// Run executes the operation of the execution that ctx comes from, as fn, step by
-// step. fn is called with the input on record: in, unless an execution before has
-// recorded its own; and with a context for Local and Remote. It is executed anew
-// from its begin after a crash, so between steps it must do nothing that is not
-// determined by its input and the steps' results, and come to the same steps in the
-// same order with the same inputs.
+// Run executes fn as the operation of the execution in ctx. fn is called with a
+// context for Local and Remote, and with the recorded input, which is in unless an
+// earlier execution has recorded its own. After a crash fn starts from the
+// beginning. So between steps it must depend only on its input and the results of
+// steps, and it must reach the same steps in the same order with the same inputs.
 //
-// The error is for the handler to return to its guard. Where a step has failed
-// otherwise than for good it is that step's, whatever fn returns. No effect is what
-// the guard is told only where no step has had one.
+// The handler must return Run's error to its guard. If a step has failed and the
+// failure is not final, Run returns that step's error, whatever fn returns. The
+// error reports no effect to the guard only if no step has had an effect.
 func Run[In, Out any](ctx context.Context, j *Journal, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	var zero Out
 	x, ok := semel.CurrentExecution(ctx)

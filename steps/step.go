@@ -9,21 +9,21 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Policy says what is done about a call of which nobody knows what became: its
-// process died, or its error does not say.
+// Policy says what to do about a call whose outcome is unknown, because its
+// process died or its error does not tell.
 type Policy struct {
-	// OnCrash is Hold, the default: a person resolves the step; Retry: call again,
-	// under the same child key, which is for services that know a repetition by it;
-	// or Reconcile.
+	// OnCrash is CrashHold, the default, which leaves the step to a person;
+	// CrashRetry, which calls again with the same child key, for services that
+	// honor it; or CrashReconcile.
 	OnCrash semel.CrashPolicy
-	// Reconcile asks what became of the call. It must not cause effects.
+	// Reconcile determines the outcome of the call. It must not cause effects.
 	Reconcile func(ctx context.Context, c Call) (Finding, error)
-	// SettleAfter is the longest time that a call's effect can take to show. Zero
-	// means that it cannot be bounded: an absent effect stays unknown.
+	// SettleAfter is the longest time until a call's effect can be seen. Zero
+	// means that there is no limit, so an absent effect stays unknown.
 	SettleAfter time.Duration
 }
 
-// Call is a call of which it is unknown what became.
+// Call is a call whose outcome is unknown.
 type Call struct {
 	Identity semel.Identity
 	Step     string
@@ -31,20 +31,21 @@ type Call struct {
 	Input    []byte // JSON
 }
 
-// Finding is what a reconciliation has learned.
+// Finding is the result of a reconciliation.
 type Finding struct {
 	known, present bool
 	result         any
 }
 
-// Present: the call took effect, and this is its result.
+// Present reports that the call took effect and has this result.
 func Present(result any) Finding { return Finding{true, true, result} }
 
-// Absent: its effect is not to be seen. It is called again, under the same child
-// key, once Policy.SettleAfter is over.
+// Absent reports that the call's effect cannot be seen. The call is made again,
+// with the same child key, after Policy.SettleAfter.
 func Absent() Finding { return Finding{known: true} }
 
-// Undecided: it cannot be told. The completer asks again later.
+// Undecided reports that the outcome cannot be determined yet. The completer
+// asks again later.
 func Undecided() Finding { return Finding{} }
 
 // final is the recorded failure of a step.
@@ -71,13 +72,13 @@ func step[Out any](ctx context.Context, name string, in any, do func(r *run, s *
 var errPanicked = semel.Indeterminate("a step panicked", errors.New("steps: the step panicked, or ended its goroutine"))
 
 // Local executes a step in a transaction of the journal's store, which also records
-// its result: it takes effect once. fn finds the transaction in its context, as the
-// store's package says, and must have no effects elsewhere. A step that is done is
-// not executed again; its result is returned.
+// its result, so that it takes effect once. fn finds the transaction in its
+// context, as documented by the store's package, and must have no effects
+// elsewhere. A step that is done is not executed again; Local returns its result.
 //
-// Where fn's error says that it is final (semel.Final), the transaction is rolled
-// back and the failure is the step's result, which the operation may go on from. Any
-// other error ends the execution, and the step is executed again in the next.
+// If fn's error is final (semel.Final), the transaction is rolled back and the
+// failure is the step's result, with which the operation may continue. Any other
+// error ends the execution, and the next execution executes the step again.
 func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (out Out, err error) {
 		var zero Out
@@ -129,16 +130,16 @@ func (r *run) hold(ctx context.Context, s *Step, cause string, err error) error 
 	return semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("%w: %q: %s", ErrUnknown, s.Name, cause), err, r.put(ctx, s)))
 }
 
-// Remote executes a step that is a call to another service. Its input is recorded
-// before fn is called, with a context whose requests carry the step's child key where
-// a client of this module sends them (semelclient.Transport, for one; semel.CurrentStep
-// tells it to others). Its result is recorded after. A step that is done is not
-// called again; its result is returned.
+// Remote executes a step that calls another service. It records the input, calls fn,
+// and records the result. If fn's requests are sent with its context by a client of
+// this module (see semelclient), they carry the step's child key; other clients get it
+// from semel.CurrentStep. A step that is done is not called again; Remote returns its
+// result.
 //
-// fn's error decides as that of a handler does: with semel.NoEffect the step is called
-// again in the next execution, semel.Final is the step's result, which the operation
-// may go on from, and after any other error p decides. So it does where the process
-// has died in between.
+// fn's error is treated like that of a handler. After semel.NoEffect the next
+// execution calls the step again. A semel.Final error is the step's result, with which
+// the operation may continue. After any other error, and if the process dies during
+// the call, p decides.
 func Remote[In, Out any](ctx context.Context, name string, p Policy, in In, fn func(ctx context.Context, in In) (Out, error)) (Out, error) {
 	return step(ctx, name, in, func(r *run, s *Step) (zero Out, err error) {
 		if p.OnCrash > semel.CrashReconcile || (p.OnCrash == semel.CrashReconcile) != (p.Reconcile != nil) {

@@ -13,55 +13,59 @@ import (
 
 // Errors of stores.
 var (
-	// ErrStale: an execution with a higher fence has gone on with the operation, or
-	// the step is settled. Nothing was written.
+	// ErrStale reports that an execution with a higher fence has continued the
+	// operation, or that the step is settled. Nothing was written.
 	ErrStale = errors.New("steps: another execution has gone on with the operation")
-	// ErrNotFound: the journal knows nothing of the operation.
+	// ErrNotFound reports that the operation is not in the journal.
 	ErrNotFound = errors.New("steps: no such operation")
-	// ErrRolledBack: the transaction of a local step was not committed. Nothing took effect.
+	// ErrRolledBack reports that the transaction of a local step was not
+	// committed. Nothing took effect.
 	ErrRolledBack = errors.New("steps: the transaction was rolled back")
-	// ErrInDoubt: it is open whether the transaction of a local step was committed.
-	// The next execution finds out.
+	// ErrInDoubt reports that it is open whether the transaction of a local step
+	// was committed. The next execution finds out.
 	ErrInDoubt = errors.New("steps: it is open whether the transaction was committed")
 )
 
-// State is how far a step has come.
+// State is the state of a step.
 type State string
 
 // The states of a step.
 const (
-	// StateStarted: it is on record that the call is about to be made. Once that
-	// execution has ended, nobody knows what became of it.
+	// StateStarted means that the call is about to be made, or was. After that
+	// execution has ended, its outcome is unknown.
 	StateStarted State = "started"
-	// StateUnknown: what became of the call is to be decided by a person.
+	// StateUnknown means that a person must decide what the outcome of the call
+	// was.
 	StateUnknown State = "unknown"
-	// StateFree: the call certainly had no effect, and will be made.
+	// StateFree means that the call certainly had no effect and will be made
+	// again.
 	StateFree State = "free"
-	// StateDone: Step.Result is its result.
+	// StateDone means that the step is done. Step.Result is its result.
 	StateDone State = "done"
-	// StateFailed: it failed for good, and Step.Result is the text of the error.
+	// StateFailed means that the step has failed for good. Step.Result is the
+	// text of the error.
 	StateFailed State = "failed"
 )
 
 // settled reports whether a step is never executed again.
 func (s State) settled() bool { return s == StateDone || s == StateFailed }
 
-// Step is an entry of an operation's journal.
+// Step is a step in an operation's journal.
 type Step struct {
 	Position int    `json:"position"` // from 0, without gaps
 	Name     string `json:"name"`
-	// Input and Result are JSON, but for the Result of a step that Failed.
+	// Input and Result are JSON, except for the Result of a failed step.
 	Input  []byte `json:"-"`
 	State  State  `json:"state"`
 	Result []byte `json:"-"`
 	Cause  string `json:"cause,omitempty"` // of Unknown and Free, for people
-	// At is when the step was first recorded, and Age how long ago it was last
-	// Started or, if it never was, recorded. Both are by the store's clock.
+	// At is when the step was first recorded. Age is how long ago it was last
+	// started or, if it never was, recorded. Both are by the store's clock.
 	At  time.Time     `json:"at"`
 	Age time.Duration `json:"age"`
 }
 
-// Phase is what a completer has to do about an operation.
+// Phase says what a completer has to do with an operation.
 type Phase string
 
 // The phases of an operation.
@@ -71,7 +75,7 @@ const (
 	PhaseFinished Phase = "finished" // nothing
 )
 
-// Operation is what the journal holds of an operation.
+// Operation is an operation in the journal.
 type Operation struct {
 	Number      uint64            `json:"number"` // of the journal's
 	Identity    semel.Identity    `json:"identity"`
@@ -83,25 +87,24 @@ type Operation struct {
 	Cause       string            `json:"cause,omitempty"`
 	// Changed is when the phase was last written, by the store's clock.
 	Changed time.Time `json:"changed"`
-	// Steps are in the order of their positions. List leaves them out.
+	// Steps are ordered by position. List omits them.
 	Steps []Step `json:"steps,omitempty"`
-	// Decisions are what people decided of it, in their order, as far as the trail is
-	// kept. Only Find tells them.
+	// Decisions are the decisions of people on the operation, in order, as long as
+	// the trail keeps them. Only Find returns them.
 	Decisions []semel.TrailEntry `json:"decisions,omitempty"`
 }
 
-// Opening is an execution that begins, or goes on with, an operation.
+// Opening is an execution that begins or continues an operation.
 type Opening struct {
 	Identity    semel.Identity
 	Fingerprint semel.Fingerprint
 	Input       []byte
 	Fence       uint64
-	// Due is when a completer is to look after it.
+	// Due is the time after which the operation is due for a completer.
 	Due time.Duration
 }
 
-// Mark says what is to become of an operation, provided that it has the fence
-// still.
+// Mark changes an operation if its fence is still the same.
 type Mark struct {
 	Number   uint64
 	Fence    uint64
@@ -111,17 +114,18 @@ type Mark struct {
 	Due      time.Duration // from now, for Open
 }
 
-// Decision is what a person has decided of an operation.
+// Decision is a person's decision on an operation.
 type Decision struct {
 	Number, Fence uint64
-	// Step is the step that is resolved, as it is from now on. Without a name, the
-	// operation is only to go on.
+	// Step is the resolved step with its new state. If its name is empty, the
+	// operation only becomes open again.
 	Step Step
 	// Entry goes into the trail.
 	Entry semel.TrailEntry
 }
 
-// DecisionsIn are the decisions on an operation that a store's trail tells of.
+// DecisionsIn returns the decisions on an operation that are recorded in a
+// store's trail.
 func DecisionsIn(ctx context.Context, t semel.Trail, id semel.Identity) (all []semel.TrailEntry, err error) {
 	for _, kind := range []semel.TrailKind{semel.TrailStepResolved, semel.TrailRetried} {
 		entries, err := t.Trail(ctx, semel.TrailFilter{Kind: kind, Tenant: id.Tenant, Actor: id.Actor, Operation: id.Operation, Key: id.Key, Limit: 1000})
@@ -138,21 +142,21 @@ func DecisionsIn(ctx context.Context, t semel.Trail, id semel.Identity) (all []s
 	return all, nil
 }
 
-// Filter selects operations. Empty fields select all.
+// Filter selects operations. Empty fields match all operations.
 type Filter struct {
 	Phases []Phase
 	Key    string
 	// Operations selects by Identity.Operation.
 	Operations []string
-	// Due selects those whose time has come.
+	// Due selects operations that are due.
 	Due bool
-	// After continues behind the operation with this number.
+	// After selects operations with a higher number.
 	After uint64
-	// Limit is the page size: 100 if zero, at most 1,000.
+	// Limit is the page size: default 100, at most 1,000.
 	Limit int
 }
 
-// Page is Limit with its default and bound.
+// Page returns Limit with its default and maximum applied.
 func (f Filter) Page() int {
 	if f.Limit <= 0 {
 		return 100
@@ -160,43 +164,45 @@ func (f Filter) Page() int {
 	return min(f.Limit, 1000)
 }
 
-// Store keeps journals, in the database in which local steps have their effects.
-// It keeps no policy. Package stepstest is the contract in executable form.
+// Store stores journals, in the database in which local steps have their
+// effects. It implements no policy. Package stepstest tests this contract.
 //
-// All methods are safe for concurrent use, by many goroutines and processes. When
-// one fails with another error than this package's, it is open whether it took
+// All methods are safe for concurrent use, by many goroutines and processes. If
+// one fails with an error that is not of this package, it is open whether it took
 // effect.
 type Store interface {
-	// Open raises the fence of an operation, which from then on no execution with a
-	// lower one can write to, sets it Open and due, and returns it with its steps. What
-	// is on record of its input and fingerprint stays; where nothing is, that of o is
-	// recorded. It fails with ErrStale where the fence on record is higher.
+	// Open raises the fence of an operation, so that executions with a lower fence can
+	// no longer write to it, sets its phase to PhaseOpen and its due time, and returns
+	// it with its steps. A recorded input and fingerprint are kept; for a new operation
+	// those of o are recorded. Open fails with ErrStale if the recorded fence is
+	// higher.
 	Open(ctx context.Context, o Opening) (Operation, error)
-	// Put writes a step: a new one, or another state of one that is not settled,
-	// whose name and input stay. It fails with ErrStale if the operation's fence is
-	// another, or the step is settled.
+	// Put writes a new step, or the state of one that is not settled, whose name
+	// and input stay the same. It fails with ErrStale if the operation has another
+	// fence or the step is settled.
 	Put(ctx context.Context, number, fence uint64, s Step) error
-	// Transact calls work in a transaction, with a context that carries it as the
-	// store's package documents, puts s with the result in the same transaction, as
-	// Done, and commits. If work fails, whose error is returned, or panics, or Put
-	// would fail, it is rolled back. Other errors match ErrInDoubt unless nothing took
-	// effect for certain.
+	// Transact calls work in a transaction, with a context that carries it as
+	// documented by the store's package, puts s with the result and StateDone in the
+	// same transaction, and commits. It rolls back if work panics or fails, in which
+	// case it returns work's error, or if Put would fail. Other errors match
+	// ErrInDoubt unless it is certain that nothing took effect.
 	Transact(ctx context.Context, number, fence uint64, s Step, work func(ctx context.Context) (result []byte, err error)) error
 	// Find returns an operation with its steps and decisions, or ErrNotFound.
 	Find(ctx context.Context, id semel.Identity) (Operation, error)
 	// List returns operations in the order of their numbers, without their steps.
 	List(ctx context.Context, f Filter) ([]Operation, error)
-	// Mark writes what a completer has found. It fails with ErrStale if the
-	// operation's fence is another.
+	// Mark writes the outcome of a completer's attempt. It fails with ErrStale
+	// if the operation has another fence.
 	Mark(ctx context.Context, m Mark) error
-	// Decide makes an operation Open and due, its attempts counted anew, and in the
-	// same commit gives d.Step, which must be Unknown, its new State, Result and Cause,
-	// and adds d.Entry to the store's trail. It fails with ErrStale, and changes
-	// nothing, if the fence is another, or the step is not Unknown, or, where d has
-	// none, the operation is not Held. Of concurrent calls one takes effect.
+	// Decide sets an operation's phase to PhaseOpen, makes it due and resets its
+	// attempts. In the same commit it gives d.Step, which must be in StateUnknown, its
+	// new State, Result and Cause, and adds d.Entry to the store's trail. It fails with
+	// ErrStale and changes nothing if the operation has another fence, if the step is
+	// not in StateUnknown, or, if d has no step, if the operation is not in PhaseHeld.
+	// Of concurrent calls only one takes effect.
 	Decide(ctx context.Context, d Decision) error
-	// Sweep forgets at most limit operations that were marked Finished longer than
-	// retention ago, by the store's clock.
+	// Sweep removes at most limit operations that were marked as PhaseFinished
+	// longer than retention ago, by the store's clock.
 	Sweep(ctx context.Context, retention time.Duration, limit int) (removed int, err error)
 }
 

@@ -82,6 +82,10 @@ var rules = []rule{
 	{"pieces-are-swept", []string{"pieces", "sweeper"}, piecesAreSwept},
 	{"pieces-resolve", []string{"pieces", "lease", "resolver"}, piecesResolve},
 
+	{"erase-leaves-a-tombstone", []string{"eraser"}, eraseLeavesATombstone},
+	{"erase-needs-the-record", []string{"eraser", "lease"}, eraseNeedsTheRecord},
+	{"erase-takes-the-pieces", []string{"eraser", "pieces"}, eraseTakesThePieces},
+
 	{"cancelled-context-is-obeyed", []string{"lease"}, cancelledContext},
 	{"outage-fails-closed", []string{"lease", "break"}, outageFailsClosed},
 

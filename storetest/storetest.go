@@ -21,55 +21,55 @@ import (
 	"github.com/semelhq/semel/internal/recorder"
 )
 
-// Harness is a store set up for one rule.
+// Harness is a store that is set up for one rule.
 type Harness struct {
 	// Store is fresh and empty.
 	Store semel.Store
-	// Transactional says that a claim lives in a transaction: it has no lease,
+	// Transactional says that a claim lives in a transaction. It has no lease,
 	// and no record until it is completed.
 	Transactional bool
-	// Exclusive says that an open claim keeps all other writes out of the
-	// store, those of other identities too, and that other handles do not
-	// see whose claim it is.
+	// Exclusive says that an open claim blocks all other writes to the store,
+	// including those of other identities, and that other handles cannot see
+	// whose claim it is.
 	Exclusive bool
-	// NoPieces says that the store keeps no results in pieces: it refuses them
-	// with ErrTooLarge.
+	// NoPieces says that the store does not support results in pieces and
+	// refuses them with ErrTooLarge.
 	NoPieces bool
-	// Advance moves the store's time forward. Real stores shift their rows
-	// into the past; a Virtual one may leave it nil.
+	// Advance moves the store's time forward. Real stores shift their rows into
+	// the past. A store with Virtual may leave it nil.
 	Advance func(d time.Duration)
-	// Open returns another handle on the same records, as another process
-	// would have. Nil if the records cannot be shared.
+	// Open returns another handle on the same records, as another process would
+	// have. It is nil if the records cannot be shared.
 	Open func() semel.Store
-	// Skewed returns a handle on the same records whose caller's clock is
-	// wrong by d. Nil if the handle has no clock of its own to be wrong.
+	// Skewed returns a handle on the same records whose caller's clock is wrong
+	// by d. It is nil if the handle has no clock of its own.
 	Skewed func(d time.Duration) semel.Store
-	// Break cuts the store off from its records until the returned function
-	// is called. Nil if it cannot be cut off.
+	// Break cuts the store off from its records until mend is called. It is nil
+	// if the store cannot be cut off.
 	Break func() (mend func())
-	// Backup takes a copy of the records and of the store's counters;
-	// restore puts it back while the store stays open. Nil if nothing can
-	// restore the records.
+	// Backup takes a copy of the records and of the store's counters; restore
+	// puts it back while the store stays open. Backup is nil if the records
+	// cannot be restored.
 	Backup func() (restore func())
 
-	// Effect does something in the transaction of the claim that ctx comes
-	// from, as a handler would; Effects counts what was committed of that.
-	// Nil where claims are no transactions.
+	// Effect makes a change in the transaction of the claim in ctx, as a
+	// handler would. Effects counts the committed changes. Both are nil if
+	// claims are not transactions.
 	Effect  func(ctx context.Context) error
 	Effects func() int
-	// LoseCommit has the next commit of a claim lose its answer, after the
-	// store's records have taken it or, with taken false, before. Nil if that
-	// cannot be brought about.
+	// LoseCommit makes the next commit of a claim lose its answer: after the
+	// commit if taken is true, before it otherwise. It is nil if that is not
+	// possible.
 	LoseCommit func(taken bool)
 }
 
 // Config says how to test a store.
 type Config struct {
-	// Name is the store's, in the table of skips.
+	// Name is the name of the store in the table of skips.
 	Name string
-	// New returns a harness; it registers its clean-up with t.
+	// New returns a harness. It registers its clean-up with t.
 	New func(t testing.TB) Harness
-	// Virtual runs each rule in a bubble of package testing/synctest: for
+	// Virtual runs each rule in a bubble of package testing/synctest. It is for
 	// stores whose clock is time.Now and that do no I/O.
 	Virtual bool
 	// SkipTable is a file of lines "store: rule"; the rules skipped must be
@@ -77,7 +77,7 @@ type Config struct {
 	SkipTable string
 }
 
-// Failure is a rule that a store breaks.
+// Failure reports a rule that a store breaks.
 type Failure struct {
 	Rule    string
 	Message string
@@ -127,9 +127,9 @@ func compareSkips(t testing.TB, c Config, ran, skipped []string) {
 	}
 }
 
-// Check tests the store against the rules named, or every rule, and returns those
-// it breaks: for tests of this suite against stores known to be wrong. It fails t
-// only where the harness does.
+// Check tests the store against the named rules, or all rules if none are named,
+// and returns those that it breaks. It is for tests of this suite with stores
+// that are known to be wrong. It fails t only if the harness does.
 func Check(t *testing.T, c Config, only ...string) []Failure {
 	var failures []Failure
 	for _, r := range rules {
@@ -170,7 +170,7 @@ type rule struct {
 	name string
 	// needs names what the rule cannot do without: lease, transaction,
 	// overlap, open, skewed, break, backup, lost commit, resolver, sweeper,
-	// lister, trail, pieces.
+	// lister, trail, pieces, eraser.
 	needs []string
 	test  func(t testing.TB, h Harness, ctx context.Context)
 }
@@ -208,6 +208,7 @@ func lacks(h Harness, r rule) string {
 	_, sweeper := h.Store.(semel.Sweeper)
 	_, lister := h.Store.(semel.Lister)
 	_, trail := h.Store.(semel.Trail)
+	_, eraser := h.Store.(semel.Eraser)
 	has := map[string]bool{
 		"open": h.Open != nil, "skewed": h.Skewed != nil, "break": h.Break != nil, "backup": h.Backup != nil,
 		"lost commit": h.LoseCommit != nil,
@@ -215,7 +216,7 @@ func lacks(h Harness, r rule) string {
 		"lease":       !h.Transactional,
 		"overlap":     !h.Exclusive,
 		"pieces":      !h.NoPieces,
-		"resolver":    resolver, "sweeper": sweeper, "lister": lister, "trail": trail,
+		"resolver":    resolver, "sweeper": sweeper, "lister": lister, "trail": trail, "eraser": eraser,
 	}
 	for _, need := range r.needs {
 		if !has[need] {

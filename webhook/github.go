@@ -8,13 +8,12 @@ import (
 	"time"
 )
 
-// GitHub is the scheme of GitHub's webhooks: a field X-Hub-Signature-256 with a
-// signature of the body by HMAC-SHA256, and nothing else is signed: not the
-// delivery id in X-GitHub-Delivery, nor the kind of event in X-GitHub-Event.
-// There is no time, so a signature never expires. See
-// GitHubConfig.IgnoreDelivery.
+// GitHub is the scheme of GitHub's webhooks: a header field X-Hub-Signature-256
+// with a signature of the body by HMAC-SHA256. Neither the delivery id in
+// X-GitHub-Delivery nor the kind of event in X-GitHub-Event is signed, and there
+// is no time, so a signature is valid forever. See GitHubConfig.IgnoreDelivery.
 //
-// Safe for concurrent use.
+// It is safe for concurrent use.
 type GitHub struct {
 	keys   [][]byte
 	ignore bool
@@ -22,25 +21,25 @@ type GitHub struct {
 
 // GitHubConfig configures a GitHub.
 type GitHubConfig struct {
-	// Secrets are the webhook's. A delivery is accepted if it is signed by one of
-	// them, and signed by the first. At least one is required.
+	// Secrets are the secrets of the webhook. A delivery is accepted if it is
+	// signed with any of them. Sign uses the first. At least one is required.
 	Secrets []string
-	// IgnoreDelivery identifies an event by its body alone. By default anyone who
-	// obtains a delivery can send it again under another id, and have it
+	// IgnoreDelivery makes the body alone identify an event. By default anyone
+	// who has obtained a delivery can send it again with another id, and it is
 	// processed as another event. IgnoreDelivery prevents that for as long as
-	// records are kept; but events with equal bodies, such as two pings, are then
-	// one.
+	// records are kept, but events with equal bodies, such as two pings, then
+	// count as one.
 	IgnoreDelivery bool
 }
 
-// Names of GitHub's fields.
+// Header fields of GitHub.
 const (
 	HeaderGitHubSignature = "X-Hub-Signature-256"
 	HeaderGitHubDelivery  = "X-Github-Delivery" // as net/http writes it
 )
 
-// NewGitHub returns the scheme, or one error that names everything wrong with c
-// and holds no secret.
+// NewGitHub returns the scheme, or an error that lists everything wrong with c
+// and contains no secret.
 func NewGitHub(c GitHubConfig) (*GitHub, error) {
 	keys, err := textSecrets(c.Secrets)
 	if err != nil {
@@ -85,8 +84,8 @@ func githubSignature(v string) ([]byte, error) {
 	return signature, nil
 }
 
-// RetrySpan implements Scheme: 3 days. GitHub delivers nothing again by itself,
-// but for that long on request, under the same delivery id.
+// RetrySpan implements Scheme: 3 days. GitHub does not deliver again by itself,
+// but does so for that long on request, with the same delivery id.
 func (g *GitHub) RetrySpan() time.Duration { return 3 * 24 * time.Hour }
 
 // Sign implements Signer.

@@ -13,7 +13,8 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// DefaultMaxBody is the default of Config.MaxBody: the most that GitHub sends.
+// DefaultMaxBody is the default of Config.MaxBody. It is the limit of GitHub's
+// deliveries.
 const DefaultMaxBody = 25 << 20
 
 // sendTimeout is how long senders wait for an answer, by and large.
@@ -21,55 +22,57 @@ const sendTimeout = 30 * time.Second
 
 // Config configures an endpoint.
 type Config struct {
-	// Guard executes and records. Required.
+	// Guard executes handlers and records results. Required.
 	Guard *semel.Guard
-	// Scheme is the sender's. Required.
+	// Scheme is the sender's scheme. Required.
 	Scheme Scheme
 
-	// Name is the endpoint's: the operation of its records, such as
-	// "stripe.events". Required. Two endpoints with one name share their events:
-	// what one has processed is processed for both.
+	// Name is the name of the endpoint and the operation of its records, such as
+	// "stripe.events". Required. Endpoints with the same name share their events,
+	// so an event that one has processed is processed for all.
 	Name string
-	// Sender is whose ids these are: the actor of the records. Required.
+	// Sender identifies the sender that assigns the ids. It is the actor of the
+	// records. Required.
 	Sender string
-	// Tenant is the service's account that the endpoint is for, if there
-	// are several. Each needs a secret, and so an endpoint, of its own.
+	// Tenant is the receiver's account that the endpoint is for, if there are
+	// several. Each needs its own secret and therefore its own endpoint.
 	Tenant string
 
 	// RetrySpan is the longest time from the first delivery of an event to the
-	// last. Default: the Scheme's, by the sender's published schedule. Make it as
-	// long as the sender lets people deliver again by hand, if you want that to
-	// be safe as well.
+	// last. Default: that of Scheme, by the sender's published schedule. If
+	// deliveries repeated by hand must be safe too, set it to the time for which
+	// the sender allows them.
 	RetrySpan time.Duration
-	// Retention is how long a processed event is remembered. It must be longer
-	// than RetrySpan. Default: what semel.RetryPlan makes of RetrySpan, about
-	// twice as long, or the retention of Guard's policy if that is longer.
+	// Retention is how long processed events are kept. It must be longer than
+	// RetrySpan. Default: about twice RetrySpan, as computed by semel.RetryPlan,
+	// or the retention of Guard's policy if that is longer.
 	Retention time.Duration
 
-	// MaxBody is the largest body in bytes. A larger one gets 413. Up to 256 KiB
-	// are held in memory; of larger bodies one at a time is, while it is
-	// verified. Default DefaultMaxBody.
+	// MaxBody is the maximum size of a body in bytes. Larger bodies get the
+	// status 413. Bodies of up to 256 KiB are held in memory; larger ones only
+	// while they are verified, one at a time. Default DefaultMaxBody.
 	MaxBody int64
 	// Spools hold larger bodies. Default: as in semelhttp.Config.
 	Spools *semelhttp.Spools
-	// Pace is how slow the sender may be. Default: as in semelhttp.Config.
+	// Pace limits how slow the sender may be. Default: as in semelhttp.Config.
 	Pace semelhttp.Pace
 
-	// Forwards says that the handler forwards deliveries to another server: a
-	// failure between here and there, which is a 502, a 504 or a 503 without
-	// Retry-After, leaves the outcome unknown. Any other response that is not 2xx
-	// means that nothing was processed.
+	// Forwards says that the handler forwards deliveries to another server. A
+	// failure in between, which is a 502, a 504 or a 503 without Retry-After,
+	// then leaves the outcome unknown. Any other status that is not 2xx means
+	// that the server has not processed the event.
 	Forwards bool
 
-	// Refused is called for deliveries that are not accepted, with the reason.
-	// May be nil. It should count them: nothing else shows a secret that was
-	// changed on one side only. A known id with another body is reported to the
-	// Guard's Observer, as a mismatch. r's body has been read.
+	// Refused, if not nil, is called with deliveries that are not accepted, and
+	// the reason. It should count them, because a secret that was changed on one
+	// side only shows nowhere else. An id that is on record with another body is
+	// reported to the Observer of Guard, as a mismatch. The body of r has been
+	// read.
 	Refused func(r *http.Request, err error)
 }
 
-// RetentionError reports that events would be forgotten while their sender
-// may still deliver them.
+// RetentionError reports that events would be forgotten while their sender may
+// still deliver them.
 type RetentionError struct {
 	Retention time.Duration // as configured
 	Needed    time.Duration // the shortest that will do
@@ -80,9 +83,9 @@ func (e *RetentionError) Error() string {
 	return fmt.Sprintf("field Retention is %v; the sender may deliver an event again for %v, so it must be at least %v, or a late delivery would be processed again", e.Retention, e.RetrySpan, e.Needed)
 }
 
-// New returns a middleware that processes each event of a sender once, or one
-// error that names everything wrong with c. The package documentation describes
-// its responses. The middleware panics if it is given a nil handler.
+// New returns a middleware that processes each event of a sender once, or an
+// error that lists everything wrong with c. Its responses are described in the
+// package documentation. The middleware panics when it is given a nil handler.
 func New(c Config) (func(http.Handler) http.Handler, error) {
 	guard, err := c.guard()
 	if err == nil {
@@ -175,8 +178,8 @@ func (e *endpoint) scope() semel.Scope {
 
 type eventKey struct{}
 
-// EventOf returns the event that a handler was called for, and false unless ctx
-// is that of a request that came through New.
+// EventOf returns the event of the delivery that a handler was called for. It
+// returns false if ctx is not from a request that passed through New.
 func EventOf(ctx context.Context) (Event, bool) {
 	ev, ok := ctx.Value(eventKey{}).(*Event)
 	if !ok {

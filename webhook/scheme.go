@@ -13,97 +13,100 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Scheme is how a sender signs its deliveries. Standard, Stripe and GitHub are
+// Scheme verifies the deliveries of a sender. Standard, Stripe and GitHub are
 // schemes; others can be added. Its methods must be safe for concurrent use.
 type Scheme interface {
-	// Verify returns the event of a delivery, or why the delivery is not
-	// accepted: an *Error, whose text is sent to the sender, or any other error,
-	// which is not. header has canonical names. body is what was sent, before
-	// any decoding; it must not be changed or kept.
+	// Verify returns the event of a delivery, or an error if the delivery is not
+	// accepted. The text of an *Error is sent to the sender; other errors are
+	// not. header has canonical names. body is the body as it was sent, before
+	// any decoding; it must not be modified or retained.
 	Verify(header http.Header, body []byte) (Event, error)
-	// RetrySpan is the longest time from the first delivery of an event to the
-	// last one that the sender makes, by its published schedule.
+	// RetrySpan returns the longest time from the first delivery of an event to
+	// the last, by the sender's published schedule.
 	RetrySpan() time.Duration
 }
 
-// Signer is the sender's side of a scheme.
+// Signer is the sending side of a scheme.
 type Signer interface {
-	// Sign returns the header fields that a delivery of body must have. The id
-	// identifies all deliveries of one event; the time is that of this
-	// delivery, so each delivery must be signed.
+	// Sign returns the header fields for a delivery of body. All deliveries of
+	// an event have the same id. The signature contains the current time, so
+	// each delivery has to be signed anew.
 	Sign(id string, body []byte) (http.Header, error)
 }
 
 // Event is the event of a verified delivery.
 type Event struct {
-	// ID is what all deliveries of one event have in common: 1 to MaxIDBytes
+	// ID is the id that all deliveries of the event share, 1 to MaxIDBytes
 	// bytes of visible ASCII.
 	ID string
 	// Unsigned says that the signature does not cover the ID. Anyone who has
-	// seen one delivery can then send its body under the id of another event, so
+	// seen a delivery could then send its body with the id of another event, so
 	// the event is identified by the ID together with a digest of the body.
 	Unsigned bool
 	// SignedAt is when the delivery was signed, by the sender's clock. It is zero
-	// if the scheme has no time; then anyone who has seen an old delivery can
-	// send it again, and only its record keeps it from being processed again.
+	// if the scheme has no time. Anyone who has seen a delivery can then send it
+	// again later, and only the record prevents it from being processed again.
 	SignedAt time.Time
-	// Fingerprint is of what all deliveries of the event repeat. Zero means the
-	// whole body.
+	// Fingerprint is the fingerprint of what all deliveries of the event have
+	// in common. Zero means the whole body.
 	Fingerprint semel.Fingerprint
 }
 
-// MaxIDBytes is the longest id of an event.
+// MaxIDBytes is the maximum length of an event's id.
 const MaxIDBytes = semel.MaxKeyBytes - 1 - 2*sha256.Size // with a digest behind it, it is a key
 
-// Limits on what a delivery's header may hold. A sender that rotates its secret
-// signs twice.
+// Limits of a delivery's header. A sender that rotates its secret sends two
+// signatures.
 const (
-	// MaxSignatures is how many signatures a delivery may have, those of unknown
-	// versions included.
+	// MaxSignatures is the maximum number of signatures of a delivery, including
+	// those of unknown versions.
 	MaxSignatures = 8
-	// MaxSignatureBytes is the longest header field with signatures.
+	// MaxSignatureBytes is the maximum length of the header field with the
+	// signatures.
 	MaxSignatureBytes = 4 << 10
 )
 
-// DefaultTolerance is how far the time of signing may be from the receiver's
-// clock, where a configuration leaves it zero.
+// DefaultTolerance is the default of how far the time of signing may be from
+// the receiver's clock.
 const DefaultTolerance = 5 * time.Minute
 
-// Reason says why a delivery is not accepted.
+// Reason is the reason why a delivery is not accepted.
 type Reason uint8
 
 const (
-	// ReasonMissing: there is no such part.
+	// ReasonMissing means that the part is missing.
 	ReasonMissing Reason = iota + 1
-	// ReasonRepeated: there is more than one, and nobody can tell which counts.
+	// ReasonRepeated means that the part occurs more than once.
 	ReasonRepeated
-	// ReasonTooLong: it is larger than Error.Limit, or there are more of it.
+	// ReasonTooLong means that the part is larger than Error.Limit, or has more
+	// elements.
 	ReasonTooLong
-	// ReasonMalformed: it is not what Error.Want says.
+	// ReasonMalformed means that the part is not what Error.Want says.
 	ReasonMalformed
-	// ReasonNoMatch: no signature is one of this body by one of the secrets.
+	// ReasonNoMatch means that no signature matches the body and one of the
+	// secrets.
 	ReasonNoMatch
-	// ReasonTooOld: it was signed, but longer ago than is tolerated. Either a clock is
-	// wrong, or somebody sends again what he has seen.
+	// ReasonTooOld means that the delivery was signed longer ago than is tolerated.
+	// Either a clock is wrong, or somebody has repeated an old delivery.
 	ReasonTooOld
-	// ReasonTooNew: it was signed, but in the future.
+	// ReasonTooNew means that the time of signing is in the future.
 	ReasonTooNew
 )
 
-// Error says why a delivery is not accepted. It holds no secret, no signature
-// and nothing that the delivery says but the time it was signed at, so it may be
+// Error reports why a delivery is not accepted. It contains no secret, no
+// signature and nothing of the delivery except the time of signing, so it may be
 // logged and sent to the sender.
 type Error struct {
 	Reason Reason
-	// Part is what is wrong: "Webhook-Id header".
+	// Part is the part that is wrong, such as "Webhook-Id header".
 	Part string
-	// Want says what a Malformed part must be.
+	// Want says what a part must be, for ReasonMalformed.
 	Want string
-	// Limit is what a TooLong part exceeds.
+	// Limit is the limit that a part exceeds, for ReasonTooLong.
 	Limit int
 
-	// SignedAt, Now and Tolerance are those of TooOld and TooNew: the sender's
-	// time, the receiver's, and how far they may be apart.
+	// SignedAt, Now and Tolerance are, for ReasonTooOld and ReasonTooNew, the
+	// sender's time, the receiver's time, and how far they may be apart.
 	SignedAt, Now time.Time
 	Tolerance     time.Duration
 }

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// Standard is the scheme of Standard Webhooks 1.0: the fields webhook-id,
-// webhook-timestamp and webhook-signature, the last with one or several
-// signatures of id, time and body, by HMAC-SHA256 (v1) or ed25519 (v1a).
+// Standard is the scheme of Standard Webhooks 1.0: the header fields
+// webhook-id, webhook-timestamp and webhook-signature, the last with one or
+// more signatures of id, time and body, by HMAC-SHA256 (v1) or ed25519 (v1a).
 //
-// Safe for concurrent use.
+// It is safe for concurrent use.
 type Standard struct {
 	clock
 	id, timestamp, signature string // names of the fields
@@ -30,19 +30,19 @@ type Standard struct {
 
 // StandardConfig configures a Standard.
 type StandardConfig struct {
-	// Secrets are, as the specification writes them, shared secrets
-	// ("whsec_..."), public keys ("whpk_...") and private keys ("whsk_..."). One
-	// without a prefix is a shared secret. A delivery is accepted if one of its
-	// signatures is by one of them, and signed by all that can sign. At least one
-	// is required, at most MaxSignatures.
+	// Secrets are shared secrets ("whsec_..."), public keys ("whpk_...") and
+	// private keys ("whsk_...") in the format of the specification. One without a
+	// prefix is a shared secret. A delivery is accepted if any signature matches
+	// any of them. Sign uses all that can sign. At least one is required, and at
+	// most MaxSignatures.
 	Secrets []string
 	// Tolerance is how far the time of signing may be from Now, in the past or
 	// the future. Default DefaultTolerance.
 	Tolerance time.Duration
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
-	// Prefix is that of the fields' names. Default "webhook-"; some senders use
-	// the same scheme under "svix-".
+	// Prefix is the prefix of the header fields. Default "webhook-". Some
+	// senders use the same scheme with "svix-".
 	Prefix string
 }
 
@@ -53,24 +53,24 @@ const (
 	prefixPublic  = "whpk_"
 )
 
-// NewSecret returns a new shared secret of 32 random bytes, as Standard takes
-// them.
+// NewSecret returns a new shared secret of 32 random bytes in the format of
+// Standard.
 func NewSecret() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the process instead
 	return prefixShared + base64.StdEncoding.EncodeToString(b[:])
 }
 
-// NewKeyPair returns a new private key and its public key, as Standard takes
-// them. The private one is the sender's alone.
+// NewKeyPair returns a new private key and its public key in the format of
+// Standard. Only the sender must have the private key.
 func NewKeyPair() (private, public string) {
 	pub, priv, _ := ed25519.GenerateKey(nil) // never fails, likewise
 	return prefixPrivate + base64.StdEncoding.EncodeToString(priv.Seed()),
 		prefixPublic + base64.StdEncoding.EncodeToString(pub)
 }
 
-// NewStandard returns the scheme, or one error that names everything wrong with
-// c and holds no secret.
+// NewStandard returns the scheme, or an error that lists everything wrong with
+// c and contains no secret.
 func NewStandard(c StandardConfig) (*Standard, error) {
 	clock, err := newClock(c.Tolerance, c.Now)
 	errs := []error{err}
@@ -217,13 +217,13 @@ func standardSignatures(list, part string) (v1, v1a [][]byte, err error) {
 	return v1, v1a, nil
 }
 
-// RetrySpan implements Scheme: 75 h 35 min 5 s, of the specification's example.
-// Senders are free in this; see Config.RetrySpan.
+// RetrySpan implements Scheme. It returns 75 h 35 min 5 s, as in the
+// specification's example. Senders may differ; see Config.RetrySpan.
 func (s *Standard) RetrySpan() time.Duration {
 	return 75*time.Hour + 35*time.Minute + 5*time.Second
 }
 
-// Sign implements Signer. The id must have no dots.
+// Sign implements Signer. The id must not contain dots.
 func (s *Standard) Sign(id string, body []byte) (http.Header, error) {
 	if err := checkStandardID(id, "id"); err != nil {
 		return nil, err

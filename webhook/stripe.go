@@ -13,12 +13,13 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Stripe is the scheme of Stripe's webhooks: a field Stripe-Signature with the
-// time and one or several signatures of time and body, by HMAC-SHA256. The id is
-// that of the event in the body. Its pending_webhooks counts other deliveries
-// and changes from one to the next, so it is not part of what all repeat.
+// Stripe is the scheme of Stripe's webhooks: a header field Stripe-Signature
+// with the time and one or more signatures of time and body, by HMAC-SHA256. The
+// id is that of the event in the body. The field pending_webhooks of the event
+// may change from one delivery to the next, so it is not part of the
+// fingerprint.
 //
-// Safe for concurrent use.
+// It is safe for concurrent use.
 type Stripe struct {
 	clock
 	keys [][]byte
@@ -26,9 +27,9 @@ type Stripe struct {
 
 // StripeConfig configures a Stripe.
 type StripeConfig struct {
-	// Secrets are the endpoint's, as Stripe shows them ("whsec_..."). A delivery
-	// is accepted if one of its signatures is by one of them, and signed by all.
-	// At least one is required, at most MaxSignatures.
+	// Secrets are the secrets of the endpoint, as shown by Stripe ("whsec_...").
+	// A delivery is accepted if any signature matches any of them. Sign uses all
+	// of them. At least one is required, and at most MaxSignatures.
 	Secrets []string
 	// Tolerance is how far the time of signing may be from Now, in the past or
 	// the future. Default DefaultTolerance.
@@ -37,11 +38,11 @@ type StripeConfig struct {
 	Now func() time.Time
 }
 
-// HeaderStripeSignature is the field with Stripe's signatures.
+// HeaderStripeSignature is the header field with Stripe's signatures.
 const HeaderStripeSignature = "Stripe-Signature"
 
-// NewStripe returns the scheme, or one error that names everything wrong with c
-// and holds no secret.
+// NewStripe returns the scheme, or an error that lists everything wrong with c
+// and contains no secret.
 func NewStripe(c StripeConfig) (*Stripe, error) {
 	keys, err := textSecrets(c.Secrets)
 	clock, err2 := newClock(c.Tolerance, c.Now)
@@ -139,12 +140,12 @@ func stripeEvent(body []byte) (Event, error) {
 	return ev, nil
 }
 
-// RetrySpan implements Scheme: 3 days, which Stripe documents for live mode.
+// RetrySpan implements Scheme. It returns 3 days, Stripe's schedule in live mode.
 // Events can be resent by hand for longer; see Config.RetrySpan.
 func (s *Stripe) RetrySpan() time.Duration { return 3 * 24 * time.Hour }
 
-// Sign implements Signer. The id is in the body already, and must be the same;
-// it may be empty here.
+// Sign implements Signer. The body already contains the id. id must be equal to
+// it or empty.
 func (s *Stripe) Sign(id string, body []byte) (http.Header, error) {
 	ev, err := stripeEvent(body)
 	if err != nil {

@@ -3,6 +3,7 @@ package semelcaddy
 import (
 	"io"
 	"log"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/probe/conformance"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // TestConformance checks the whole contract on a Caddy in front of the test
@@ -37,7 +37,7 @@ func TestConformance(t *testing.T) {
 			settings := []string{"credentials Authorization", "key required", "max_request_body 64KiB"}
 			c := conformance.Config{
 				Contract: tt.contract, InFlight: tt.inFlight, Prefix: "/.well-known/idempotency", MaxRequestBody: 64 << 10, Timeout: time.Minute,
-				Header: []wire.Field{{Name: "Authorization", Value: "Bearer a"}}, Other: []wire.Field{{Name: "Authorization", Value: "Bearer b"}},
+				Header: http.Header{"Authorization": {"Bearer a"}}, Other: http.Header{"Authorization": {"Bearer b"}},
 			}
 			if tt.postgres {
 				url := testenv.Postgres(t)
@@ -63,7 +63,7 @@ func TestConformance(t *testing.T) {
 			var s *server
 			if tt.http2 {
 				s, c.TLS = startTLS(t, site)
-				c.Protocol = wire.HTTP2
+				c.Protocol = "http2"
 			} else {
 				s = startCaddy(t, site)
 			}

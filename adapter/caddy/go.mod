@@ -14,7 +14,6 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/quic-go/quic-go v0.63.0
 	github.com/semelhq/semel/gateway v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/probe v0.0.0
 	go.uber.org/zap v1.28.0
 )
@@ -191,7 +190,6 @@ require (
 replace (
 	github.com/semelhq/semel => ../..
 	github.com/semelhq/semel/gateway => ../../gateway
-	github.com/semelhq/semel/internal/testenv => ../../internal/testenv
 	github.com/semelhq/semel/probe => ../../probe
 	github.com/semelhq/semel/store/postgres => ../../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../../store/sqlite

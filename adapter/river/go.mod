@@ -8,7 +8,6 @@ require (
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.1
 	github.com/riverqueue/river/rivertype v0.51.1
 	github.com/semelhq/semel v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/store/postgres v0.0.0
 )
 
@@ -28,6 +27,5 @@ require (
 
 replace (
 	github.com/semelhq/semel => ../..
-	github.com/semelhq/semel/internal/testenv => ../../internal/testenv
 	github.com/semelhq/semel/store/postgres => ../../store/postgres
 )

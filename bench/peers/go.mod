@@ -10,7 +10,6 @@ require (
 	github.com/riverqueue/river v0.51.1
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.1
 	github.com/semelhq/semel v0.0.0
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	github.com/semelhq/semel/store/postgres v0.0.0
 	github.com/semelhq/semel/store/sqlite v0.0.0
 	github.com/valyala/fasthttp v1.70.0
@@ -62,7 +61,6 @@ require (
 
 replace (
 	github.com/semelhq/semel => ../../
-	github.com/semelhq/semel/internal/testenv => ../../internal/testenv
 	github.com/semelhq/semel/store/postgres => ../../store/postgres
 	github.com/semelhq/semel/store/sqlite => ../../store/sqlite
 )

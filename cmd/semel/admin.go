@@ -33,6 +33,8 @@ import (
 
 	"github.com/semelhq/semel"
 	semelotel "github.com/semelhq/semel/adapter/otel"
+	"github.com/semelhq/semel/cmd/semel/internal/console"
+	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
 	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/semelhttp"
 )
@@ -50,8 +52,8 @@ func (s *adminSettings) flags(cmd *cobra.Command) {
 	s.name = func(flag string) string { return named(cmd, flag) }
 	s.accessLog = choice{value: "off", of: []string{"off", "json"}}
 	f := cmd.Flags()
-	f.StringVar(&s.addr, "admin", "", "address of the admin listener: /livez, /readyz, /metrics; without a host it is this host's loopback, as in :9090 (default none)")
-	f.StringVar(&s.tokenFile, "admin-token-file", "", "file with the token, of at least 16 characters, that /metrics and /readyz?verbose ask for as Authorization: Bearer; needed, here or as $"+adminTokenEnv+", where the admin listener is not on loopback")
+	f.StringVar(&s.addr, "admin", "", "address of the admin listener: /livez, /readyz, /metrics, and a page for operators at /console/; without a host it is this host's loopback, as in :9090 (default none)")
+	f.StringVar(&s.tokenFile, "admin-token-file", "", "file with the token, of at least 16 characters, that the page asks for, and /metrics and /readyz?verbose as Authorization: Bearer; needed, here or as $"+adminTokenEnv+", where the admin listener is not on loopback")
 	f.DurationVar(&s.drainDelay, "drain-delay", 0, "how long the gateway goes on as before a drain while /readyz says no already: as long as a load balancer takes to notice")
 	choiceFlag(cmd, &s.accessLog, "access-log", "one line of JSON for each request, on standard output; keys and callers are digests in it")
 	f.BoolVar(&s.dryRun, "dry-run", false, "protect NOTHING: forward every request, and only tell what would have been decided, in the log, in metrics and in the header "+semelhttp.HeaderDryRun)
@@ -75,6 +77,7 @@ type operations struct {
 	registry *prometheus.Registry // nil without an admin listener
 	listener net.Listener
 	server   *http.Server
+	console  *console.Console
 	exports  []func(context.Context) error // flush and stop what exports
 
 	ready    readiness
@@ -265,8 +268,9 @@ func (o *operations) handler(next http.Handler) http.Handler {
 // countEvery is how often unknown records are counted.
 const countEvery = 15 * time.Second
 
-// start has the guard and the spools watched, and serves the admin listener.
-func (o *operations) start(guard *semel.Guard, spools *semelhttp.Spools) error {
+// start has the guard and the spools watched, and serves the admin listener, whose
+// page shows what explain tells of the configuration.
+func (o *operations) start(guard *semel.Guard, spools *semelhttp.Spools, explain func() gatewayfile.Explanation) error {
 	if o.Telemetry == nil {
 		return nil
 	}
@@ -291,6 +295,11 @@ func (o *operations) start(guard *semel.Guard, spools *semelhttp.Spools) error {
 	if o.listener == nil {
 		return nil
 	}
+	o.console = console.New(console.Config{
+		Token: o.token, Store: o.store, Guard: guard, Metrics: o.registry, Configuration: explain, Ready: o.notReady,
+		Refused: func(times int) { o.log.Warn("a wrong admin token was given to the page", "times", times) },
+	})
+	o.running.Go(func() { o.console.Run(ctx) })
 	o.server = &http.Server{
 		Handler:           o.routes(),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -311,6 +320,13 @@ func (o *operations) drain() <-chan time.Time {
 		o.log.Info("not ready any more; draining soon", "delay", o.settings.drainDelay)
 	}
 	return time.After(o.settings.drainDelay)
+}
+
+// endRuns ends what is being settled from the page, while the store is still there.
+func (o *operations) endRuns() {
+	if o.console != nil {
+		o.console.Close()
+	}
 }
 
 // close ends everything, and exports what has not been yet for as long as a
@@ -352,6 +368,8 @@ func (o *operations) routes() http.Handler {
 			metrics.ServeHTTP(w, r)
 		}
 	})
+	mux.Handle(console.Prefix, o.console.Handler())
+	mux.Handle("GET /{$}", http.RedirectHandler(console.Prefix, http.StatusSeeOther))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
@@ -385,21 +403,43 @@ func (o *operations) authorized(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
+// notReady says what the gateway is not ready for; "" if it is ready.
+func (o *operations) notReady() string {
+	switch {
+	case o.draining.Load():
+		return "the gateway is stopping"
+	case o.ready.check() != nil:
+		return "the store does not answer"
+	}
+	return ""
+}
+
 // readyz says whether requests should come here. Programs read the status only.
+// One that excludes the store hears whether requests would be answered at all: where
+// all gateways share a store, none of them is a better place while it is down.
 func (o *operations) readyz(w http.ResponseWriter, r *http.Request) {
-	verbose := r.URL.Query().Has("verbose")
+	query := r.URL.Query()
+	verbose := query.Has("verbose")
 	if verbose && !o.authorized(w, r) {
 		return
+	}
+	for _, name := range query["exclude"] {
+		if name != "store" {
+			http.Error(w, "Only the store can be excluded, as in /readyz?exclude=store.", http.StatusBadRequest)
+			return
+		}
 	}
 	drain, store := "ok", "ok"
 	if o.draining.Load() {
 		drain = "failed: the gateway is stopping"
 	}
-	if err := o.ready.check(); err != nil {
+	if query.Has("exclude") {
+		store = "excluded"
+	} else if err := o.ready.check(); err != nil {
 		store = "failed: " + troubleOf(err).class
 	}
 	status, text := http.StatusOK, "ok"
-	if drain != "ok" || store != "ok" {
+	if drain != "ok" || strings.HasPrefix(store, "failed") {
 		status, text = http.StatusServiceUnavailable, "not ready"
 		w.Header().Set("Retry-After", "1")
 	}

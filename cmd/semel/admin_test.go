@@ -26,7 +26,7 @@ import (
 	"github.com/semelhq/semel/store/memory"
 )
 
-var adminAddr = regexp.MustCompile(`admin=(\S+):([0-9]+)`)
+var adminAddr = regexp.MustCompile(`"?admin"?[=:]"?(\S+):([0-9]+)`)
 
 // admin returns the URL of a gateway's admin listener.
 func (p *process) admin() string {

@@ -9,10 +9,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/cmd/semel/internal/settle"
 )
 
 var trailKinds = []string{
-	string(semel.TrailExecuted), string(semel.TrailReleased), string(semel.TrailHeld), string(semel.TrailTakeover), string(semel.TrailResolved),
+	string(semel.TrailExecuted), string(semel.TrailReleased), string(semel.TrailHeld), string(semel.TrailTakeover), string(semel.TrailResolved), string(semel.TrailErased),
 	string(semel.TrailRedriven), string(semel.TrailCancelled), string(semel.TrailStepResolved), string(semel.TrailRetried),
 	string(semel.TrailReplayed), string(semel.TrailInProgress), string(semel.TrailMismatch), string(semel.TrailUnknown), string(semel.TrailFailedOpen),
 	string(semel.TrailLost),
@@ -113,11 +114,8 @@ func pointInTime(flag, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
-	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
+	if t, ok := settle.PointInTime(s); ok {
 		return t, nil
-	}
-	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
-		return time.Now().Add(-d), nil
 	}
 	return time.Time{}, usagef("--%s is %q; write a time such as 2026-11-21T09:00:00Z, or a duration such as 90m for that long ago", flag, s)
 }

@@ -157,6 +157,13 @@ func TestVersionAndSchema(t *testing.T) {
 	if !strings.Contains(ok(t, "version"), v.Go) {
 		t.Error("the version in words does not name Go's")
 	}
+	if short, long := ok(t, "--version"), ok(t, "version"); short != long {
+		t.Errorf("semel --version says %q, semel version %q", short, long)
+	}
+	released := versionInfo{Version: "v1.2.3", Revision: "abc", Time: "2026-11-23T01:02:03Z", Go: "go1.26", OS: "linux", Arch: "arm64"}
+	if got, want := released.String(), "semel v1.2.3, revision abc of 2026-11-23T01:02:03Z, go1.26 linux/arm64"; got != want {
+		t.Errorf("a release says that it is %q, want %q", got, want)
+	}
 	want(t, "schema", ok(t, "schema", "--store", "sqlite"), sqlite.Schema())
 }
 
@@ -459,4 +466,69 @@ func TestByteSize(t *testing.T) {
 	}
 	b := byteSize(32 << 20)
 	want(t, "text", b.String(), "32MiB")
+}
+
+// TestKeysErase: an answer that is erased is nowhere any more, a retry is told that
+// it is not retained and does not execute, and what is open is told and left.
+func TestKeysErase(t *testing.T) {
+	u, db := newUpstream(t), newStore(t)
+	g := startGateway(t, "--upstream", u.url, "--store", db, "--preserve-host")
+	want(t, "status", post(t, g.url, "done", `{"for": "alice"}`).status, 201)
+	u.held.Store(true)
+	running := make(chan answer, 1)
+	go func() {
+		a, err := try(g.url, "running", "{}")
+		if err != nil {
+			t.Error(err)
+		}
+		running <- a
+	}()
+	for key := range u.entered {
+		if key == "running" {
+			break
+		}
+	}
+	erase := []string{"keys", "erase", "--store", db, "--tenant", strings.TrimPrefix(g.url, "http://")}
+	var dry, did erasureJSON
+	noError(t, json.Unmarshal([]byte(ok(t, append(erase, "--because", "ticket 4711", "--json")...)), &dry))
+	want(t, "completed", dry.Completed, 1)
+	want(t, "open", dry.Open, 1)
+	want(t, "erased by the dry run", dry.Erased, 0)
+	want(t, "status of a retry after the dry run", post(t, g.url, "done", `{"for": "alice"}`).status, 201)
+	noError(t, json.Unmarshal([]byte(ok(t, dry.Command[1:]...)), &did))
+	want(t, "erased", did.Erased, 1)
+	want(t, "left open", did.Open, 1)
+	for range 2 { // also by a gateway that had the answer in memory
+		a := post(t, g.url, "done", `{"for": "alice"}`)
+		want(t, "status of a retry", a.status, 409)
+		if !strings.Contains(a.body, "result-not-retained") || strings.Contains(a.body, "/orders/1") || a.header.Get("Location") != "" {
+			t.Errorf("a retry is told %s", a.body)
+		}
+	}
+	want(t, "status of another request with the key", post(t, g.url, "done", `{"for": "bob"}`).status, 409)
+	u.release()
+	want(t, "status of what was running", (<-running).status, 201)
+	want(t, "effects", u.effects.Load(), 2)
+	if out := ok(t, dry.Command[1:len(dry.Command)-1]...); !strings.Contains(out, `"completed": 2`) || !strings.Contains(out, `"open": 0`) {
+		t.Errorf("another dry run says:\n%s", out)
+	}
+	noError(t, json.Unmarshal([]byte(ok(t, dry.Command[1:]...)), &did))
+	want(t, "erased then", did.Erased, 1)
+	want(t, "bare then", did.Bare, 1)
+	trail := ok(t, "audit", "search", "--store", db, "--kind", "erased", "--key", "done")
+	if !strings.Contains(trail, "ticket 4711 (by tester)") || strings.Count(trail, "erased") != 1 {
+		t.Errorf("the trail says:\n%s", trail)
+	}
+	for _, tt := range []struct{ args, want string }{
+		{"", "--tenant or --actor is missing"},
+		{"--tenant t --apply", "--because is missing"},
+		{"--tenant t --since yesterday", "2026-11-21T09:00:00Z"},
+		{"--tenant t x", "unknown command"},
+	} {
+		out := semelWith([]string{"USER=tester"}, "", append([]string{"keys", "erase", "--store", db}, strings.Fields(tt.args)...)...)
+		want(t, "exit code of "+tt.args, out.code, exitUsage)
+		if !strings.Contains(out.stderr, tt.want) {
+			t.Errorf("%s says: %s", tt.args, out.stderr)
+		}
+	}
 }

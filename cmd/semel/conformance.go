@@ -17,7 +17,6 @@ import (
 
 	"github.com/semelhq/semel/probe/conformance"
 	"github.com/semelhq/semel/probe/report"
-	"github.com/semelhq/semel/probe/wire"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -88,7 +87,7 @@ func (s *conformanceSettings) config() (conformance.Config, error) {
 	c := conformance.Config{
 		URL: s.url, Contract: s.contract.value, InFlight: s.inFlight.value, KeyOptional: s.keyOptional, Strict: s.strict,
 		Prefix: strings.TrimSuffix(s.prefix, "/"), MaxRequestBody: int(s.maxRequestBody), Timeout: s.timeout,
-		Protocol: map[string]wire.Protocol{"auto": wire.Auto, "http1": wire.HTTP1, "http2": wire.HTTP2}[s.protocol.value],
+		Protocol: s.protocol.value,
 	}
 	if s.url == "" {
 		return c, usagef("--url is not set; name the test endpoint, as in --url http://127.0.0.1:8080/conformance")
@@ -121,13 +120,17 @@ func (s *conformanceSettings) config() (conformance.Config, error) {
 }
 
 // headerLines reads header lines. Its errors do not repeat values.
-func headerLines(flag string, lines []string) (fields []wire.Field, err error) {
+func headerLines(flag string, lines []string) (http.Header, error) {
+	if len(lines) == 0 {
+		return nil, nil
+	}
+	fields := http.Header{}
 	for i, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || strings.TrimSpace(name) != name || name == "" {
 			return nil, usagef("--%s: header line %d is not of the form Name: value", flag, i+1)
 		}
-		fields = append(fields, wire.Field{Name: name, Value: strings.TrimSpace(value)})
+		fields.Add(name, strings.TrimSpace(value))
 	}
 	return fields, nil
 }

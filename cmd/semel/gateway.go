@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
@@ -349,7 +350,27 @@ func (p *program) serveFlags(ctx context.Context, cmd *cobra.Command, s gatewayS
 			return store.withReady(s.prefix+readyPath, gw), nil
 		},
 		announce: func(addr string, notOpen error) { s.announce(p.stderr, log, addr, config.Upstream, notOpen) },
+		explain:  func() gatewayfile.Explanation { return explainFlags(cmd) },
 	})
+}
+
+// explainFlags says what the flags of a gateway are. Those that stand for secrets
+// name files.
+func explainFlags(cmd *cobra.Command) (e gatewayfile.Explanation) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		s := gatewayfile.Setting{Name: f.Name, Value: f.Value.String(), From: "default"}
+		switch {
+		case f.Name == "help" || f.Name == "config":
+			return
+		case f.Name == "store":
+			s.Value = withoutSecrets(s.Value)
+		}
+		if f.Changed {
+			s.From = strings.Join(append([]string{"--" + f.Name}, f.Annotations[envAnnotation]...), " or $")
+		}
+		e.Server = append(e.Server, s)
+	})
+	return e
 }
 
 // announce says what was started and what it costs.

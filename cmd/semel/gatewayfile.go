@@ -158,6 +158,7 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 			return l, nil
 		},
 		announce: func(addr string, notOpen error) { p.announceFile(log, c, file, addr, notOpen) },
+		explain:  func() gatewayfile.Explanation { return l.current.Load().Explain(withoutSecrets) },
 		reload:   l.reload,
 	})
 }

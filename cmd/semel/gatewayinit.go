@@ -17,8 +17,8 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
+	"github.com/semelhq/semel/cmd/semel/internal/importer"
 	"github.com/semelhq/semel/gateway"
-	"github.com/semelhq/semel/probe/importer"
 	"github.com/semelhq/semel/semelhttp"
 )
 

@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/textproto"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -16,23 +14,23 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/internal/httpfield"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/cmd/semel/internal/settle"
 )
 
 func (p *program) keysCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "keys",
-		Short: "Look at what is recorded for a key, and settle what is unknown",
-		Long: `Looks into a gateway's store, and settles records whose outcome is unknown. It
-works while the gateway runs.
+		Short: "Look at what is recorded for a key, settle what is unknown, erase answers",
+		Long: `Looks into a gateway's store, settles records whose outcome is unknown, and erases
+answers. It works while the gateway runs, and each change is in the audit trail. A
+gateway with an admin token has a page for this also: /console/ of --admin.
 
 A record is in_progress while its request executes, completed once its answer is
 recorded, and unknown when nobody could say whether it took effect: the gateway
 died, or the connection to the upstream broke. In_progress and lapsed means that
 the owner has not renewed its lease: it is about to become unknown.`,
 	})
-	cmd.AddCommand(p.keysListCommand(), p.keysShowCommand(), p.keysReleaseCommand(), p.keysResolveCommand())
+	cmd.AddCommand(p.keysListCommand(), p.keysShowCommand(), p.keysReleaseCommand(), p.keysResolveCommand(), p.keysEraseCommand())
 	return cmd
 }
 
@@ -280,14 +278,19 @@ func (p *program) settle(ctx context.Context, s store, id string, d decided, dec
 	}
 	resolution := semel.Resolution{
 		Identity: r.Identity, Fence: r.Fence, Decision: decision,
-		Cause: fmt.Sprintf("%s (by %s)", d.because, d.by), Origin: semel.Origin{RequestID: "operator:" + d.by},
+		Cause: settle.Cause(d.because, d.by), Origin: settle.Origin(d.by),
 	}
 	if r.State == semel.StateInProgress {
 		return p.markUnknown(ctx, s, r, resolution)
 	}
 	if result != nil {
-		if resolution.Result, err = result(r); err != nil {
-			return err
+		if resolution.Result, err = result(r); errors.Is(err, settle.ErrNotHTTP) {
+			return &fault{
+				code: exitRefused, err: fmt.Errorf("the record %s: %w", r.ID, err),
+				do: "Settle it from the program that it belongs to, with Guard.Resolve. Nothing was changed.",
+			}
+		} else if err != nil {
+			return usagef("%w", err)
 		}
 	}
 	after, err := s.Resolve(ctx, resolution)
@@ -385,7 +388,7 @@ func (p *program) keysResolveCommand() *cobra.Command {
 	var (
 		d       decided
 		many    bulk
-		as      = choice{of: []string{"result", "no-effect", "execute-again"}}
+		as      = choice{of: settle.Ways}
 		status  int
 		headers []string
 		body    string
@@ -452,20 +455,21 @@ if it was interrupted or the store failed; and with 2 for wrong usage.`,
 				}
 			}
 		}
-		decision := map[string]semel.Decision{
-			"result": semel.DecideResult, "no-effect": semel.DecideNoEffect, "execute-again": semel.DecideExecuteAgain,
-		}[as.value]
+		decision := settle.Decision(as.value)
 		var result func(semel.Record) (semel.Result, error)
 		if decision == semel.DecideResult {
 			content, err := p.readBody(body)
 			if err != nil {
 				return err
 			}
-			header, err := parseHeaders(headers)
+			header, err := settle.Headers(headers)
 			if err != nil {
-				return err
+				return usagef("--%w", err)
 			}
-			result = func(r semel.Record) (semel.Result, error) { return httpResult(r, status, header.Clone(), content) }
+			if err := settle.CheckAnswer(status, header, content); err != nil {
+				return usagef("%w", err)
+			}
+			result = func(r semel.Record) (semel.Result, error) { return settle.Answer(r, status, header.Clone(), content) }
 		}
 		if len(many.where) > 0 {
 			return p.settleMany(ctx, s, bulkSettlement{
@@ -499,44 +503,4 @@ func (p *program) readBody(arg string) ([]byte, error) {
 		return b, nil
 	}
 	return []byte(arg), nil
-}
-
-func parseHeaders(lines []string) (http.Header, error) {
-	h := http.Header{}
-	for _, line := range lines {
-		name, value, ok := strings.Cut(line, ":")
-		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if !ok || !httpfield.IsToken(name) || strings.ContainsFunc(value, isControl) {
-			return nil, usagef("--header is %q; write it as 'Name: value'", line)
-		}
-		h.Add(textproto.CanonicalMIMEHeaderKey(name), value)
-	}
-	return h, nil
-}
-
-func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
-
-// httpResult makes a result that package semelhttp can replay.
-func httpResult(r semel.Record, status int, header http.Header, body []byte) (semel.Result, error) {
-	// Of any version, and of any configuration.
-	kind, _, _ := strings.Cut(semelhttp.SchemeHTTP, "/")
-	if !strings.HasPrefix(r.Fingerprint.Scheme, kind+"/") {
-		return semel.Result{}, &fault{
-			code: exitRefused, err: fmt.Errorf("the record %s is not of an HTTP request, so an HTTP answer cannot be its result", r.ID),
-			do: "Settle it from the program that it belongs to, with Guard.Resolve. Nothing was changed.",
-		}
-	}
-	if len(body) > 0 && header.Get("Content-Type") == "" {
-		if json.Valid(body) {
-			header.Set("Content-Type", "application/json")
-		} else {
-			header.Set("Content-Type", http.DetectContentType(body))
-		}
-	}
-	method, _, _ := strings.Cut(r.Identity.Operation, " ")
-	res, err := semelhttp.EncodeResult(method, status, header, nil, body)
-	if err != nil {
-		return semel.Result{}, usagef("this is no answer that can be recorded: %w", err)
-	}
-	return res, nil
 }

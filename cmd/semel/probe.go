@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	_ "modernc.org/sqlite" // sql readers of plans
 
+	"github.com/semelhq/semel/cmd/semel/internal/importer"
 	"github.com/semelhq/semel/probe"
 	"github.com/semelhq/semel/probe/evidence"
-	"github.com/semelhq/semel/probe/importer"
 	"github.com/semelhq/semel/probe/plan"
 	"github.com/semelhq/semel/probe/report"
 )
@@ -222,7 +222,7 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 		dir = "probe-" + result.Run.ID
 	}
 	run := result.Run
-	if err := report.Write(dir, run, report.Files{Plan: text, HAR: result.HAR.Write}); err != nil {
+	if err := report.Write(dir, run, report.Files{Plan: text, HAR: result.WriteHAR}); err != nil {
 		return probeFault(probeFailed, "The run is lost; a retry sends everything again.", "the evidence cannot be written: %w", err)
 	}
 	for path, write := range map[string]func(io.Writer) error{
@@ -306,7 +306,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 	}
 	reads := r.PlannedReads
 	for _, q := range r.Planned {
-		if q.Role == "read" {
+		if q.Role == evidence.RoleRead {
 			reads += q.Times
 		}
 	}
@@ -331,7 +331,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		}
 		list, not := []planned{}, []unplanned{}
 		for _, q := range r.Planned {
-			list = append(list, planned{q.Operation, string(q.Experiment), q.Role, q.Times, q.Note, string(q.Bytes)})
+			list = append(list, planned{q.Operation, string(q.Experiment), string(q.Role), q.Times, q.Note, string(q.Bytes)})
 		}
 		for _, e := range gaps {
 			not = append(not, unplanned{e.operation, e.Name, string(e.Outcome), e.Why})
@@ -353,7 +353,7 @@ func (p *program) planned(r *probe.Result, asJSON bool) error {
 		if q.Times != 1 {
 			times = fmt.Sprintf("%d times", q.Times)
 		}
-		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %s", printable(q.Operation), q.Experiment, printable(q.Role), times)
+		_, _ = fmt.Fprintf(p.stdout, "# %s, %s: %s, %s", printable(q.Operation), q.Experiment, printable(string(q.Role)), times)
 		if q.Note != "" {
 			_, _ = fmt.Fprintf(p.stdout, "; %s", printable(q.Note))
 		}

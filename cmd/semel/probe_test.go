@@ -98,7 +98,7 @@ func TestProbe(t *testing.T) {
 	want(t, "worst finding", run.Worst(), evidence.P0)
 	found := map[string]bool{}
 	for _, id := range run.Operations[0].All() {
-		found[id] = true
+		found[string(id)] = true
 	}
 	for _, id := range []string{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
 		if !found[id] {

@@ -68,6 +68,7 @@ func (p *program) root() *cobra.Command {
   semel outbox    shows those messages, and settles what could not be delivered
   semel jobs      shows the jobs among them, and reruns or cancels them
   semel steps     shows operations in steps, and settles those that cannot continue
+  semel backup    copies a SQLite store to a file, while the gateway runs
   semel torture   kills and cuts off gateways, and checks that effects happen once
   semel probe     judges from outside whether an operation survives duplicates
   semel lab       shows double execution in an app whose defences can be switched off
@@ -75,10 +76,12 @@ func (p *program) root() *cobra.Command {
 
 A flag that names an environment variable takes its value if the flag is not given;
 an empty variable counts as unset.`,
+		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.backupCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semelhq/semel/cmd/semel/internal/settle"
 	"github.com/semelhq/semel/jobs"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/outbox/httpsink"
@@ -133,9 +134,9 @@ func (s *relaySettings) newSink(cmd *cobra.Command, log *logger) (closingSink, e
 	}
 	switch u.Scheme {
 	case "http", "https":
-		header, err := parseHeaders(s.headers)
+		header, err := settle.Headers(s.headers)
 		if err != nil {
-			return closingSink{}, err
+			return closingSink{}, usagef("--%w", err)
 		}
 		sink, err := httpsink.New(httpsink.Config{
 			URL: s.sink, Header: header, AllowPrivate: s.allowPrivate, UseProxyFromEnvironment: s.useProxy, MaxConns: s.inFlight,

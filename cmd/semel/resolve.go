@@ -1,13 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/cmd/semel/internal/settle"
 )
 
 // bulk are the flags of semel keys resolve that settle many records.
@@ -114,17 +112,10 @@ type bulkJSON struct {
 	Marked   int        `json:"marked"`
 	More     bool       `json:"more"`
 	// Of a dry run.
-	Groups  []groupJSON  `json:"groups,omitempty"`
-	Others  int          `json:"others,omitempty"` // records of groups that are not listed
-	Sample  []recordJSON `json:"sample,omitempty"`
-	Command []string     `json:"command,omitempty"`
-}
-
-type groupJSON struct {
-	Records   int    `json:"records"`
-	Operation string `json:"operation"`
-	Cause     string `json:"cause,omitempty"`
-	Lapsed    bool   `json:"lapsed"`
+	Groups  []settle.Group `json:"groups,omitempty"`
+	Others  int            `json:"others,omitempty"` // records of groups that are not listed
+	Sample  []recordJSON   `json:"sample,omitempty"`
+	Command []string       `json:"command,omitempty"`
 }
 
 func newBulkJSON(r semel.BulkReport) bulkJSON {
@@ -134,45 +125,8 @@ func newBulkJSON(r semel.BulkReport) bulkJSON {
 	}
 }
 
-// groups counts records by operation and cause.
-type groups map[groupJSON]int // whose Records is 0
-
-const (
-	maxGroups     = 10_000 // that are counted apart
-	groupsPrinted = 20
-	sampled       = 5
-)
-
-func (g groups) add(r semel.Record) {
-	key := groupJSON{Operation: r.Identity.Operation, Cause: r.Cause, Lapsed: r.Lapsed()}
-	if _, ok := g[key]; !ok && len(g) >= maxGroups {
-		key = groupJSON{}
-	}
-	g[key]++
-}
-
-// largest returns the groups with the most records, and how many records the
-// others have.
-func (g groups) largest() (list []groupJSON, others int) {
-	for key, n := range g {
-		if key.Records = n; key.Operation == "" {
-			others += n // an operation is never empty
-			continue
-		}
-		list = append(list, key)
-	}
-	slices.SortFunc(list, func(a, b groupJSON) int {
-		return cmp.Or(cmp.Compare(b.Records, a.Records), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Cause, b.Cause))
-	})
-	for _, rest := range list[min(groupsPrinted, len(list)):] {
-		others += rest.Records
-	}
-	return list[:min(groupsPrinted, len(list))], others
-}
-
-// atOnce is how many records are settled at the same time: a store that commits
-// in groups has many in one.
-const atOnce = 64
+// sampled is how many records a dry run shows.
+const sampled = 5
 
 // bulkSettlement is what semel keys resolve --where was asked to do.
 type bulkSettlement struct {
@@ -211,18 +165,13 @@ func (p *program) settleMany(ctx context.Context, s store, b bulkSettlement) err
 			return err
 		}
 	}
-	if b.result != nil { // what is wrong with it is wrong for all
-		if _, err := b.result(semel.Record{Fingerprint: semel.Fingerprint{Scheme: semelhttp.SchemeHTTP}}); err != nil {
-			return err
-		}
-	}
 	guard, err := semel.New(semel.Config{Store: s})
 	if err != nil {
 		return err
 	}
 	show := p.newProgress()
 	defer show.end()
-	resolution := semel.BulkResolution{Where: filter, AsOf: asOf, Limit: b.limit, Parallel: atOnce, Origin: semel.Origin{RequestID: "operator:" + b.by}}
+	resolution := semel.BulkResolution{Where: filter, AsOf: asOf, Limit: b.limit, Parallel: settle.AtOnce, Origin: settle.Origin(b.by)}
 	if b.apply {
 		resolution.Progress = func(r semel.BulkReport) { show.say("%d settled", r.Settled) }
 		return p.settleSelected(ctx, guard, b, resolution, show)
@@ -233,18 +182,7 @@ func (p *program) settleMany(ctx context.Context, s store, b bulkSettlement) err
 
 // settleSelected settles.
 func (p *program) settleSelected(ctx context.Context, guard *semel.Guard, b bulkSettlement, resolution semel.BulkResolution, show *progress) error {
-	resolution.Decide = func(_ context.Context, r semel.Record) (semel.Resolution, error) {
-		d := semel.Resolution{Decision: b.decision, Cause: fmt.Sprintf("%s (by %s)", b.because, b.by)}
-		if b.result == nil {
-			return d, nil
-		}
-		var err error
-		d.Result, err = b.result(r)
-		if f := asFault(err); f != nil && f.code == exitRefused {
-			return semel.Resolution{}, nil
-		}
-		return d, err
-	}
+	resolution.Decide = settle.By{Decision: b.decision, Because: b.because, Who: b.by, Answer: b.result}.Decide
 	r, err := guard.ResolveWhere(ctx, resolution)
 	show.end()
 	if printErr := p.printSettled(b, r, err); err == nil {
@@ -294,10 +232,10 @@ func (p *program) printSettled(b bulkSettlement, r semel.BulkReport, err error) 
 
 // dryRun says what would be settled, and how to go on.
 func (p *program) dryRun(ctx context.Context, guard *semel.Guard, b bulkSettlement, resolution semel.BulkResolution, where []string, show *progress) error {
-	found := groups{}
+	found := settle.Groups{}
 	var sample []recordJSON
 	resolution.Seen = func(r semel.Record) {
-		found.add(r)
+		found.Add(r)
 		if len(sample) < sampled {
 			sample = append(sample, newRecordJSON(r))
 		}
@@ -309,7 +247,7 @@ func (p *program) dryRun(ctx context.Context, guard *semel.Guard, b bulkSettleme
 	}
 	out := newBulkJSON(r)
 	out.DryRun, out.Sample = true, sample
-	out.Groups, out.Others = found.largest()
+	out.Groups, out.Others = found.Largest()
 	if b.as != "" {
 		out.Decision = b.decision.String()
 	}
@@ -369,9 +307,9 @@ func (b *bulkSettlement) command(where []string, asOf time.Time) []string {
 }
 
 // repeatable are the arguments of the command line that go into the command of
-// the dry run, with what is missing to be filled in. The URL of a store that
+// a dry run, those named first, with what is missing to be filled in. The URL of a store that
 // holds a secret, or comes from the environment, is not among them.
-func (p *program) repeatable(cmd *cobra.Command) (words []string) {
+func (p *program) repeatable(cmd *cobra.Command, first ...string) (words []string) {
 	url, _ := cmd.Flags().GetString("store")
 	switch {
 	case url == p.env["SEMEL_STORE"]:
@@ -379,6 +317,11 @@ func (p *program) repeatable(cmd *cobra.Command) (words []string) {
 		words = append(words, "--store", "$SEMEL_STORE")
 	default:
 		words = append(words, "--store", url)
+	}
+	for _, name := range first {
+		if f := cmd.Flags().Lookup(name); f.Changed {
+			words = append(words, "--"+name, f.Value.String())
+		}
 	}
 	by := ""
 	if p.env["USER"] == "" && p.env["USERNAME"] == "" {
@@ -396,6 +339,7 @@ func (p *program) repeatable(cmd *cobra.Command) (words []string) {
 	} {
 		f := cmd.Flags().Lookup(flag.name)
 		switch {
+		case f == nil: // the command has none
 		case flag.name == "json" && f.Changed:
 			words = append(words, "--json")
 		case flag.name == "header" && f.Changed:

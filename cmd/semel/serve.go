@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
 	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/semelhttp"
 )
@@ -34,6 +35,8 @@ type service struct {
 	handler func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error)
 	// announce says what was started.
 	announce func(addr string, notOpen error)
+	// explain says what the configuration is now, without secrets.
+	explain func() gatewayfile.Explanation
 	// reload, if not nil, is called for each signal to read the configuration again.
 	reload func()
 }
@@ -108,9 +111,10 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err
 	}
 	defer s.onSignal()()
 	s.announce(listener.Addr().String(), store.failure())
-	if err := ops.start(guard, s.spools); err != nil {
+	if err := ops.start(guard, s.spools, s.explain); err != nil {
 		return err
 	}
+	defer ops.endRuns()
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {

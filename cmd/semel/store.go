@@ -227,6 +227,7 @@ func callFault(what string, err error) error {
 type store interface {
 	semel.Store
 	semel.Resolver
+	semel.Eraser
 	semel.Lister
 	semel.Trail
 	Run(ctx context.Context) error

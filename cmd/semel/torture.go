@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +17,6 @@ import (
 // tortureSettings are the flags of semel torture.
 type tortureSettings struct {
 	subject, onCrash         choice
-	defect                   choice
 	duration, longest, lease time.Duration
 	clients, keys            int
 	largeEvery               int
@@ -34,7 +32,6 @@ func (p *program) tortureCommand() *cobra.Command {
 	s := tortureSettings{
 		subject: choice{value: "gateway-sqlite", of: []string{"gateway-sqlite", "gateway-postgres", "payments", "shop"}},
 		onCrash: choice{value: "hold", of: []string{"hold", "retry"}},
-		defect:  choice{of: slices.Concat(torture.Defects, torture.ShopDefects)},
 	}
 	cmd := &cobra.Command{
 		Use:   "torture",
@@ -97,8 +94,7 @@ carried through.`,
   semel torture --duration 10m --seed 42 --json
   semel torture --subject gateway-postgres --postgres postgres://me@127.0.0.1/empty
   semel torture --subject shop --postgres postgres://me@127.0.0.1/empty --duration 10m
-  semel torture --subject shop --postgres postgres://me@127.0.0.1/empty --defect inbox-first
-  semel torture --on-crash retry --defect no-fence`,
+  semel torture --on-crash retry`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return p.torture(cmd.Context(), s) },
 	}
@@ -116,12 +112,11 @@ carried through.`,
 	f.IntVar(&s.clients, "clients", 24, "how many clients work at the same time")
 	f.IntVar(&s.keys, "keys", 200_000, "most keys that are made")
 	f.IntVar(&s.largeEvery, "large-every", 3, "one in so many keys has an answer that is large, over the limit or a stream; negative for none")
-	choiceFlag(cmd, &s.defect, "defect", "give the gateways a defect, to see that it is found")
 	f.StringVar(&s.dir, "dir", "", "empty directory for the run's files (default: a temporary one)")
 	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
 	jsonFlag(cmd, &s.json)
 	fromEnv(cmd, "postgres")
-	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureServiceCommand(), p.tortureGatewayCommand(), p.tortureShopCommand(), p.tortureRemoteCommand())
+	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureServiceCommand(), p.tortureShopCommand(torture.ShopHooks{}), p.tortureRemoteCommand())
 	return cmd
 }
 
@@ -134,8 +129,6 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 		return usagef("--postgres and --restart-database are not for the subject gateway-sqlite")
 	case (s.subject.value == "payments") != (s.payments != ""):
 		return usagef("--subject payments needs --payments, the program of that example, and nothing else does")
-	case s.defect.value != "" && !slices.Contains(defectsOf(s.subject.value), s.defect.value):
-		return usagef("--defect %s is not for --subject %s, but one of %v may be", s.defect.value, s.subject.value, defectsOf(s.subject.value))
 	case (s.payments != "" || shop) && s.onCrash.value != "hold":
 		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction, and one of a shop is gone on with")
 	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1 || s.largeEvery == 0:
@@ -158,7 +151,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	}
 	c := torture.Config{
 		Binary: binary, Dir: dir, Duration: s.duration, Longest: s.longest, Seed: s.seed, OnCrash: s.onCrash.value,
-		Defect: s.defect.value, Lease: s.lease, Clients: s.clients, Keys: s.keys, LargeEvery: s.largeEvery, Shop: shop,
+		Lease: s.lease, Clients: s.clients, Keys: s.keys, LargeEvery: s.largeEvery, Shop: shop,
 	}
 	if c.Postgres, c.Payments = s.postgres, s.payments; s.restart != "" {
 		c.RestartDatabase = func(ctx context.Context) error {
@@ -225,17 +218,6 @@ func (p *program) tortureLedgerCommand() *cobra.Command {
 	return cmd
 }
 
-// defectsOf are the defects that can be planted in a subject.
-func defectsOf(subject string) []string {
-	switch subject {
-	case "gateway-sqlite":
-		return torture.Defects
-	case "shop":
-		return torture.ShopDefects
-	}
-	return nil
-}
-
 func (p *program) tortureRemoteCommand() *cobra.Command {
 	c := torture.RemoteConfig{Listening: p.listening}
 	cmd := &cobra.Command{
@@ -252,8 +234,9 @@ func (p *program) tortureRemoteCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *program) tortureShopCommand() *cobra.Command {
-	c := torture.ShopConfig{Listening: p.listening}
+// tortureShopCommand is a shop with hooks, which the program has none of.
+func (p *program) tortureShopCommand(hooks torture.ShopHooks) *cobra.Command {
+	c := torture.ShopConfig{Listening: p.listening, Hooks: hooks}
 	cmd := &cobra.Command{
 		Use:    "shop",
 		Short:  "A service that uses all there is for services",
@@ -268,7 +251,6 @@ func (p *program) tortureShopCommand() *cobra.Command {
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
 	f.DurationVar(&c.Lease, "lease", time.Second, "how long a claim holds without renewal")
 	f.DurationVar(&c.Clock, "clock", 0, "how far its clock is off")
-	f.StringVar(&c.Defect, "defect", "", "the defect")
 	mannerFlags(cmd, &c.Manner)
 	return cmd
 }
@@ -296,28 +278,4 @@ func mannerFlags(cmd *cobra.Command, m *torture.Manner) {
 	f.IntVar(&m.SlowEvery, "slow-every", 20, "one in so many effects is slow")
 	f.IntVar(&m.RefuseEvery, "refuse-every", 40, "one in so many requests is refused without an effect")
 	f.Uint64Var(&m.Seed, "seed", 0, "what is chosen at random")
-}
-
-func (p *program) tortureGatewayCommand() *cobra.Command {
-	c := torture.DefectiveConfig{Listening: p.listening}
-	defect := choice{value: torture.DefectNone, of: torture.Defects}
-	onCrash := choice{value: "hold", of: []string{"hold", "retry"}}
-	cmd := &cobra.Command{
-		Use:    "gateway",
-		Short:  "A gateway with a defect",
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.Defect, c.OnCrash = defect.value, onCrash.value
-			return torture.ServeDefective(cmd.Context(), c)
-		},
-	}
-	f := cmd.Flags()
-	choiceFlag(cmd, &defect, "defect", "the defect")
-	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
-	f.StringVar(&c.Upstream, "upstream", "", "URL of the ledger")
-	f.StringVar(&c.Store, "store", "", "where records are kept")
-	f.DurationVar(&c.Lease, "lease", time.Second, "how long a claim holds without renewal")
-	choiceFlag(cmd, &onCrash, "on-crash", "what to do when an owner died")
-	return cmd
 }

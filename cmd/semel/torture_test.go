@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +43,7 @@ func torment(t *testing.T, c torture.Config) *torture.Report {
 }
 
 // TestTortureFinds gives the gateways a defect and strikes with what exposes it.
-// The process that runs the gateways is the program's, the rest is real too.
+// They are processes of this test, in which alone the defects are; the rest is the program.
 func TestTortureFinds(t *testing.T) {
 	quick.LeaveOut(t)
 	t.Parallel()
@@ -56,34 +58,34 @@ func TestTortureFinds(t *testing.T) {
 		faults  []string // one of them must have struck the key by then; none: nothing has to
 	}{
 		{
-			defect: torture.DefectNoFence, onCrash: "retry", large: -1, lease: 500 * time.Millisecond, slow: 2,
+			defect: defectNoFence, onCrash: "retry", large: -1, lease: 500 * time.Millisecond, slow: 2,
 			nemesis: torture.Nemesis{Every: 800 * time.Millisecond, PauseGateway: 8},
 			checks:  []string{"answers-differ", "acknowledgement-lost"}, faults: []string{"pause gateway"},
 		},
 		{
-			defect: torture.DefectRelease, onCrash: "hold", large: -1,
+			defect: defectRelease, onCrash: "hold", large: -1,
 			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.3},
 			checks:  []string{"second-effect"}, faults: []string{"cut front", "client left"},
 		},
 		{
 			// A stall of a quarter of the lease would excuse it.
-			defect: torture.DefectRequestContext, onCrash: "hold", large: -1, lease: 3 * time.Second,
+			defect: defectRequestContext, onCrash: "hold", large: -1, lease: 3 * time.Second,
 			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.3},
 			checks:  []string{"unknown-without-cause"}, faults: []string{"cut front", "client left"},
 		},
 		{
-			defect: torture.DefectResend, onCrash: "hold", large: -1,
+			defect: defectResend, onCrash: "hold", large: -1,
 			nemesis: torture.Nemesis{Every: time.Second, CutBack: 0.1},
 			checks:  []string{"second-effect"}, faults: []string{"cut back after the request"},
 		},
 		{
 			// A duplicate that comes while the stream passes is told too much.
-			defect: torture.DefectEarly, onCrash: "hold", large: 1, slow: 3,
+			defect: defectEarly, onCrash: "hold", large: 1, slow: 3,
 			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.1, CutBack: 0.3},
 			checks:  []string{"effect-missing"},
 		},
 		{
-			defect: torture.DefectRecover, onCrash: "hold", large: 1,
+			defect: defectRecover, onCrash: "hold", large: 1,
 			nemesis: torture.Nemesis{Every: time.Second, CutBack: 0.2},
 			// The latter where all came but the last chunk.
 			checks: []string{"torn-answer", "acknowledgement-lost"}, faults: []string{"cut back within the answer"},
@@ -96,7 +98,7 @@ func TestTortureFinds(t *testing.T) {
 			}
 			t.Parallel()
 			report := torment(t, torture.Config{
-				Defect: tt.defect, OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, LargeEvery: tt.large, Gateways: 3, Nemesis: &tt.nemesis, Duration: 3 * time.Minute, FailFast: true,
+				Instead: defective(t, tt.defect), OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, LargeEvery: tt.large, Gateways: 3, Nemesis: &tt.nemesis, Duration: 3 * time.Minute, FailFast: true,
 			})
 			if len(report.Violations) == 0 {
 				t.Fatalf("the defect was not found; figures: %+v", report.Figures)
@@ -226,6 +228,25 @@ func TestTortureShop(t *testing.T) {
 	tormentPostgres(t, c)
 }
 
+// TestNoDefectIsReleased: the program has neither the names nor the flag of what
+// the tests plant.
+func TestNoDefectIsReleased(t *testing.T) {
+	t.Parallel()
+	program, err := os.ReadFile(binary(t))
+	noError(t, err)
+	names := []string{defectNoFence, defectRelease, defectRequestContext, defectResend, defectEarly, defectRecover}
+	for _, name := range append(names, slices.Collect(maps.Keys(shopDefects()))...) {
+		if bytes.Contains(program, []byte(name)) {
+			t.Errorf("the program knows of %q", name)
+		}
+	}
+	for _, args := range [][]string{{"torture", "--defect", defectNoFence}, {"torture", "gateway"}, {instead, defectNoFence, "gateway"}} {
+		if code := run(t.Context(), args, nil, strings.NewReader(""), io.Discard, io.Discard); code != exitUsage {
+			t.Errorf("%q ends with %d", args, code)
+		}
+	}
+}
+
 // TestTortureFindsInShop gives the shops a defect, one after the other.
 func TestTortureFindsInShop(t *testing.T) {
 	t.Parallel()
@@ -235,28 +256,28 @@ func TestTortureFindsInShop(t *testing.T) {
 		check  string
 		says   string // what the violation is about, as a regular expression
 	}{
-		{torture.DefectStepEarly, "second-effect", "reservations"},
-		{torture.DefectChildKey, "second-effect", "charges"},
-		{torture.DefectEntryKeys, "second-effect", "reservations"},
+		{defectStepEarly, "second-effect", "reservations"},
+		{defectChildKey, "second-effect", "charges"},
+		{defectEntryKeys, "second-effect", "reservations"},
 		// Messages of the attempt that was rolled back, alone or with those of the next.
-		{torture.DefectEnqueueOutside, "effect-of-rolled-back|second-effect", "rolled back|notices|events"},
+		{defectEnqueueOutside, "effect-of-rolled-back|second-effect", "rolled back|notices|events"},
 		// What is settled lets the next of its lane go.
-		{torture.DefectSettleFirst, "effect-missing|out-of-order", `message is "delivered"|took effect after it`},
-		{torture.DefectNoLane, "out-of-order", "took effect after it"},
-		{torture.DefectInboxFirst, "effect-missing", `notice message is "delivered"`},
-		{torture.DefectInboxMemory, "second-effect", "notices"},
-		{torture.DefectDeliveryID, "second-effect", "events"},
+		{defectSettleFirst, "effect-missing|out-of-order", `message is "delivered"|took effect after it`},
+		{defectNoLane, "out-of-order", "took effect after it"},
+		{defectInboxFirst, "effect-missing", `notice message is "delivered"`},
+		{defectInboxMemory, "second-effect", "notices"},
+		{defectDeliveryID, "second-effect", "events"},
 		// Its effect is in no transaction: where the record cannot be written after the
 		// answer the webhook comes again, and where the process dies there is none.
-		{torture.DefectAnswerFirst, "effect-missing|second-effect", `event message is "delivered"|events`},
-		{torture.DefectJobOutside, "second-effect", "effects of one job"},
-		{torture.DefectTrusted, "effect-after-refusal", "revoked before the job was due"},
+		{defectAnswerFirst, "effect-missing|second-effect", `event message is "delivered"|events`},
+		{defectJobOutside, "second-effect", "effects of one job"},
+		{defectTrusted, "effect-after-refusal", "revoked before the job was due"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.defect, func(t *testing.T) {
 			t.Parallel()
 			report := torment(t, torture.Config{
-				Shop: true, Gateways: 2, Defect: tt.defect, Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 3 * time.Minute, FailFast: true,
+				Shop: true, Gateways: 2, Instead: defective(t, tt.defect), Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 3 * time.Minute, FailFast: true,
 			})
 			if !slices.ContainsFunc(report.Violations, func(v torture.Violation) bool {
 				return slices.Contains(strings.Split(tt.check, "|"), v.Check) && regexp.MustCompile(tt.says).MatchString(v.Detail)

@@ -40,12 +40,29 @@ func readVersion() versionInfo {
 	return v
 }
 
+// String says it in one line. A program that go install has made knows its version,
+// but not the commit.
+func (v versionInfo) String() string {
+	revision := ""
+	if v.Revision != "" {
+		revision = ", revision " + v.Revision
+		if v.Modified {
+			revision += " with changes"
+		}
+	}
+	if v.Time != "" {
+		revision += " of " + v.Time
+	}
+	return fmt.Sprintf("semel %s%s, %s %s/%s", v.Version, revision, v.Go, v.OS, v.Arch)
+}
+
 func (p *program) versionCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Long:    "Prints the version that was built, the revision it was built from if the build told it, and the version of Go.",
+		Use:   "version",
+		Short: "Print the version",
+		Long: `Prints the version that was built, the revision it was built from and its date
+if the build told them, and the version of Go. semel --version says the same.`,
 		Example: "  semel version\n  semel version --json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -53,14 +70,7 @@ func (p *program) versionCommand() *cobra.Command {
 			if asJSON {
 				return p.printJSON(v)
 			}
-			revision := ""
-			if v.Revision != "" {
-				revision = ", revision " + v.Revision
-				if v.Modified {
-					revision += " with changes"
-				}
-			}
-			_, err := fmt.Fprintf(p.stdout, "semel %s%s, %s %s/%s\n", v.Version, revision, v.Go, v.OS, v.Arch)
+			_, err := fmt.Fprintln(p.stdout, v)
 			return err
 		},
 	}

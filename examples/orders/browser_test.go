@@ -4,310 +4,38 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/remote"
 
 	"github.com/semelhq/semel"
-	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/internal/testenv"
 	"github.com/semelhq/semel/semelhttp"
-	"github.com/semelhq/semel/store/memory"
 )
 
-// stage is the service behind a gateway, and what a test does to the requests
-// between browser, gateway and service.
-type stage struct {
-	t     *testing.T
-	shop  *shop
-	store *memory.Store
-	guard *semel.Guard
-	url   string
-
-	came     chan string   // the key of each post that comes to the gateway
-	answered chan exchange // what the gateway answered to each post, in order
-
-	mu    sync.Mutex
-	posts []exchange
-	front func(w http.ResponseWriter, r *http.Request, gateway http.Handler)
-	back  func(w http.ResponseWriter, r *http.Request, service http.Handler)
-}
-
-// exchange is a post that came from the browser, and its answer.
-type exchange struct {
-	key      string
-	status   int
-	replayed bool
-}
-
-func newStage(t *testing.T) *stage {
-	t.Helper()
-	s := &stage{t: t, came: make(chan string, 100), answered: make(chan exchange, 100), front: pass, back: pass}
-	var err error
-	if s.shop, err = openShop(t.Context(), ""); err != nil {
-		t.Fatal(err)
-	}
-	service := httptest.NewServer(s.between(&s.back, handler(s.shop, 0)))
-	if s.store, err = memory.New(memory.Config{}); err != nil {
-		t.Fatal(err)
-	}
-	// What is in progress is to be asked for again after a heartbeat.
-	policy := semel.Policy{Heartbeat: time.Second}
-	if s.guard, err = semel.New(semel.Config{Store: s.store, Policy: policy}); err != nil {
-		t.Fatal(err)
-	}
-	upstream, err := url.Parse(service.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	gw, err := gateway.New(gateway.Config{Upstream: upstream, Guard: s.guard})
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := httptest.NewServer(s.between(&s.front, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			gw.ServeHTTP(w, r)
-			return
-		}
-		key, rec := r.Header.Get("Idempotency-Key"), httptest.NewRecorder()
-		s.came <- key
-		gw.ServeHTTP(rec, r)
-		e := exchange{key, rec.Code, rec.Header().Get("Idempotency-Replayed") == "true"}
-		s.mu.Lock()
-		s.posts = append(s.posts, e)
-		s.mu.Unlock()
-		s.answered <- e
-		give(w, rec)
-	})))
-	s.url = proxy.URL
-	t.Cleanup(func() {
-		proxy.Close()
-		if err := gw.Drain(context.Background()); err != nil {
-			t.Error(err)
-		}
-		service.Close()
-		s.shop.close()
-	})
-	return s
-}
-
-// between has the function at f, as it is when a post comes, decide about it.
-func (s *stage) between(f *func(http.ResponseWriter, *http.Request, http.Handler), next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.mu.Lock()
-		decide := *f
-		s.mu.Unlock()
-		if r.Method != http.MethodPost {
-			decide = pass
-		}
-		decide(w, r, next)
-	})
-}
-
-func (s *stage) set(f *func(http.ResponseWriter, *http.Request, http.Handler), decide func(http.ResponseWriter, *http.Request, http.Handler)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*f = decide
-}
-
-func pass(w http.ResponseWriter, r *http.Request, next http.Handler) { next.ServeHTTP(w, r) }
-
-func give(w http.ResponseWriter, rec *httptest.ResponseRecorder) {
-	for name, values := range rec.Header() {
-		w.Header()[name] = values
-	}
-	w.WriteHeader(rec.Code)
-	_, _ = w.Write(rec.Body.Bytes()) // the browser may be gone
-}
-
-// lose has the whole work done and cuts the connection instead of answering.
-func lose(_ http.ResponseWriter, r *http.Request, next http.Handler) {
-	next.ServeHTTP(httptest.NewRecorder(), r)
-	panic(http.ErrAbortHandler)
-}
-
-// loseHalf cuts the connection in the middle of the answer's body.
-func loseHalf(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	rec := httptest.NewRecorder()
-	next.ServeHTTP(rec, r)
-	whole := rec.Body.Bytes()
-	rec.Header().Set("Content-Length", fmt.Sprint(len(whole)))
-	rec.Body.Truncate(len(whole) / 2)
-	give(w, rec)
-	_ = http.NewResponseController(w).Flush()
-	panic(http.ErrAbortHandler)
-}
-
-// times passes all posts but the first n, which do decides about.
-func times(n int, do func(http.ResponseWriter, *http.Request, http.Handler)) func(http.ResponseWriter, *http.Request, http.Handler) {
-	var mu sync.Mutex
-	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-		mu.Lock()
-		n--
-		mine := n >= 0
-		mu.Unlock()
-		if mine {
-			do(w, r, next)
-			return
-		}
-		next.ServeHTTP(w, r)
-	}
-}
-
-// hold keeps posts waiting before the service until release is called. Each
-// tells arrived.
-func (s *stage) hold() (arrived <-chan struct{}, release func()) {
-	came, gate := make(chan struct{}, 100), make(chan struct{})
-	release = sync.OnceFunc(func() { close(gate) })
-	s.t.Cleanup(release)
-	s.set(&s.back, func(w http.ResponseWriter, r *http.Request, service http.Handler) {
-		came <- struct{}{}
-		<-gate
-		service.ServeHTTP(w, r)
-	})
-	return came, release
-}
-
-// expect fails unless there are so many orders, made of posts with so many keys.
-func (s *stage) expect(orders int64, keys int) {
-	s.t.Helper()
-	c, err := s.shop.count(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	seen := map[string]bool{}
-	for _, p := range s.posts {
-		seen[p.key] = true
-	}
-	if c.Orders != orders || len(seen) != keys {
-		s.t.Fatalf("%d orders of %d keys; want %d of %d: %+v", c.Orders, len(seen), orders, keys, s.posts)
-	}
-}
-
-// seen returns the posts so far.
-func (s *stage) seen() []exchange {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.posts)
-}
-
-// await returns what comes from the channel.
-func await[T any](t *testing.T, ctx context.Context, what string, c <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case <-ctx.Done():
-		t.Fatalf("%s: %v", what, ctx.Err())
-	}
-	return v
-}
-
-// tab is a tab of the browser.
-type tab struct {
-	t   *testing.T
-	ctx context.Context
-}
-
-func (p tab) run(steps ...chromedp.Action[chromedp.Void]) {
-	p.t.Helper()
-	if err := chromedp.Do(p.ctx, steps...); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// eval evaluates a JavaScript expression, and awaits it if it is a promise.
-func eval[T any](p tab, expression string) T {
-	p.t.Helper()
-	v, err := chromedp.Run(p.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise,
-		func(e *runtime.EvaluateParams) { e.UserGesture = new(true) }))
-	if err != nil {
-		p.t.Fatalf("%s: %v", expression, err)
-	}
-	return v
-}
-
-func (p tab) click() { p.t.Helper(); p.run(chromedp.Click(button)) }
-
-// doubleClick clicks, and then what chromedp calls a double click: the second
-// click of one.
-func (p tab) doubleClick() { p.t.Helper(); p.run(chromedp.Click(button), chromedp.DoubleClick(button)) }
-
-const button = chromedp.CSS("button")
-
-// says waits until the page says something that starts with prefix.
-func (p tab) says(prefix string) {
-	p.t.Helper()
-	eval[bool](p, fmt.Sprintf(`new Promise((resolve, reject) => {
-		const output = document.querySelector('output')
-		const look = () => output.textContent.startsWith(%q) && resolve(true)
-		new MutationObserver(look).observe(output, { childList: true, characterData: true, subtree: true })
-		setTimeout(() => reject(new Error('it says: ' + output.textContent)), 30_000)
-		look()
-	})`, prefix))
-}
-
-// told is what a call of once came to.
-type told struct {
-	Status   int
-	Replayed bool
-	Answer   struct{ ID int64 }
-	Error    string
-}
-
-// once calls the wrapper. options is a JavaScript object.
-func (p tab) once(quantity int, options string) told {
-	p.t.Helper()
-	return eval[told](p, fmt.Sprintf(`import('/once.js').then(async ({ once }) => {
-		const response = await once(%s, %s)
-		return {
-			Status: response.status, Replayed: response.headers.get('Idempotency-Replayed') === 'true',
-			Answer: await response.json(), Error: '',
-		}
-	}).catch((error) => ({ Status: 0, Replayed: false, Answer: {}, Error: error.name }))`, request(quantity), options))
-}
-
-// another is a new tab, which shares what tabs share.
-func (p tab) another(url string) tab {
-	p.t.Helper()
-	ctx, cancel := chromedp.NewContext(p.ctx)
-	p.t.Cleanup(cancel)
-	second := tab{p.t, ctx}
-	second.run(chromedp.Navigate(url))
-	return second
-}
-
-func (p tab) forget(quantity int, options string) {
-	p.t.Helper()
-	eval[bool](p, fmt.Sprintf(`import('/once.js').then(({ forget }) => { forget(%s, %s); return true })`, request(quantity), options))
-}
-
-func request(quantity int) string {
-	return fmt.Sprintf(`'buy', '/orders', { method: 'POST', body: JSON.stringify({ item: 'book', quantity: %d }) }`, quantity)
-}
-
-// setClock stops the page's clock, at so many ms after its start.
-func (p tab) setClock(ms int) {
-	p.t.Helper()
-	eval[bool](p, fmt.Sprintf(`Date.now = () => 1.7e12 + %d, true`, ms))
-}
-
-func expectTold(t *testing.T, got told, status int, replayed bool, id int64) {
-	t.Helper()
-	if got.Status != status || got.Replayed != replayed || got.Answer.ID != id || got.Error != "" {
-		t.Fatalf("once gave %+v; want %d, replayed: %t, order %d", got, status, replayed, id)
-	}
+// anywhere are the tests that need no page: they run in the browser and in Node.
+var anywhere = map[string]func(*stage, tab){
+	"two calls at once":          testTwoCalls,
+	"answers":                    testAnswers,
+	"changed under one id":       testChangedUnderID,
+	"refused and corrected":      testCorrected,
+	"session over":               testSessionOver,
+	"server error":               testServerError,
+	"key too old":                testStaleKey,
+	"body without an id":         testBodyWithoutID,
+	"entries are swept":          testSwept,
+	"abort ends a wait":          testAbortInAWait,
+	"abort of one of two":        testAbortOfOne,
+	"forgotten while it is sent": testForgottenInFlight,
+	"id is not in the storage":   testIDIsNotKept,
 }
 
 // TestBrowser clicks through the order page, and calls its once.js, in a real
@@ -324,7 +52,8 @@ func TestBrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for name, test := range map[string]func(*stage, tab){
+	tests := maps.Clone(anywhere)
+	maps.Copy(tests, map[string]func(*stage, tab){
 		"double click":                 testDoubleClick,
 		"second click after the first": testSecondClick,
 		"reload while it runs":         testReload,
@@ -335,25 +64,15 @@ func TestBrowser(t *testing.T) {
 		"answer after the next action": testLateAnswer,
 		"key made by the server":       testGivenKey,
 		"changed quantity":             testChangedQuantity,
-		"changed under one id":         testChangedUnderID,
-		"refused and corrected":        testCorrected,
 		"outcome unknown":              testOutcomeUnknown,
-		"session over":                 testSessionOver,
-		"server error":                 testServerError,
 		"no answer at all":             testNoAnswer,
-		"key too old":                  testStaleKey,
 		"insecure origin":              testInsecureOrigin,
-		"body without an id":           testBodyWithoutID,
 		"storage that keeps nothing":   testNoStorage,
 		"storage full of old entries":  testStorageFull,
 		"storage full at the answer":   testStorageFullAtTheAnswer,
-		"entries are swept":            testSwept,
 		"entry that cannot be read":    testCorruptStorage,
-		"abort ends a wait":            testAbortInAWait,
-		"abort of one of two":          testAbortOfOne,
-		"forgotten while it is sent":   testForgottenInFlight,
-		"id is not in the storage":     testIDIsNotKept,
-	} {
+	})
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			// Storage of its own.
@@ -361,7 +80,7 @@ func TestBrowser(t *testing.T) {
 			t.Cleanup(cancel)
 			ctx, cancel = context.WithTimeout(ctx, time.Minute)
 			t.Cleanup(cancel)
-			p := tab{t, ctx}
+			p := tab{t: t, ctx: ctx}
 			p.run(chromedp.Navigate(s.url))
 			test(s, p)
 		})
@@ -453,7 +172,7 @@ func testDuplicatedTab(s *stage, p tab) {
 	eval[bool](p, `open(location.href) !== null`)
 	ctx, cancel := chromedp.NewContext(p.ctx, chromedp.WithTargetID(await(s.t, p.ctx, "the second tab", opened)))
 	s.t.Cleanup(cancel)
-	second := tab{s.t, ctx}
+	second := tab{t: s.t, ctx: ctx}
 	second.run(chromedp.WaitVisible(button))
 	// As the page does it, but without a wish to wait.
 	call := "import('/once.js').then(({ once }) => once('place order', '/orders', " +
@@ -467,20 +186,6 @@ func testDuplicatedTab(s *stage, p tab) {
 	if status := eval[int](second, `answer`); status != http.StatusCreated {
 		s.t.Fatalf("the second tab was answered with %d", status)
 	}
-	s.expect(1, 1)
-}
-
-func testLocalStorage(s *stage, p tab) {
-	const options = `{ storage: localStorage, tries: 1 }`
-	s.set(&s.front, times(2, lose))
-	if got := p.once(1, options); got.Error != "TypeError" {
-		s.t.Fatalf("once gave %+v", got)
-	}
-	s.set(&s.front, pass)
-	second := p.another(s.url)
-	// What a tab writes takes its time to the others.
-	eval[bool](second, `localStorage.length === 1 || new Promise((resolve) => addEventListener('storage', () => resolve(true)))`)
-	expectTold(s.t, second.once(1, options), 201, true, 1)
 	s.expect(1, 1)
 }
 
@@ -518,6 +223,120 @@ func testGivenKey(s *stage, p tab) {
 		}
 	}
 	s.expect(1, 1)
+}
+
+// Two calls of one action share its request and its answer.
+func testTwoCalls(s *stage, p tab) {
+	arrived, release := s.hold()
+	p.begin("first", true)
+	await(s.t, p.ctx, "the order's way to the service", arrived)
+	p.begin("second", false)
+	release()
+	for _, name := range []string{"first", "second"} {
+		if got := eval[string](p, name+`.answer`); got != "201" {
+			s.t.Fatalf("the %s call was answered with %s", name, got)
+		}
+	}
+	if posts := s.seen(); len(posts) != 1 {
+		s.t.Fatalf("posts: %+v", posts)
+	}
+}
+
+// testAnswers has the first post answered as a row says, and looks at what once
+// does about it, and under which key the user's next call is sent.
+func testAnswers(s *stage, p tab) {
+	// Waits are noted, and not waited for. The shortest pause is 250 ms. Node's
+	// fetch has timers of its own.
+	eval[bool](p, `{
+		const later = setTimeout
+		globalThis.waits = []
+		globalThis.setTimeout = (f, ms, ...rest) => {
+			if (!new Error().stack.includes('once.js')) return later(f, ms, ...rest)
+			waits.push(ms)
+			return later(f, 0)
+		}
+	}; true`)
+	p.setClock(0) // at 1.7e12: Tue, 14 Nov 2023 22:13:20 GMT
+	type row struct {
+		status                 int
+		retry, after, recorded string
+		again                  bool // sent again by itself
+		wait                   int  // ms, at least
+		next                   string
+	}
+	for i, row := range []row{
+		{status: 201, recorded: "yes", next: "same"}, // the second half of a double click
+		{status: 400, recorded: "yes", next: "new"},
+		{status: 404, recorded: "yes", next: "new"},
+		{status: 422, retry: "new-key", next: "new"},
+		{status: 422, retry: "no", next: "same"},
+		{status: 500, recorded: "yes", next: "same"},
+		{status: 502, recorded: "yes", retry: "after-resolution", next: "same"}, // the outcome is unknown
+		{status: 409, retry: "after-resolution", next: "same"},
+		{status: 409, retry: "same-key", after: "2", again: true, wait: 2000},
+		{status: 409, next: "same"}, // another server's: it may be any refusal
+		{status: 425, after: "1", again: true, wait: 1000},
+		{status: 425, again: true, wait: 250},
+		{status: 429, after: "3", again: true, wait: 3000},
+		{status: 503, after: "5", again: true, wait: 5000},
+		{status: 503, after: "Tue, 14 Nov 2023 22:13:31 GMT", again: true, wait: 12_000},
+		{status: 503, after: "Tue, 14 Nov 2023 22:13:00 GMT", again: true, wait: 250}, // is over
+		{status: 503, after: "soon", again: true, wait: 250},
+		{status: 503, after: "31", next: "same"}, // too long for a page
+		{status: 503, after: "Tue, 14 Nov 2023 22:14:20 GMT", next: "same"},
+		{status: 408, again: true}, // which Chromium sends again itself
+		{status: 504, again: true, wait: 250},
+		{status: 401, next: "same"},
+	} {
+		quantity := i + 1
+		s.set(&s.front, times(1, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			h := w.Header()
+			h.Set("Date", "Tue, 14 Nov 2023 22:13:19 GMT") // the server's clock is a second behind
+			for name, value := range map[string]string{"Retry-After": row.after, "Idempotency-Expires": row.recorded} {
+				if value != "" {
+					h.Set(name, value)
+				}
+			}
+			h.Set("Content-Type", "application/problem+json")
+			w.WriteHeader(row.status)
+			if row.retry != "" {
+				_, _ = fmt.Fprintf(w, `{"retry":%q}`, row.retry)
+			} else {
+				_, _ = fmt.Fprint(w, `{}`)
+			}
+		}))
+		var keys []string
+		front := s.front
+		s.set(&s.front, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			s.mu.Lock()
+			keys = append(keys, r.Header.Get("Idempotency-Key"))
+			s.mu.Unlock()
+			front(w, r, next)
+		})
+		eval[bool](p, `waits.length = 0, true`)
+		got := p.once(quantity, `{}`)
+		waits := eval[[]float64](p, `waits`)
+		s.mu.Lock()
+		sent := slices.Clone(keys)
+		s.mu.Unlock()
+		switch {
+		case row.again && (got.Status != 201 || len(sent) != 2 || sent[0] != sent[1] || row.wait > 0 && (len(waits) != 1 || waits[0] < float64(row.wait))):
+			s.t.Errorf("%+v: %d after posts with keys %v and waits %v", row, got.Status, sent, waits)
+		case !row.again && (got.Status != row.status || len(sent) != 1 || len(waits) != 0):
+			s.t.Errorf("%+v: %d after posts with keys %v and waits %v", row, got.Status, sent, waits)
+		}
+		if row.again {
+			continue
+		}
+		if got := p.once(quantity, `{}`); got.Status != 201 {
+			s.t.Errorf("%+v: the next call is answered with %d", row, got.Status)
+		}
+		s.mu.Lock()
+		if same := keys[0] == keys[len(keys)-1]; same != (row.next == "same") {
+			s.t.Errorf("%+v: the next call has the same key: %t", row, same)
+		}
+		s.mu.Unlock()
+	}
 }
 
 func testChangedQuantity(s *stage, p tab) {
@@ -633,31 +452,6 @@ func testNoAnswer(s *stage, p tab) {
 	s.expect(1, 1)
 }
 
-func testStaleKey(s *stage, p tab) {
-	s.set(&s.front, times(2, lose))
-	p.setClock(0)
-	if got := p.once(1, `{ tries: 1 }`); got.Error != "TypeError" {
-		s.t.Fatalf("once gave %+v", got)
-	}
-	s.set(&s.front, pass)
-	sent := len(s.answered)
-	for _, ms := range []int{12*3600e3 + 1, -12*3600e3 - 1} { // also by a clock that was set back
-		p.setClock(ms)
-		if got := p.once(1, `{}`); got.Error != "StaleKeyError" {
-			s.t.Fatalf("once gave %+v", got)
-		}
-	}
-	if len(s.answered) != sent {
-		s.t.Fatal("a request was sent with a key that is too old")
-	}
-	p.setClock(12 * 3600e3)
-	expectTold(s.t, p.once(1, `{}`), 201, true, 1)
-	s.expect(1, 1)
-	p.forget(1, `{}`)
-	expectTold(s.t, p.once(1, `{}`), 201, false, 2)
-	s.expect(2, 2)
-}
-
 // Without TLS, and not from the loopback host, a page has no crypto.randomUUID.
 func testInsecureOrigin(s *stage, p tab) {
 	p.run(chromedp.Navigate(strings.Replace(s.url, "127.0.0.1", "orders.test", 1)))
@@ -695,153 +489,6 @@ func testBodyWithoutID(s *stage, p tab) {
 	s.expect(0, 1)
 }
 
-// A key that cannot be kept is not used.
-func testNoStorage(s *stage, p tab) {
-	for _, options := range []string{
-		`{ storage: { getItem: () => null, setItem() { throw new DOMException('full', 'QuotaExceededError') } } }`,
-		`{ get storage() { throw new DOMException('blocked', 'SecurityError') } }`,
-	} {
-		if got := p.once(1, options); got.Error != "StorageError" {
-			s.t.Fatalf("once gave %+v", got)
-		}
-	}
-	p.fill()
-	p.click()
-	p.says("This browser keeps nothing for this page. Nothing was ordered.")
-	s.expect(0, 0)
-}
-
-// fill leaves no room in the session storage.
-func (p tab) fill() {
-	p.t.Helper()
-	eval[bool](p, `{
-		const room = (slot, n) => { try { sessionStorage.setItem(slot, 'x'.repeat(n)); return true } catch { return false } }
-		for (let n = 2 ** 23, i = 0; n >= 1; room('other' + i++, n) || (n = Math.floor(n / 2)));
-	}; true`)
-}
-
-// kept tells what once.js has in the session storage.
-func (p tab) kept() map[string]string {
-	p.t.Helper()
-	return eval[map[string]string](p, `Object.fromEntries(Object.entries(sessionStorage).filter(([slot]) => !slot.startsWith('other')))`)
-}
-
-// What is over makes room for what is next.
-func testStorageFull(s *stage, p tab) {
-	p.setClock(0)
-	expectTold(s.t, p.once(1, `{}`), 201, false, 1)
-	expectTold(s.t, p.once(2, `{}`), 201, false, 2)
-	p.fill()
-	if got := p.once(3, `{}`); got.Error != "StorageError" {
-		s.t.Fatalf("once gave %+v", got)
-	}
-	p.setClock(2000)
-	expectTold(s.t, p.once(3, `{}`), 201, false, 3)
-	s.expect(3, 3)
-}
-
-// The answer is told, whatever the storage makes of it.
-func testStorageFullAtTheAnswer(s *stage, p tab) {
-	arrived, release := s.hold()
-	p.setClock(0)
-	p.click()
-	await(s.t, p.ctx, "the order's way to the service", arrived)
-	p.fill()
-	release()
-	p.says("Order 1: 1 × book")
-	p.setClock(2000) // it was noted all the same
-	p.click()
-	p.says("Order 2: 1 × book")
-	s.expect(2, 2)
-
-	// A storage that takes nothing more: it stays the same action.
-	const options = `{ storage: globalThis.once ??= {
-		getItem(slot) { return this[slot] ?? null },
-		setItem(slot, text) { if (this[slot]) throw new DOMException('full', 'QuotaExceededError'); this[slot] = text },
-	} }`
-	expectTold(s.t, p.once(2, options), 201, false, 3)
-	p.setClock(3600e3)
-	expectTold(s.t, p.once(2, options), 201, true, 3)
-	s.expect(3, 3)
-}
-
-// An entry goes when it is of no use any more: that of an answer after the
-// pause, and any after a month, as an order of then is another one.
-func testSwept(s *stage, p tab) {
-	const hour, month = 3600e3, 30 * 24 * 3600e3
-	eval[bool](p, `sessionStorage.setItem('another', '{"key":"k","made":1,"life":1}'), true`)
-	p.setClock(0)
-	for n := 1; n <= 3; n++ {
-		expectTold(s.t, p.once(n, `{}`), 201, false, int64(n))
-	}
-	expectTold(s.t, p.once(4, `{ id: 'cart 4' }`), 201, false, 4)
-	s.set(&s.front, times(2, lose))
-	if got := p.once(5, `{ tries: 1 }`); got.Error != "TypeError" {
-		s.t.Fatalf("once gave %+v", got)
-	}
-	s.set(&s.front, pass)
-	p.setClock(2000)
-	expectTold(s.t, p.once(6, `{}`), 201, false, 6)
-	// The sixth, that of the id, the one without an answer, and another's.
-	if kept := p.kept(); len(kept) != 4 {
-		s.t.Fatalf("kept: %v", kept)
-	}
-	p.setClock(12*hour + month - 1)
-	if got := p.once(5, `{}`); got.Error != "StaleKeyError" {
-		s.t.Fatalf("once gave %+v", got)
-	}
-	p.setClock(12*hour + month)
-	expectTold(s.t, p.once(5, `{}`), 201, false, 7)
-	if kept := p.kept(); len(kept) != 2 || kept["another"] == "" {
-		s.t.Fatalf("kept: %v", kept)
-	}
-	s.expect(7, 7)
-
-	// Unless it is for ever.
-	const forever = `{ maxAge: Infinity, pause: Infinity }`
-	expectTold(s.t, p.once(8, forever), 201, false, 8)
-	p.setClock(100 * month)
-	expectTold(s.t, p.once(8, forever), 201, true, 8)
-	expectTold(s.t, p.once(9, forever), 201, false, 9)
-	expectTold(s.t, p.once(8, forever), 201, true, 8)
-}
-
-// A key that is lost is treated as one that is too old.
-func testCorruptStorage(s *stage, p tab) {
-	s.set(&s.front, times(2, lose))
-	if got := p.once(1, `{ tries: 1 }`); got.Error != "TypeError" {
-		s.t.Fatalf("once gave %+v", got)
-	}
-	s.set(&s.front, pass)
-	sent := len(s.answered)
-	for _, text := range []string{``, `null`, `{"key":"`, `{}`, `{"key":1,"made":1,"life":1}`, `{"key":"k","made":"then","life":1}`, `["k"]`} {
-		eval[bool](p, fmt.Sprintf(`sessionStorage.setItem(Object.keys(sessionStorage)[0], %q), true`, text))
-		for range 2 {
-			if got := p.once(1, `{}`); got.Error != "StaleKeyError" {
-				s.t.Fatalf("once gave %+v of %s", got, text)
-			}
-		}
-	}
-	if len(s.answered) != sent {
-		s.t.Fatal("a request was sent without its key")
-	}
-	expectTold(s.t, p.once(2, `{}`), 201, false, 2)
-	p.forget(1, `{}`)
-	expectTold(s.t, p.once(1, `{}`), 201, false, 3)
-
-	// The page leaves it to the user.
-	s.set(&s.front, lose)
-	eval[bool](p, `{ const later = setTimeout; globalThis.setTimeout = (f, ms) => later(f, ms < 20_000 ? 0 : ms) }; true`)
-	p.click()
-	p.says("No answer came.")
-	s.set(&s.front, pass)
-	eval[bool](p, `{ const slot = Object.keys(sessionStorage).find((slot) => slot.includes('place order')); sessionStorage.setItem(slot, '?') }; true`)
-	p.click()
-	p.says("Whether this was ordered some time ago is not known.")
-	p.run(chromedp.Click(chromedp.CSS("#anew")))
-	p.says("Order 5")
-}
-
 // begin calls the wrapper as the global name, with a signal of its own, right
 // after what else there is to do. It fails unless the call sends a request of its
 // own, or joins another, as wanted.
@@ -876,10 +523,10 @@ func testAbortInAWait(s *stage, p tab) {
 		w.Header().Set("Retry-After", "20")
 		problem(w, http.StatusServiceUnavailable, "come back")
 	}))
-	eval[bool](p, `{ const later = setTimeout; globalThis.waits = 0; globalThis.setTimeout = (f, ms) => ms === 20_000 ? (globalThis.wake = f, ++waits) : later(f, ms) }; true`)
+	eval[bool](p, `{ const later = setTimeout; globalThis.waits = 0; globalThis.setTimeout = (f, ms, ...rest) => ms === 20_000 ? (globalThis.wake = f, ++waits) : later(f, ms, ...rest) }; true`)
 	p.begin("first", true)
 	await(s.t, p.ctx, "the first answer", s.answered)
-	eval[bool](p, `new Promise((resolve) => { const look = () => waits ? resolve(true) : requestIdleCallback(look); look() })`)
+	eval[bool](p, `new Promise((resolve) => { const look = () => waits ? resolve(true) : setTimeout(look, 1); look() })`)
 	if got := p.abort("first"); got != "AbortError" {
 		s.t.Fatalf("the aborted call gave %s", got)
 	}
@@ -929,39 +576,6 @@ func testAbortOfOne(s *stage, p tab) {
 		if got := eval[string](p, name+`.answer`); got != "201" {
 			s.t.Fatalf("the %s call was answered with %s", name, got)
 		}
-	}
-	s.expect(1, 1)
-}
-
-func testForgottenInFlight(s *stage, p tab) {
-	arrived, release := s.hold()
-	p.begin("first", true)
-	await(s.t, p.ctx, "the first order's way to the service", arrived)
-	p.forget(1, `{}`)
-	p.begin("second", true)
-	await(s.t, p.ctx, "the second order's way to the service", arrived)
-	release()
-	for _, name := range []string{"first", "second"} {
-		if got := eval[string](p, name+`.answer`); got != "201" {
-			s.t.Fatalf("the %s call was answered with %s", name, got)
-		}
-	}
-	s.expect(2, 2)
-	if kept := p.kept(); len(kept) != 1 {
-		s.t.Fatalf("kept: %v", kept)
-	}
-}
-
-func testIDIsNotKept(s *stage, p tab) {
-	arrived, release := s.hold()
-	eval[bool](p, fmt.Sprintf(`import('/once.js').then(({ once }) => { globalThis.running = once(%s, { id: 'alice@example.com' }) }), true`, request(1)))
-	await(s.t, p.ctx, "the order's way to the service", arrived)
-	for range 2 {
-		if kept := eval[string](p, `JSON.stringify(sessionStorage)`); !strings.Contains(kept, "key") || strings.Contains(kept, "alice") || strings.Contains(kept, "example.com") {
-			s.t.Fatalf("kept in storage: %s", kept)
-		}
-		release()
-		eval[bool](p, `running.then(() => true)`)
 	}
 	s.expect(1, 1)
 }

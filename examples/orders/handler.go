@@ -6,13 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/semelhq/semel/clients/js"
 )
 
-// web is a page to order from. Its once.js keeps one key for each action of the
-// user; without a gateway before the service, that helps nobody.
+// web is a page to order from. It uses once.js, which keeps one key for each action
+// of the user; without a gateway before the service, that helps nobody.
 //
 //go:embed web
 var web embed.FS
@@ -20,13 +23,16 @@ var web embed.FS
 // handler is the whole API. Nothing in it knows that a request can come twice.
 func handler(s *shop, delay time.Duration) http.Handler {
 	mux := http.NewServeMux()
-	for pattern, name := range map[string]string{
-		"GET /{$}": "index.html", "GET /order.js": "order.js", "GET /once.js": "once.js",
+	for pattern, file := range map[string]struct {
+		fs   fs.FS
+		name string
+	}{
+		"GET /{$}": {web, "web/index.html"}, "GET /order.js": {web, "web/order.js"}, "GET /once.js": {js.FS, "once.js"},
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "no-cache")
 			w.Header().Set("Content-Security-Policy", "default-src 'self'; img-src data:")
-			http.ServeFileFS(w, r, web, "web/"+name)
+			http.ServeFileFS(w, r, file.fs, file.name)
 		})
 	}
 	mux.HandleFunc("POST /orders", func(w http.ResponseWriter, r *http.Request) {

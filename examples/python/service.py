@@ -34,6 +34,7 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
-server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 9100), Service)
+port = int(sys.argv[1]) if len(sys.argv) > 1 else 9100
+server = ThreadingHTTPServer((sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1", port), Service)
 print(f"charges on http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()

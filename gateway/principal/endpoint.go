@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/gateway/internal/credential"
+	"github.com/semelhq/semel/gateway/internal/spelling"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -133,7 +134,7 @@ func NewEndpoint(c EndpointConfig) (*Endpoint, error) {
 			wrong("field Credentials names %q, which %s", name, why)
 		case strings.HasPrefix(strings.ToLower(name), "x-forwarded-"):
 			wrong("field Credentials names %q, which the endpoint is told by the gateway", name)
-		case spells(name, []string{c.Subject, c.Tenant}):
+		case spelling.OneOf(name, []string{c.Subject, c.Tenant}):
 			wrong("field Credentials names %q, which the endpoint says in its answer", name)
 		}
 	}

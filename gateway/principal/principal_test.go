@@ -29,6 +29,7 @@ import (
 
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/gateway/internal/spelling"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -326,7 +327,7 @@ func TestIdentityHeadersOnTheWire(t *testing.T) {
 				want(t, "status", res.StatusCode, 200)
 				var got []string
 				for name, values := range <-up.headers {
-					if spells(name, []string{"X-User"}) {
+					if spelling.OneOf(name, []string{"X-User"}) {
 						got = append(got, name+": "+strings.Join(values, ", "))
 					}
 				}

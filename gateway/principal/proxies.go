@@ -9,6 +9,8 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+
+	"github.com/semelhq/semel/gateway/internal/spelling"
 )
 
 // Proxies are the proxies that are trusted to say who a client is and what its
@@ -43,6 +45,23 @@ func (p Proxies) checked(errs *[]error) Proxies {
 	}
 	p.From = from
 	return p
+}
+
+// Check says what is wrong with the networks: none at all, one that holds all
+// addresses, or one that is not written as a network.
+func (p Proxies) Check() error {
+	var errs []error
+	if p.checked(&errs); p.none() {
+		errs = append(errs, errors.New("field Proxies names no proxy; name their networks"))
+	}
+	return errors.Join(errs...)
+}
+
+// Holds reports whether all that q trusts is trusted.
+func (p Proxies) Holds(q Proxies) bool {
+	return (p.Unix || !q.Unix) && !slices.ContainsFunc(q.From, func(n netip.Prefix) bool {
+		return !slices.ContainsFunc(p.From, func(m netip.Prefix) bool { return m.Bits() <= n.Bits() && m.Contains(n.Addr()) })
+	})
 }
 
 // Trusts reports whether the request comes from a trusted proxy.
@@ -143,7 +162,7 @@ func Clean(s Source, next http.Handler) http.Handler {
 // calls next. Around a gateway with TrustForwarded, the upstream sees what
 // trusted proxies say, and for other requests what the gateway says.
 func (p Proxies) Clean(next http.Handler) http.Handler {
-	return p.clean([]string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}, next)
+	return p.clean(spelling.Forwarded, next)
 }
 
 // clean takes the named headers away from requests that do not come from p.
@@ -151,13 +170,13 @@ func (p Proxies) clean(names []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		trusted := p.Trusts(r)
 		for name := range r.Trailer { // in which no proxy says such a thing
-			if spells(name, names) {
+			if spelling.OneOf(name, names) {
 				delete(r.Trailer, name)
 			}
 		}
 		var dirty []string
 		for name := range r.Header {
-			if spells(name, names) && (!trusted || !slices.Contains(names, name)) {
+			if spelling.OneOf(name, names) && (!trusted || !slices.Contains(names, name)) {
 				dirty = append(dirty, name)
 			}
 		}
@@ -184,7 +203,7 @@ func (p Proxies) clean(names []string, next http.Handler) http.Handler {
 func unlisted(lines, names []string) (kept []string, listed bool) {
 	for _, line := range lines {
 		for option := range strings.SplitSeq(line, ",") {
-			if option = textproto.TrimString(option); spells(option, names) {
+			if option = textproto.TrimString(option); spelling.OneOf(option, names) {
 				listed = true
 			} else {
 				kept = append(kept, option)
@@ -192,33 +211,6 @@ func unlisted(lines, names []string) (kept []string, listed bool) {
 		}
 	}
 	return kept, listed
-}
-
-// spells reports whether name is one of the names in some spelling.
-func spells(name string, names []string) bool {
-	return slices.ContainsFunc(names, func(n string) bool {
-		if len(n) != len(name) {
-			return false
-		}
-		for i := range len(n) {
-			if plain(n[i]) != plain(name[i]) {
-				return false
-			}
-		}
-		return true
-	})
-}
-
-// plain is what servers that make a variable of a header's name make of c: all
-// that is no letter or digit becomes one character.
-func plain(c byte) byte {
-	switch {
-	case 'A' <= c && c <= 'Z':
-		return c + 'a' - 'A'
-	case 'a' <= c && c <= 'z', '0' <= c && c <= '9':
-		return c
-	}
-	return '_'
 }
 
 // only returns the value of the header if there is one line of it.

@@ -129,5 +129,5 @@ func stored(f func(r *semel.Result)) func(*seams) {
 
 // Stores returns all broken stores.
 func Stores() []Broken {
-	return slices.Concat(claiming, naming, recording, piecemeal, timing, leasing, fencing, resolving, sweeping, failing, listing, telling, transacting)
+	return slices.Concat(claiming, naming, recording, piecemeal, timing, leasing, fencing, resolving, erasing, sweeping, failing, listing, telling, transacting)
 }

@@ -97,6 +97,9 @@ type seams struct {
 	// resolve returns the row as it is after d; fence makes a new fence.
 	resolve func(s *store, r row, d semel.Resolution, fence func() uint64, now time.Time) row
 
+	// erase takes the answer out of r, if e may.
+	erase func(s *store, r *row, e semel.Erasure) error
+
 	// gather reads the pieces of a result before call, of the claim c if it
 	// is one's, writes it; view is how who reads the row r gets at them.
 	gather func(ctx context.Context, s *store, call string, c *claim, p *semel.Pieces) (*semel.Pieces, error)
@@ -144,6 +147,7 @@ func correct() seams {
 			return d.Fence == r.Fence && marked && s.unsettled(s, r, now)
 		},
 		resolve: resolve,
+		erase:   erase,
 
 		gather: gather,
 		view:   view,
@@ -257,7 +261,7 @@ func view(s *store, r row) *semel.Pieces {
 	return &semel.Pieces{Size: held.Size, Read: func(ctx context.Context, n int) ([]byte, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if now := s.rows[s.row(r.Identity)]; now.Fence != r.Fence || now.State != semel.StateCompleted {
+		if now := s.rows[s.row(r.Identity)]; now.Fence != r.Fence || now.State != semel.StateCompleted || now.Result.Pieces == nil {
 			return nil, semel.ErrNotFound
 		}
 		return held.Read(ctx, n)
@@ -420,6 +424,35 @@ func (s *store) Resolve(ctx context.Context, d semel.Resolution) (rec semel.Reco
 		return nil
 	})
 	return rec, err
+}
+
+func erase(_ *store, r *row, e semel.Erasure) error {
+	if r.Fence != e.Fence || r.State != semel.StateCompleted {
+		return semel.ErrStaleFence
+	}
+	r.Fingerprint = semel.Fingerprint{}
+	r.Result = semel.Result{Codec: r.Result.Codec, Label: r.Result.Label, Tombstone: true}
+	return nil
+}
+
+func (s *store) Erase(ctx context.Context, e semel.Erasure) (erased bool, err error) {
+	err = s.do(ctx, "erase", func(now time.Time) error {
+		was := s.live(e.Identity, now)
+		r := was
+		switch {
+		case was.State == 0:
+			return semel.ErrNotFound
+		case was.Erased() && was.Fence == e.Fence:
+			return nil
+		}
+		if err := s.erase(s, &r, e); err != nil {
+			return err
+		}
+		erased = true
+		s.write(was, r, now, semel.TrailEntry{Kind: semel.TrailErased, Cause: e.Cause, Origin: e.Origin})
+		return nil
+	})
+	return erased, err
 }
 
 func (s *store) Sweep(ctx context.Context, limit int) (n int, err error) {

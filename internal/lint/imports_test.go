@@ -39,6 +39,7 @@ type layer struct {
 // decision. Where several patterns match, the longest counts.
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
+	{patterns: []string{"cmd/semel/internal/browser"}, tree: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
 	{patterns: []string{"bench", "examples", "internal/matrix"}, down: true, any: true},
 	{patterns: []string{"examples/internal/shelldoc"}, tree: []string{"internal/testenv"}, testing: true, testOnly: true},
 	{patterns: []string{"probe/probetest"}, down: true, testing: true, testOnly: true},
@@ -70,12 +71,12 @@ var layers = []layer{
 	{patterns: []string{"internal/recordid"}, tree: []string{"."}},
 	{patterns: []string{"internal/quick"}, testing: true, testOnly: true},
 	{patterns: []string{"internal/httpfield"}},
-	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v3"}},
+	{patterns: []string{"internal/strict"}, others: []string{"go.yaml.in/yaml/v4"}},
 	{patterns: []string{"internal/recorder"}, testing: true, testOnly: true},
 	{patterns: []string{"."}},
-	{patterns: []string{"docs/lessons"}},
+	{patterns: []string{"docs/lessons", "clients/js"}},
 	{patterns: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
-	{patterns: []string{"internal/tools"}, any: true, testOnly: true},
+	{patterns: []string{"internal/tools", "internal/deploycheck"}, any: true, testOnly: true},
 	{patterns: []string{"internal/lint"}, testOnly: true},
 }
 

@@ -16,7 +16,7 @@ var rootMayRequire = []string{"github.com/dunglas/httpsfv", "github.com/go-json-
 // alone are modules that go.work leaves out, so that what they require raises
 // nobody else's versions. scripts/lint.sh and scripts/tidy.sh name them, too, and the
 // Makefile those whose tests are run with the others.
-var alone = []string{"adapter/caddy", "bench/peers"}
+var alone = []string{"adapter/caddy", "bench/peers", "internal/deploycheck", "internal/tools"}
 
 // checkModules returns what is wrong with the way the modules fit together.
 func checkModules(tree fs.FS) ([]string, error) {

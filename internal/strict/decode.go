@@ -13,7 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // Node is a value as it was written.
@@ -36,8 +36,6 @@ func (l *Language) Decode(f *Findings, data []byte, into any) bool {
 	d.Value(root, reflect.ValueOf(into).Elem(), Rule{}, "")
 	return true
 }
-
-var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): `)
 
 // parse returns the top of the only document, or nil.
 func (d *Decoder) parse(data []byte) *Node {
@@ -94,12 +92,16 @@ func tooDeep(data []byte) bool {
 
 func (d *Decoder) syntax(err error) {
 	text := err.Error()
-	if m := yamlLine.FindStringSubmatch(text); m != nil {
-		line, _ := strconv.Atoi(m[1])
-		d.Source.at[""] = Place{Line: line, Col: 1}
-		text = text[len(m[0]):]
+	if e, ok := errors.AsType[*yaml.LoadError](err); ok {
+		text = e.Message
+		if e.ContextMsg != "" {
+			text += " " + e.ContextMsg
+		}
+		if e.Mark.Line > 0 {
+			d.Source.at[""] = Place{Line: e.Mark.Line, Col: e.Mark.Column}
+		}
 	}
-	d.Add("", "this is not YAML: %s", strings.TrimPrefix(text, "yaml: "))
+	d.Add("", "this is not YAML: %s", text)
 }
 
 // Note notes where a value is and refuses what no value may have. It reports

@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -25,12 +25,27 @@ func (d *Decoder) fromEnv(n *Node, path string) bool {
 	}
 	n.Value = value
 	if n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0 {
-		n.Tag = "" // by its text
+		n.Tag = plainTag(value)
 	}
 	at := d.Source.at[path]
 	at.Env = names
 	d.Source.at[path] = at
 	return true
+}
+
+// word is text that YAML reads as a scalar, unless it is nothing but dashes and dots.
+var word = regexp.MustCompile(`^[-.]*[\w+~][\w+~.-]*$`)
+
+// plainTag returns what YAML takes text without quotes for.
+func plainTag(text string) string {
+	if text == "" {
+		return "!!null"
+	}
+	var doc Node
+	if word.MatchString(text) && yaml.Unmarshal([]byte(text), &doc) == nil && len(doc.Content) == 1 && doc.Content[0].Kind == yaml.ScalarNode {
+		return doc.Content[0].Tag
+	}
+	return "!!str"
 }
 
 // expand returns s with its variables replaced. Errors quote no value.

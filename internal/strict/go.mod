@@ -2,4 +2,4 @@ module github.com/semelhq/semel/internal/strict
 
 go 1.26.0
 
-require go.yaml.in/yaml/v3 v3.0.6
+require go.yaml.in/yaml/v4 v4.0.0-rc.6

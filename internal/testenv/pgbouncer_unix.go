@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // PgBouncer starts a PgBouncer in transaction mode before the database that
@@ -65,13 +63,7 @@ pidfile = %s/pid
 	}
 	bounced := *u
 	bounced.Host = fmt.Sprintf("%s:%d", host, port)
-	if err := f.await(p, func(ctx context.Context) error {
-		c, err := pgx.Connect(ctx, bounced.String())
-		if err != nil {
-			return err
-		}
-		return c.Close(ctx)
-	}); err != nil {
+	if err := f.await(p, func(ctx context.Context) error { return psql(ctx, bounced.String(), "") }); err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
 	return bounced.String()

@@ -1,18 +1,18 @@
 package testenv
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // EnvPostgres names the environment variable with the URL of a PostgreSQL
@@ -69,13 +69,21 @@ func withDatabase(t testing.TB, server, database string) string {
 func execute(server, sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	c, err := pgx.Connect(ctx, server)
+	return psql(ctx, server, sql)
+}
+
+// psql has the server's own client run a statement. A driver would be a
+// requirement of the root module, and so of everyone who uses semel.
+func psql(ctx context.Context, server, sql string) error {
+	program, err := findOrInstall("psql", "postgresql-client")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close(ctx) }() // sql is done, or its error tells more
-	_, err = c.Exec(ctx, sql)
-	return err
+	c := exec.CommandContext(ctx, program, "--no-psqlrc", "--no-password", "--quiet", "--set=ON_ERROR_STOP=1", "--command="+sql, server)
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("psql: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
 }
 
 // PostgresOptions tune a server of one's own.

@@ -17,8 +17,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // startTimeout bounds how long a server may take to answer, recovery after a
@@ -418,13 +416,7 @@ func (s *PostgresServer) Start() (err error) {
 		if s.process, err = s.folder.start(s.program, s.args...); err != nil {
 			return err
 		}
-		err = s.folder.await(s.process, func(ctx context.Context) error {
-			c, err := pgx.Connect(ctx, s.URL())
-			if err != nil {
-				return err
-			}
-			return c.Close(ctx)
-		})
+		err = s.folder.await(s.process, func(ctx context.Context) error { return psql(ctx, s.URL(), "") })
 		if err == nil || s.process.running() || time.Now().After(end) ||
 			!strings.Contains(s.Log()[logged:], "pre-existing shared memory block") {
 			return err

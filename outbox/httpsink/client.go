@@ -20,8 +20,8 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// ClientConfig makes a Client. Its fields mean what they do in Config; MaxConns is
-// for each host.
+// ClientConfig configures a Client. Its fields have the same meaning as in Config,
+// except that MaxConns applies to each host.
 type ClientConfig struct {
 	AllowPrivate            bool
 	UseProxyFromEnvironment bool
@@ -30,8 +30,8 @@ type ClientConfig struct {
 	TLS                     *tls.Config
 }
 
-// Client posts messages, for sinks that find out with each where it goes. NewClient
-// makes one. Safe for concurrent use.
+// Client posts messages, for sinks that determine the destination of each message.
+// NewClient makes one. It is safe for concurrent use.
 type Client struct{ transport *http.Transport }
 
 // maxIdle is how many idle connections there are at most, to however many hosts.
@@ -66,11 +66,12 @@ func NewClient(c ClientConfig) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// ErrHeader: a message has a header that cannot be sent. Nothing was sent.
+// ErrHeader reports that a message has a header that cannot be sent. Nothing
+// was sent.
 var ErrHeader = errors.New("httpsink: a header of the message cannot be sent")
 
-// ParseURL parses a URL that can be posted to. Its error goes behind what holds the
-// URL, and repeats nothing of it, since it may hold secrets.
+// ParseURL parses a URL for POST requests. Its error does not contain the URL,
+// which may contain secrets.
 func ParseURL(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
@@ -84,11 +85,11 @@ func ParseURL(s string) (*url.URL, error) {
 	return u, nil
 }
 
-// Answer is what a receiver answered.
+// Answer is the response of a receiver.
 type Answer struct {
 	Status int
-	// RetryAfter is what the field of this name says; Told is whether it says
-	// something.
+	// RetryAfter is the value of the Retry-After field. Told reports whether
+	// there is one.
 	RetryAfter time.Duration
 	Told       bool
 }
@@ -97,10 +98,10 @@ type Answer struct {
 // be used again.
 const maxAnswer = 64 << 10
 
-// Post posts m's payload with m's headers, and with those of its own, which win. It
-// is one request, whatever becomes of it, and follows no redirection. An error says
-// that there was no answer; it is Permanent, and ErrHeader, if m's headers cannot be
-// sent.
+// Post posts m's payload with m's headers and those in own, which take precedence.
+// It makes exactly one request and follows no redirects. An error means that there
+// was no response. If m's headers cannot be sent, the error is outbox.Permanent and
+// matches ErrHeader.
 func (c *Client) Post(ctx context.Context, to *url.URL, m outbox.Message, own http.Header) (Answer, error) {
 	r, err := request(ctx, to, m, own)
 	if err != nil {
@@ -148,8 +149,8 @@ func (o onceReader) Close() error               { return nil }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
-// ErrAddress: the receiver's address is not public, and Config.AllowPrivate is
-// not set. Nothing was sent.
+// ErrAddress reports that the receiver's address is not public and
+// Config.AllowPrivate is not set. Nothing was sent.
 var ErrAddress = errors.New("httpsink: the address is not public")
 
 // publicOnly is asked about the address itself, after names were resolved, so

@@ -1,9 +1,9 @@
 // Package httpsink delivers the messages of an outbox by HTTP.
 //
-// A message is a POST of its payload. Its id goes along in Idempotency-Key, so
+// A message is sent as a POST of its payload. Its id is in Idempotency-Key, so
 // that the receiver can drop repetitions: after a crash, a timeout or a lost
-// answer the same message is sent again. A receiver behind semel's middleware or
-// gateway does so by itself.
+// response the same message is sent again. Semel's middleware and gateway do
+// that for a receiver.
 package httpsink
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// Names of the headers that go with every message. Those of a message that has no
-// key or type are left out. Topic, key and type are percent-encoded as in a path.
+// Header fields of every request. Those for an empty key or type are omitted.
+// Topic, key and type are percent-encoded as in a path.
 const (
 	HeaderKey     = "Idempotency-Key"
 	HeaderTopic   = "Semel-Topic"
@@ -31,30 +31,30 @@ const (
 
 // Config says where messages go. URL is required.
 type Config struct {
-	// URL is posted to.
+	// URL is the destination.
 	URL string
-	// Header is sent with every request, such as an Authorization. It wins over
-	// the headers of a message.
+	// Header is sent with every request, such as an Authorization field. It
+	// takes precedence over the headers of a message.
 	Header http.Header
 	// AllowPrivate lets the sink connect to addresses that are not public:
 	// loopback, private, link-local and the like. By default it refuses them,
-	// also where a public name resolves to one, since messages are often sent
-	// to addresses that somebody else has given.
+	// even if a public name resolves to one, because addresses are often
+	// supplied by others.
 	AllowPrivate bool
-	// UseProxyFromEnvironment sends through the proxy that HTTP_PROXY and its
-	// kin name. Then AllowPrivate is about the proxy's address: whom it
-	// connects to is its own matter.
+	// UseProxyFromEnvironment uses the proxy named by HTTP_PROXY and similar
+	// variables. AllowPrivate then applies to the address of the proxy, not to
+	// those it connects to.
 	UseProxyFromEnvironment bool
-	// MaxConns is how many connections there are at most. Default 64.
+	// MaxConns is the maximum number of connections. Default 64.
 	MaxConns int
-	// DialTimeout bounds connecting, and the TLS handshake apart. Default 10 s.
-	// All of an attempt is bounded by the route's Timeout.
+	// DialTimeout limits connecting, and separately the TLS handshake. Default
+	// 10 s. The route's Timeout limits the whole attempt.
 	DialTimeout time.Duration
-	// TLS says which certificates are trusted, and more. Default: the system's.
+	// TLS is the TLS configuration. Default: the system's.
 	TLS *tls.Config
 }
 
-// Sink is an outbox.Sink that posts. New makes one.
+// Sink is an outbox.Sink that posts messages. New makes one.
 type Sink struct {
 	config Config
 	url    *url.URL
@@ -104,11 +104,11 @@ func (s *Sink) own(d outbox.Delivery) (http.Header, error) {
 	return own, nil
 }
 
-// Deliver implements outbox.Sink. An answer of 2xx is a delivery. 408, 425, 429
-// and 5xx are tried again, heeding Retry-After, and so is 409 with a
-// Retry-After, which a receiver says that is still at work on the same message.
-// So is a redirection, which is not followed: somebody has to correct the URL.
-// All other answers of 4xx are for good. Without an answer it is tried again.
+// Deliver implements outbox.Sink. A 2xx status is a delivery. After 408, 425,
+// 429 and 5xx the message is tried again, observing Retry-After. So it is after
+// 409 with Retry-After, from a receiver that is still handling the same
+// message; after a redirect, which is not followed, because the URL must be
+// corrected; and if there was no response. Any other 4xx status is permanent.
 func (s *Sink) Deliver(ctx context.Context, d outbox.Delivery) error {
 	own, err := s.own(d)
 	if err != nil {

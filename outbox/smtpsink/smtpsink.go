@@ -1,23 +1,23 @@
 // Package smtpsink sends the messages of an outbox as mail.
 //
-// A message's payload is the mail's text. Its headers are the mail's: To, Cc, Bcc,
-// Subject, From, Reply-To, Content-Type, those of threads and lists, and any that
-// begins with X-. The Message-ID is made of the message's id and stays the same over
-// all attempts, and so does every other byte.
+// A message's payload is the mail's text. Its headers are those of the mail: To, Cc,
+// Bcc, Subject, From, Reply-To, Content-Type, those of threads and lists, and any
+// that begins with X-. The Message-ID is derived from the message's id. All attempts
+// send the same bytes.
 //
 // # What cannot be known
 //
-// A mail server takes a mail over when it has read its last line, and says so. When
-// the connection breaks or a process dies between the two, nobody can know whether
-// the mail was sent: SMTP has no way to ask. This sink puts on record that it is
-// about to send that last line. If no answer comes, the route's policy decides:
+// A mail server accepts a mail when it has read its last line, and then responds.
+// If the connection breaks or a process dies in between, it cannot be known whether
+// the mail was sent, because SMTP has no way to ask. This sink records that it is
+// about to send the last line. If no response arrives, the route's policy decides:
 //
 //   - [outbox.UnknownHold], the default: the message is unknown until somebody decides. No
 //     mail is sent twice. Some unknown messages were sent and some were not.
-//   - [outbox.UnknownRetry]: it is sent again. No mail is missing. Some recipients get two
-//     copies with the same Message-ID, which most programs show both.
+//   - [outbox.UnknownRetry]: it is sent again. No mail is lost. Some recipients
+//     get two copies with the same Message-ID, and most programs show both.
 //
-// Whatever fails before that last line is tried again under either policy.
+// A failure before the last line is tried again under either policy.
 package smtpsink
 
 import (
@@ -40,39 +40,42 @@ import (
 type TLS uint8
 
 const (
-	// StartTLS begins in the clear and goes on only once STARTTLS has succeeded.
+	// StartTLS connects without TLS and continues only after STARTTLS has
+	// succeeded.
 	StartTLS TLS = iota
-	// ImplicitTLS begins with TLS, as usual at port 465.
+	// ImplicitTLS connects with TLS, as is usual at port 465.
 	ImplicitTLS
-	// NoTLS sends mail and no password in the clear: for a server on this host.
+	// NoTLS sends mail without TLS and without a password. Use it only for a
+	// server on the same host.
 	NoTLS
 )
 
-// Config says which server mail goes to. Addr is required.
+// Config configures a Sink. Addr is required.
 type Config struct {
 	// Addr is the server's host and port.
 	Addr string
-	// From is the sender of messages that name none, such as "Shop
+	// From is the sender of messages without a From header, such as "Shop
 	// <shop@example.com>".
 	From string
-	// TLS is how the connection is protected. Default StartTLS.
+	// TLS says how the connection is protected. Default StartTLS.
 	TLS TLS
-	// TLSConfig is for roots of one's own and the like; nil for the defaults.
+	// TLSConfig is the TLS configuration. Nil means the default.
 	TLSConfig *tls.Config
 	// Username and Password are for AUTH PLAIN, and need TLS.
 	Username, Password string
-	// Hello is the name that the sink gives itself. Default localhost.
+	// Hello is the host name in the EHLO command. Default localhost.
 	Hello string
-	// Domain is the right half of Message-IDs. Default: that of the sender.
+	// Domain is the domain of Message-IDs. Default: that of the sender.
 	Domain string
-	// MaxRecipients is how many a mail may have at most. Default 100.
+	// MaxRecipients is the maximum number of recipients of a mail. Default 100.
 	MaxRecipients int
-	// DialTimeout bounds connecting. Default 10 s. All of an attempt is bounded by
-	// the route's Timeout.
+	// DialTimeout limits connecting. Default 10 s. The route's Timeout limits the
+	// whole attempt.
 	DialTimeout time.Duration
 }
 
-// Sink is an outbox.Sink that sends mail, over a connection for each. New makes one.
+// Sink is an outbox.Sink that sends mail, each over its own connection. New
+// makes one.
 type Sink struct {
 	config Config
 	host   string
@@ -120,10 +123,10 @@ func New(c Config) (*Sink, error) {
 	return s, nil
 }
 
-// Deliver implements outbox.Sink. A message that cannot be a mail, and one that the
-// server refuses with a code of 5xx at its sender, recipients or text, is dead;
-// other failures are tried again. If one of several recipients is refused, nobody
-// gets the mail.
+// Deliver implements outbox.Sink. A message is dead if it is not a valid mail, or
+// if the server refuses its sender, recipients or text with a 5xx code. Other
+// failures are tried again. If one of several recipients is refused, the mail is
+// sent to none.
 func (s *Sink) Deliver(ctx context.Context, d outbox.Delivery) error {
 	l, err := s.compose(d)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // trial is one case being checked. Its methods end it by a panic with itself.

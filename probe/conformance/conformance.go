@@ -7,13 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // Config says what to check, and what is expected.
@@ -23,10 +24,10 @@ type Config struct {
 	// Contract is ietf, stripe or oasis. Default: ietf.
 	Contract string
 	// Header goes with every request: the credentials of a caller.
-	Header []wire.Field
+	Header http.Header
 	// Other, if not nil, are the credentials of another caller, whose keys are
 	// its own.
-	Other []wire.Field
+	Other http.Header
 	// InFlight is what the operation does with a duplicate in flight: reject,
 	// wait or accept. Default: reject.
 	InFlight string
@@ -42,8 +43,9 @@ type Config struct {
 	// an outage is not checked.
 	Outage func(down bool)
 
-	// Protocol is what to speak. Default: what the server picks.
-	Protocol wire.Protocol
+	// Protocol is what to speak: auto, which is what the server picks, http1 or
+	// http2. Default: auto.
+	Protocol string
 	// TLS is for https. Default: verified against the system's roots.
 	TLS *tls.Config
 	// Timeout bounds each exchange, and each wait for the endpoint to have
@@ -159,6 +161,9 @@ func newRun(ctx context.Context, c Config) (*run, error) {
 	if c.InFlight == "accept" && c.Prefix == "" {
 		errs = append(errs, errors.New("field InFlight is accept, but Prefix is empty"))
 	}
+	if _, ok := protocols[c.Protocol]; !ok {
+		errs = append(errs, fmt.Errorf("field Protocol is %q; use auto, http1 or http2", c.Protocol))
+	}
 	if c.Timeout == 0 {
 		c.Timeout = wire.DefaultTimeout
 	}
@@ -202,7 +207,7 @@ func (r *run) request(key string, do instruction, edit ...wire.Field) wire.Reque
 	if err != nil {
 		panic(err) // strings and numbers always marshal
 	}
-	req := wire.Request{Method: "POST", URL: r.URL, Body: body, Protocol: r.Protocol}
+	req := wire.Request{Method: "POST", URL: r.URL, Body: body, Protocol: protocols[r.Protocol]}
 	req.Header = append(req.Header, wire.Field{Name: "Content-Type", Value: "application/json"})
 	if key != "-" {
 		req.Header = append(req.Header, wire.Field{Name: r.keyHeader(), Value: key})
@@ -212,12 +217,24 @@ func (r *run) request(key string, do instruction, edit ...wire.Field) wire.Reque
 	}
 	req.Header = append(req.Header, edit...)
 	if !slices.ContainsFunc(edit, func(f wire.Field) bool { return f.Name == asOther }) {
-		req.Header = append(req.Header, r.Header...)
+		req.Header = append(req.Header, fields(r.Header)...)
 	} else {
 		req.Header = slices.DeleteFunc(req.Header, func(f wire.Field) bool { return f.Name == asOther })
-		req.Header = append(req.Header, r.Other...)
+		req.Header = append(req.Header, fields(r.Other)...)
 	}
 	return req
+}
+
+var protocols = map[string]wire.Protocol{"": wire.Auto, "auto": wire.Auto, "http1": wire.HTTP1, "http2": wire.HTTP2}
+
+// fields returns the lines of a header, the same way each time.
+func fields(h http.Header) (list []wire.Field) {
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		for _, value := range h[name] {
+			list = append(list, wire.Field{Name: name, Value: value})
+		}
+	}
+	return list
 }
 
 // asOther marks a request of the other caller. It is not a header name, so it

@@ -20,7 +20,6 @@ import (
 	"github.com/semelhq/semel/gateway"
 	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/probe/conformance"
-	"github.com/semelhq/semel/probe/wire"
 	"github.com/semelhq/semel/semelhttp"
 	"github.com/semelhq/semel/store/memory"
 )
@@ -106,12 +105,12 @@ func (s setup) start(t testing.TB) conformance.Config {
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	c := conformance.Config{
 		Contract: s.contract, InFlight: s.inFlight.String(), Prefix: semelhttp.DefaultPrefix, MaxRequestBody: maxBody, Outage: store.down.Store,
-		Header: []wire.Field{{Name: "Authorization", Value: "Bearer a"}}, Other: []wire.Field{{Name: "Authorization", Value: "Bearer b"}},
+		Header: http.Header{"Authorization": {"Bearer a"}}, Other: http.Header{"Authorization": {"Bearer b"}},
 	}
 	if s.http2 {
 		server.EnableHTTP2 = true
 		server.StartTLS()
-		c.TLS, c.Protocol = server.Client().Transport.(*http.Transport).TLSClientConfig.Clone(), wire.HTTP2
+		c.TLS, c.Protocol = server.Client().Transport.(*http.Transport).TLSClientConfig.Clone(), "http2"
 	} else {
 		server.Start()
 	}

@@ -2,9 +2,60 @@ package evidence
 
 import "slices"
 
+// FindingID names a kind of finding, in reports and in the catalogue.
+type FindingID string
+
+// The findings there are.
+const (
+	FindingDoubleEffectSequential          FindingID = "double-effect-sequential"
+	FindingUnstable5xxOnDuplicate          FindingID = "unstable-5xx-on-duplicate"
+	FindingDoubleEffectRace                FindingID = "double-effect-race"
+	FindingDoubleEffectLostResponse        FindingID = "double-effect-lost-response"
+	FindingLostEffect                      FindingID = "lost-effect"
+	FindingChangeNotMade                   FindingID = "change-not-made"
+	FindingKeylessRequestsConfused         FindingID = "keyless-requests-confused"
+	FindingOutsideEffectDoubled            FindingID = "outside-effect-doubled"
+	FindingWebhookRedeliveryDoubles        FindingID = "webhook-redelivery-doubles"
+	FindingMismatchExecuted                FindingID = "mismatch-executed"
+	FindingKeyIgnored                      FindingID = "key-ignored"
+	FindingKeyNotScopedTenant              FindingID = "key-not-scoped-tenant"
+	FindingKeyNotScopedActor               FindingID = "key-not-scoped-actor"
+	FindingConflictLeaksPayload            FindingID = "conflict-leaks-payload"
+	FindingMismatchReplayedAsSame          FindingID = "mismatch-replayed-as-same"
+	FindingReplayDiffers                   FindingID = "replay-differs"
+	FindingInstanceDoubles                 FindingID = "instance-doubles"
+	FindingSameMeaningExecuted             FindingID = "same-meaning-executed"
+	FindingTruncatedExecuted               FindingID = "truncated-executed"
+	FindingRefusalExecuted                 FindingID = "refusal-executed"
+	FindingPreviewExecuted                 FindingID = "preview-executed"
+	FindingKeyNotScopedOperation           FindingID = "key-not-scoped-operation"
+	FindingKeyForgotten                    FindingID = "key-forgotten"
+	FindingChangeDoubles                   FindingID = "change-doubles"
+	FindingPreviewUsesKey                  FindingID = "preview-uses-key"
+	FindingRefusalSticks                   FindingID = "refusal-sticks"
+	FindingEffectsDisagree                 FindingID = "effects-disagree"
+	FindingContentNotRecognised            FindingID = "content-not-recognised"
+	FindingDuplicateNotAnswered            FindingID = "duplicate-not-answered"
+	FindingReplayRefused                   FindingID = "replay-refused"
+	FindingBadKeyServerError               FindingID = "bad-key-server-error"
+	FindingReplayUnmarked                  FindingID = "replay-unmarked"
+	FindingMissingKeyAccepted              FindingID = "missing-key-accepted"
+	FindingMalformedKeyAcceptedUnprotected FindingID = "malformed-key-accepted-unprotected"
+	FindingInFlightExecuted                FindingID = "in-flight-executed"
+	FindingInFlightErrorInvitesNewKey      FindingID = "in-flight-error-invites-new-key"
+	FindingFailureNotRepeatable            FindingID = "failure-not-repeatable"
+	FindingFailureBlocksKey                FindingID = "failure-blocks-key"
+	FindingAuditMissing                    FindingID = "audit-missing"
+	FindingWebhookAlteredAccepted          FindingID = "webhook-altered-accepted"
+	FindingWebhookStaleAccepted            FindingID = "webhook-stale-accepted"
+	FindingRateLimitIsNotIdempotency       FindingID = "rate-limit-is-not-idempotency"
+	FindingRetentionNotPublished           FindingID = "retention-not-published"
+	FindingNoSpecification                 FindingID = "no-specification"
+)
+
 // Entry is a kind of finding: what it is called, what it means and what helps.
 type Entry struct {
-	ID       string
+	ID       FindingID
 	Title    string
 	Priority Priority // by default; what is at stake may raise or lower it
 	// Basis is how well such a finding is usually known, and Advice what has to
@@ -76,7 +127,7 @@ func Catalogue() []Entry {
 }
 
 // Lookup returns the entry of an id.
-func Lookup(id string) (Entry, bool) {
+func Lookup(id FindingID) (Entry, bool) {
 	i := slices.IndexFunc(catalogue, func(e Entry) bool { return e.ID == id })
 	if i < 0 {
 		return Entry{}, false
@@ -105,7 +156,7 @@ const (
 
 var catalogue = []Entry{
 	{
-		ID: "double-effect-sequential", Priority: P0, Basis: Established,
+		ID: FindingDoubleEffectSequential, Priority: P0, Basis: Established,
 		Title:       "The same request sent again took effect again",
 		Advice:      "Established when a state reader that saw the control's effect counts two for one request, after the state was stable. Two different resource ids alone: inferred, for ids may be drawn anew for one resource.",
 		Explanation: "The request was sent, answered, and sent again, the same to the byte. The readers saw more than one effect. A retry, by a client, a proxy or a user's second click, can repeat the operation.",
@@ -117,7 +168,7 @@ var catalogue = []Entry{
 		References: []string{refOnce, refDraft, refRetry},
 	},
 	{
-		ID: "double-effect-race", Priority: P0, Basis: Established,
+		ID: FindingDoubleEffectRace, Priority: P0, Basis: Established,
 		Title:       "Requests that ran at the same time took effect more than once",
 		Advice:      "Established when the overlap was shown and the state counts more than one effect for one request. Without a reader, several different ids from overlapping answers: inferred.",
 		Explanation: "The same request was released several times at once, and the readers saw more than one effect. Whoever can send in parallel can make it happen.",
@@ -129,7 +180,7 @@ var catalogue = []Entry{
 		References: []string{refRace, refOnce, refWSTG},
 	},
 	{
-		ID: "double-effect-lost-response", Priority: P0, Basis: Established,
+		ID: FindingDoubleEffectLostResponse, Priority: P0, Basis: Established,
 		Title:       "A retry after a lost answer took effect again",
 		Advice:      "Established when the first request was delivered whole, its effect or the retry's answer shows that it ran, and two effects are counted. If delivery of the first was not proven, the experiment is inconclusive, not this.",
 		Explanation: "The answer to the first request did not arrive whole, and the same request was sent again, as a client has to after a time-out. The readers saw more than one effect.",
@@ -137,7 +188,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce, refRetry, refDraft},
 	},
 	{
-		ID: "lost-effect", Priority: P0, Basis: Established,
+		ID: FindingLostEffect, Priority: P0, Basis: Established,
 		Title:       "Success was answered and nothing happened",
 		Advice:      "Established when a reader that saw the control's effect sees none after the longest settle time. An effect that may be slower than that: inferred, and say how long was waited.",
 		Explanation: "A request got a success, and a reader that has seen the effects of others saw none of it within the plan's timing.settle_limit. The client takes it for done.",
@@ -149,7 +200,7 @@ var catalogue = []Entry{
 		References: []string{refOnce, refDraft},
 	},
 	{
-		ID: "change-not-made", Priority: P0, Basis: Established,
+		ID: FindingChangeNotMade, Priority: P0, Basis: Established,
 		Title:       "A change was answered with success and not made",
 		Advice:      "Established when a PUT or PATCH without a key, altered, was answered with success, and a GET of its address still has what the request before it sent.",
 		Explanation: "A request for the same resource with another content was answered with success. A GET of its address afterwards still has what the first request sent, so the client takes for done what was not.",
@@ -157,7 +208,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce},
 	},
 	{
-		ID: "keyless-requests-confused", Priority: P0, Basis: Established,
+		ID: FindingKeylessRequestsConfused, Priority: P0, Basis: Established,
 		Title:       "A request without a key was taken for another one without a key",
 		Advice:      "Established when two requests without a key and with values of their own were answered with success, and a reader that saw the first's effect sees none of the second.",
 		Explanation: "Two requests without a key were sent one after the other, each with values of its own. Both were answered with success, and the second had no effect: requests without one, of this method and address at least, count as one request. Whoever leaves the key out loses what is asked for, and may be told somebody else's result.",
@@ -165,7 +216,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft, refOnce},
 	},
 	{
-		ID: "outside-effect-doubled", Priority: P0, Basis: Established,
+		ID: FindingOutsideEffectDoubled, Priority: P0, Basis: Established,
 		Title:       "A mail, webhook or other outside effect was sent twice",
 		Advice:      "Established when a sink of the plan received two for one request. A sink that saw two deliveries with one delivery id shows at-least-once delivery: then inferred, as the receiver may drop the second.",
 		Explanation: "A reader of what is outside of the target saw more than was due for one request: something was sent again. What doubled is named in the experiment; nothing is said here of what did not.",
@@ -177,7 +228,7 @@ var catalogue = []Entry{
 		References: []string{refOnce},
 	},
 	{
-		ID: "webhook-redelivery-doubles", Priority: P0, Basis: Established,
+		ID: FindingWebhookRedeliveryDoubles, Priority: P0, Basis: Established,
 		Title:       "A redelivered event took effect again",
 		Advice:      "Established when the same event id was accepted twice and two effects were counted.",
 		Explanation: "Senders of webhooks deliver at least once: after a time-out they send the same event again. It was delivered again, and the readers saw more than one effect.",
@@ -189,7 +240,7 @@ var catalogue = []Entry{
 		References: []string{refOnce},
 	},
 	{
-		ID: "mismatch-executed", Priority: P0, Basis: Established,
+		ID: FindingMismatchExecuted, Priority: P0, Basis: Established,
 		Title:       "Another request under the same key was executed",
 		Advice:      "Established when the altered request's own effect was seen, or its change by a GET of the address of a PUT or PATCH. A success with a new id alone: inferred.",
 		Explanation: "A key was sent with two payloads, one after the other or at once, and both were executed. A client's mistake with keys does something else, or does it twice, and no error tells.",
@@ -201,7 +252,7 @@ var catalogue = []Entry{
 		References: []string{refDraft, refOnce},
 	},
 	{
-		ID: "key-ignored", Priority: P1, Basis: Established,
+		ID: FindingKeyIgnored, Priority: P1, Basis: Established,
 		Title:       "The key seems to have no influence",
 		Advice:      "Established when the same key had two effects and a request without a key had one.",
 		Explanation: "A request with a used key took effect, and so did one without a key. If the documentation offers keys, clients retry in the belief that they are safe, and they are not.",
@@ -209,7 +260,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft, refOnce},
 	},
 	{
-		ID: "key-not-scoped-tenant", Priority: P0, Basis: Established,
+		ID: FindingKeyNotScopedTenant, Priority: P0, Basis: Established,
 		Title:       "What one tenant sent answers another tenant",
 		Advice:      "Established when tenant B got tenant A's resource or result, or its own request had no effect because of A's key, after a replay for A had been shown. An equal status alone says nothing.",
 		Explanation: "Tenant B sent what tenant A had sent, with the same key if there is one, and was answered from A's record: its answer names A's result. Who can guess what A sent reads or blocks A.",
@@ -221,7 +272,7 @@ var catalogue = []Entry{
 		References: []string{refOwner, refLeak, refDraft},
 	},
 	{
-		ID: "key-not-scoped-actor", Priority: P1, Basis: Established,
+		ID: FindingKeyNotScopedActor, Priority: P1, Basis: Established,
 		Title:       "A key of one actor answers another actor of the tenant",
 		Advice:      "Established as for tenants, if the contract says that keys belong to an actor. Many contracts scope keys to the account on purpose: then it is no finding.",
 		Explanation: "Actor B of the same tenant sent a key that actor A had used, and was answered from A's record: its answer names A's result. B may see what it may not, and its own operation did not happen.",
@@ -233,7 +284,7 @@ var catalogue = []Entry{
 		References: []string{refOwner, refDraft},
 	},
 	{
-		ID: "conflict-leaks-payload", Priority: P1, Basis: Established,
+		ID: FindingConflictLeaksPayload, Priority: P1, Basis: Established,
 		Title:       "The error for a used key tells of the stored request or result",
 		Advice:      "Established when a value that only the first request or its answer held is in the refusal. Within one actor it is P2; across actors or tenants P0.",
 		Explanation: "The answer to a mismatch or a conflict quotes what is stored under the key. Whoever guesses or learns a key can read from it.",
@@ -241,7 +292,7 @@ var catalogue = []Entry{
 		References:  []string{refLeak, refDraft, refProblem},
 	},
 	{
-		ID: "mismatch-replayed-as-same", Priority: P1, Basis: Established,
+		ID: FindingMismatchReplayedAsSame, Priority: P1, Basis: Established,
 		Title:       "Another request under the same key was answered with the first one's result",
 		Advice:      "Established when the altered request got the first result with a success, and its own effect is absent by a reader, or by a GET of the address of a PUT or PATCH.",
 		Explanation: "A key was sent with two payloads, one after the other or at once. Both were answered with success, and what one of them asks for was not there afterwards.",
@@ -253,7 +304,7 @@ var catalogue = []Entry{
 		References: []string{refDraft},
 	},
 	{
-		ID: "replay-differs", Priority: P1, Basis: Established,
+		ID: FindingReplayDiffers, Priority: P1, Basis: Established,
 		Title:       "The second answer is another result than the first",
 		Advice:      "Established by comparing the resources that two successful answers name. Another status, or the resource's state as it is now, is no finding.",
 		Explanation: "The readers saw one effect, and the second answer names another resource than the first. A client that lost the first answer goes on with the wrong one.",
@@ -261,7 +312,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft, refRetry},
 	},
 	{
-		ID: "instance-doubles", Priority: P0, Basis: Established,
+		ID: FindingInstanceDoubles, Priority: P0, Basis: Established,
 		Title:       "Another instance does not know the request, and took effect again",
 		Advice:      "Established when the instance that got the first request knows its duplicates, and a reader counts more than one effect for one that another instance got as well.",
 		Explanation: "A duplicate that was sent to another instance of the service took effect again, or one of two that were sent to two instances at once did. The instance that got the first request knows its duplicates: what it remembers is its own. Behind a load balancer, a retry can go to either.",
@@ -273,7 +324,7 @@ var catalogue = []Entry{
 		References: []string{refOnce, refRace},
 	},
 	{
-		ID: "same-meaning-executed", Priority: P0, Basis: Established,
+		ID: FindingSameMeaningExecuted, Priority: P0, Basis: Established,
 		Title:       "The same request written in another way took effect again",
 		Advice:      "Established when the same bytes sent again have no effect, and a reader counts a second one for JSON with other white space and order of members under the same key.",
 		Explanation: "A used key was sent with JSON that means the same, its members in another order and with other white space, and it took effect again. The key does not hold the operation together: a client that writes its JSON anew for a retry repeats it.",
@@ -285,7 +336,7 @@ var catalogue = []Entry{
 		References: []string{refOnce, refDraft},
 	},
 	{
-		ID: "truncated-executed", Priority: P0, Basis: Established,
+		ID: FindingTruncatedExecuted, Priority: P0, Basis: Established,
 		Title:       "A request that was cut off before its last byte took effect",
 		Advice:      "Established when a reader that has seen effects sees one of a request whose last byte was never sent.",
 		Explanation: "The connection was closed before the last byte of the request, which said how long it was, and it took effect all the same. What a client gives up, or a proxy cuts short, is carried out, with less than was meant.",
@@ -293,7 +344,7 @@ var catalogue = []Entry{
 		References:  []string{refPartial},
 	},
 	{
-		ID: "refusal-executed", Priority: P0, Basis: Established,
+		ID: FindingRefusalExecuted, Priority: P0, Basis: Established,
 		Title:       "A request that was refused took effect",
 		Advice:      "Established when a reader that has seen effects sees one of a request that was answered with a status of 4xx.",
 		Explanation: "A request was answered with a refusal, and the readers saw its effect. The client takes it for not done, corrects it and sends it under a new key.",
@@ -301,7 +352,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce},
 	},
 	{
-		ID: "preview-executed", Priority: P0, Basis: Established,
+		ID: FindingPreviewExecuted, Priority: P0, Basis: Established,
 		Title:       "A preview had an effect",
 		Advice:      "Established when a reader's number, which stood still before, moved after nothing but previews were sent.",
 		Explanation: "The target offers a form of the operation that only checks or shows what it would do. Nothing else was sent, and the state changed. Clients use it in the belief that it is safe to send as often as they like.",
@@ -309,7 +360,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce},
 	},
 	{
-		ID: "key-not-scoped-operation", Priority: P1, Basis: Established,
+		ID: FindingKeyNotScopedOperation, Priority: P1, Basis: Established,
 		Title:       "A key of one operation answers another operation",
 		Advice:      "Established when another operation, whose effect under a key of its own was seen, was answered with a success under a used key and had no effect. A refusal is no finding.",
 		Explanation: "Another operation was sent under a key that had been used. It was answered with a success, and did not happen: the key's record answered. A client that numbers its keys for each operation loses the second one.",
@@ -321,7 +372,7 @@ var catalogue = []Entry{
 		References: []string{refDraft, refOnce},
 	},
 	{
-		ID: "key-forgotten", Priority: P1, Basis: Established,
+		ID: FindingKeyForgotten, Priority: P1, Basis: Established,
 		Title:       "A key was forgotten, and its request took effect again",
 		Advice:      "Established when a duplicate had no effect at first, and one after a longer time had one. P0 if that is within the time for which the target says that it keeps keys.",
 		Explanation: "A duplicate after some time had an effect of its own, where an earlier one had none: the target had forgotten the key. The experiment says after how long. Retries that come later than that, from a queue or after an outage, repeat the operation.",
@@ -329,7 +380,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce, refDraft},
 	},
 	{
-		ID: "change-doubles", Priority: P1, Basis: Established,
+		ID: FindingChangeDoubles, Priority: P1, Basis: Established,
 		Title:       "A changed request for the same thing took effect as another one",
 		Advice:      "Established when the plan alters what does not mark the request, and a reader counts two effects. Another resource in the answer alone: inferred.",
 		Explanation: "The operation has no key, and knows a request by its content. A request that was altered in what, by the plan, does not make it another one took effect beside the first.",
@@ -341,7 +392,7 @@ var catalogue = []Entry{
 		References: []string{refOnce},
 	},
 	{
-		ID: "preview-uses-key", Priority: P1, Basis: Established,
+		ID: FindingPreviewUsesKey, Priority: P1, Basis: Established,
 		Title:       "A preview used up its key",
 		Advice:      "Established when the operation had no effect under the key of a preview, by a reader that saw that of a request with a fresh key. P2 where it was refused, for then the client is told.",
 		Explanation: "The operation's own dry run was sent with a key, and then the operation itself under the same key. That had no effect of its own, and a request with a fresh key had one. A client that checks first and then sends, with the key that it has made for the request, gets the preview's answer or a refusal.",
@@ -349,7 +400,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "refusal-sticks", Priority: P1, Basis: Established,
+		ID: FindingRefusalSticks, Priority: P1, Basis: Established,
 		Title:       "A corrected request is answered with the refusal of the one before",
 		Advice:      "Established when an invalid request was refused and the corrected one under its key got the same answer to the byte, without an effect.",
 		Explanation: "A request was refused as invalid. Corrected, under the same key, it was answered with the same refusal: the key's record answered, and what was sent was not looked at. A person who corrects a form sees the same mistake for ever.",
@@ -357,7 +408,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "effects-disagree", Priority: P0, Basis: Established,
+		ID: FindingEffectsDisagree, Priority: P0, Basis: Established,
 		Title:       "One effect of a request happened again, and another did not",
 		Advice:      "Established when, of the readers of the target's own state, one counts one effect for one request and another counts more.",
 		Explanation: "The request was sent more than once, and the readers of the target's state do not agree: for one of them it took effect once, for another more often. The experiment names them. A part of the operation is protected, and another part is not.",
@@ -365,7 +416,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce},
 	},
 	{
-		ID: "content-not-recognised", Priority: P0, Basis: Established,
+		ID: FindingContentNotRecognised, Priority: P0, Basis: Established,
 		Title:       "The same content under a fresh key took effect again",
 		Advice:      "Established when the contract says that a fresh key with the same content is refused, and a reader saw an effect of its own.",
 		Explanation: "The contract says that the content of a request makes it one, whatever its key. The same content was sent under a fresh key, and took effect again.",
@@ -373,7 +424,7 @@ var catalogue = []Entry{
 		References:  []string{refOnce},
 	},
 	{
-		ID: "duplicate-not-answered", Priority: P1, Basis: Inferred,
+		ID: FindingDuplicateNotAnswered, Priority: P1, Basis: Inferred,
 		Title:       "A duplicate of an answered request got no answer",
 		Advice:      "Inferred from one duplicate that was not answered within the plan's timing.timeout, where the first was. It may be chance.",
 		Explanation: "The first request was answered. The same request again was not, within the plan's timing.timeout: it seems to wait for something that does not come. It was seen once, and may be chance.",
@@ -381,7 +432,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft, refRetry},
 	},
 	{
-		ID: "replay-refused", Priority: P2, Basis: Established,
+		ID: FindingReplayRefused, Priority: P2, Basis: Established,
 		Title:       "A duplicate is refused, where the contract promises the first result",
 		Advice:      "Established when the readers saw one effect and the duplicate was answered with a 4xx. Not asked of operations without a key, or of those whose contract promises a refusal.",
 		Explanation: "The effect happened once. The duplicate was refused, where the contract of the plan says that it gets the first answer or the resource as it is. A client that lost the first answer has to look for its result elsewhere.",
@@ -389,7 +440,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "bad-key-server-error", Priority: P2, Basis: Established,
+		ID: FindingBadKeyServerError, Priority: P2, Basis: Established,
 		Title:       "A key that cannot be used is answered with a server error",
 		Advice:      "Established when a missing or malformed key, or a used key with another request, was answered with a 5xx.",
 		Explanation: "A request without a key, with a malformed one, or with one that was used for another request was answered with a 5xx. A client takes that for a failure that a retry may mend.",
@@ -397,7 +448,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft, refProblem},
 	},
 	{
-		ID: "replay-unmarked", Priority: P2, Basis: Established,
+		ID: FindingReplayUnmarked, Priority: P2, Basis: Established,
 		Title:       "A replay does not say that it is one",
 		Advice:      "Established when a replay was shown by state and no header or member marks it. The draft asks for no mark: keep it at P2.",
 		Explanation: "The contract names a mark for replays, and an answer that was shown to be one does not carry it. Clients cannot count retries that worked, and support cannot tell a replay from a second execution.",
@@ -405,7 +456,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "missing-key-accepted", Priority: P1, Basis: Established,
+		ID: FindingMissingKeyAccepted, Priority: P1, Basis: Established,
 		Title:       "A request without a key is executed although keys are required",
 		Advice:      "Established when the contract requires a key and the request without one took effect. If keys are optional by contract it is no finding, or P2.",
 		Explanation: "The contract says that a key is required, and a request without one took effect. Clients that forget it are unprotected and do not learn of it.",
@@ -417,7 +468,7 @@ var catalogue = []Entry{
 		References: []string{refDraft, refProblem},
 	},
 	{
-		ID: "malformed-key-accepted-unprotected", Priority: P1, Basis: Established,
+		ID: FindingMalformedKeyAcceptedUnprotected, Priority: P1, Basis: Established,
 		Title:       "A malformed key is executed without protection",
 		Advice:      "Established when the request with the malformed key took effect, and took effect again when repeated. Accepted and protected is fine: some targets take any text as a key.",
 		Explanation: "A key that does not fit the syntax was sent, and the request took effect although it was refused, or took effect again when it was repeated. A client that believes that it is protected is not.",
@@ -425,7 +476,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "in-flight-executed", Priority: P0, Basis: Established,
+		ID: FindingInFlightExecuted, Priority: P0, Basis: Established,
 		Title:       "A duplicate during the first attempt was executed as well",
 		Advice:      "Established when the first was shown to be still running as the retry was delivered, and two effects were counted. Without a reader, two different ids: inferred. A client time-out shorter than the operation makes this an everyday case.",
 		Explanation: "The request was sent again while the first was still being processed, or twice at once where it is too fast for that, and the readers saw more than one effect.",
@@ -437,7 +488,7 @@ var catalogue = []Entry{
 		References: []string{refRace, refOnce, refWSTG, refDraft},
 	},
 	{
-		ID: "in-flight-error-invites-new-key", Priority: P1, Basis: Inferred,
+		ID: FindingInFlightErrorInvitesNewKey, Priority: P1, Basis: Inferred,
 		Title:       "The answer during the first attempt leads clients to a new key",
 		Advice:      "Established is the answer; that clients would take a new key is inferred from what it says and from common retry rules.",
 		Explanation: "A duplicate of a request that was still running was answered with an error that reads as a final failure. A client that takes it for one gives up the key and tries again under a new one, and the operation happens twice with each key used once.",
@@ -445,7 +496,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft, refProblem, refRetry},
 	},
 	{
-		ID: "unstable-5xx-on-duplicate", Priority: P1, Basis: Established,
+		ID: FindingUnstable5xxOnDuplicate, Priority: P1, Basis: Established,
 		Title:       "A duplicate is answered with a server error",
 		Advice:      "Established when it repeats; a single 5xx may be chance, then inferred. That no second effect happened has to have been read, or it is another finding.",
 		Explanation: "A duplicate, one of several requests at once, or a retry after a lost answer got a 5xx. The readers saw no second effect. A client is told of a failure, and does not learn from the status what became of its request.",
@@ -457,7 +508,7 @@ var catalogue = []Entry{
 		References: []string{refDraft, refRetry},
 	},
 	{
-		ID: "failure-not-repeatable", Priority: P1, Basis: Established,
+		ID: FindingFailureNotRepeatable, Priority: P1, Basis: Established,
 		Title:       "A failed first attempt changes its result when repeated",
 		Advice:      "Established when both answers and the state are there. What counts as final is a matter of contract: 4xx from validation that re-executes after correction is no finding.",
 		Explanation: "The first attempt failed, and the contract says that failures are recorded. The same request then succeeded, or failed differently. A client that acted on the first answer, and made a new attempt elsewhere, may now have two.",
@@ -465,7 +516,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "failure-blocks-key", Priority: P1, Basis: Established,
+		ID: FindingFailureBlocksKey, Priority: P1, Basis: Established,
 		Title:       "An earlier attempt leaves the request unusable",
 		Advice:      "Inferred when a retry was still called in progress after the longest time that the plan waits, or the request was refused, be it once.",
 		Explanation: "An attempt failed, was cut off or was answered, and after that the same request was refused, or called in progress for as long as the contract allows. A client can only give up, or begin anew.",
@@ -477,7 +528,7 @@ var catalogue = []Entry{
 		References: []string{refDraft},
 	},
 	{
-		ID: "audit-missing", Priority: P1, Basis: Established,
+		ID: FindingAuditMissing, Priority: P1, Basis: Established,
 		Title:       "An effect cannot be traced to its request",
 		Advice:      "Established when the plan's audit source was read and has no line for the key, request or event id. Without a source it is unknowable.",
 		Explanation: "No audit source that was searched has a line with the key or an id of the request. After an incident nobody can tell from it which request an effect belongs to.",
@@ -485,7 +536,7 @@ var catalogue = []Entry{
 		References:  []string{refLog},
 	},
 	{
-		ID: "webhook-altered-accepted", Priority: P0, Basis: Established,
+		ID: FindingWebhookAlteredAccepted, Priority: P0, Basis: Established,
 		Title:       "An altered event with a used signature was accepted",
 		Advice:      "Established when the altered body's effect was seen. A 2xx without an effect: inferred, and P1.",
 		Explanation: "The event's body was changed after it had been signed, and it took effect. Anyone who can send to the endpoint can make events.",
@@ -497,7 +548,7 @@ var catalogue = []Entry{
 		References: []string{refSign},
 	},
 	{
-		ID: "webhook-stale-accepted", Priority: P1, Basis: Established,
+		ID: FindingWebhookStaleAccepted, Priority: P1, Basis: Established,
 		Title:       "An old, correctly signed event was accepted",
 		Advice:      "Established when an event signed longer ago than the tolerance took effect. Where the scheme signs no time it cannot be tested.",
 		Explanation: "A delivery whose signed time lies far in the past took effect. Whoever once recorded a delivery can send it again when its event id has been forgotten.",
@@ -505,7 +556,7 @@ var catalogue = []Entry{
 		References:  []string{refReplay, refSign},
 	},
 	{
-		ID: "rate-limit-is-not-idempotency", Priority: P1, Basis: Established,
+		ID: FindingRateLimitIsNotIdempotency, Priority: P1, Basis: Established,
 		Title:       "Only a rate limit kept duplicates from taking effect",
 		Advice:      "Established when duplicates were refused with 429 and, spaced out, took effect again.",
 		Explanation: "Duplicates that came quickly were refused with 429, and a slower one took effect. A rate limit counts requests and does not know which are the same.",
@@ -513,7 +564,7 @@ var catalogue = []Entry{
 		References:  []string{ref429, refOnce},
 	},
 	{
-		ID: "retention-not-published", Priority: P2, Basis: Established,
+		ID: FindingRetentionNotPublished, Priority: P2, Basis: Established,
 		Title:       "It is not said how long keys are remembered",
 		Advice:      "Established when the specification was read and is silent, and answers carry no expiry. An unread specification: unknowable.",
 		Explanation: "Neither the specification that the plan names, in the words that were searched for, nor the answers say for how long a key protects. A client that retries after the weekend cannot know whether it repeats the operation.",
@@ -521,7 +572,7 @@ var catalogue = []Entry{
 		References:  []string{refDraft},
 	},
 	{
-		ID: "no-specification", Priority: P2, Basis: Established,
+		ID: FindingNoSpecification, Priority: P2, Basis: Established,
 		Title:       "The specification does not say how duplicates are recognised",
 		Advice:      "Established for the places that were looked at; name them. It may be published elsewhere.",
 		Explanation: "The document that the plan names has no word, for this operation, of those by which it is usually said how duplicates are recognised: whether keys are required, their syntax, their scope, what a duplicate gets. Clients have to guess.",

@@ -9,10 +9,10 @@ import (
 // without what to do.
 func TestCatalogue(t *testing.T) {
 	id := regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
-	seen := map[string]bool{}
+	seen := map[FindingID]bool{}
 	last := P0
 	for _, e := range Catalogue() {
-		if !id.MatchString(e.ID) || seen[e.ID] {
+		if !id.MatchString(string(e.ID)) || seen[e.ID] {
 			t.Errorf("%q is no id, or is there twice", e.ID)
 		}
 		seen[e.ID] = true

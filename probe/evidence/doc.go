@@ -122,16 +122,41 @@ type Experiment struct {
 	Drawn []string `json:"drawn,omitempty"`
 }
 
+// Role is what a send was for.
+type Role string
+
+// The roles of sends.
+const (
+	RoleControl        Role = "control"   // a request by itself, for comparison
+	RoleFirst          Role = "first"     // the one that duplicates are of
+	RoleDuplicate      Role = "duplicate" // the same again
+	RoleGround         Role = "ground"    // shows, before the experiment itself, that a good key protects
+	RoleAltered        Role = "altered"
+	RoleRewritten      Role = "rewritten"
+	RoleCorrected      Role = "corrected"
+	RoleOtherActor     Role = "other-actor"
+	RoleOtherTenant    Role = "other-tenant"
+	RoleOtherInstance  Role = "other-instance"
+	RoleOtherOperation Role = "other-operation"
+	RoleWithoutKey     Role = "without-key"
+	RoleMalformedKey   Role = "malformed-key"
+	RoleExpired        Role = "expired"
+	RoleStale          Role = "stale"
+	RoleForged         Role = "forged"
+	RoleRace           Role = "race" // one of several at once
+	RolePreview        Role = "preview"
+	RoleRead           Role = "read" // reads the state
+	RoleReset          Role = "reset"
+	RoleStep           Role = "step"
+	RoleWarmUp         Role = "warm-up"
+)
+
 // Send is one request on the wire. Times are microseconds since the start of
 // the experiment; -1 for what did not happen.
 type Send struct {
 	// N counts the sends of the whole run, from 1, and is the entry of the HAR.
-	N int `json:"n"`
-	// Role says what the send was for: control, first, duplicate, altered,
-	// other-actor, other-tenant, without-key, malformed-key, read. The role
-	// ground is of a request and its duplicate that show, before the experiment
-	// itself, that a good key protects.
-	Role      string `json:"role"`
+	N         int    `json:"n"`
+	Role      Role   `json:"role"`
 	Principal string `json:"principal,omitempty"`
 	Method    string `json:"method"`
 	URL       string `json:"url"`
@@ -351,15 +376,15 @@ const (
 // Finding is something that is wrong.
 type Finding struct {
 	// ID is stable, such as double-effect-race.
-	ID          string   `json:"id"`
-	Priority    Priority `json:"priority"`
-	Basis       Basis    `json:"basis"`
-	Title       string   `json:"title"`
-	Explanation string   `json:"explanation"`
-	Remedy      string   `json:"remedy"`
-	Experiment  string   `json:"experiment"`
-	Sends       []int    `json:"sends,omitempty"` // the evidence
-	References  []string `json:"references,omitempty"`
+	ID          FindingID `json:"id"`
+	Priority    Priority  `json:"priority"`
+	Basis       Basis     `json:"basis"`
+	Title       string    `json:"title"`
+	Explanation string    `json:"explanation"`
+	Remedy      string    `json:"remedy"`
+	Experiment  string    `json:"experiment"`
+	Sends       []int     `json:"sends,omitempty"` // the evidence
+	References  []string  `json:"references,omitempty"`
 	// Guidelines are what common guidelines call it.
 	Guidelines Guidelines `json:"guidelines,omitzero"`
 	// Symptoms have the same cause, Causes are what it may be.

@@ -190,55 +190,55 @@ const (
 
 // mapping is what the guidelines call each kind of finding: ASVS, WSTG, PTES,
 // ATT&CK and CWE, with spaces between several.
-var mapping = map[string][5]string{
-	"double-effect-sequential":           {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"double-effect-race":                 {asvsLocking + " " + asvsAtomic, wstgRace, ptesExploitation, tacticImpact, refRace + " CWE-367 " + refOnce},
-	"double-effect-lost-response":        {asvsWhole + " " + asvsOutage, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"lost-effect":                        {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
-	"change-not-made":                    {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
-	"keyless-requests-confused":          {asvsCombined + " " + asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393 CWE-488"},
-	"outside-effect-doubled":             {asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"webhook-redelivery-doubles":         {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"mismatch-executed":                  {asvsLimits + " " + asvsCombined, wstgIntegrity, ptesExploitation, tacticImpact, refOnce},
-	"key-not-scoped-tenant":              {asvsTenant + " " + asvsObject, wstgAuthorization + " " + wstgReferences, ptesExploitation, tacticCollection, refOwner + " CWE-488"},
-	"in-flight-executed":                 {asvsLocking + " " + asvsAtomic, wstgRace + " " + wstgTiming, ptesExploitation, tacticImpact, refRace + " " + refOnce},
-	"webhook-altered-accepted":           {asvsSigned, wstgForge + " " + wstgIntegrity, ptesExploitation, tacticAccess, refSign + " CWE-345"},
-	"key-ignored":                        {asvsLimits, wstgTimes, ptesAnalysis, tacticImpact, refOnce},
-	"key-not-scoped-actor":               {asvsObject, wstgAuthorization + " " + wstgReferences, ptesExploitation, tacticCollection, refOwner + " CWE-488"},
-	"conflict-leaks-payload":             {asvsMessage + " " + asvsFields, wstgErrors, ptesAnalysis, tacticCollection, refLeak + " CWE-209"},
-	"mismatch-replayed-as-same":          {asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
-	"replay-differs":                     {asvsWhole, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
-	"missing-key-accepted":               {asvsInput + " " + asvsLimits, wstgData, ptesAnalysis, tacticImpact, refOnce},
-	"malformed-key-accepted-unprotected": {asvsInput + " " + asvsFail, wstgData, ptesAnalysis, tacticImpact, "CWE-1286 CWE-636"},
-	"in-flight-error-invites-new-key":    {asvsFail, wstgErrors + " " + wstgTiming, ptesAnalysis, tacticImpact, "CWE-755"},
-	"unstable-5xx-on-duplicate":          {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
-	"failure-not-repeatable":             {asvsWhole + " " + asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
-	"failure-blocks-key":                 {asvsFail + " " + asvsLocks, wstgErrors, ptesAnalysis, tacticImpact, "CWE-460"},
-	"audit-missing":                      {asvsLogEntry + " " + asvsLogBypass, wstgPlatform, ptesAnalysis, tacticImpact, refLog},
-	"webhook-stale-accepted":             {asvsSigned, wstgForge + " " + wstgTiming, ptesExploitation, tacticAccess, refReplay},
-	"rate-limit-is-not-idempotency":      {asvsLimits + " " + asvsAutomation, wstgTimes + " " + wstgMisuse, ptesAnalysis, tacticImpact, refOnce + " CWE-799"},
-	"effects-disagree":                   {asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"content-not-recognised":             {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"duplicate-not-answered":             {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
-	"replay-refused":                     {asvsLimitsDocumented, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
-	"bad-key-server-error":               {asvsInput + " " + asvsFail, wstgData + " " + wstgErrors, ptesAnalysis, tacticImpact, "CWE-755 CWE-1286"},
-	"instance-doubles":                   {asvsLocking + " " + asvsWhole, wstgRace + " " + wstgTimes, ptesExploitation, tacticImpact, refRace + " " + refOnce},
-	"same-meaning-executed":              {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"truncated-executed":                 {asvsInput + " " + asvsWhole, wstgData + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
-	"refusal-executed":                   {asvsWhole + " " + asvsFail, wstgErrors + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
-	"preview-uses-key":                   {asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
-	"preview-executed":                   {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-440"},
-	"key-not-scoped-operation":           {asvsLimits + " " + asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
-	"key-forgotten":                      {asvsLimits + " " + asvsLimitsDocumented, wstgTimes + " " + wstgTiming, ptesExploitation, tacticImpact, refOnce},
-	"change-doubles":                     {asvsLimits + " " + asvsCombined, wstgIntegrity + " " + wstgTimes, ptesExploitation, tacticImpact, refOnce},
-	"refusal-sticks":                     {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-393"},
-	"replay-unmarked":                    {asvsLimitsDocumented, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
-	"retention-not-published":            {asvsLimitsDocumented, wstgEntryPoints, ptesGathering, tacticReconnaissance, "CWE-1059"},
-	"no-specification":                   {asvsLimitsDocumented, wstgEntryPoints, ptesGathering, tacticReconnaissance, "CWE-1059"},
+var mapping = map[FindingID][5]string{
+	FindingDoubleEffectSequential:          {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingDoubleEffectRace:                {asvsLocking + " " + asvsAtomic, wstgRace, ptesExploitation, tacticImpact, refRace + " CWE-367 " + refOnce},
+	FindingDoubleEffectLostResponse:        {asvsWhole + " " + asvsOutage, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingLostEffect:                      {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	FindingChangeNotMade:                   {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	FindingKeylessRequestsConfused:         {asvsCombined + " " + asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393 CWE-488"},
+	FindingOutsideEffectDoubled:            {asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingWebhookRedeliveryDoubles:        {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingMismatchExecuted:                {asvsLimits + " " + asvsCombined, wstgIntegrity, ptesExploitation, tacticImpact, refOnce},
+	FindingKeyNotScopedTenant:              {asvsTenant + " " + asvsObject, wstgAuthorization + " " + wstgReferences, ptesExploitation, tacticCollection, refOwner + " CWE-488"},
+	FindingInFlightExecuted:                {asvsLocking + " " + asvsAtomic, wstgRace + " " + wstgTiming, ptesExploitation, tacticImpact, refRace + " " + refOnce},
+	FindingWebhookAlteredAccepted:          {asvsSigned, wstgForge + " " + wstgIntegrity, ptesExploitation, tacticAccess, refSign + " CWE-345"},
+	FindingKeyIgnored:                      {asvsLimits, wstgTimes, ptesAnalysis, tacticImpact, refOnce},
+	FindingKeyNotScopedActor:               {asvsObject, wstgAuthorization + " " + wstgReferences, ptesExploitation, tacticCollection, refOwner + " CWE-488"},
+	FindingConflictLeaksPayload:            {asvsMessage + " " + asvsFields, wstgErrors, ptesAnalysis, tacticCollection, refLeak + " CWE-209"},
+	FindingMismatchReplayedAsSame:          {asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
+	FindingReplayDiffers:                   {asvsWhole, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
+	FindingMissingKeyAccepted:              {asvsInput + " " + asvsLimits, wstgData, ptesAnalysis, tacticImpact, refOnce},
+	FindingMalformedKeyAcceptedUnprotected: {asvsInput + " " + asvsFail, wstgData, ptesAnalysis, tacticImpact, "CWE-1286 CWE-636"},
+	FindingInFlightErrorInvitesNewKey:      {asvsFail, wstgErrors + " " + wstgTiming, ptesAnalysis, tacticImpact, "CWE-755"},
+	FindingUnstable5xxOnDuplicate:          {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
+	FindingFailureNotRepeatable:            {asvsWhole + " " + asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
+	FindingFailureBlocksKey:                {asvsFail + " " + asvsLocks, wstgErrors, ptesAnalysis, tacticImpact, "CWE-460"},
+	FindingAuditMissing:                    {asvsLogEntry + " " + asvsLogBypass, wstgPlatform, ptesAnalysis, tacticImpact, refLog},
+	FindingWebhookStaleAccepted:            {asvsSigned, wstgForge + " " + wstgTiming, ptesExploitation, tacticAccess, refReplay},
+	FindingRateLimitIsNotIdempotency:       {asvsLimits + " " + asvsAutomation, wstgTimes + " " + wstgMisuse, ptesAnalysis, tacticImpact, refOnce + " CWE-799"},
+	FindingEffectsDisagree:                 {asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingContentNotRecognised:            {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingDuplicateNotAnswered:            {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-755"},
+	FindingReplayRefused:                   {asvsLimitsDocumented, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
+	FindingBadKeyServerError:               {asvsInput + " " + asvsFail, wstgData + " " + wstgErrors, ptesAnalysis, tacticImpact, "CWE-755 CWE-1286"},
+	FindingInstanceDoubles:                 {asvsLocking + " " + asvsWhole, wstgRace + " " + wstgTimes, ptesExploitation, tacticImpact, refRace + " " + refOnce},
+	FindingSameMeaningExecuted:             {asvsLimits + " " + asvsWhole, wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingTruncatedExecuted:               {asvsInput + " " + asvsWhole, wstgData + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	FindingRefusalExecuted:                 {asvsWhole + " " + asvsFail, wstgErrors + " " + wstgIntegrity, ptesExploitation, tacticImpact, "CWE-393"},
+	FindingPreviewUsesKey:                  {asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
+	FindingPreviewExecuted:                 {asvsWhole, wstgIntegrity, ptesExploitation, tacticImpact, "CWE-440"},
+	FindingKeyNotScopedOperation:           {asvsLimits + " " + asvsCombined, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-393"},
+	FindingKeyForgotten:                    {asvsLimits + " " + asvsLimitsDocumented, wstgTimes + " " + wstgTiming, ptesExploitation, tacticImpact, refOnce},
+	FindingChangeDoubles:                   {asvsLimits + " " + asvsCombined, wstgIntegrity + " " + wstgTimes, ptesExploitation, tacticImpact, refOnce},
+	FindingRefusalSticks:                   {asvsFail, wstgErrors, ptesAnalysis, tacticImpact, "CWE-393"},
+	FindingReplayUnmarked:                  {asvsLimitsDocumented, wstgIntegrity, ptesAnalysis, tacticImpact, "CWE-440"},
+	FindingRetentionNotPublished:           {asvsLimitsDocumented, wstgEntryPoints, ptesGathering, tacticReconnaissance, "CWE-1059"},
+	FindingNoSpecification:                 {asvsLimitsDocumented, wstgEntryPoints, ptesGathering, tacticReconnaissance, "CWE-1059"},
 }
 
 // mapped returns the guidelines of a kind of finding.
-func mapped(id string) Guidelines {
+func mapped(id FindingID) Guidelines {
 	m, ok := mapping[id]
 	if !ok {
 		return Guidelines{}
@@ -251,7 +251,7 @@ func mapped(id string) Guidelines {
 // GuidelineSum is an entry of a guideline and what a run says about it.
 type GuidelineSum struct {
 	GuidelineEntry
-	Findings []string // ids, each once
+	Findings []FindingID // ids, each once
 }
 
 // SumGuidelines returns the entries that findings and their symptoms have, in

@@ -70,7 +70,7 @@ func TestSumGuidelines(t *testing.T) {
 	var ids []string
 	for _, s := range sum {
 		ids = append(ids, s.ID)
-		if s.ID == refOnce && !slices.Equal(s.Findings, []string{"double-effect-race", "double-effect-sequential"}) {
+		if s.ID == refOnce && !slices.Equal(s.Findings, []FindingID{"double-effect-race", "double-effect-sequential"}) {
 			t.Errorf("%s is said of %q", s.ID, s.Findings)
 		}
 	}

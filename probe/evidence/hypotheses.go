@@ -97,22 +97,22 @@ func (o *Operation) sixty() int {
 func (o *Operation) supports(f Finding) string {
 	alone := o.recognises() // some duplicate was recognised
 	switch f.ID {
-	case "key-ignored", "rate-limit-is-not-idempotency":
+	case FindingKeyIgnored, FindingRateLimitIsNotIdempotency:
 		return "A"
-	case "double-effect-race", "in-flight-executed":
+	case FindingDoubleEffectRace, FindingInFlightExecuted:
 		return "B"
-	case "double-effect-lost-response", "failure-not-repeatable", "failure-blocks-key", "truncated-executed", "refusal-sticks":
+	case FindingDoubleEffectLostResponse, FindingFailureNotRepeatable, FindingFailureBlocksKey, FindingTruncatedExecuted, FindingRefusalSticks:
 		return "C"
-	case "refusal-executed":
+	case FindingRefusalExecuted:
 		switch f.Experiment {
 		case "lost_unread", "lost_begun", "failed_first", "corrected":
 			return "C"
 		}
 		return "" // nothing failed, and nothing was repeated
-	case "key-not-scoped-tenant", "key-not-scoped-actor", "key-not-scoped-operation", "malformed-key-accepted-unprotected", "keyless-requests-confused", "change-not-made", "preview-uses-key",
-		"instance-doubles", "same-meaning-executed", "change-doubles", "content-not-recognised", "key-forgotten", "webhook-altered-accepted", "webhook-stale-accepted":
+	case FindingKeyNotScopedTenant, FindingKeyNotScopedActor, FindingKeyNotScopedOperation, FindingMalformedKeyAcceptedUnprotected, FindingKeylessRequestsConfused, FindingChangeNotMade, FindingPreviewUsesKey,
+		FindingInstanceDoubles, FindingSameMeaningExecuted, FindingChangeDoubles, FindingContentNotRecognised, FindingKeyForgotten, FindingWebhookAlteredAccepted, FindingWebhookStaleAccepted:
 		return "D"
-	case "double-effect-sequential", "webhook-redelivery-doubles", "outside-effect-doubled", "effects-disagree":
+	case FindingDoubleEffectSequential, FindingWebhookRedeliveryDoubles, FindingOutsideEffectDoubled, FindingEffectsDisagree:
 		switch f.Experiment {
 		case "race", "in_flight", "race_altered":
 			return "B"
@@ -122,18 +122,18 @@ func (o *Operation) supports(f Finding) string {
 			return "D"
 		}
 		switch {
-		case !alone || f.ID == "outside-effect-doubled" || f.ID == "effects-disagree":
+		case !alone || f.ID == FindingOutsideEffectDoubled || f.ID == FindingEffectsDisagree:
 			return "A"
 		case o.failedFirst(f):
 			return "C"
 		}
 		return "D" // later, or after another request
-	case "mismatch-executed", "mismatch-replayed-as-same":
+	case FindingMismatchExecuted, FindingMismatchReplayedAsSame:
 		if f.Experiment == "race_altered" {
 			return "B"
 		}
 		return "D"
-	case "lost-effect":
+	case FindingLostEffect:
 		switch f.Experiment {
 		case "race", "in_flight", "race_altered":
 			return "B"
@@ -201,13 +201,13 @@ func (o *Operation) Standings() []Standing {
 
 // doubles says whether a finding is a double effect, which a target that knows
 // no duplicates has anywhere.
-func doubles(id string) bool {
+func doubles(id FindingID) bool {
 	switch id {
-	case "in-flight-executed", "outside-effect-doubled", "effects-disagree", "mismatch-executed", "malformed-key-accepted-unprotected", "change-doubles", "failure-not-repeatable",
-		"content-not-recognised", "instance-doubles", "same-meaning-executed", "key-forgotten":
+	case FindingInFlightExecuted, FindingOutsideEffectDoubled, FindingEffectsDisagree, FindingMismatchExecuted, FindingMalformedKeyAcceptedUnprotected, FindingChangeDoubles, FindingFailureNotRepeatable,
+		FindingContentNotRecognised, FindingInstanceDoubles, FindingSameMeaningExecuted, FindingKeyForgotten:
 		return true
 	}
-	return strings.HasPrefix(id, "double-effect-")
+	return strings.HasPrefix(string(id), "double-effect-")
 }
 
 func (o *Operation) supporting(name string) (fs []Finding) {
@@ -350,7 +350,7 @@ func (o *Operation) showing(name string) (held, why string) {
 
 // cut reports whether a first request was cut off, as far as its sends are there.
 func (e *Experiment) cut() bool {
-	first := func(s Send) bool { return s.Role == "first" }
+	first := func(s Send) bool { return s.Role == RoleFirst }
 	return !slices.ContainsFunc(e.Sends, first) || slices.ContainsFunc(e.Sends, func(s Send) bool { return first(s) && s.Cut != "" })
 }
 
@@ -384,7 +384,7 @@ func (o *Operation) once(e *Experiment) bool {
 // was tried.
 func (o *Operation) Failed() bool {
 	e := o.experiment("failed_first")
-	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == "first" && s.Status >= 400 })
+	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == RoleFirst && s.Status >= 400 })
 }
 
 // experiment returns the experiment of a name, the last if there are several;

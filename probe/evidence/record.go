@@ -34,9 +34,9 @@ type Records struct {
 
 // RecordGuideline is an entry of a guideline, and the findings that have it.
 type RecordGuideline struct {
-	Standard string   `json:"standard"`
-	ID       string   `json:"id"`
-	Findings []string `json:"findings"` // ids, each once
+	Standard string      `json:"standard"`
+	ID       string      `json:"id"`
+	Findings []FindingID `json:"findings"` // ids, each once
 }
 
 // Record is what was found out about one operation.
@@ -55,13 +55,13 @@ type Record struct {
 
 // RecordFinding is a finding without its texts.
 type RecordFinding struct {
-	ID         string     `json:"id"`
-	Priority   Priority   `json:"priority"`
-	Basis      Basis      `json:"basis"`
-	Experiment string     `json:"experiment"`
-	Sends      []int      `json:"sends"`
-	Symptoms   []string   `json:"symptoms"` // ids of findings of the same cause
-	Guidelines Guidelines `json:"guidelines"`
+	ID         FindingID   `json:"id"`
+	Priority   Priority    `json:"priority"`
+	Basis      Basis       `json:"basis"`
+	Experiment string      `json:"experiment"`
+	Sends      []int       `json:"sends"`
+	Symptoms   []FindingID `json:"symptoms"` // ids of findings of the same cause
+	Guidelines Guidelines  `json:"guidelines"`
 }
 
 // Records returns the records of the run.
@@ -80,7 +80,7 @@ func (r *Run) Records() Records {
 			Witnesses: append([]Witnesses{}, o.Witnesses()...), Findings: []RecordFinding{}, Hypotheses: o.Standings(),
 		}
 		for _, f := range o.Findings {
-			symptoms := []string{}
+			symptoms := []FindingID{}
 			for _, s := range f.Symptoms {
 				symptoms = append(symptoms, s.ID)
 			}

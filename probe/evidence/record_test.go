@@ -98,7 +98,7 @@ func TestStandings(t *testing.T) {
 		}
 		return es
 	}
-	find := func(ids ...string) (fs []Finding) {
+	find := func(ids ...FindingID) (fs []Finding) {
 		for _, id := range ids {
 			e, ok := Lookup(id)
 			if !ok {
@@ -109,7 +109,7 @@ func TestStandings(t *testing.T) {
 		return fs
 	}
 	seen := []Reader{{Name: "rows", Seen: true}}
-	at := func(id, experiment string, sends ...int) []Finding {
+	at := func(id FindingID, experiment string, sends ...int) []Finding {
 		f := find(id)
 		f[0].Experiment, f[0].Sends = experiment, sends
 		return f
@@ -246,7 +246,7 @@ func TestRecordsFitTheirSchema(t *testing.T) {
 
 // Each kind of finding supports a hypothesis or none on purpose.
 func TestFindingsSupport(t *testing.T) {
-	none := []string{
+	none := []FindingID{
 		"no-specification", "retention-not-published", "replay-unmarked", "replay-differs", "replay-refused", "unstable-5xx-on-duplicate", "duplicate-not-answered",
 		"missing-key-accepted", "bad-key-server-error", "in-flight-error-invites-new-key", "audit-missing", "conflict-leaks-payload", "preview-executed",
 	}
@@ -357,7 +357,7 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 
 // The repeats of another request are no answers to the one in question.
 func TestWitnessesLeaveOutOtherRequests(t *testing.T) {
-	send := func(n int, role string, status int) Send { return Send{N: n, Role: role, Status: status} }
+	send := func(n int, role Role, status int) Send { return Send{N: n, Role: role, Status: status} }
 	for _, c := range []struct {
 		what          string
 		e             Experiment
@@ -406,7 +406,7 @@ func TestWaitsThatCannotBeTold(t *testing.T) {
 // What comes after mending another hypothesis says so once.
 func TestNextSaysToMendOnce(t *testing.T) {
 	var o Operation
-	for _, id := range []string{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
+	for _, id := range []FindingID{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
 		e, _ := Lookup(id)
 		o.Findings = append(o.Findings, e.Finding("duplicate"))
 	}

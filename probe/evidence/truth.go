@@ -5,11 +5,11 @@ import "slices"
 // Symptom is a finding that follows from another one: it has the same cause, and
 // goes away with it.
 type Symptom struct {
-	ID         string `json:"id"`
-	Title      string `json:"title"`
-	Basis      Basis  `json:"basis"`
-	Experiment string `json:"experiment"`
-	Sends      []int  `json:"sends,omitempty"`
+	ID         FindingID `json:"id"`
+	Title      string    `json:"title"`
+	Basis      Basis     `json:"basis"`
+	Experiment string    `json:"experiment"`
+	Sends      []int     `json:"sends,omitempty"`
 }
 
 // Untried is something about an operation that a run did not try.
@@ -50,8 +50,8 @@ func (e Entry) FindingOn(basis Basis, priority Priority, experiment string, send
 type Words struct{ Title, Explanation string }
 
 // All returns the ids of a run's findings and of their symptoms, each once.
-func (o *Operation) All() (ids []string) {
-	add := func(id string) {
+func (o *Operation) All() (ids []FindingID) {
+	add := func(id FindingID) {
 		if !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}

@@ -94,7 +94,7 @@ func (o *Operation) Witnesses() []Witnesses {
 		w := Witnesses{Experiment: e.Name, Outcome: e.Outcome, AuditLines: -1}
 		if len(e.Audit) > 0 {
 			w.AuditLines = len(e.Audit)
-		} else if slices.ContainsFunc(o.flat(), func(f Finding) bool { return f.ID == "audit-missing" && f.Experiment == e.Name }) {
+		} else if slices.ContainsFunc(o.flat(), func(f Finding) bool { return f.ID == FindingAuditMissing && f.Experiment == e.Name }) {
 			w.AuditLines = 0
 		}
 		for _, c := range e.Changes {
@@ -123,7 +123,7 @@ func (o *Operation) Witnesses() []Witnesses {
 		// Each try begins with a request that is called the first.
 		tries := 0
 		for _, s := range e.Sends {
-			if s.Role == "first" {
+			if s.Role == RoleFirst {
 				tries++
 			}
 		}
@@ -181,17 +181,17 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 			return first, second
 		}
 	}
-	if e.Race != nil || len(same) == 0 || same[0].Role == "race" {
+	if e.Race != nil || len(same) == 0 || same[0].Role == RoleRace {
 		return nil, nil
 	}
 	// Of several tries to cut one off, the last that was.
 	for i := len(same) - 1; i > 0; i-- {
-		if same[i-1].Cut != "" && same[i].Role == "duplicate" {
+		if same[i-1].Cut != "" && same[i].Role == RoleDuplicate {
 			return &same[i-1], &same[i]
 		}
 	}
 	first = &same[0]
-	if len(same) > 1 && (e.Second != nil || same[1].Role == "duplicate") {
+	if len(same) > 1 && (e.Second != nil || same[1].Role == RoleDuplicate) {
 		second = &same[1]
 	}
 	return first, second
@@ -256,13 +256,13 @@ func (e *Experiment) sameRequest() (sends []Send) {
 		case "newer":
 			other = true
 			continue
-		case "control":
+		case RoleControl:
 			// One that comes later is sent once, beside the request, to compare with.
 			other = other || len(sends) == 0
 			continue
-		case "read", "warm-up", "reset", "step", "expired", "ground", "stale", "forged":
+		case RoleRead, RoleWarmUp, RoleReset, RoleStep, RoleExpired, RoleGround, RoleStale, RoleForged:
 			continue
-		case "duplicate":
+		case RoleDuplicate:
 			if other {
 				continue
 			}

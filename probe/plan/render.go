@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/internal/strict"
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // MinSecretBytes is how long a secret has to be: a shorter one could not be

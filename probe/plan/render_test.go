@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // clock ticks on every look, so that whatever looks twice is found out.

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/strict"

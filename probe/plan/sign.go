@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // signatureHeaders are what each scheme adds, in order.

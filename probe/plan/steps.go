@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/semelhq/semel/internal/strict"
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // ErrNotTaken: a template needs what a step takes, and it was not taken yet.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel/internal/strict"
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 // Validate reports everything that is wrong with a plan, in one error of

@@ -136,7 +136,7 @@ func TestUnprotectedHandlerFails(t *testing.T) {
 		t.Error("the report holds the credential")
 	}
 	found := run.Operations[0].All()
-	for _, id := range []string{"double-effect-sequential", "double-effect-race", "mismatch-executed", "key-ignored"} {
+	for _, id := range []evidence.FindingID{"double-effect-sequential", "double-effect-race", "mismatch-executed", "key-ignored"} {
 		if !slices.Contains(found, id) {
 			t.Errorf("not found: %s in %v", id, found)
 		}

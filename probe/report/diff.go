@@ -71,12 +71,6 @@ type OutcomeChange struct {
 	Why        string           `json:"why"` // in the new run
 }
 
-// Diff compares two runs, and writes the difference as text.
-func Diff(w io.Writer, old, new *evidence.Run) (Difference, error) {
-	d := Compare(old, new)
-	return d, d.Text(w)
-}
-
 // Compare compares two runs.
 func Compare(old, new *evidence.Run) Difference {
 	ref := func(r *evidence.Run) RunRef { return RunRef{r.ID, r.Plan, r.Version, r.Started} }
@@ -119,7 +113,7 @@ type findingKey struct{ id, experiment string }
 func findingsByKey(o *evidence.Operation) (keys []findingKey, by map[findingKey]evidence.Finding) {
 	by = map[findingKey]evidence.Finding{}
 	for _, f := range ranked(o.Findings) {
-		k := findingKey{f.ID, f.Experiment}
+		k := findingKey{string(f.ID), f.Experiment}
 		if _, ok := by[k]; !ok {
 			keys = append(keys, k)
 			by[k] = f
@@ -169,7 +163,7 @@ func compare(old, new *evidence.Operation) OperationDifference {
 	keys, now := findingsByKey(new)
 	wasKeys, before := findingsByKey(old)
 	ref := func(f evidence.Finding) FindingRef {
-		return FindingRef{ID: f.ID, Experiment: f.Experiment, Priority: f.Priority, Title: f.Title}
+		return FindingRef{ID: string(f.ID), Experiment: f.Experiment, Priority: f.Priority, Title: f.Title}
 	}
 	for _, k := range keys {
 		f, r := now[k], ref(now[k])

@@ -36,8 +36,8 @@ func TestChanged(t *testing.T) {
 		old, now := raceRun(), raceRun()
 		c.change(now)
 		var b bytes.Buffer
-		d, err := Diff(&b, old, now)
-		if err != nil {
+		d := Compare(old, now)
+		if err := d.Text(&b); err != nil {
 			t.Fatal(err)
 		}
 		if d.Changed() != c.changed || d.Worse() != c.worse {

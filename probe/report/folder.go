@@ -43,7 +43,7 @@ var ErrExists = errors.New("report: there is something already; a run is never o
 // Files are what a run's folder holds beside the reports. All are optional.
 type Files struct {
 	Plan []byte
-	// HAR writes all exchanges; har.Document's Write fits. Send N of the run is
+	// HAR writes all exchanges; WriteHAR of package probe's Result fits. Send N of the run is
 	// entry N of it, counted from 1.
 	HAR func(io.Writer) error
 	// State are files for the folder state, by name: letters, digits, dots,
@@ -377,7 +377,7 @@ type harPair struct{ Name, Value string }
 func harHeaders(hs []harPair) string {
 	var b strings.Builder
 	for _, h := range hs {
-		if b.Len() > 2*MaxExchangeShown {
+		if b.Len() > 2*maxExchangeShown {
 			break
 		}
 		b.WriteString(h.Name + ": " + h.Value + "\n")
@@ -391,8 +391,8 @@ func harBody(text, encoding string) string {
 			text = string(b)
 		}
 	}
-	if len(text) > 2*MaxExchangeShown {
-		text = text[:2*MaxExchangeShown]
+	if len(text) > 2*maxExchangeShown {
+		text = text[:2*maxExchangeShown]
 	}
 	return text
 }

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semelhq/semel/probe/har"
-	"github.com/semelhq/semel/probe/wire"
+	"github.com/semelhq/semel/probe/internal/har"
+	"github.com/semelhq/semel/probe/internal/wire"
 )
 
 func files() Files {

@@ -119,7 +119,7 @@ func TestNoFindingIsDropped(t *testing.T) {
 			for _, o := range r.Operations {
 				for _, f := range o.Findings {
 					_, known := evidence.Lookup(f.ID)
-					if known && !strings.Contains(out, f.ID) {
+					if known && !strings.Contains(out, string(f.ID)) {
 						t.Errorf("%s.%s lacks %s", name, format, f.ID)
 					}
 				}

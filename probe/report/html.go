@@ -20,7 +20,7 @@ type Extra struct {
 	// Plan is the text of the plan.
 	Plan string
 	// Exchanges are the bytes of a send, by its number. What is longer than
-	// MaxExchangeShown is cut in the report.
+	// maxExchangeShown is cut in the report.
 	Exchanges map[int]Exchange
 	// Evidence names the file with all exchanges, such as exchanges.har.
 	Evidence string
@@ -29,9 +29,9 @@ type Extra struct {
 // Exchange is what was sent and what came back, as text, secrets replaced.
 type Exchange struct{ Request, Response string }
 
-// MaxExchangeShown is how many characters of a request and of a response a
+// maxExchangeShown is how many characters of a request and of a response a
 // report shows.
-const MaxExchangeShown = 8 << 10
+const maxExchangeShown = 8 << 10
 
 // Most rows of one table of sends, and exchanges in a report.
 const (
@@ -88,7 +88,7 @@ func HTML(w io.Writer, r *evidence.Run, x Extra) error {
 				}
 			}
 			if x.Exchanges != nil && j < mostScripts {
-				found.Script, found.File = Script(r, o, f, x), scriptFile(i, j, f)
+				found.Script, found.File = scriptOf(r, o, f, x), scriptFile(i, j, f)
 			}
 			op.Findings = append(op.Findings, found)
 		}
@@ -103,7 +103,7 @@ func HTML(w io.Writer, r *evidence.Run, x Extra) error {
 				}
 				if got, ok := x.Exchanges[s.N]; ok && exchanges < mostExchanges {
 					exchanges++
-					row.Request, row.Response = lines(got.Request, MaxExchangeShown), lines(got.Response, MaxExchangeShown)
+					row.Request, row.Response = lines(got.Request, maxExchangeShown), lines(got.Response, maxExchangeShown)
 				}
 				ex.Rows = append(ex.Rows, row)
 			}
@@ -298,7 +298,7 @@ func (e htmlExperiment) Kept() []htmlReading {
 
 // Reads reports whether readings of the state are among the requests.
 func (e htmlExperiment) Reads() bool {
-	return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "read" })
+	return slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == evidence.RoleRead })
 }
 
 type htmlReading struct {
@@ -410,7 +410,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 	for i, b := range bs {
 		y := top + float64(i)*row
 		s := svgRow{Y: px(y), Middle: px(y + row/2), Base: px(y + row/2 + 4), Odd: i%2 == 1, Kind: kind(b.send)}
-		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(b.send.Role, 14), short(b.send.Principal, 8)), " ")
+		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(string(b.send.Role), 14), short(b.send.Principal, 8)), " ")
 		s.Answer = short(b.answer(), 26)
 		s.Other = b.other
 		p.Other = p.Other || b.other

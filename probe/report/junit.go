@@ -182,7 +182,7 @@ func junitFailure(fs []evidence.Finding, why string) *junitMessage {
 	if len(fs) == 0 {
 		return &junitMessage{Message: text(why), Type: "broken"}
 	}
-	return &junitMessage{Message: name(string(fs[0].Priority)) + " " + text(fs[0].Title), Type: name(fs[0].ID), Text: strings.Join(nonEmpty(text(why), findingTexts(fs)), "\n\n")}
+	return &junitMessage{Message: name(string(fs[0].Priority)) + " " + text(fs[0].Title), Type: name(string(fs[0].ID)), Text: strings.Join(nonEmpty(text(why), findingTexts(fs)), "\n\n")}
 }
 
 // findingTexts is findings as plain text.
@@ -190,7 +190,7 @@ func findingTexts(fs []evidence.Finding) string {
 	var all []string
 	for _, f := range fs {
 		all = append(all, strings.Join(nonEmpty(
-			fmt.Sprintf("%s %s (%s, %s)", name(string(f.Priority)), text(f.Title), name(f.ID), name(string(f.Basis))),
+			fmt.Sprintf("%s %s (%s, %s)", name(string(f.Priority)), text(f.Title), name(string(f.ID)), name(string(f.Basis))),
 			text(f.Explanation), symptomLine(f), "Remedy: "+text(f.Remedy), sendsWord(f), guidelineLine(f)), "\n"))
 	}
 	return strings.Join(all, "\n\n")

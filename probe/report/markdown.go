@@ -34,9 +34,9 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		line("")
 		fs := ranked(o.Findings)
 		for _, f := range fs[:min(len(fs), mostInMarkdown)] {
-			line("- **%s** %s (%s)", prose(name(string(f.Priority))), prose(visible(f.Title, 200)), strings.Join(nonEmpty(code(name(f.ID)), prose(name(string(f.Basis))), sendsWord(f)), ", "))
+			line("- **%s** %s (%s)", prose(name(string(f.Priority))), prose(visible(f.Title, 200)), strings.Join(nonEmpty(code(name(string(f.ID))), prose(name(string(f.Basis))), sendsWord(f)), ", "))
 			for _, s := range f.Symptoms[:min(len(f.Symptoms), mostInMarkdown)] {
-				line("  <br>With it: %s (%s)", prose(visible(s.Title, 200)), strings.Join(nonEmpty(code(name(s.ID)), prose(name(string(s.Basis)))), ", "))
+				line("  <br>With it: %s (%s)", prose(visible(s.Title, 200)), strings.Join(nonEmpty(code(name(string(s.ID))), prose(name(string(s.Basis)))), ", "))
 			}
 			for _, c := range f.Causes {
 				if c.State == evidence.Supported {

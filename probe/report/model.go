@@ -193,7 +193,7 @@ func shown(fs []evidence.Finding, e *evidence.Experiment) []evidence.Send {
 	if s := pick(func(s evidence.Send) bool { return named[s.N] }); len(s) > 1 {
 		return s
 	}
-	s := pick(func(s evidence.Send) bool { return s.Role != "read" && s.Role != "warm-up" })
+	s := pick(func(s evidence.Send) bool { return s.Role != evidence.RoleRead && s.Role != evidence.RoleWarmUp })
 	if e.Race != nil && e.Race.Trials > 1 && e.Race.Width > 0 && len(s) > e.Race.Width {
 		s = s[:e.Race.Width]
 	}
@@ -231,10 +231,10 @@ func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
 	for _, s := range sends {
 		b := bar{send: s, start: limit(s.StartUS), lastWrite: limit(s.LastWriteUS), firstByte: limit(s.FirstByteUS), finis: limit(s.DoneUS)}
 		last := max(b.start, b.lastWrite, b.firstByte, b.finis)
-		if first == "" && (s.Role == "first" || s.Role == "duplicate") {
+		if first == "" && (s.Role == evidence.RoleFirst || s.Role == evidence.RoleDuplicate) {
 			first = s.Resource
 		}
-		b.other = s.Role == "duplicate" && s.Resource != "" && s.Resource != first
+		b.other = s.Role == evidence.RoleDuplicate && s.Resource != "" && s.Resource != first
 		b.open = s.Delivery != "answered" || b.finis < 0 || s.Cut != ""
 		if b.start >= 0 {
 			b.finis = last

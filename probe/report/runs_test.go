@@ -34,7 +34,7 @@ func newOperation() evidence.Operation {
 
 func count(n int64) *int64 { return &n }
 
-func sent(n int, role string, start, done int64, status int, resource string) evidence.Send {
+func sent(n int, role evidence.Role, start, done int64, status int, resource string) evidence.Send {
 	return evidence.Send{
 		N: n, Role: role, Principal: "actor_a", Method: "POST", URL: "http://127.0.0.1:8080/orders", Protocol: "HTTP/2.0",
 		Delivery: "answered", Acked: true, Status: status, Resource: resource,
@@ -49,7 +49,7 @@ func readings(before, after int64) (b, a []evidence.Reading, c []evidence.Change
 		[]evidence.Change{{Reader: "orders", Name: "count", Before: fmt.Sprint(before), After: fmt.Sprint(after), Effects: after - before, Expected: 1}}
 }
 
-func find(id, experiment string, sends ...int) evidence.Finding {
+func find(id evidence.FindingID, experiment string, sends ...int) evidence.Finding {
 	e, ok := evidence.Lookup(id)
 	if !ok {
 		panic(id)
@@ -227,14 +227,14 @@ func hostileRun() *evidence.Run {
 		After:   []evidence.Reading{{Reader: all, Values: map[string]string{all: all}, Err: all}},
 		Changes: []evidence.Change{{Reader: all, Name: all, Before: all, After: long, Effects: -1 << 63, Expected: 1<<63 - 1}},
 		Sends: []evidence.Send{
-			{N: 1, Role: all, Principal: all, Method: all, URL: all, Protocol: all, Delivery: all, Cut: all, Resource: all, Body: all, Err: all, StartUS: 1<<63 - 1, LastWriteUS: -1 << 63, FirstByteUS: 5, DoneUS: 1},
-			{N: 1, Role: long, Method: all, URL: all, Delivery: "answered", Status: -7, StartUS: 0, LastWriteUS: 1<<63 - 1, FirstByteUS: 3, DoneUS: 2},
+			{N: 1, Role: evidence.Role(all), Principal: all, Method: all, URL: all, Protocol: all, Delivery: all, Cut: all, Resource: all, Body: all, Err: all, StartUS: 1<<63 - 1, LastWriteUS: -1 << 63, FirstByteUS: 5, DoneUS: 1},
+			{N: 1, Role: evidence.Role(long), Method: all, URL: all, Delivery: "answered", Status: -7, StartUS: 0, LastWriteUS: 1<<63 - 1, FirstByteUS: 3, DoneUS: 2},
 			{N: -4, StartUS: -9, DoneUS: 1 << 40},
 		},
 	}
 	o.Experiments = []evidence.Experiment{e, {Outcome: evidence.Outcome(all)}, {Outcome: evidence.Inconclusive, Why: all}}
 	o.Findings = []evidence.Finding{
-		{ID: "id " + all, Priority: evidence.P0, Basis: evidence.Basis(all), Title: all, Explanation: all + long, Remedy: all, Experiment: e.Name, Sends: []int{1, 1, 999, -4}, References: []string{"javascript:alert(1)", all}},
+		{ID: evidence.FindingID("id " + all), Priority: evidence.P0, Basis: evidence.Basis(all), Title: all, Explanation: all + long, Remedy: all, Experiment: e.Name, Sends: []int{1, 1, 999, -4}, References: []string{"javascript:alert(1)", all}},
 		{ID: "", Priority: evidence.Priority(all), Title: closing, Experiment: "nowhere"},
 		find("key-not-scoped-tenant", ""),
 	}

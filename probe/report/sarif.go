@@ -142,7 +142,7 @@ func SARIF(w io.Writer, r *evidence.Run) error {
 			}
 		}
 		for _, f := range ranked(o.Findings) {
-			id := ruleID(f.ID)
+			id := ruleID(string(f.ID))
 			at, ok := rules[id]
 			if !ok {
 				at = len(run.Tool.Driver.Rules)
@@ -154,11 +154,11 @@ func SARIF(w io.Writer, r *evidence.Run) error {
 				Message:   sarifMessage{Text: sentence(name(o.Name)+": "+text(f.Title)) + " " + text(f.Explanation) + strings.TrimRight(" "+symptomLine(f), " ")},
 				Locations: []sarifLocation{location(o)},
 				Fingerprints: map[string]string{
-					"finding/v1": digest(o.Name, f.ID, f.Experiment),
+					"finding/v1": digest(o.Name, string(string(f.ID)), f.Experiment),
 					"verdict/v1": digest(keyWithoutConfidence(o.Verdict)),
 					// The one that GitHub code scanning looks at, in its form: without
 					// it an alert would hang on the text of the plan's line.
-					"primaryLocationLineHash": digest(o.Name, f.ID)[:16] + ":1",
+					"primaryLocationLineHash": digest(o.Name, string(string(f.ID)))[:16] + ":1",
 				},
 				Properties: map[string]any{
 					"priority": name(string(f.Priority)), "basis": name(string(f.Basis)), "experiment": name(f.Experiment),

@@ -268,7 +268,7 @@ func TestSARIFRulesAreTheCatalogue(t *testing.T) {
 	for _, e := range evidence.Catalogue() {
 		f := e.Finding("x")
 		f.Title, f.Priority = "of this run", evidence.P2
-		r := rule(e.ID, f)
+		r := rule(string(e.ID), f)
 		if want := map[evidence.Priority]string{evidence.P0: "error", evidence.P1: "warning", evidence.P2: "note"}[e.Priority]; r.Default.Level != want || r.Short.Text != sentence(e.Title) || !strings.Contains(r.Help.Text, e.Remedy) {
 			t.Errorf("%s: %+v", e.ID, r)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// Script returns a POSIX shell script that sends what a finding was seen with
+// scriptOf returns a POSIX shell script that sends what a finding was seen with
 // once more, by curl, and prints the answers and the state: with values of its
 // own in place of those that were drawn, and secrets from the environment.
 // Where curl cannot do it, it is a script that calls semel for the one
@@ -20,7 +20,7 @@ import (
 //
 // Nothing of the run is in it but as data: what comes from elsewhere is written
 // in octal where it is no plain text, and never as code.
-func Script(r *evidence.Run, o *evidence.Operation, f evidence.Finding, x Extra) string {
+func scriptOf(r *evidence.Run, o *evidence.Operation, f evidence.Finding, x Extra) string {
 	s := &reproduction{run: r, o: o, f: f, x: x}
 	for i := range o.Experiments {
 		if o.Experiments[i].Name == f.Experiment {
@@ -50,7 +50,7 @@ func scriptFile(operation, finding int, f evidence.Finding) string {
 	if finding >= mostScripts || operation >= mostScripts {
 		return ""
 	}
-	id := f.ID
+	id := string(f.ID)
 	if !stateName(id) {
 		id = "finding"
 	}
@@ -62,7 +62,7 @@ func scripts(r *evidence.Run, x Extra) (all []findingScript) {
 	for i := range r.Operations {
 		for j, f := range ranked(r.Operations[i].Findings) {
 			if file := scriptFile(i, j, f); file != "" && len(all) < mostScripts {
-				all = append(all, findingScript{file, i, j, Script(r, &r.Operations[i], f, x)})
+				all = append(all, findingScript{file, i, j, scriptOf(r, &r.Operations[i], f, x)})
 			}
 		}
 	}
@@ -118,15 +118,15 @@ func (s *reproduction) plan() (why string) {
 	var last *evidence.Send
 	for i := range s.e.Sends {
 		send := s.e.Sends[i]
-		if s.e.Race != nil && len(s.sends) == 1 && send.Role != "read" {
+		if s.e.Race != nil && len(s.sends) == 1 && send.Role != evidence.RoleRead {
 			continue // one request, many times
 		}
 		switch send.Role {
-		case "control", "warm-up", "reset":
+		case evidence.RoleControl, evidence.RoleWarmUp, evidence.RoleReset:
 			continue
 		}
 		q, why := s.request(send)
-		if send.Role == "read" {
+		if send.Role == evidence.RoleRead {
 			if id := q.url + "\n" + q.header; why == "" && !seen[id] && len(s.reads) < mostScripted {
 				seen[id] = true
 				s.reads = append(s.reads, q)
@@ -164,7 +164,7 @@ func (s *reproduction) plan() (why string) {
 	s.reads = slices.DeleteFunc(s.reads, func(q scripted) bool {
 		gone := slices.ContainsFunc(s.e.Sends, func(x evidence.Send) bool {
 			drawn := slices.ContainsFunc(s.e.Drawn, func(v string) bool { return drawnForm.MatchString(v) && strings.Contains(x.Resource, v) })
-			return x.Resource != "" && x.Role != "read" && len(x.Resource) > 3 && !drawn && strings.Contains(q.url, x.Resource)
+			return x.Resource != "" && x.Role != evidence.RoleRead && len(x.Resource) > 3 && !drawn && strings.Contains(q.url, x.Resource)
 		})
 		s.dropped = s.dropped || gone
 		return gone
@@ -179,7 +179,7 @@ func (s *reproduction) request(send evidence.Send) (q scripted, why string) {
 	if !ok || x.Request == "" {
 		return q, "the bytes of its requests are not here"
 	}
-	if len(x.Request) > MaxExchangeShown {
+	if len(x.Request) > maxExchangeShown {
 		return q, "a request is too long for a script"
 	}
 	// Between head and body is an empty line; the body's own stay as they are.
@@ -253,6 +253,19 @@ func (s *reproduction) collect() {
 	}
 }
 
+// place says in which header of a request a placeholder stands: a part of what the
+// plan names has no name of its own. Empty if it stands in none.
+func (s *reproduction) place(p string) string {
+	for _, q := range append(slices.Clone(s.sends), s.reads...) {
+		for line := range strings.Lines(q.header) {
+			if line = strings.TrimSpace(line); slices.Contains(placeholder.FindAllString(line, -1), p) && len(line) < maxName {
+				return ", as in " + visible(line, maxName)
+			}
+		}
+	}
+	return ""
+}
+
 var headEnd = regexp.MustCompile(`\r?\n\r?\n`)
 
 var drawnForm = regexp.MustCompile(`^[0-9a-f-]{6,200}$`)
@@ -312,7 +325,7 @@ func comment(text string) string {
 
 func (s *reproduction) head(b *strings.Builder, about ...string) {
 	b.WriteString("#!/bin/sh\n")
-	for _, l := range append([]string{"semel probe, run " + s.run.ID + ", " + s.o.Name + ", " + s.f.Experiment + ": " + s.f.ID, s.f.Title + "."}, about...) {
+	for _, l := range append([]string{"semel probe, run " + s.run.ID + ", " + s.o.Name + ", " + s.f.Experiment + ": " + string(s.f.ID), s.f.Title + "."}, about...) {
 		b.WriteString("# " + comment(l) + "\n")
 	}
 	b.WriteString("set -eu\n")
@@ -389,7 +402,7 @@ func (s *reproduction) byCurl() string {
 	}
 	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
 	for _, x := range s.secrets {
-		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence.")
+		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence"+s.place(x[0])+".")
 	}
 	s.head(&b, about...)
 	for _, x := range s.secrets {
@@ -476,7 +489,7 @@ func (s *reproduction) byCurl() string {
 			}
 		}
 		for i, q := range s.sends {
-			line("told answer_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(q.send.Role)))))
+			line("told answer_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(string(q.send.Role))))))
 		}
 		line("sleep \"${SETTLE:-1}\"\nstate after")
 	}
@@ -508,7 +521,7 @@ func (s *reproduction) takes() float64 {
 	takes := 0.0
 	for _, e := range s.o.Experiments {
 		for _, x := range e.Sends {
-			if us := float64(x.FirstByteUS - x.LastWriteUS); (x.Role == "first" || x.Role == "control") && x.Status/100 == 2 && us > 0 && (takes == 0 || us < takes) {
+			if us := float64(x.FirstByteUS - x.LastWriteUS); (x.Role == evidence.RoleFirst || x.Role == evidence.RoleControl) && x.Status/100 == 2 && us > 0 && (takes == 0 || us < takes) {
 				takes = us
 			}
 		}

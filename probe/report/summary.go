@@ -52,9 +52,9 @@ var alike = []string{
 
 // ofRepeats are findings that say that the same request of the same caller took
 // effect again.
-var ofRepeats = []string{
-	"double-effect-sequential", "double-effect-race", "double-effect-lost-response", "in-flight-executed", "webhook-redelivery-doubles", "outside-effect-doubled", "effects-disagree",
-	"instance-doubles", "same-meaning-executed", "key-forgotten",
+var ofRepeats = []evidence.FindingID{
+	evidence.FindingDoubleEffectSequential, evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse, evidence.FindingInFlightExecuted, evidence.FindingWebhookRedeliveryDoubles, evidence.FindingOutsideEffectDoubled, evidence.FindingEffectsDisagree,
+	evidence.FindingInstanceDoubles, evidence.FindingSameMeaningExecuted, evidence.FindingKeyForgotten,
 }
 
 // verdictLine is the sentence about one operation, and its rank, from the worst.
@@ -133,7 +133,7 @@ func refused(o *evidence.Operation) bool {
 	answers := false
 	for _, e := range o.Experiments {
 		for _, s := range e.Sends {
-			if s.Role == "read" || s.Status == 0 {
+			if s.Role == evidence.RoleRead || s.Status == 0 {
 				continue
 			}
 			if answers = true; s.Status < 400 && !s.SaysError {
@@ -298,7 +298,7 @@ func answered(a *evidence.Answer) string {
 func symptomLine(f evidence.Finding) string {
 	var all []string
 	for _, s := range f.Symptoms[:min(len(f.Symptoms), mostFindings)] {
-		all = append(all, text(s.Title)+" ("+name(s.ID)+")")
+		all = append(all, text(s.Title)+" ("+name(string(s.ID))+")")
 	}
 	if len(all) == 0 {
 		return ""

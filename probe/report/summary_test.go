@@ -30,7 +30,7 @@ func TestBottomLine(t *testing.T) {
 	op := func(name string, es []evidence.Experiment, fs ...evidence.Finding) evidence.Operation {
 		return evidence.Operation{Name: name, Readers: seen, Experiments: es, Findings: fs}
 	}
-	supposed := func(id, experiment string) evidence.Finding {
+	supposed := func(id evidence.FindingID, experiment string) evidence.Finding {
 		e, _ := evidence.Lookup(id)
 		return e.FindingOn(evidence.Inferred, e.Priority, experiment)
 	}
@@ -245,7 +245,7 @@ func TestScriptIsData(t *testing.T) {
 	e.Sends = e.Sends[:3]
 	e.Sends[0].URL, e.Sends[0].Method = "http://127.0.0.1:8080/orders?state", "GET"
 	for i := range e.Sends {
-		e.Sends[i].Role = map[int]string{0: "read", 1: "first", 2: all}[i]
+		e.Sends[i].Role = map[int]evidence.Role{0: "read", 1: "first", 2: evidence.Role(all)}[i]
 	}
 	e.Sends[1].URL = "http://127.0.0.1:8080/'$(touch-canary)'/0123456789abcdef"
 	e.Sends[2].URL = e.Sends[1].URL
@@ -253,11 +253,11 @@ func TestScriptIsData(t *testing.T) {
 	oneLine := strings.NewReplacer("\n", "", "\r", "", "\x00", "", "\x1b", "", "\x07", "", "\x7f", "").Replace(all)
 	request := "POST / HTTP/1.1\nHost: 127.0.0.1:8080\nContent-Length: 7\nX-Trick: " + oneLine + "\nAuthorization: Bearer redacted-1\n\n" + body
 	x := Extra{Exchanges: map[int]Exchange{1: {Request: "GET /orders HTTP/1.1\nAccept: */*\n"}, 2: {Request: request}, 3: {Request: request}}}
-	script := Script(r, o, f, x)
+	script := scriptOf(r, o, f, x)
 	if i := strings.IndexFunc(script, func(c rune) bool { return c != '\n' && c != '\t' && (c < ' ' || c >= 0x7f) }); i >= 0 {
 		t.Fatalf("the script has %q", script[i:i+4])
 	}
-	if strings.Contains(script, "Not by curl") {
+	if strings.Contains(script, "Not by curl") || !strings.Contains(script, "\n# MY_TOKEN has to hold what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
 		t.Fatal(script)
 	}
 	dir := t.TempDir()
@@ -332,7 +332,7 @@ func TestScriptBySemel(t *testing.T) {
 			e.Sends[1].Cut, e.Sends[1].Delivery = "x", "partial"
 		},
 		"too long": func(_ *evidence.Operation, _ *evidence.Experiment, x *Extra) {
-			x.Exchanges = map[int]Exchange{2: {Request: strings.Repeat("x", MaxExchangeShown+1)}}
+			x.Exchanges = map[int]Exchange{2: {Request: strings.Repeat("x", maxExchangeShown+1)}}
 		},
 		"no address": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].URL = "file:///etc/passwd" },
 		"a method":   func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].Method = "GET -o x" },
@@ -350,7 +350,7 @@ func TestScriptBySemel(t *testing.T) {
 		o.Name = `a'; touch canary; $(touch canary) %s`
 		e, extra := &o.Experiments[1], x
 		change(o, e, &extra)
-		text := Script(r, o, find("replay-differs", e.Name), extra)
+		text := scriptOf(r, o, find("replay-differs", e.Name), extra)
 		if !strings.Contains(text, why) || !strings.Contains(text, "# Not by curl: ") {
 			t.Errorf("%s: %s", why, text)
 			continue
@@ -400,10 +400,10 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 		e.Drawn = c.drawn
 		e.Sends = e.Sends[:2]
 		for i := range e.Sends {
-			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []string{"read", "first"}[i], []string{"GET", "PUT"}[i]
+			e.Sends[i].N, e.Sends[i].Role, e.Sends[i].Method = i+1, []evidence.Role{"read", "first"}[i], []string{"GET", "PUT"}[i]
 			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
 		}
-		text := Script(r, o, find("replay-differs", e.Name), x)
+		text := scriptOf(r, o, find("replay-differs", e.Name), x)
 		if reads := strings.Contains(text, "with real effects there, and reads the state."); reads != (c.drawn != nil) {
 			t.Errorf("%v: it says that it reads the state: %t", c.drawn, reads)
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 func TestTelling(t *testing.T) {
-	send := func(n int, role string) evidence.Send { return evidence.Send{N: n, Role: role} }
+	send := func(n int, role evidence.Role) evidence.Send { return evidence.Send{N: n, Role: role} }
 	two := []evidence.Send{send(1, "first"), send(2, "duplicate")}
 	five := append(append([]evidence.Send{}, two...), send(3, "duplicate"), send(4, "duplicate"), send(5, "duplicate"))
 	for _, c := range []struct {
@@ -95,7 +95,7 @@ func TestBarsAreInThePicture(t *testing.T) {
 // An answer that is cut in the picture is told in full below it, with whose it is.
 func TestAnswersInFull(t *testing.T) {
 	const one, two = "01998f2e-5b1c-7c3a-9d1e-000000000001", "01998f2e-5b1c-7c3a-9d1e-000000000002"
-	send := func(n int, role, id string) evidence.Send {
+	send := func(n int, role evidence.Role, id string) evidence.Send {
 		return evidence.Send{N: n, Role: role, Status: 201, Delivery: "answered", Resource: id, LastWriteUS: 1, FirstByteUS: 2, DoneUS: 3}
 	}
 	e := evidence.Experiment{Name: "duplicate", Outcome: evidence.Broken, Sends: []evidence.Send{

@@ -176,10 +176,10 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 			p.line("")
 		}
 		p.wrap("  ", p.paint(priorityTone(f.Priority), name(string(f.Priority)))+"  ", brief(f.Title))
-		p.wrap("      ", "", strings.Join(nonEmpty(name(f.ID), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
+		p.wrap("      ", "", strings.Join(nonEmpty(name(string(f.ID)), name(string(f.Basis)), name(f.Experiment), sendsWord(f)), " · "))
 		p.wrap("      ", "", brief(f.Explanation))
 		for _, s := range f.Symptoms[:min(len(f.Symptoms), mostFindings)] {
-			p.wrap("      ", "+ ", brief(s.Title)+" ("+strings.Join(nonEmpty(name(s.ID), name(string(s.Basis)), name(s.Experiment), sendsWord(evidence.Finding{Sends: s.Sends})), ", ")+")")
+			p.wrap("      ", "+ ", brief(s.Title)+" ("+strings.Join(nonEmpty(name(string(s.ID)), name(string(s.Basis)), name(s.Experiment), sendsWord(evidence.Finding{Sends: s.Sends})), ", ")+")")
 		}
 		for _, c := range f.Causes[:min(len(f.Causes), mostFindings)] {
 			p.wrap("      ", "Cause, "+p.paint(causeTone(c.State), name(string(c.State)))+": ", brief(c.Text)+" "+brief(c.For))
@@ -294,7 +294,7 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	labels, answers := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
 	for i, b := range bs {
-		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(b.send.Role, 14))
+		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(string(b.send.Role), 14))
 		if b.send.Principal != "" {
 			labels[i] += " " + short(b.send.Principal, 8)
 		}
@@ -400,7 +400,7 @@ func inFull(bs []bar, longest int) (lines []fullAnswer) {
 func unshown(e *evidence.Experiment, drawn int) string {
 	hidden, reads := -drawn, 0
 	for _, s := range e.Sends {
-		if s.Role == "read" {
+		if s.Role == evidence.RoleRead {
 			reads++
 		} else {
 			hidden++
@@ -465,7 +465,7 @@ func changeLines(o *evidence.Operation, e *evidence.Experiment) (lines []string)
 	for i, line := range lines {
 		switch {
 		case e.Race == nil || n[line] == 1:
-		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "control" }):
+		case n[line] == e.Race.Trials && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == evidence.RoleControl }):
 			lines[i] += fmt.Sprintf(" in each of %d trials", n[line])
 		case n[line] == e.Race.Trials+1:
 			lines[i] += fmt.Sprintf(" in the control and in each of %s", plural(e.Race.Trials, "trial", "trials"))

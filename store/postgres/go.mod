@@ -16,11 +16,8 @@ require (
 require (
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
-	github.com/semelhq/semel/internal/testenv v0.0.0
 	golang.org/x/sync v0.23.0 // indirect
 	golang.org/x/text v0.41.0 // indirect
 )
 
 replace github.com/semelhq/semel => ../..
-
-replace github.com/semelhq/semel/internal/testenv => ../../internal/testenv

@@ -263,8 +263,10 @@ func TestCloseAfterThePool(t *testing.T) {
 	}
 	pool.Close()
 	s.Note(semel.TrailEntry{Kind: semel.TrailReplayed})
-	if err := s.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "1 audit entries were not written") {
-		t.Errorf("Close: %v", err)
+	for range 2 {
+		if err := s.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "1 audit entries were not written") {
+			t.Errorf("Close: %v", err)
+		}
 	}
 }
 

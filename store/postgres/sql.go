@@ -343,7 +343,7 @@ var (
 // statements are the statements for one schema.
 type statements struct {
 	look, find, begin, removeExpired, takeover, renew, complete, release, hold, claim                              string
-	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain                                                   string
+	resolveUnknown, resolveResult, resolveNoEffect, resolveAgain, erase                                            string
 	lock, lockJoined, beginInbox                                                                                   string
 	insertCompleted, takeoverCompleted, insertOpen, takeoverOpen, completeOpen, escape                             string
 	sweep, sweepTrail, writeNotes, lastNote, list, entries, executions                                             string
@@ -376,7 +376,7 @@ func newStatements(c Config, p peer) statements {
 		look: q(sqlLook), find: q(sqlFind), begin: q(sqlBegin), removeExpired: q(sqlRemoveExpired), takeover: q(sqlTakeover), renew: q(sqlRenew), complete: q(sqlComplete),
 		release: q(sqlRelease), hold: q(sqlHold), claim: q(sqlClaim),
 		resolveUnknown: q(sqlResolveUnknown), resolveResult: q(sqlResolveResult),
-		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain),
+		resolveNoEffect: q(sqlResolveNoEffect), resolveAgain: q(sqlResolveAgain), erase: q(sqlErase),
 		lock: q(fmt.Sprintf(lock, settings)), lockJoined: q(fmt.Sprintf(lock, noSettings)),
 		beginInbox:      fmt.Sprintf(sqlBeginInbox, milliseconds(c.LockTimeout), settings),
 		insertCompleted: q(sqlInsertCompleted), takeoverCompleted: q(sqlTakeoverCompleted), insertOpen: q(sqlInsertOpen),

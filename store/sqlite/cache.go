@@ -19,9 +19,9 @@ import (
 // before it uses pages that it has in memory: whether the header of the log's
 // index, in memory that all processes share, is still the one that they were read
 // under. Each commit changes it, whoever's it is, before it is seen by others. The
-// writer follows its own commits from one header to the next, since nothing in
-// this package changes a completed record that has not expired; a commit of
-// anybody else, handlers' transactions included, empties the cache.
+// writer follows its own commits from one header to the next, since nothing but an
+// erasure changes a completed record that has not expired; an erasure, and a commit
+// of anybody else, handlers' transactions included, empties the cache.
 type cache struct {
 	most int // bytes
 
@@ -29,6 +29,7 @@ type cache struct {
 	index      *[2]walHeader // nil before and after the file is open
 	at         walHeader     // what the entries were read under
 	committing bool          // the writer is about to change the header
+	erased     bool          // by what it is about to commit
 	swept      int64         // the latest time whose expired records may have been removed
 	size       int           // of young
 	young, old map[semel.Identity]*stored
@@ -181,6 +182,13 @@ func (c *cache) removing(now int64) {
 	c.swept = max(c.swept, now)
 }
 
+// erasing is told by who changes a completed record in the next commit.
+func (c *cache) erasing() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.erased = true
+}
+
 // beforeCommit and afterCommit are the writer's. Between them nobody puts what was
 // read behind its commit, which afterCommit would take for what was read before.
 func (c *cache) beforeCommit() {
@@ -196,9 +204,10 @@ func (c *cache) afterCommit(commits uint32, known bool) {
 	defer c.mu.Unlock()
 	c.committing = false
 	h, ok := c.now()
-	if !ok || !known || h.commits() != c.at.commits()+commits || commits == 0 && h != c.at {
+	if !ok || !known || c.erased || h.commits() != c.at.commits()+commits || commits == 0 && h != c.at {
 		c.drop()
 	}
+	c.erased = false
 	c.at = h
 }
 

@@ -217,6 +217,7 @@ type Store struct {
 var (
 	_ semel.Store    = (*Store)(nil)
 	_ semel.Resolver = (*Store)(nil)
+	_ semel.Eraser   = (*Store)(nil)
 	_ semel.Sweeper  = (*Store)(nil)
 	_ semel.Lister   = (*Store)(nil)
 	_ semel.Trail    = (*Store)(nil)

@@ -15,32 +15,35 @@ import (
 	"github.com/semelhq/semel/webhook"
 )
 
-// Endpoint is where a customer wants events.
+// Endpoint is a destination for a customer's events.
 type Endpoint struct {
-	// ID names the endpoint: 1 to MaxEndpointID letters, digits, '_' and '-'.
+	// ID identifies the endpoint: 1 to MaxEndpointID letters, digits, '_' and
+	// '-'.
 	ID string
-	// URL is posted to. It may hold secrets, in its path and query.
+	// URL is the destination. Its path and query may contain secrets.
 	URL string
-	// Secrets sign, all of them each delivery, so that one can be changed while
-	// the customer knows only the other. 1 to webhook.MaxSignatures.
+	// Secrets are used, all of them, to sign each delivery, so that a secret
+	// can be replaced while the customer knows only one of them. There are 1 to
+	// webhook.MaxSignatures.
 	Secrets []string
-	// Types are those of the events that it wants: "invoice.paid", or
-	// "invoice.*" for all that begin with "invoice.". None stands for all.
+	// Types are the types of events that the endpoint wants, such as
+	// "invoice.paid", or "invoice.*" for all that begin with "invoice.". If
+	// there are none, it wants all events.
 	Types []string
 	State
 }
 
-// State is the health of an endpoint. The zero value is healthy.
+// State is the state of an endpoint. The zero value means that it works.
 type State struct {
-	// FailingSince is the time of the first failure since the last delivery;
-	// zero if the last attempt was a delivery. It and DisabledAt are whole
-	// microseconds, in UTC.
+	// FailingSince is the time of the first failure since the last delivery, or
+	// zero if the last attempt was a delivery. It and DisabledAt are rounded to
+	// microseconds and in UTC.
 	FailingSince time.Time
-	// DisabledAt is when the endpoint was disabled; zero if it is enabled.
+	// DisabledAt is when the endpoint was disabled, or zero if it is enabled.
 	DisabledAt time.Time
-	// Cause says why it is disabled. The sink writes CauseGone and CauseFailing;
-	// services may write other causes. Its first 64 bytes are repeated in the
-	// causes of messages.
+	// Cause says why the endpoint is disabled. The sink writes CauseGone and
+	// CauseFailing; services may write other texts. The first 64 bytes are
+	// repeated in the causes of messages.
 	Cause string
 }
 
@@ -50,14 +53,14 @@ const (
 	CauseFailing = "failing" // for longer than Config.DisableAfter
 )
 
-// Disabled reports whether nothing is sent to the endpoint.
+// Disabled reports whether the endpoint is disabled.
 func (s State) Disabled() bool { return !s.DisabledAt.IsZero() }
 
 func (s State) equal(o State) bool {
 	return s.FailingSince.Equal(o.FailingSince) && s.DisabledAt.Equal(o.DisabledAt) && s.Cause == o.Cause
 }
 
-// Bounds of what a message's id is made of.
+// Limits of the parts of a message's id.
 const (
 	MaxEndpointID = 64
 	MaxEventID    = webhook.MaxIDBytes
@@ -71,8 +74,8 @@ func (e Endpoint) Wants(eventType string) bool {
 	})
 }
 
-// String returns the endpoint's name and state. It holds neither URL nor secrets,
-// and so do all ways of package fmt and log/slog to print an endpoint.
+// String returns the endpoint's name and state. It contains neither URL nor
+// secrets. The packages fmt and log/slog print endpoints in the same way.
 func (e Endpoint) String() string {
 	s := "endpoint " + e.ID
 	if e.Disabled() {
@@ -81,40 +84,41 @@ func (e Endpoint) String() string {
 	return s
 }
 
-// GoString is String, so that %#v prints no secrets.
+// GoString returns the same as String, so that %#v prints no secrets.
 func (e Endpoint) GoString() string { return e.String() }
 
 // LogValue implements slog.LogValuer.
 func (e Endpoint) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// ErrNoEndpoint reports that there is no such endpoint.
+// ErrNoEndpoint reports that the endpoint does not exist.
 var ErrNoEndpoint = errors.New("webhook: no such endpoint")
 
-// Endpoints is where a service keeps its endpoints, usually a table of its own.
-// Its methods are called at the same time from many relays.
+// Endpoints stores the endpoints of a service, usually in a table beside its
+// customers. Its methods are called concurrently by many relays.
 type Endpoints interface {
-	// Endpoint returns the endpoint as it is now, or ErrNoEndpoint if it is gone.
-	// With any other error the message is postponed, without counting an attempt.
+	// Endpoint returns the current endpoint, or ErrNoEndpoint if it does not
+	// exist. After any other error the message is postponed, without counting an
+	// attempt.
 	Endpoint(ctx context.Context, id string) (Endpoint, error)
-	// Update replaces the endpoint's State with to, if it still has the URL and the
-	// State of was, and reports whether it did. So a late response does not
-	// disable an endpoint that was repaired in the meantime, and of many relays
-	// only one learns that it has disabled the endpoint. In SQL:
+	// Update sets the State of the endpoint to to, if it still has the URL and
+	// the State of was, and reports whether it did. So a late response does not
+	// disable an endpoint that has been repaired in the meantime, and only one
+	// of many relays disables it. In SQL:
 	//
 	//	UPDATE endpoints SET failing_since = ?, disabled_at = ?, cause = ?
 	//	WHERE id = ? AND url = ? AND failing_since IS ? AND disabled_at IS ?
 	Update(ctx context.Context, was Endpoint, to State) (bool, error)
 }
 
-// Memory is Endpoints in the memory of a process, for tests, and for a fixed set.
-// The zero value holds none. Safe for concurrent use.
+// Memory implements Endpoints in the memory of a process, for tests and for a
+// fixed set of endpoints. The zero value is empty. It is safe for concurrent use.
 type Memory struct {
 	mu  sync.Mutex
 	all map[string]Endpoint
 }
 
-// Put adds endpoints, or replaces those of the same id, with their State. The one
-// whose ID is empty is that of all messages which name none.
+// Put adds endpoints, or replaces those with the same id, including their State.
+// An endpoint with an empty ID gets all messages that name no endpoint.
 func (m *Memory) Put(endpoints ...Endpoint) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,43 +156,43 @@ func (m *Memory) Update(_ context.Context, was Endpoint, to State) (bool, error)
 	return true, nil
 }
 
-// Event is an event that a service sends to its customers.
+// Event is an event of a service.
 type Event struct {
-	// ID is the webhook-id at all endpoints, by which customers recognise
-	// repetitions. Up to MaxEventID letters, digits, '_' and '-'. Messages makes
-	// one where it is empty.
+	// ID identifies repetitions for customers. It is the webhook-id at all
+	// endpoints and has up to MaxEventID letters, digits, '_' and '-'. If it is
+	// empty, Messages generates one.
 	ID string
-	// Type says what happened, such as "invoice.paid". Endpoints choose by it. It
-	// is not sent: put it into the payload.
+	// Type says what happened, such as "invoice.paid". Endpoints select events by
+	// it. It is not sent, so include it in the payload.
 	Type string
-	// Payload is sent and signed as it is. Customers expect it to be small, some
-	// 20 kB.
+	// Payload is sent and signed as it is. Customers expect it to be small,
+	// about 20 kB.
 	Payload []byte
 	// ContentType is that of the payload. Default application/json.
 	ContentType string
 	// Ordered delivers an endpoint's events in the order in which they were
-	// enqueued, one at a time. Then one that fails holds up those behind it, for
-	// days, if the endpoint is down for as long. For customers who need order, a
-	// version in the payload is usually better.
+	// enqueued, one at a time. An event that fails then delays the following
+	// ones, perhaps for days, if the endpoint is down. For customers who need
+	// order, a version in the payload is usually better.
 	Ordered bool
 	// NotBefore delays the first attempt, by the store's clock.
 	NotBefore time.Time
 }
 
-// Messages makes a message for each of the endpoints that want the event, to be
-// enqueued in the transaction of the change that the event tells of:
+// Messages returns a message for each of the endpoints that want the event.
+// Enqueue them in the transaction of the change that the event announces:
 //
 //	messages, err := send.Event{Type: "invoice.paid", Payload: body}.Messages("webhooks", endpoints...)
 //	err = sqlite.Enqueue(ctx, messages...)
 //
-// Of an endpoint it needs ID and Types. A message's id is that of the event, a
-// colon and that of the endpoint, as in "evt_1:ep_7", so enqueueing an event again
-// for the same endpoint is an outbox.ErrDuplicate for as long as the outbox holds
-// the message. Programs in other languages make their rows such.
+// It uses only the ID and Types of an endpoint. A message's id consists of the ids
+// of the event and the endpoint, separated by a colon, as in "evt_1:ep_7". So
+// enqueueing an event again for the same endpoint fails with outbox.ErrDuplicate
+// while the outbox holds the message. Programs in other languages must make their
+// rows in the same way.
 //
 // A message for a disabled endpoint is dead when its turn comes, and can be
-// redriven later. Leave out such endpoints if the messages they miss should not
-// be kept.
+// redriven later. Omit such endpoints if their messages need not be kept.
 func (e Event) Messages(topic string, to ...Endpoint) ([]outbox.Message, error) {
 	if e.ID == "" {
 		e.ID = semel.NewKey()

@@ -21,24 +21,25 @@ import (
 // Config configures a Sink. Endpoints is required.
 type Config struct {
 	Endpoints Endpoints
-	// Scheme makes the signer for an endpoint's secrets, at each attempt. Its
-	// errors must not hold them. Default: Standard Webhooks, by
+	// Scheme returns the signer for an endpoint's secrets, at each attempt. Its
+	// errors must not contain the secrets. Default: Standard Webhooks, by
 	// webhook.NewStandard.
 	Scheme func(secrets []string) (webhook.Signer, error)
 
-	// DisableAfter is for how long an endpoint may fail, without one delivery
-	// between, before it is disabled. Default 5 days; negative is for ever.
+	// DisableAfter is how long an endpoint may fail without a delivery in
+	// between before it is disabled. Default 5 days; a negative value means
+	// forever.
 	DisableAfter time.Duration
-	// MaxPerEndpoint is the most messages for one endpoint under way at a time
-	// in this process. Set the relay's MaxInFlight to several times as many.
-	// Default 16.
+	// MaxPerEndpoint is the maximum number of concurrent deliveries to one
+	// endpoint in this process. The relay's MaxInFlight should be several times
+	// as large. Default 16.
 	MaxPerEndpoint int
 
-	// AllowHTTP lets endpoints have http URLs. By default they are https.
+	// AllowHTTP allows endpoints with http URLs. By default they must be https.
 	AllowHTTP bool
 	// AllowPrivate, UseProxyFromEnvironment, DialTimeout and TLS are those of
 	// httpsink.Config. By default nothing is sent to addresses that are not
-	// public, whatever name leads there.
+	// public, even if a public name resolves to one.
 	AllowPrivate            bool
 	UseProxyFromEnvironment bool
 	DialTimeout             time.Duration
@@ -46,24 +47,24 @@ type Config struct {
 
 	// Now is the clock of State. Default time.Now.
 	Now func() time.Time
-	// Observer is notified of changes to endpoints. May be nil.
+	// Observer, if not nil, is notified of events.
 	Observer *Observer
 }
 
-// Observer is told what becomes of endpoints. Every field may be nil. Functions are
-// called in the goroutine at work, at the same time from many, and must not block.
-// What becomes of messages is told to the relay's observer.
+// Observer is notified of changes of endpoints. Every field may be nil. Functions
+// are called concurrently by the delivering goroutines and must not block. The
+// outcomes of messages are reported to the relay's observer.
 type Observer struct {
-	// Changed: the sink has given the endpoint another State. If it is disabled,
-	// tell its owner; nobody else will.
+	// Changed is called when the sink has changed the State of an endpoint. If
+	// the endpoint is now disabled, notify its owner.
 	Changed func(ctx context.Context, e Endpoint, was State)
-	// EndpointsFailed: a call of Endpoints failed. A look-up is tried again, and
-	// so is what disables an endpoint.
+	// EndpointsFailed is called when a call of Endpoints has failed. It is tried
+	// again.
 	EndpointsFailed func(ctx context.Context, id, call string, err error)
 }
 
-// Schedule returns the delays after each failed attempt of Standard Webhooks'
-// example: ten attempts over 75 h 35 min 5 s.
+// Schedule returns the delays after failed attempts in the example of Standard
+// Webhooks: ten attempts over 75 h 35 min 5 s.
 func Schedule() []time.Duration {
 	return []time.Duration{
 		5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
@@ -78,7 +79,7 @@ type Sink struct {
 	gates  gates
 }
 
-// New returns a sink, or one error that names everything wrong with c.
+// New returns a sink, or an error that lists everything wrong with c.
 func New(c Config) (*Sink, error) {
 	if c.Scheme == nil {
 		c.Scheme = func(secrets []string) (webhook.Signer, error) {
@@ -116,8 +117,8 @@ func New(c Config) (*Sink, error) {
 // Close closes idle connections.
 func (s *Sink) Close() { s.client.Close() }
 
-// Route returns a route with the Schedule for the topic. Ordered events of an
-// endpoint go on once one of them is dead.
+// Route returns a route for the topic with the delays of Schedule. Ordered
+// events of an endpoint go on after one of them is dead.
 func (s *Sink) Route(topic string) outbox.Route {
 	return outbox.Route{
 		Topic: topic, Sink: s, Schedule: Schedule(), Timeout: 20 * time.Second, MaxInFlight: max(128, 4*s.config.MaxPerEndpoint),
@@ -125,9 +126,9 @@ func (s *Sink) Route(topic string) outbox.Route {
 	}
 }
 
-// Check returns an error if an endpoint is not usable. Call it when somebody
-// registers one. It does not connect: the address that the name resolves to is
-// checked with each delivery. The error contains neither URL nor secrets.
+// Check reports what is wrong with an endpoint. Call it when a customer adds one.
+// It does not connect; the address is checked at each delivery. The error contains
+// neither URL nor secrets.
 func (s *Sink) Check(e Endpoint) error {
 	_, err := s.url(e)
 	_, err2 := s.sign(e, "check", []byte("{}"))

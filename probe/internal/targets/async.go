@@ -125,7 +125,7 @@ func accepting() []Target {
 			working{takes: lateBy, fails: func(n int) bool { return n == 1 }, effect: true}).
 			finds("double-effect-sequential").may("double-effect-race", "double-effect-lost-response", "in-flight-executed").
 			outcome(outcomes{plan.Duplicate: broken}).
-			basis(map[string]evidence.Basis{"double-effect-sequential": evidence.Established}).
+			basis(map[evidence.FindingID]evidence.Basis{"double-effect-sequential": evidence.Established}).
 			says("the first request was answered with 202, and failed by its status (orders: 1 effect)").
 			verdict("retry_behavior", "unsafe_retry"),
 		target("tickets-anew", "accepts each duplicate as work of its own", working{takes: lateBy, anew: true}).

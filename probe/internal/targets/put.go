@@ -136,7 +136,7 @@ func puts(name, about string, r rules, own doing, gets bool) Target {
 		op.Request.Method, op.Request.URL = "PUT", s.URL+"/orders/{{.ref | url}}"
 	}
 	t.Experiments = append(slices.Clone(forNatural), plan.Altered)
-	t.Expect.May = []string{"no-specification"}
+	t.Expect.May = []evidence.FindingID{"no-specification"}
 	return t
 }
 
@@ -175,7 +175,7 @@ func putters() []Target {
 			finds("mismatch-replayed-as-same").
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken}).
 			says("what it asks for is not there").
-			basis(map[string]evidence.Basis{"mismatch-replayed-as-same": evidence.Established}),
+			basis(map[evidence.FindingID]evidence.Basis{"mismatch-replayed-as-same": evidence.Established}),
 		under(puts("put-key-unread", "does not look at the key, and takes another request for a change", rules{}, putting(false, false), true), ignores).
 			finds("mismatch-executed").
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken, plan.RaceAltered: inconclusive}).

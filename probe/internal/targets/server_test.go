@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel/internal/quick"
+	"github.com/semelhq/semel/probe/internal/wire"
 	"github.com/semelhq/semel/probe/plan"
-	"github.com/semelhq/semel/probe/wire"
 )
 
 // site is a target on a port, and requests to it made by its own plan.

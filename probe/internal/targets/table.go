@@ -13,7 +13,7 @@ import (
 const Marker = "Idempotency-Replayed"
 
 // Findings that follow from having no protection at all.
-var unprotected = []string{
+var unprotected = []evidence.FindingID{
 	"double-effect-sequential", "double-effect-race", "double-effect-lost-response", "in-flight-executed", "mismatch-executed",
 	"key-ignored", "missing-key-accepted", "malformed-key-accepted-unprotected", "replay-differs", "replay-unmarked",
 	"failure-not-repeatable",
@@ -117,13 +117,13 @@ func receiver(name, about string, with hookRules) Target {
 }
 
 // finds makes a target wrong.
-func (t Target) finds(must ...string) Target {
+func (t Target) finds(must ...evidence.FindingID) Target {
 	t.Wrong = true
 	t.Expect.Must = must
 	return t
 }
 
-func (t Target) may(ids ...string) Target {
+func (t Target) may(ids ...evidence.FindingID) Target {
 	for _, id := range ids {
 		if !slices.Contains(t.Expect.Must, id) {
 			t.Expect.May = append(t.Expect.May, id)

@@ -35,7 +35,7 @@ func TestTable(t *testing.T) {
 			}
 		}
 		for _, id := range e.Must {
-			found[id] = true
+			found[string(id)] = true
 		}
 		if n := len(e.Must) + len(e.May) + len(e.MustNot()); n != len(evidence.Catalogue()) {
 			t.Errorf("%s: findings are decided %d times, the catalogue has %d", target.Name, n, len(evidence.Catalogue()))
@@ -68,7 +68,7 @@ func TestTable(t *testing.T) {
 		t.Errorf("%d wrong targets and %d right ones", wrongs, rights)
 	}
 	for _, f := range evidence.Catalogue() {
-		if !found[f.ID] {
+		if !found[string(f.ID)] {
 			t.Errorf("no target has %s", f.ID)
 		}
 	}

@@ -53,7 +53,7 @@ type Expectation struct {
 	// Must are the ids of findings that have to be made, and May of those that
 	// can be: they follow from what is wrong, or are matters of taste. Any
 	// other finding is a false accusation.
-	Must, May []string
+	Must, May []evidence.FindingID
 	// Outcomes are those of experiments that matter here. Others are open.
 	Outcomes map[plan.Experiment]evidence.Outcome
 	// Verdict has the accepted values of fields, by the field's name. Other
@@ -61,7 +61,7 @@ type Expectation struct {
 	Verdict map[string][]string
 	// Basis is how well findings are known, where that matters, and Causes what
 	// has to be said of causes, by their name.
-	Basis  map[string]evidence.Basis
+	Basis  map[evidence.FindingID]evidence.Basis
 	Causes map[string]evidence.CauseState
 	// Says are parts of sentences that some experiment has to say, and SaysNot
 	// parts that no sentence of the evidence may hold.
@@ -69,8 +69,8 @@ type Expectation struct {
 }
 
 // MustNot lists the ids of all findings that would be false accusations.
-func (e Expectation) MustNot() []string {
-	var list []string
+func (e Expectation) MustNot() []evidence.FindingID {
+	var list []evidence.FindingID
 	for _, f := range evidence.Catalogue() {
 		if !slices.Contains(e.Must, f.ID) && !slices.Contains(e.May, f.ID) {
 			list = append(list, f.ID)

@@ -334,7 +334,7 @@ func (t Target) causes(pairs map[string]evidence.CauseState) Target {
 	return t
 }
 
-func (t Target) basis(pairs map[string]evidence.Basis) Target {
+func (t Target) basis(pairs map[evidence.FindingID]evidence.Basis) Target {
 	t.Expect.Basis = pairs
 	return t
 }
@@ -393,26 +393,26 @@ func wrongInTheWorld() []Target {
 			firstFails(true, false, executed), plan.Contract{}).
 			finds("double-effect-sequential").may("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: broken, plan.FreshKey: inconclusive, plan.MissingKey: inconclusive}).
-			basis(map[string]evidence.Basis{"double-effect-sequential": evidence.Established}).
+			basis(map[evidence.FindingID]evidence.Basis{"double-effect-sequential": evidence.Established}).
 			says("the first request was answered with 500 (orders: 1 effect), and the same request again was answered with 201").
 			verdict("retry_behavior", "unsafe_retry", "idempotency_support", "unknown|none"),
 		keyed("first-cut-with-effect", "makes the order and breaks off without an answer, and makes it again when it is asked again",
 			firstFails(true, true, executed), plan.Contract{}).
 			finds("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: broken}).
-			basis(map[string]evidence.Basis{"double-effect-lost-response": evidence.Established}).
+			basis(map[evidence.FindingID]evidence.Basis{"double-effect-lost-response": evidence.Established}).
 			verdict("retry_behavior", "unsafe_retry"),
 		keyed("first-400-for-good", "makes the order and answers 400, also when it is asked again",
 			failsAlways(http.StatusBadRequest), plan.Contract{}).
 			finds("refusal-executed").
-			basis(map[string]evidence.Basis{"refusal-executed": evidence.Established}).
+			basis(map[evidence.FindingID]evidence.Basis{"refusal-executed": evidence.Established}).
 			outcome(outcomes{plan.Duplicate: broken, plan.FreshKey: inconclusive, plan.LateRetry: broken, plan.Altered: inconclusive, plan.InFlight: inconclusive, plan.RaceSame: inconclusive, plan.LostUnread: inconclusive, plan.FailedFirst: inconclusive}).
 			verdict("retry_behavior", "unknown", "race_behavior", "unknown", "in_progress_handling", "unknown"),
 		keyed("burnt-key", "answers 500 and makes nothing, and answers 201 from the record when it is asked again",
 			firstFails(false, false, func(a *api, c *call, _ *entry) result { return created(a.named(c)) }), plan.Contract{}).
 			finds("lost-effect").
 			saysNot("no reader sees the state").
-			basis(map[string]evidence.Basis{"lost-effect": evidence.Inferred}).
+			basis(map[evidence.FindingID]evidence.Basis{"lost-effect": evidence.Inferred}).
 			outcome(outcomes{plan.Duplicate: broken}).
 			verdict("retry_behavior", "unsafe_retry", "race_behavior", "unknown"),
 		keyed("accepted-and-dropped", "accepts with 202, and drops the work if the client goes away, with the status running for ever",

@@ -217,7 +217,15 @@ func (c *Config) build(f *strict.Findings, rt *Runtime) *Built {
 		_ = closeSource()
 		return nil
 	}
-	return &Built{principal.Clean(source, handler), closer(closeSource)}
+	cleaned := principal.Clean(source, handler)
+	if c.trustsForwarded() {
+		cleaned = c.TrustForwarded.parsed().Clean(cleaned)
+	}
+	return &Built{cleaned, closer(closeSource)}
+}
+
+func (c *Config) trustsForwarded() bool {
+	return len(c.TrustForwarded.From) > 0 || c.TrustForwarded.Unix
 }
 
 // routeErrors returns those that are about routes.
@@ -297,7 +305,7 @@ func (c *Config) gateway(i int, rt *Runtime, scope func(*http.Request) (semel.Sc
 		Contract: contract,
 		InFlight: map[string]semelhttp.InFlight{"wait": semelhttp.InFlightWait, "accept": semelhttp.InFlightAccept}[s.InFlight],
 		Wait:     s.Wait, MaxWait: maxWait,
-		PreserveHost: c.PreserveHost, TrustForwarded: c.TrustForwarded,
+		PreserveHost: c.PreserveHost, TrustForwarded: c.trustsForwarded(),
 		MaxRequestBody: int64(s.MaxRequestBody), MaxInline: int64(s.MaxInline), MaxResult: int64(s.MaxResult), Pace: s.pace(),
 		NoEffectStatus: statuses(s.NoEffectStatus, true), IndeterminateStatus: statuses(s.UnknownStatus, false),
 		FailOpen: s.FailOpen,

@@ -18,8 +18,8 @@ type Config struct {
 	// H2C also serves HTTP/2 without TLS, to clients with prior knowledge. Default false. A reload cannot
 	// change it.
 	H2C bool `yaml:"h2c"`
-	// Admin is the listener for operators: /livez, /readyz and /metrics. Default: none. A reload cannot
-	// change it.
+	// Admin is the listener for operators: /livez, /readyz, /metrics and the page at /console/. Default: none.
+	// A reload cannot change it.
 	Admin Admin `yaml:"admin"`
 	// Store is where records are kept. A reload cannot change it.
 	Store Store `yaml:"store" rule:"required"`
@@ -37,9 +37,10 @@ type Config struct {
 	// PreserveHost passes the client's Host to the upstream, and keeps the keys of each host apart. Default
 	// false: the upstream gets its own host, and the client's in X-Forwarded-Host.
 	PreserveHost bool `yaml:"preserve_host"`
-	// TrustForwarded keeps the X-Forwarded-* and Forwarded headers of requests. Set it only if nothing but
-	// trusted proxies can reach the gateway. Default false.
-	TrustForwarded bool `yaml:"trust_forwarded"`
+	// TrustForwarded are the proxies whose X-Forwarded-For, -Host and -Proto and Forwarded headers the
+	// upstream sees. They are removed from all other requests. Default: none are trusted, and the upstream
+	// sees what the gateway says.
+	TrustForwarded Proxies `yaml:"trust_forwarded"`
 	// Spool stores bodies that are too large for memory. A reload cannot change it.
 	Spool Spool `yaml:"spool"`
 	// Bounds are limits for all requests together. A reload cannot change them.
@@ -76,8 +77,8 @@ type TLS struct {
 type Admin struct {
 	// Listen is its address; without a host, as in :9090, it is on loopback.
 	Listen string `yaml:"listen"`
-	// TokenFile is a file with the token that /metrics and /readyz?verbose require as Authorization: Bearer.
-	// Required, here or as $SEMEL_ADMIN_TOKEN, unless the address is on loopback.
+	// TokenFile is a file with the token that the page requires, and /metrics and /readyz?verbose as
+	// Authorization: Bearer. Required, here or as $SEMEL_ADMIN_TOKEN, unless the address is on loopback.
 	TokenFile string `yaml:"token_file"`
 }
 

@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,10 +16,13 @@ import (
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
+	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/internal/strict"
+	"github.com/semelhq/semel/semelhttp"
+	"github.com/semelhq/semel/store/memory"
 )
 
 var update = flag.Bool("update", false, "write the schema and the reference anew")
@@ -295,6 +300,14 @@ func TestProblems(t *testing.T) {
 		{"two principals", strings.Replace(small, "shared: {}", "shared: {}, digest: {cookie: c}", 1) + "routes: [{match: /}]\n", []string{"only one of them is allowed"}},
 		{"principal's own", strings.Replace(small, "shared: {}", "header: {subject: X-User, proxies: {from: [0.0.0.0/0]}}", 1) + "routes: [{match: /}]\n", []string{"f:3:21: principal.header: ", "trusts everybody"}},
 		{"network", strings.Replace(small, "shared: {}", "header: {subject: X-User, proxies: {from: [10.0.0.1]}}", 1) + "routes: [{match: /}]\n", []string{"principal.header.proxies.from[0]: is no network"}},
+		{"trusted of forwarding", small + "routes: [{match: /}]\ntrust_forwarded: {from: [10.1.2.0/24]}\n", nil},
+		{"as it was", small + "routes: [{match: /}]\ntrust_forwarded: true\n", []string{"f:6:18: trust_forwarded: must be"}},
+		{"nobody", small + "routes: [{match: /}]\ntrust_forwarded: {}\n", []string{"f:6:18: trust_forwarded: ", "names no proxy"}},
+		{"everybody", small + "routes: [{match: /}]\ntrust_forwarded: {from: [10.0.0.0/8, 0.0.0.0/0]}\n", []string{"f:6:18: trust_forwarded: ", "trusts everybody"}},
+		{"address of a proxy", small + "routes: [{match: /}]\ntrust_forwarded: {from: [10.0.0.1]}\n", []string{"trust_forwarded.from[0]: is no network"}},
+		{"endpoint's proxies", strings.Replace(small, "shared: {}", "endpoint: {url: \"http://127.0.0.1:1\", credentials: [Authorization], subject: X-User, proxies: {from: [10.1.2.0/24]}}", 1) + "routes: [{match: /}]\ntrust_forwarded: {from: [10.1.0.0/16]}\n", nil},
+		{"endpoint's other proxies", strings.Replace(small, "shared: {}", "endpoint: {url: \"http://127.0.0.1:1\", credentials: [Authorization], subject: X-User, proxies: {from: [10.0.0.0/8]}}", 1) + "routes: [{match: /}]\ntrust_forwarded: {from: [10.1.0.0/16]}\n", []string{"principal.endpoint.proxies: has proxies that trust_forwarded does not have"}},
+		{"endpoint's socket", strings.Replace(small, "shared: {}", "endpoint: {url: \"http://127.0.0.1:1\", credentials: [Authorization], subject: X-User, proxies: {unix: true}}", 1) + "routes: [{match: /}]\ntrust_forwarded: {from: [10.1.0.0/16]}\n", []string{"principal.endpoint.proxies: has proxies"}},
 		{"upstream", small + "routes: [{match: /, upstream: b}]\n", []string{"f:5:31: routes[0].upstream: is no upstream"}},
 		{"patterns", small + "routes: [{match: POST /a}, {match: POST /A}]\n", []string{"f:5:36: routes[1].match: ", `"POST /a" of route 0 differ in a way that many servers overlook`}},
 		{"pattern", small + "routes: [{match: [POST /a, nonsense]}]\n", []string{"routes[0].match: the pattern \"nonsense\" has no path"}},
@@ -421,4 +434,60 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestEndpointHearsItsProxies: an endpoint is told of a client what its own proxies
+// say, whether the upstream sees it or not.
+func TestEndpointHearsItsProxies(t *testing.T) {
+	type request struct{ endpoint, upstream string }
+	var last request
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		last.endpoint = r.Header.Get("X-Forwarded-For")
+		w.Header().Set("X-User", "ann")
+	}))
+	defer endpoint.Close()
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		last.upstream = r.Header.Get("X-Forwarded-For")
+	}))
+	defer upstream.Close()
+	text := `version: 1
+store: {url: "memory:"}
+principal: {endpoint: {url: "` + endpoint.URL + `", credentials: [Authorization], subject: X-User, cache_for: 0, proxies: {from: [192.0.2.0/24]}}}
+upstreams: [{name: a, url: "` + upstream.URL + `"}]
+routes: [{match: /}]
+`
+	for _, tt := range []struct {
+		name, lines, from string
+		want              request
+	}{
+		{"its proxy", "", "192.0.2.1:1", request{"198.51.100.7", "192.0.2.1"}},
+		{"a stranger", "", "203.0.113.1:1", request{"203.0.113.1", "203.0.113.1"}},
+		{"its proxy, which the upstream trusts", "trust_forwarded: {from: [192.0.2.0/24]}\n", "192.0.2.1:1", request{"198.51.100.7", "198.51.100.7, 192.0.2.1"}},
+		{"one that the upstream alone trusts", "trust_forwarded: {from: [192.0.2.0/24, 203.0.113.0/24]}\n", "203.0.113.1:1", request{"203.0.113.1", "198.51.100.7, 203.0.113.1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := Parse("f", []byte(text+tt.lines), noEnv)
+			noError(t, err)
+			store, err := memory.New(memory.Config{})
+			noError(t, err)
+			guard, err := semel.New(semel.Config{Store: store})
+			noError(t, err)
+			spools, err := semelhttp.NewSpools(semelhttp.SpoolsConfig{})
+			noError(t, err)
+			rt := &Runtime{Guard: guard, Spools: spools}
+			defer rt.Close()
+			built, err := c.Build(rt)
+			noError(t, err)
+			defer func() { noError(t, built.Close()) }()
+			last = request{}
+			r := httptest.NewRequest(http.MethodPost, "/p", strings.NewReader("{}"))
+			r.RemoteAddr = tt.from
+			r.Header = http.Header{"Authorization": {"Bearer x"}, "Idempotency-Key": {"k"}, "X-Forwarded-For": {"198.51.100.7"}}
+			rec := httptest.NewRecorder()
+			built.ServeHTTP(rec, r)
+			if rec.Code != http.StatusOK || last != tt.want {
+				t.Errorf("answered %d, seen %+v, want %+v", rec.Code, last, tt.want)
+			}
+		})
+	}
 }

@@ -294,18 +294,33 @@ func (c *Config) checkNetworks(f *strict.Findings) {
 	check := func(at string, proxies Proxies) {
 		for i, s := range proxies.From {
 			if _, err := netip.ParsePrefix(s); err != nil {
-				f.Add(strict.Index(at+".proxies.from", i), "is no network; write it as 10.1.2.0/24, or one address as 10.1.2.3/32")
+				f.Add(strict.Index(at+".from", i), "is no network; write it as 10.1.2.0/24, or one address as 10.1.2.3/32")
 			}
 		}
 	}
 	if p.MTLS != nil {
-		check("principal.mtls", p.MTLS.Proxies)
+		check("principal.mtls.proxies", p.MTLS.Proxies)
 	}
 	if p.Endpoint != nil {
-		check("principal.endpoint", p.Endpoint.Proxies)
+		check("principal.endpoint.proxies", p.Endpoint.Proxies)
 	}
 	if p.Header != nil {
-		check("principal.header", p.Header.Proxies)
+		check("principal.header.proxies", p.Header.Proxies)
+	}
+	if _, ok := f.Source.Written("trust_forwarded"); !ok {
+		return
+	}
+	before := len(f.List)
+	check("trust_forwarded", c.TrustForwarded)
+	if len(f.List) > before {
+		return
+	}
+	trusted := c.TrustForwarded.parsed()
+	if err := trusted.Check(); err != nil {
+		f.Add("trust_forwarded", "%v", err)
+	}
+	if p.Endpoint != nil && !trusted.Holds(p.Endpoint.Proxies.parsed()) {
+		f.Add("principal.endpoint.proxies", "has proxies that trust_forwarded does not have: what they say of clients would be taken away before the endpoint is asked")
 	}
 }
 

@@ -1,166 +1,20 @@
 package lab
 
 import (
-	"context"
-	"flag"
-	"os"
-	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/log"
-	"github.com/chromedp/cdproto/runtime"
-	"github.com/chromedp/chromedp"
-	"github.com/chromedp/chromedp/remote"
-
-	"github.com/semelhq/semel/internal/testenv"
+	"github.com/semelhq/semel/cmd/semel/internal/browser"
 )
-
-var shots = flag.String("shots", "", "a folder to put screenshots of the page into")
-
-// tab is a browser's tab, and what it complained about.
-type tab struct {
-	t   *testing.T
-	ctx context.Context
-
-	mu         sync.Mutex
-	complaints []string
-}
-
-func browser(t *testing.T) func(t *testing.T, url string, width int) *tab {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	t.Cleanup(cancel)
-	ctx, cancel = remote.NewAllocator(ctx, testenv.Chromium(t), remote.NoModifyURL)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewContext(ctx)
-	t.Cleanup(cancel)
-	if err := chromedp.Do(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return func(t *testing.T, url string, width int) *tab {
-		ctx, cancel := chromedp.NewContext(ctx, chromedp.WithNewBrowserContext())
-		t.Cleanup(cancel)
-		b := &tab{t: t, ctx: ctx}
-		if err := chromedp.Listen(ctx, func(ev any) {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			switch ev := ev.(type) {
-			case *log.EventEntryAdded:
-				// An answer that is no success is not an error of the page.
-				if !strings.HasPrefix(ev.Entry.Text, "Failed to load resource") {
-					b.complaints = append(b.complaints, ev.Entry.Text)
-				}
-			case *runtime.EventExceptionThrown:
-				b.complaints = append(b.complaints, ev.ExceptionDetails.Text)
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := chromedp.Call(ctx, log.Enable, cdp.Empty{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := chromedp.Do(ctx, chromedp.EmulateViewport(int64(width), 900), chromedp.Navigate(url)); err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-}
-
-// is waits until an expression of the page is true.
-func (b *tab) is(expression string) {
-	b.t.Helper()
-	ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`new Promise(done => { const look = () => { let ok = false; try { ok = !!(`+expression+`) } catch {} ok ? done(true) : setTimeout(look, 20) }; look(); setTimeout(() => done(false), 30000) })`, chromedp.EvalAwaitPromise))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if !ok {
-		text, _ := chromedp.Run(b.ctx, chromedp.Evaluate[string](`document.body.innerText`))
-		b.t.Fatalf("never true: %s\n%s", expression, text)
-	}
-}
-
-func (b *tab) press(selector string) {
-	b.t.Helper()
-	b.is(`document.querySelector('` + selector + `')`)
-	if _, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](`document.querySelector('`+selector+`').click() || true`)); err != nil {
-		b.t.Fatal(err)
-	}
-}
 
 // shows waits until the page tells of so many effects and mails, of two requests
 // or more: a browser whose connection ends before an answer sends again by itself.
-func (b *tab) shows(effects, mails string) {
-	b.t.Helper()
-	b.is(`(([sent, ...rest]) => sent >= 2 && rest.join() === '` + effects + "," + mails + `')([...document.querySelectorAll('.outcome b')].slice(0, 3).map(e => e.textContent))`)
-}
-
-// quiet holds that nothing went wrong in the page, and that who cannot see it well
-// or has no mouse can use it.
-func (b *tab) quiet() {
-	b.t.Helper()
-	b.leads(`document.readyState === 'complete'`) // without its style it is another page
-	for what, expression := range map[string]string{
-		"wider than the window":       `document.documentElement.scrollWidth <= innerWidth`,
-		"a control has no name":       `[...document.querySelectorAll('button, input, select, a')].every(e => (e.textContent + (e.ariaLabel ?? '') + [...(e.labels ?? [])].map(l => l.textContent).join('')).trim())`,
-		"a picture has no name":       `[...document.querySelectorAll('svg')].every(s => s.getAttribute('role') === 'img' && s.hasAttribute('aria-label'))`,
-		"a heading is skipped":        `(() => { let last = 0; return [...document.querySelectorAll('h1,h2,h3')].every(h => { const n = +h.tagName[1], ok = n <= last + 1; last = n; return ok }) })()`,
-		"a text has too low contrast": contrast,
-		"a control cannot be reached": `[...document.querySelectorAll('button, input, select, a')].every(e => e.tabIndex === 0)`,
-	} {
-		ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](expression))
-		if err != nil {
-			b.t.Fatalf("%s: %v", what, err)
-		}
-		if !ok {
-			b.t.Error(what)
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.complaints) > 0 {
-		b.t.Errorf("the browser complains: %q", b.complaints)
-	}
-}
-
-// contrast holds the ratio of WCAG 2.2, 1.4.3, for every text.
-const contrast = `(() => {
-	const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-	const rgb = c => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data] };
-	const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
-	const behind = e => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c[3] === 255) return c } return [255, 255, 255, 255] };
-	return [...document.querySelectorAll('body *')].filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.checkVisibility() && !e.closest('svg') && !e.disabled).every(e => {
-		const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
-		const ok = (a + .05) / (b + .05) >= 4.5;
-		if (!ok) console.log(e.outerHTML.slice(0, 200), (a + .05) / (b + .05));
-		return ok;
-	});
-})()`
-
-func (b *tab) shot(name string) {
-	if *shots == "" {
-		return
-	}
-	for _, scheme := range []string{"light", "dark"} {
-		if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}); err != nil {
-			b.t.Fatal(err)
-		}
-		png, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
-		if err == nil {
-			err = os.WriteFile(filepath.Join(*shots, name+"-"+scheme+".png"), png, 0o644)
-		}
-		if err != nil {
-			b.t.Fatal(err)
-		}
-	}
+func shows(b *browser.Tab, effects, mails string) {
+	b.Is(`(([sent, ...rest]) => sent >= 2 && rest.join() === '` + effects + "," + mails + `')([...document.querySelectorAll('.outcome b')].slice(0, 3).map(e => e.textContent))`)
 }
 
 // TestPage presses the buttons, with no defence and with all of them.
 func TestPage(t *testing.T) {
-	open := browser(t)
+	open := browser.Start(t)
 	for _, lang := range []string{"en", "ja"} {
 		for _, width := range []int{1280, 390} {
 			name := map[int]string{1280: "wide", 390: "phone"}[width]
@@ -172,36 +26,36 @@ func TestPage(t *testing.T) {
 					t.Fatal(err)
 				}
 				b := open(t, url+"/?lang="+lang, width)
-				b.is(`document.documentElement.lang === '` + lang + `'`)
-				b.press(`[data-send=double]`)
-				b.shows("2", "2")
-				b.is(`document.querySelectorAll('.incident').length === 2`)
-				b.press(`.incident summary`)
-				b.quiet()
-				b.shot(lang + "-" + name + "-without")
+				b.Is(`document.documentElement.lang === '` + lang + `'`)
+				b.Press(`[data-send=double]`)
+				shows(b, "2", "2")
+				b.Is(`document.querySelectorAll('.incident').length === 2`)
+				b.Press(`.incident summary`)
+				b.Quiet()
+				b.Shot(lang + "-" + name + "-without")
 				// With the defences on the same click is one charge.
-				b.press(`[data-preset=semel]`)
-				b.is(`document.querySelector('[data-preset=semel]').ariaPressed === 'true'`)
-				b.press(`[data-send=double]`)
-				b.shows("1", "1")
-				b.is(`!document.querySelector('.incident')`)
+				b.Press(`[data-preset=semel]`)
+				b.Is(`document.querySelector('[data-preset=semel]').ariaPressed === 'true'`)
+				b.Press(`[data-send=double]`)
+				shows(b, "1", "1")
+				b.Is(`!document.querySelector('.incident')`)
 				// So it is where the answer got lost, and the client hears it after all.
-				b.press(`[data-send=lose]`)
-				b.shows("1", "1")
-				b.is(`document.querySelectorAll('.lanes .replayed').length >= 1`)
-				b.press(`[data-switch=unique]`)
-				b.is(`document.querySelector('[data-switch=unique]').checked === false`)
-				b.press(`[data-send=newkey]`)
-				b.shows("2", "2")
-				b.is(`document.querySelectorAll('.trail tbody tr').length >= 8`)
+				b.Press(`[data-send=lose]`)
+				shows(b, "1", "1")
+				b.Is(`document.querySelectorAll('.lanes .replayed').length >= 1`)
+				b.Press(`[data-switch=unique]`)
+				b.Is(`document.querySelector('[data-switch=unique]').checked === false`)
+				b.Press(`[data-send=newkey]`)
+				shows(b, "2", "2")
+				b.Is(`document.querySelectorAll('.trail tbody tr').length >= 8`)
 				if lang == "en" && width == 1280 {
 					// The probe says what the two requests have shown.
-					b.press(`[data-probe]`)
-					b.is(`[...document.querySelectorAll('dd')].some(d => d.textContent === 'safe_converge')`)
-					b.is(`!document.querySelector('[data-probe]').disabled`)
+					b.Press(`[data-probe]`)
+					b.Is(`[...document.querySelectorAll('dd')].some(d => d.textContent === 'safe_converge')`)
+					b.Is(`!document.querySelector('[data-probe]').disabled`)
 				}
-				b.quiet()
-				b.shot(lang + "-" + name + "-with")
+				b.Quiet()
+				b.Shot(lang + "-" + name + "-with")
 			})
 		}
 	}

@@ -504,9 +504,9 @@ func TestJapanese(t *testing.T) {
 			t.Errorf("no Japanese for %q", text)
 		}
 	}
-	page := in("ja")
+	page := japanese.In("ja")
 	for text, ja := range japanese {
-		if page(text) != ja || in("en")(text) != text {
+		if page(text) != ja || japanese.In("en")(text) != text {
 			t.Errorf("%q is %q", text, page(text))
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/yuin/goldmark/text"
 
 	"github.com/semelhq/semel/cmd/semel/internal/lab/trials"
+	"github.com/semelhq/semel/cmd/semel/internal/words"
 	"github.com/semelhq/semel/docs/lessons"
 )
 
@@ -348,7 +349,7 @@ var inLessons = func() (texts map[string]string) {
 
 // wordsOf returns what puts a text into the language.
 func wordsOf(lang string) func(string) string {
-	page := in(lang)
+	page := japanese.In(lang)
 	return func(text string) string {
 		if s, ok := inLessons[text]; ok && lang == "ja" {
 			return s
@@ -408,7 +409,7 @@ type lessonsView struct {
 
 // showLesson shows the lesson {name}, or the list of them.
 func (l *Lab) showLesson(w http.ResponseWriter, r *http.Request) {
-	v := lessonsView{Lang: language(r)}
+	v := lessonsView{Lang: words.Language(r)}
 	c := courses[v.Lang]
 	for _, name := range c.order {
 		v.All = append(v.All, c.by[name])
@@ -454,7 +455,7 @@ func (l *Lab) showLesson(w http.ResponseWriter, r *http.Request) {
 
 // startLesson runs the block {n} of the lesson {name}, and leads back to it.
 func (l *Lab) startLesson(w http.ResponseWriter, r *http.Request) {
-	name, lang := r.PathValue("name"), language(r)
+	name, lang := r.PathValue("name"), words.Language(r)
 	n, err := strconv.Atoi(r.PathValue("n"))
 	lesson := courses[lang].by[name]
 	if lesson == nil || err != nil || n < 1 || n > len(lesson.blocks) {

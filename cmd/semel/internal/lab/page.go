@@ -3,7 +3,6 @@ package lab
 import (
 	"cmp"
 	_ "embed"
-	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/semelhq/semel/cmd/semel/internal/words"
 )
 
 //go:embed page.html
@@ -261,7 +262,7 @@ type mark struct {
 // whole or part of the page: for ?operation=, ?reference= and ?lang=.
 func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 	v := view{
-		Lang: language(r), Operations: Operations, Operation: Operations[0], Presets: Presets, Toggles: Toggles,
+		Lang: words.Language(r), Operations: Operations, Operation: Operations[0], Presets: Presets, Toggles: Toggles,
 		Who: "alice@acme", Reference: r.FormValue("reference"),
 	}
 	for _, o := range Operations {
@@ -306,7 +307,7 @@ func (l *Lab) show(w http.ResponseWriter, r *http.Request, what string) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = page.Funcs(template.FuncMap{"t": in(v.Lang)}).ExecuteTemplate(w, what, v) // who has gone does not read it
+	_ = page.Funcs(template.FuncMap{"t": japanese.In(v.Lang)}).ExecuteTemplate(w, what, v) // who has gone does not read it
 }
 
 // lanes places attempts, which come the latest first, in the time that they took
@@ -341,34 +342,7 @@ func lanes(attempts []Attempt) (list []lane) {
 	return list
 }
 
-// language is the one of ?lang=, or that the browser prefers.
-func language(r *http.Request) string {
-	if lang := r.FormValue("lang"); lang == "ja" || lang == "en" {
-		return lang
-	}
-	if strings.HasPrefix(r.Header.Get("Accept-Language"), "ja") {
-		return "ja"
-	}
-	return "en"
-}
-
 //go:embed ja.json
 var jaJSON []byte
 
-// japanese is what the page says, by what it says in English.
-var japanese = func() (texts map[string]string) {
-	if err := json.Unmarshal(jaJSON, &texts); err != nil {
-		panic(err) // it is part of the program
-	}
-	return texts
-}()
-
-// in returns what puts a text into the language, or leaves it as it is.
-func in(lang string) func(string) string {
-	return func(text string) string {
-		if s, ok := japanese[text]; ok && lang == "ja" {
-			return s
-		}
-		return text
-	}
-}
+var japanese = words.Load(jaJSON)

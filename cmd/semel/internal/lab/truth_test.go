@@ -154,7 +154,7 @@ func TestProbeTellsTheTruth(t *testing.T) {
 					}
 				}
 				doubles := slices.ContainsFunc(op.Findings, func(f evidence.Finding) bool {
-					return f.Priority == evidence.P0 && (strings.HasPrefix(f.ID, "double-effect") || f.ID == "webhook-redelivery-doubles")
+					return f.Priority == evidence.P0 && (strings.HasPrefix(string(f.ID), "double-effect") || f.ID == "webhook-redelivery-doubles")
 				})
 				if doubles != (want.Race[0] == "double_apply") {
 					t.Errorf("a doubled effect was found: %v", doubles)

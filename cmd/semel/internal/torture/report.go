@@ -14,7 +14,6 @@ type Report struct {
 	Subject string  `json:"subject"`
 	Seed    uint64  `json:"seed"`
 	OnCrash string  `json:"on_crash"`
-	Defect  string  `json:"defect,omitempty"`
 	Seconds float64 `json:"seconds"`
 	Dir     string  `json:"dir"`
 	Figures Figures `json:"figures"`
@@ -175,7 +174,7 @@ func (r *run) report(stuck []string) (*Report, error) {
 		subject = "gateway-postgres"
 	}
 	report := &Report{
-		Subject: subject, Seed: r.config.Seed, OnCrash: r.config.OnCrash, Defect: r.config.Defect,
+		Subject: subject, Seed: r.config.Seed, OnCrash: r.config.OnCrash,
 		Seconds: time.Since(r.history.start).Seconds(), Dir: r.config.Dir,
 		Figures: count(e.events),
 	}

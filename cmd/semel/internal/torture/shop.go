@@ -31,39 +31,68 @@ import (
 	"github.com/semelhq/semel/webhook/send"
 )
 
-// Defects that a shop can be given. Each is a mistake in how it uses a package.
-const (
-	// DefectStepEarly has a step's effect in a transaction of its own, before that
-	// of the step's result.
-	DefectStepEarly = "step-early"
-	// DefectChildKey calls the remote under a new key in each attempt.
-	DefectChildKey = "child-key-anew"
-	// DefectEntryKeys has each entry place orders under a key of its own.
-	DefectEntryKeys = "entry-keys"
-	// DefectEnqueueOutside enqueues messages outside of the step's transaction.
-	DefectEnqueueOutside = "enqueue-outside"
-	// DefectSettleFirst has a relay settle messages before it delivers them.
-	DefectSettleFirst = "relay-settles-first"
-	// DefectNoLane enqueues without a key what is to be in order.
-	DefectNoLane = "no-lane"
-	// DefectInboxFirst commits a message's id before its effect.
-	DefectInboxFirst = "inbox-first"
-	// DefectInboxMemory knows the ids of messages in the memory of the process.
-	DefectInboxMemory = "inbox-in-memory"
-	// DefectDeliveryID knows webhooks by their delivery instead of their event.
-	DefectDeliveryID = "webhook-delivery-id"
-	// DefectAnswerFirst answers a webhook before it is processed.
-	DefectAnswerFirst = "webhook-answer-first"
-	// DefectJobOutside has a job's effect outside of the transaction that settles it.
-	DefectJobOutside = "job-outside"
-	// DefectTrusted does not look at the authority of a job when it runs.
-	DefectTrusted = "authority-unchecked"
-)
+// ShopHooks replace what a shop does in some places. A test has it make a mistake
+// there, to see that torture finds it. What is nil is done as it should be.
+type ShopHooks struct {
+	// Calls are what the remote is called through.
+	Calls func(http.RoundTripper) http.RoundTripper
+	// Events verifies the webhooks of the peer.
+	Events func(webhook.Scheme) webhook.Scheme
+	// Relayed is what the relay delivers from.
+	Relayed func(*postgres.Outbox) outbox.Store
+	// Authorize says whether a job may still run.
+	Authorize func(context.Context, jobs.Job) error
+	// Key is the key under which an entry places an order.
+	Key func(entry, order string) string
+	// Lane is the key under which notices are in order.
+	Lane func(lane string) string
+	// Within does a part of the shop's work: "reserve", "enqueue", "job" or
+	// "event". Default: in the transaction that ctx carries.
+	Within func(ctx context.Context, in ShopParts, part string, do func(context.Context, pgx.Tx) error) error
+	// Notice handles a message of the outbox. Default: once, in the transaction
+	// of the inbox.
+	Notice func(ctx context.Context, in ShopParts, id string, do func(context.Context, pgx.Tx) error) (inbox.Outcome, error)
+}
 
-// ShopDefects are the names of all.
-var ShopDefects = []string{
-	DefectStepEarly, DefectChildKey, DefectEntryKeys, DefectEnqueueOutside, DefectSettleFirst, DefectNoLane,
-	DefectInboxFirst, DefectInboxMemory, DefectDeliveryID, DefectAnswerFirst, DefectJobOutside, DefectTrusted,
+// ShopParts are what hooks can work with.
+type ShopParts struct {
+	Pool  *pgxpool.Pool
+	Inbox *inbox.Inbox
+	// Linger takes its time, so that faults can strike.
+	Linger func(context.Context)
+}
+
+// withDefaults fills in what a shop that makes no mistake does.
+func (h ShopHooks) withDefaults(s *shop) ShopHooks {
+	if h.Calls == nil {
+		h.Calls = func(calls http.RoundTripper) http.RoundTripper { return calls }
+	}
+	if h.Events == nil {
+		h.Events = func(scheme webhook.Scheme) webhook.Scheme { return scheme }
+	}
+	if h.Relayed == nil {
+		h.Relayed = func(o *postgres.Outbox) outbox.Store { return o }
+	}
+	if h.Authorize == nil {
+		h.Authorize = s.authorize
+	}
+	if h.Key == nil {
+		h.Key = func(_, order string) string { return order }
+	}
+	if h.Lane == nil {
+		h.Lane = func(lane string) string { return lane }
+	}
+	if h.Within == nil {
+		h.Within = func(ctx context.Context, _ ShopParts, _ string, do func(context.Context, pgx.Tx) error) error {
+			return do(ctx, s.tx(ctx))
+		}
+	}
+	if h.Notice == nil {
+		h.Notice = func(ctx context.Context, in ShopParts, id string, do func(context.Context, pgx.Tx) error) (inbox.Outcome, error) {
+			return in.Inbox.Process(ctx, id, func(ctx context.Context) error { return do(ctx, s.tx(ctx)) })
+		}
+	}
+	return h
 }
 
 // ShopConfig makes a shop.
@@ -78,8 +107,7 @@ type ShopConfig struct {
 	Lease  time.Duration
 	// Clock is how far the shop's clock is off, wherever one is asked for.
 	Clock time.Duration
-	// Defect is one of ShopDefects, or empty.
-	Defect string
+	Hooks ShopHooks
 	Manner
 	// Listening is told the address when the shop serves.
 	Listening func(addr string)
@@ -153,9 +181,7 @@ type shop struct {
 	journal *steps.Journal
 	inbox   *inbox.Inbox
 	calls   http.RoundTripper
-
-	mu   sync.Mutex
-	seen map[string]bool // for DefectInboxMemory
+	hooks   ShopHooks
 }
 
 // ServeShop runs a shop until ctx ends, with what it needs to come to an end: a
@@ -187,7 +213,8 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	s := &shop{config: c, planner: newPlanner(c.Manner), pool: pool, outbox: leased.Outbox(), seen: map[string]bool{}}
+	s := &shop{config: c, planner: newPlanner(c.Manner), pool: pool, outbox: leased.Outbox()}
+	s.hooks = c.Hooks.withDefaults(s)
 	// Whoever meets an execution that died goes on with it; so does the completer.
 	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease, OnCrash: semel.CrashRetry}
 	observer := &semel.Observer{LeaseLost: func(context.Context, semel.LeaseLost) { say(lostLease) }}
@@ -240,7 +267,12 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 	return errors.Join(err, outer.Drain(ending), atomic.Drain(ending))
 }
 
-func (s *shop) has(defect string) bool { return s.config.Defect == defect }
+func (s *shop) parts() ShopParts { return ShopParts{Pool: s.pool, Inbox: s.inbox, Linger: s.linger} }
+
+// within does a part of the work in the transaction that ctx carries.
+func (s *shop) within(ctx context.Context, part string, do func(context.Context, pgx.Tx) error) error {
+	return s.hooks.Within(ctx, s.parts(), part, do)
+}
 
 func (s *shop) now() time.Time { return time.Now().Add(s.config.Clock) }
 
@@ -272,10 +304,7 @@ func (s *shop) handler(outer, atomic *semel.Guard) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.has(DefectDeliveryID) {
-		own = deliveryID{own}
-	}
-	event, err := webhook.New(webhook.Config{Guard: atomic, Scheme: own, Name: "shop.events", Sender: "shop"})
+	event, err := webhook.New(webhook.Config{Guard: atomic, Scheme: s.hooks.Events(own), Name: "shop.events", Sender: "shop"})
 	if err != nil {
 		return nil, err
 	}
@@ -298,10 +327,7 @@ func (s *shop) background(store *postgres.Store) (all []func(context.Context), e
 	if err != nil {
 		return nil, err
 	}
-	s.calls = call
-	if s.has(DefectChildKey) {
-		s.calls = keyAnew{&http.Transport{MaxIdleConnsPerHost: 16}}
-	}
+	s.calls = s.hooks.Calls(call)
 	if s.journal, err = steps.New(steps.Config{Store: store.Steps(), LookAfter: c.Lease, StoreTimeout: c.Lease}); err != nil {
 		return nil, err
 	}
@@ -337,20 +363,13 @@ func (s *shop) background(store *postgres.Store) (all []func(context.Context), e
 		Observer: &outbox.Observer{LeaseLost: func(context.Context, outbox.Attempted) { say(lostMessage) }},
 	}
 	relaying := settings
-	relaying.Store, relaying.Routes = s.outbox, []outbox.Route{route(topicNotices, notices), route(topicEvents, events)}
-	if s.has(DefectSettleFirst) {
-		relaying.Store = settledFirst{s.outbox}
-	}
+	relaying.Store, relaying.Routes = s.hooks.Relayed(s.outbox), []outbox.Route{route(topicNotices, notices), route(topicEvents, events)}
 	relay, err := outbox.New(relaying)
 	if err != nil {
 		return nil, err
 	}
-	authorize := s.authorize
-	if s.has(DefectTrusted) {
-		authorize = jobs.Trusted
-	}
 	worker, err := jobs.New(jobs.Config{
-		Store: s.outbox, Inbox: store.Inbox(), Authorize: authorize, Relay: settings,
+		Store: s.outbox, Inbox: store.Inbox(), Authorize: s.hooks.Authorize, Relay: settings,
 		Queues:   []jobs.QueueConfig{{Name: queueOrders, Workers: 6, Timeout: 10 * c.Lease, MaxAttempts: 100_000, Backoff: quick, MaxBackoff: c.Lease}},
 		Handlers: map[string]jobs.Handler{"place": {Prepare: s.prepare, Handle: s.handle}},
 	})
@@ -377,10 +396,7 @@ func laneName(n int) string { return fmt.Sprintf("lane-%d", n) }
 // place has an order placed, under its natural key, whoever asks for it.
 func (s *shop) place(ctx context.Context, entry string, in wanted) (receipt, error) {
 	in.Actor, in.Later = "", false // no part of what is asked for
-	id := semel.Identity{Scope: semel.Scope{Tenant: "shop", Operation: operationPlace}, Key: in.Order}
-	if s.has(DefectEntryKeys) {
-		id.Key = entry + ":" + in.Order
-	}
+	id := semel.Identity{Scope: semel.Scope{Tenant: "shop", Operation: operationPlace}, Key: s.hooks.Key(entry, in.Order)}
 	got, _, err := semel.Call(context.WithValue(ctx, entryKey{}, entry), s.orders, semel.Submit{
 		Identity: id, Fingerprint: semel.FingerprintOf([]byte(in.Order)), Wait: 2 * s.config.Lease,
 	}, func(ctx context.Context) (receipt, error) { return steps.Run(ctx, s.journal, in, s.order) })
@@ -440,12 +456,7 @@ func (s *shop) move(ctx context.Context, tx pgx.Tx, id string, in wanted, delta 
 
 func (s *shop) reserve(ctx context.Context, in wanted) (id string, err error) {
 	id = semel.NewRecordID()
-	if s.has(DefectStepEarly) {
-		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.move(ctx, tx, id, in, -1) })
-		s.linger(ctx)
-		return id, err
-	}
-	return id, s.move(ctx, s.tx(ctx), id, in, -1)
+	return id, s.within(ctx, "reserve", func(ctx context.Context, tx pgx.Tx) error { return s.move(ctx, tx, id, in, -1) })
 }
 
 var errDeclined = errors.New("the charge is declined")
@@ -478,11 +489,8 @@ func (s *shop) charge(ctx context.Context, order string) (id string, err error) 
 // confirm writes the order down, with the messages that tell of it.
 func (s *shop) confirm(ctx context.Context, in wanted, r receipt) error {
 	notice := outbox.Message{
-		ID: semel.NewKey(), Topic: topicNotices, Key: in.Lane, Payload: fmt.Appendf(nil, `{"order":%q,"lane":%q}`, in.Order, in.Lane),
+		ID: semel.NewKey(), Topic: topicNotices, Key: s.hooks.Lane(in.Lane), Payload: fmt.Appendf(nil, `{"order":%q,"lane":%q}`, in.Order, in.Lane),
 		Headers: map[string]string{"Content-Type": "application/json", headerOrder: in.Order},
-	}
-	if s.has(DefectNoLane) {
-		notice.Key = ""
 	}
 	messages, err := send.Event{Type: "order.placed", Payload: fmt.Appendf(nil, `{"order":%q}`, in.Order)}.Messages(topicEvents, send.Endpoint{ID: in.Lane})
 	if err != nil {
@@ -493,11 +501,7 @@ func (s *shop) confirm(ctx context.Context, in wanted, r receipt) error {
 		return err
 	}
 	messages = append(messages, notice)
-	if s.has(DefectEnqueueOutside) {
-		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.outbox.EnqueueTx(ctx, tx, messages...) })
-	} else {
-		err = postgres.Enqueue(ctx, messages...)
-	}
+	err = s.within(ctx, "enqueue", func(ctx context.Context, tx pgx.Tx) error { return s.outbox.EnqueueTx(ctx, tx, messages...) })
 	s.linger(ctx)
 	return err
 }
@@ -612,11 +616,10 @@ func (s *shop) handle(ctx context.Context, j jobs.Job) error {
 	if err != nil {
 		return err
 	}
-	exec := s.tx(ctx).Exec
-	if s.has(DefectJobOutside) {
-		exec = s.pool.Exec
-	}
-	_, err = exec(ctx, "INSERT INTO shop_done VALUES ($1, $2, $3)", j.ID, got.Order, string(text))
+	err = s.within(ctx, "job", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "INSERT INTO shop_done VALUES ($1, $2, $3)", j.ID, got.Order, string(text))
+		return err
+	})
 	s.linger(ctx)
 	return err
 }
@@ -646,23 +649,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 	}
 	// The work goes on when the sender has gone.
 	ctx := context.WithoutCancel(r.Context())
-	outcome, err := s.inbox.Process(ctx, id, func(ctx context.Context) error {
-		if s.has(DefectInboxFirst) || s.has(DefectInboxMemory) {
-			return nil
-		}
-		return s.noted(ctx, s.tx(ctx), id, m)
-	})
-	switch {
-	case err == nil && outcome == inbox.OutcomeDone && s.has(DefectInboxFirst):
-		s.linger(ctx)
-		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.noted(ctx, tx, id, m) })
-	case s.has(DefectInboxMemory):
-		if s.mu.Lock(); !s.seen[id] {
-			err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.noted(ctx, tx, id, m) })
-			s.seen[id] = err == nil
-		}
-		s.mu.Unlock()
-	}
+	outcome, err := s.hooks.Notice(ctx, s.parts(), id, func(ctx context.Context, tx pgx.Tx) error { return s.noted(ctx, tx, id, m) })
 	if err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
@@ -687,67 +674,24 @@ func (s *shop) event(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e, _ := webhook.EventOf(r.Context())
-	id, _, _ := strings.Cut(e.ID, ".") // without what DefectDeliveryID adds
-	const insert = "INSERT INTO shop_events VALUES ($1, $2)"
-	ctx := r.Context()
-	if s.has(DefectAnswerFirst) {
-		go func() {
-			ctx := context.WithoutCancel(ctx)
-			s.linger(ctx)
-			_, _ = s.pool.Exec(ctx, insert, id, m.Order)
-		}()
-	} else if _, err := s.tx(ctx).Exec(ctx, insert, id, m.Order); err != nil {
+	id, _, _ := strings.Cut(e.ID, ".") // without what a hook has added
+	if err := s.within(r.Context(), "event", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "INSERT INTO shop_events VALUES ($1, $2)", id, m.Order)
+		s.linger(ctx)
+		return err
+	}); err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
-	} else {
-		s.linger(ctx)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// headerDelivery numbers deliveries: many senders do.
-const headerDelivery = "Delivery-Id"
+// HeaderDelivery numbers deliveries: many senders do.
+const HeaderDelivery = "Delivery-Id"
 
 func deliveries(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Header.Set(headerDelivery, semel.NewKey())
+		r.Header.Set(HeaderDelivery, semel.NewKey())
 		next.ServeHTTP(w, r)
 	})
-}
-
-// deliveryID takes the number of the delivery for that of the event.
-type deliveryID struct{ webhook.Scheme }
-
-// Verify implements webhook.Scheme.
-func (d deliveryID) Verify(header http.Header, body []byte) (webhook.Event, error) {
-	e, err := d.Scheme.Verify(header, body)
-	e.ID += "." + header.Get(headerDelivery)
-	return e, err
-}
-
-// keyAnew sends each call under a new key.
-type keyAnew struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (k keyAnew) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Idempotency-Key", `"`+semel.NewKey()+`"`)
-	return k.RoundTripper.RoundTrip(r)
-}
-
-// settledFirst settles messages when they are claimed.
-type settledFirst struct{ *postgres.Outbox }
-
-// Exchange implements outbox.Store.
-func (s settledFirst) Exchange(ctx context.Context, settle []outbox.Settlement, c outbox.Claim) ([]outbox.Claimed, []outbox.Ref, error) {
-	claimed, lost, err := s.Outbox.Exchange(ctx, settle, c)
-	if err != nil || len(claimed) == 0 {
-		return claimed, lost, err
-	}
-	var early []outbox.Settlement
-	for _, m := range claimed {
-		early = append(early, outbox.Settlement{Ref: m.Ref, Outcome: outbox.OutcomeDelivered})
-	}
-	_, _, err = s.Outbox.Exchange(ctx, early, outbox.Claim{})
-	return claimed, lost, err
 }

@@ -118,16 +118,17 @@ func (r *run) setUpShop(ctx context.Context, manner []string) (err error) {
 		// The clocks are up to four minutes apart.
 		clock := time.Duration(i%3-1) * 2 * time.Minute
 		r.shop.clocks[g] = clock
-		binary, env := c.Binary, []string(nil)
+		binary, args := c.instead()
+		var env []string
 		if c.Skewed != "" {
 			binary, env, clock = c.Skewed, []string{c.SkewVariable + "=" + clock.String()}, 0
 		}
 		g.process = &process{
 			name: "shop " + name, binary: binary, env: env, says: Listening + " on ", history: r.history, follow: g.front.lead,
-			args: append([]string{
+			args: slices.Concat(args, []string{
 				"torture", "shop", "--database", store, "--remote", "http://" + g.back.addr(), "--lease", c.Lease.String(),
-				"--clock", clock.String(), "--slow-every", fmt.Sprint(c.SlowEvery), "--defect", c.Defect,
-			}, manner...),
+				"--clock", clock.String(), "--slow-every", fmt.Sprint(c.SlowEvery),
+			}, manner),
 		}
 	}
 	for i, g := range r.gateways { // each delivers to the next

@@ -59,9 +59,11 @@ type Config struct {
 	// environment variable says that SkewVariable names. Default: shops are of
 	// Binary, and wrong is only what they hand to packages that ask for a clock.
 	Skewed, SkewVariable string
-	// Defect names a defect that the gateways are given; see Defects, and
-	// ShopDefects for shops. Default none: the gateways are those of semel gateway.
-	Defect string
+	// Instead, if not empty, is a command that is started in the place of each
+	// gateway on SQLite, or of each shop, with what that is told as further
+	// arguments. Tests have it make a mistake, to see that it is found. Default:
+	// Binary.
+	Instead []string
 	// Lease is the gateways' lease. Default 1 s.
 	Lease time.Duration
 	// Gateways and Clients are how many there are. Default 2 and 24; 3 shops. Of the
@@ -166,11 +168,11 @@ func (c Config) validate() error {
 	if c.Shop && (c.Postgres == "" || c.Payments != "") {
 		errs = append(errs, errors.New("field Shop needs Postgres, and no Payments"))
 	}
-	if !c.Shop && c.Postgres != "" && c.Defect != "" && c.Defect != DefectNone {
-		errs = append(errs, fmt.Errorf("field Defect is %q; defects are for SQLite only", c.Defect))
+	if !c.Shop && c.Postgres != "" && len(c.Instead) > 0 {
+		errs = append(errs, errors.New("field Instead is for gateways on SQLite and for shops only"))
 	}
-	if c.Payments != "" && (c.Postgres == "" || c.Defect != "" || c.OnCrash != "hold") {
-		errs = append(errs, errors.New("field Payments needs Postgres, no Defect, and OnCrash hold"))
+	if c.Payments != "" && (c.Postgres == "" || c.OnCrash != "hold") {
+		errs = append(errs, errors.New("field Payments needs Postgres, and OnCrash hold"))
 	}
 	if c.Lease < 100*time.Millisecond {
 		errs = append(errs, fmt.Errorf("field Lease is %v; at least 100ms make sense", c.Lease))
@@ -336,21 +338,22 @@ func (r *run) addGateway(name string) (*gatewayChild, error) {
 	if g.back, err = newProxy("back "+name, back, r.history, r.newRand(), c.Nemesis.CutBack); err != nil {
 		return nil, err
 	}
-	args := []string{"gateway"}
-	if c.Defect != "" {
-		args = []string{"torture", "gateway", "--defect", c.Defect}
-	}
+	binary, args := c.instead()
 	g.process = &process{
-		name: "gateway " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: g.front.lead,
-		args: append(args, "--listen", "127.0.0.1:0", "--upstream", "http://"+g.back.addr(), "--store", store,
-			"--lease", c.Lease.String(), "--on-crash", c.OnCrash),
-	}
-	if c.Defect == "" {
-		g.process.says = "semel gateway is listening on "
-		g.process.args = append(g.process.args, "--deadline", (20 * c.Lease).String(),
-			"--max-inline", fmt.Sprint(maxInline), "--max-result", fmt.Sprint(maxResult))
+		name: "gateway " + name, binary: binary, says: "semel gateway is listening on ", history: r.history, follow: g.front.lead,
+		args: append(args, "gateway", "--listen", "127.0.0.1:0", "--upstream", "http://"+g.back.addr(), "--store", store,
+			"--lease", c.Lease.String(), "--on-crash", c.OnCrash, "--deadline", (20 * c.Lease).String(),
+			"--max-inline", fmt.Sprint(maxInline), "--max-result", fmt.Sprint(maxResult)),
 	}
 	return g, nil
+}
+
+// instead returns the program for gateways and shops, and its first arguments.
+func (c *Config) instead() (binary string, args []string) {
+	if len(c.Instead) == 0 {
+		return c.Binary, nil
+	}
+	return c.Instead[0], slices.Clone(c.Instead[1:])
 }
 
 // addProtected adds a process of the example, and one of our service.
@@ -702,5 +705,5 @@ func (r *run) progress(ctx context.Context) {
 	}
 }
 
-// Listening is what ledgers, services and defective gateways say when they listen.
+// Listening is what ledgers, services, shops and remotes say when they listen.
 const Listening = "semel torture is listening"
