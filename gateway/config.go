@@ -18,31 +18,31 @@ const DefaultIdleTimeout = 4 * time.Second
 // DefaultDialTimeout bounds each attempt to connect to the upstream.
 const DefaultDialTimeout = 5 * time.Second
 
-// Config makes a Gateway.
+// Config configures a Gateway.
 type Config struct {
-	// Upstream is where requests go: http or https, a host, and optionally a
-	// path that is put before each request's. Required.
+	// Upstream is where requests are sent: http or https, a host, and
+	// optionally a path that is prefixed to each request's. Required.
 	Upstream *url.URL
-	// Guard executes and records. Its policy bounds each execution, the answer
-	// of the upstream included. Required.
+	// Guard executes and records. Its policy bounds each execution, including
+	// the upstream's response. Required.
 	Guard *semel.Guard
 
-	// Via is the upstream instead, with connections that are shared with other
-	// gateways; Upstream, DialTimeout, IdleTimeout, MaxConns and TLS are not set
-	// then.
+	// Via replaces Upstream, DialTimeout, IdleTimeout, MaxConns and TLS, which
+	// must then be unset. Its connections can be shared with other gateways.
 	Via *Upstream
 
-	// Operation names the operation of all requests, and OperationOf that of each
-	// as in semelhttp.Config. By default it is method and path as they were sent.
+	// Operation names the operation of all requests, and OperationOf that of
+	// each, as in semelhttp.Config. Default: method and path as they were sent.
 	Operation   string
 	OperationOf func(r *http.Request, body []byte) (operation string, err error)
 	// KeyOf takes the key from what a request says, as in semelhttp.Config.
 	// Default: from the contract's key header.
 	KeyOf func(r *http.Request, body []byte) (key string, f semel.Fingerprint, err error)
-	// Webhook takes requests for deliveries of a sender's events, each of which
-	// is processed once by its id, when its signature is verified. Nil for none.
+	// Webhook treats requests as deliveries of a sender's events: each is
+	// verified by its signature, and each event is processed once, by its id.
+	// Nil for none.
 	Webhook *Webhook
-	// Pass protects nothing: requests go to the upstream as they are.
+	// Pass protects nothing: requests are forwarded unchanged.
 	Pass bool
 	// Specification describes the operation in the specification of the resources.
 	// Its name is Operation.
@@ -61,10 +61,10 @@ type Config struct {
 	// Fingerprint says what makes two requests the same request.
 	Fingerprint semelhttp.FingerprintConfig
 
-	// Contract is how answers look on the wire. Default: semelhttp.IETF.
+	// Contract is the form of responses. Default: semelhttp.IETF.
 	Contract semelhttp.Contract
-	// InFlight, Wait and MaxWait say what becomes of duplicates of a request
-	// that is being executed, as in semelhttp.Config.
+	// InFlight, Wait and MaxWait say how duplicates of a request that is
+	// being executed are handled, as in semelhttp.Config.
 	InFlight semelhttp.InFlight
 	Wait     time.Duration
 	MaxWait  time.Duration
@@ -74,12 +74,12 @@ type Config struct {
 	Prefix string
 	// NoResources leaves the gateway without resources of its own.
 	NoResources bool
-	// Keys issues keys; nil for none. IssuedOnly accepts no others.
+	// Keys issues keys; nil for none. IssuedOnly accepts only issued keys.
 	Keys       *semelhttp.KeyIssuer
 	IssuedOnly bool
 
-	// Resources are shared with other gateways, and it is not the gateway that
-	// serves them; Prefix, NoResources and Keys are not set then. Default: its own.
+	// Resources are shared with other gateways and are not served by this one;
+	// Prefix, NoResources and Keys must then be unset. Default: the gateway's own.
 	Resources *semelhttp.Resources
 
 	// Scope says whose key a request's key is, for embedding programs that
@@ -88,19 +88,20 @@ type Config struct {
 	// the tenant is empty, or the request's host with PreserveHost.
 	Scope func(*http.Request) (semel.Scope, error)
 	// Credentials names the headers whose values together are the credential
-	// that tells actors apart. A request with none of them is anonymous; all
-	// anonymous callers share one scope. Cannot be set along with Scope.
+	// that distinguishes actors. A request with none of them is anonymous;
+	// all anonymous callers share one scope. Cannot be set along with Scope.
 	// Default: Authorization.
 	Credentials []string
 
-	// PreserveHost sends the Host that the client sent, which makes it part of
-	// the scope: it is then the tenant. By default the upstream gets its own
-	// host as in Upstream, the client's in X-Forwarded-Host, and a client may
-	// retry under another name of the gateway. An upstream that tells tenants
-	// apart by Host or X-Forwarded-Host needs PreserveHost.
+	// PreserveHost forwards the client's Host, which is then also the tenant
+	// in the scope. By default the upstream gets its own host, as in Upstream,
+	// and the client's in X-Forwarded-Host, and a client may retry under
+	// another name of the gateway. An upstream that distinguishes tenants by
+	// Host or X-Forwarded-Host needs PreserveHost.
 	PreserveHost bool
-	// TrustForwarded keeps the X-Forwarded-* and Forwarded headers that a
-	// request came with: for gateways that only trusted proxies can reach.
+	// TrustForwarded keeps the X-Forwarded-* and Forwarded headers of
+	// requests. Set it only if nothing but trusted proxies can reach the
+	// gateway.
 	TrustForwarded bool
 
 	// MaxRequestBody, MaxInline and MaxResult are limits in bytes, and Pace is
@@ -109,22 +110,22 @@ type Config struct {
 	MaxInline      int64
 	MaxResult      int64
 	Pace           semelhttp.Pace
-	// SpoolDir is where bodies are held that are too large for memory, and
-	// MaxSpool how much in all, as in semelhttp.SpoolsConfig.
+	// SpoolDir is where bodies that are too large for memory are stored,
+	// and MaxSpool the limit for all of them, as in semelhttp.SpoolsConfig.
 	SpoolDir string
 	MaxSpool int64
 	// Spools are shared with other gateways, instead of SpoolDir and MaxSpool.
 	Spools *semelhttp.Spools
 
-	// NoEffectStatus and IndeterminateStatus say what the upstream's answers mean,
-	// as in semelhttp.Config. Defaults: semelhttp.DefaultNoEffectStatus and
+	// NoEffectStatus and IndeterminateStatus say what the upstream's responses
+	// mean, as in semelhttp.Config. Defaults: semelhttp.DefaultNoEffectStatus and
 	// semelhttp.ForwardedIndeterminate.
 	NoEffectStatus, IndeterminateStatus func(status int, h http.Header) bool
 
-	// DryRun decides, tells and protects nothing, as in semelhttp.Config.
+	// DryRun decides and reports, but protects nothing, as in semelhttp.Config.
 	DryRun bool
 	// FailOpen lets requests through unprotected while the store is
-	// unavailable. By default they are answered with 503.
+	// unavailable. By default they get 503.
 	FailOpen bool
 
 	// DialTimeout bounds each attempt to connect to the upstream. Default 5 s.
@@ -139,8 +140,8 @@ type Config struct {
 	// TLS is for connections to an https upstream. Default: the system's roots.
 	TLS *tls.Config
 
-	// Observer is told what happens between gateway and upstream; nil for
-	// nobody.
+	// Observer is notified of what happens between gateway and upstream.
+	// May be nil.
 	Observer *Observer
 }
 

@@ -15,11 +15,11 @@ import (
 	"github.com/semelhq/semel/webhook"
 )
 
-// HeaderFence is the request header that tells the upstream the claim's fence.
+// HeaderFence is the request header with the claim's fence, for the upstream.
 const HeaderFence = "Semel-Fence"
 
-// The cases in which the gateway itself has to answer for the upstream. Their
-// documentation is beside that of semelhttp's.
+// The cases in which the gateway itself responds in place of the upstream.
+// They are documented with those of semelhttp.
 const (
 	// ProblemUpstreamUnreachable: certainly nothing was sent.
 	ProblemUpstreamUnreachable semelhttp.ProblemCase = "upstream-unreachable"
@@ -110,8 +110,8 @@ func (c Config) protection(scope func(*http.Request) (semel.Scope, error), resou
 }
 
 // ServeHTTP implements http.Handler. Like httputil.ReverseProxy it panics with
-// http.ErrAbortHandler when an answer cannot be brought to its end after it has
-// begun, so that the client sees that it was cut off.
+// http.ErrAbortHandler if a response cannot be completed after it has begun, so
+// that the client sees that it was cut off.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.inFlight.Add(1)
 	defer g.inFlight.Add(-1)
@@ -169,14 +169,14 @@ func oneHost(r *http.Request) bool {
 	return r.ProtoMajor < 2 || r.Host != "" && !slices.ContainsFunc(r.Header["Host"], func(h string) bool { return !strings.EqualFold(h, r.Host) })
 }
 
-// InFlight is the number of requests that are being answered, also those whose
-// client has gone. Executions that a client does not wait for are not among them.
+// InFlight returns the number of requests that are being handled, even if their
+// client has gone. It does not count executions that no client waits for.
 func (g *Gateway) InFlight() int { return int(g.inFlight.Load()) }
 
-// Drain stops the guard from taking new protected requests, which are then
-// answered with 503, and waits until all executions are settled, also those
-// whose clients have gone. If ctx ends first the error says how many are left.
-// Shut the server down before, so that it takes no new connections.
+// Drain stops the guard from accepting new protected requests, which then get
+// 503, and waits until all executions are settled, even those whose clients
+// have gone. If ctx ends first, the error says how many are left. Shut the
+// server down first, so that it accepts no new connections.
 func (g *Gateway) Drain(ctx context.Context) error {
 	err := g.config.Guard.Drain(ctx)
 	g.upstream.transport.CloseIdleConnections()

@@ -8,21 +8,21 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// Observer is told what happens in the gateway. Every field may
-// be nil. Functions must not block and may be called at the same time from
-// many goroutines. They are given neither keys nor payload.
+// Observer is notified of what happens in the gateway. Every field may be
+// nil. Functions must not block and may be called concurrently. They get
+// neither keys nor payloads.
 type Observer struct {
-	// Failed: a request got no whole answer from the upstream.
+	// Failed is called when a request got no complete response from the upstream.
 	Failed func(context.Context, Failed)
-	// Forwarding: a request is about to be sent to the upstream. The function that
-	// it returns, if it is not nil, is called once the upstream's answer has begun
-	// or there will be none: status is 0 then, and err says why.
+	// Forwarding is called before a request is sent to the upstream. The function
+	// that it returns, if not nil, is called when the upstream's response has
+	// begun, or when there will be none: then status is 0, and err says why.
 	Forwarding func(context.Context, Forwarding) (answered func(status int, err error))
-	// Refused: a request was answered with a problem before any look in the
-	// store, as in semelhttp.Config.
+	// Refused is called when a request was refused with a problem before
+	// any store lookup, as in semelhttp.Config.
 	Refused func(context.Context, semelhttp.Problem)
-	// SpoolFailed: a large body could not be held in Config.SpoolDir. See
-	// semelhttp.SpoolsConfig.
+	// SpoolFailed is called when a large body could not be stored in
+	// Config.SpoolDir. See semelhttp.SpoolsConfig.
 	SpoolFailed func(ctx context.Context, err error)
 }
 
@@ -31,22 +31,22 @@ type Forwarding struct {
 	Method string
 	// Upstream is as configured; it must not be changed.
 	Upstream *url.URL
-	// Header is what the upstream gets, which may be added to: trace headers.
+	// Header is the header that is sent to the upstream. Functions may add to it, for example trace headers.
 	Header http.Header
 	// RecordID is that of the execution; empty for an unprotected request.
 	RecordID string
 }
 
-// Failed is a request that got no whole answer.
+// Failed is a request that got no complete response.
 type Failed struct {
 	Method string
 	// RecordID is that of the execution; empty for an unprotected request.
 	RecordID string
 	// Sent is false if certainly no byte of the request was sent.
 	Sent bool
-	// Answered says that the answer had begun.
+	// Answered reports whether the response had begun.
 	Answered bool
-	// GaveUp says that it was the gateway that ended the exchange: at the
+	// GaveUp reports whether the gateway ended the exchange: at the
 	// operation's deadline, or because it lost the claim. Err says which.
 	GaveUp bool
 	Err    error

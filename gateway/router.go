@@ -14,41 +14,41 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// RouterConfig makes a Router.
+// RouterConfig configures a Router.
 type RouterConfig struct {
 	// Routes are the gateways, each with its patterns. Required.
 	Routes []Route
-	// Resources are those that the gateways share, for the router to serve before
+	// Resources are those that the gateways share. The router serves them before
 	// any route; nil for none.
 	Resources *semelhttp.Resources
-	// Contract is how the router's own refusals are told. Default: semelhttp.IETF.
+	// Contract is the form of the router's own refusals. Default: semelhttp.IETF.
 	Contract semelhttp.Contract
 }
 
 // Route is a gateway for a part of the requests.
 type Route struct {
 	// Patterns are those of http.ServeMux: [METHOD ][HOST]/[PATH], where the
-	// most specific one counts. They are written as they are meant: without
-	// escapes, and the host in lower case.
+	// most specific one wins. Write them without escapes, and the host in
+	// lower case.
 	Patterns []string
-	// Gateway answers. It should have Resources, or none, and its own Operation
-	// where OperationOfPattern has no name for it.
+	// Gateway handles the requests. It should have Resources, or none, and its
+	// own Operation if OperationOfPattern has no name for it.
 	Gateway *Gateway
 }
 
 // Router is several gateways in one. Safe for concurrent use.
 //
-// A request has the route that its method, host and path have, as they were sent.
-// What no route is for is answered with 404, and nothing is sent. There are no
+// The method, host and path of a request, as they were sent, select its route. A
+// request that matches no route gets 404, and nothing is sent. There are no
 // redirects.
 //
-// Servers read more than one spelling as the same: they fold case, decode escapes
-// twice, drop what is behind a semicolon, join slashes, or take a POST for the
-// DELETE that a header asks for. A request that is not safe, and that would be of
-// another route in another spelling, or of none as it is spelled, is refused with
-// 400: the server behind might do what that route protects, without its
-// protection. Safe requests are not refused; where only another spelling has a
-// route they have that, and are sent on as they came.
+// Servers treat different spellings as the same: they fold case, decode escapes
+// twice, drop what follows a semicolon, merge slashes, or treat a POST as the
+// DELETE that a header asks for. A request that is not safe is refused with 400
+// if in another spelling it would match another route, or if only another
+// spelling matches any: the server behind might execute what that route protects,
+// without its protection. Safe requests are not refused; if only another spelling
+// matches a route, they take that route, and are forwarded unchanged.
 type Router struct {
 	config   RouterConfig
 	exact    *http.ServeMux
@@ -196,7 +196,7 @@ func (t *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// InFlight is the number of requests that are being answered, as of Gateway.
+// InFlight returns the number of requests that are being handled, as for Gateway.
 func (t *Router) InFlight() int { return int(t.inFlight.Load()) }
 
 // route returns the route of a request. It is not certain if the request is not
@@ -470,10 +470,10 @@ func (p pattern) shorter() (pattern, bool) {
 	return p, ok && top != ""
 }
 
-// OperationOfPattern is the name of the operation that a pattern's requests are:
-// the pattern itself if it has a method and means one place in the URL space, as
-// POST /users/{id}/orders does. It is empty, which leaves it to method and path of
-// each request, for one without a method, and for a whole tree.
+// OperationOfPattern returns the name of the operation of a pattern's requests:
+// the pattern itself if it has a method and does not match a whole tree, such as
+// POST /users/{id}/orders. Otherwise it returns the empty string; the operation is
+// then each request's method and path.
 func OperationOfPattern(text string) string {
 	p, err := parsePattern(text)
 	if err != nil || p.method == "" || strings.HasSuffix(p.path, "/") || strings.HasSuffix(p.path, "...}") || len(text) > semel.MaxScopePartBytes {

@@ -11,7 +11,7 @@ import (
 	"github.com/semelhq/semel/webhook"
 )
 
-// UpstreamConfig makes an Upstream.
+// UpstreamConfig configures an Upstream.
 type UpstreamConfig struct {
 	// URL is where requests go, as Config.Upstream. Required.
 	URL *url.URL
@@ -20,19 +20,20 @@ type UpstreamConfig struct {
 	IdleTimeout time.Duration
 	MaxConns    int
 	TLS         *tls.Config
-	// HTTP2 speaks HTTP/2 with the upstream, and no other version: as agreed in
-	// the handshake with https, at once with http. For upstreams that speak
-	// nothing else. A connection then carries many requests, so that less is
-	// known when it breaks: see the package comment. Default: HTTP/1.1.
+	// HTTP2 uses only HTTP/2 with the upstream: negotiated in the handshake
+	// with https, with prior knowledge with http. It is for upstreams that
+	// support nothing else. A connection then carries many requests, so that
+	// less is known when it breaks: see the package comment. Default: HTTP/1.1.
 	HTTP2 bool
 	// Socket is the path of a Unix socket that the upstream listens on. URL then
-	// says how to speak to it and under which name, as in http://orders.
-	// Default: the host of URL.
+	// gives the scheme and host name to use, as in http://orders. Default: the
+	// host of URL.
 	Socket string
 }
 
-// Upstream is a server with the connections to it. Several gateways can share
-// one; its bound on connections holds for all of them. Safe for concurrent use.
+// Upstream is a server and the connections to it. Several gateways can share
+// one; its limit on connections applies to all of them. Safe for concurrent
+// use.
 type Upstream struct {
 	url       *url.URL
 	transport *http.Transport
@@ -69,18 +70,18 @@ func NewUpstream(c UpstreamConfig) (*Upstream, error) {
 	return &Upstream{url: c.URL, transport: newTransport(c), http2: c.HTTP2}, nil
 }
 
-// URL is where requests go.
+// URL returns where requests are sent.
 func (u *Upstream) URL() *url.URL { return u.url }
 
-// CloseIdle closes the connections that are not in use. An upstream that is no
-// longer used needs it once; connections in use then are closed when they have
-// been idle for their time.
+// CloseIdle closes idle connections. Call it once when an upstream is no
+// longer used; connections that are in use at that time are closed after
+// IdleTimeout.
 func (u *Upstream) CloseIdle() { u.transport.CloseIdleConnections() }
 
 // Webhook says how a sender's deliveries are verified, as in webhook.Config. Their
-// operation is Config.Operation; Config.Guard's retention is made longer where the
-// sender's retries need it, and of the rest of Config what concerns keys, the
-// caller and the contract has no meaning for them.
+// operation is Config.Operation; Config.Guard's retention is extended if the
+// sender's retries need it. The settings of Config for keys, callers and the
+// contract do not apply to them.
 type Webhook struct {
 	// Scheme and Sender are required.
 	Scheme webhook.Scheme
@@ -88,6 +89,6 @@ type Webhook struct {
 	// RetrySpan is the longest time from the first delivery of an event to the
 	// last. Default: the scheme's.
 	RetrySpan time.Duration
-	// Refused is told of deliveries that are not accepted; nil for nobody.
+	// Refused is called for deliveries that are not accepted. May be nil.
 	Refused func(r *http.Request, err error)
 }

@@ -18,13 +18,13 @@ import (
 
 // Errors of Run, for errors.Is.
 var (
-	// ErrNotAllowed: the plan reaches an address that neither it nor the
-	// options allow. Nothing was sent, read or started.
+	// ErrNotAllowed reports that the plan would contact an address that
+	// neither it nor the options allow. Nothing was sent, read or started.
 	ErrNotAllowed = errors.New("probe: target is not allowed")
-	// ErrProduction: the target is production, and the options do not say
-	// that this is meant. Nothing was sent, read or started.
+	// ErrProduction reports that the target is production, and
+	// Options.Production is not set. Nothing was sent, read or started.
 	ErrProduction = errors.New("probe: the target is production")
-	// ErrUnreachable: no request reached the target. There is evidence.
+	// ErrUnreachable reports that no request reached the target. There is evidence.
 	ErrUnreachable = errors.New("probe: the target cannot be reached")
 )
 
@@ -34,14 +34,14 @@ type Options struct {
 	Send bool
 	// Allow lists further addresses that may be reached, as host:port.
 	Allow []string
-	// Production is the explicit word that a target marked as production needs.
+	// Production confirms a target that is marked as production.
 	Production bool
 
 	// Operations are run, by name. Default: all.
 	Operations []string
-	// Full runs every experiment that the plan has what it takes for, instead
-	// of those it names. In production it adds none: the others are listed as
-	// not run.
+	// Full runs every experiment for which the plan has what is needed,
+	// instead of those it names. In production it adds none: the others are
+	// listed as not run.
 	Full bool
 	// Only replaces the experiments of the plan; Skip leaves some out. What is
 	// left out is not in the evidence.
@@ -55,7 +55,7 @@ type Options struct {
 	// TLS is the base for https; the plan's ca_file and client certificates
 	// are added to it. Default: verified against the system's roots.
 	TLS *tls.Config
-	// State are readers in Go, for every operation, beside those of the plan.
+	// State are readers in Go, for every operation, in addition to those of the plan.
 	State []State
 	// OpenSQL opens a database for sql readers. Drivers are the caller's; with
 	// nil, sql readers fail. What it returns is closed at the end of the run.

@@ -1,14 +1,14 @@
-// Package semeltest tests that an HTTP service takes each request effect once:
-// for the tests of services that use package semelhttp.
+// Package semeltest tests that each request to an HTTP service takes effect
+// once. It is for the tests of services that use package semelhttp.
 //
 //	func TestPaymentsTakeEffectOnce(t *testing.T) {
 //		semeltest.Run(t, semeltest.Config{New: newService})
 //	}
 //
 // The checks send one request again, ten times at once, altered, and with its
-// answer lost, and let the process die at each of its calls of the store. They
-// judge by effects, which the service's state tells, before answers. A check
-// that cannot see what it needs to judge fails as inconclusive.
+// response lost, and let the process die at each of its store calls. They
+// judge by effects in the service's state first, and by responses second. A
+// check that cannot see what it needs fails as inconclusive.
 package semeltest
 
 import (
@@ -25,43 +25,43 @@ import (
 
 // Config says how to test a service. Only New is required.
 type Config struct {
-	// New sets the service up for one check. It registers its clean-up with t.
+	// New sets up the service for one check. It registers its cleanup with t.
 	New func(t testing.TB) Service
 	// Virtual runs each check in a bubble of package testing/synctest, where
 	// waiting takes no time: for services that do no I/O, on store/memory.
 	Virtual bool
-	// Patience is how long one answer is waited for. Default 30 s.
+	// Patience is how long to wait for one response. Default 30 s.
 	Patience time.Duration
 }
 
 // Service is what a check works with: one operation, the processes that serve
 // it, and the state it has its effects in, which all processes share. Only
-// Advance, Altered and Transactional may be left out.
+// Advance, Altered, Lease and Transactional are optional.
 type Service struct {
 	// Start starts the service as one process would: it opens the records,
 	// gives wrap's result to a guard of its own, and returns the protected
-	// handler. It is called again after a crash. kill does to it what the
-	// operating system does to a dead process, which is to close its
-	// connections; it may be nil.
+	// handler. It is called again after a crash. kill does what the
+	// operating system does when a process dies: it closes the connections.
+	// It may be nil.
 	Start func(wrap func(semel.Store) semel.Store) (h http.Handler, kill func(), err error)
 
 	// Request returns a request for a new operation with the given key, usually
-	// in its Idempotency-Key header. It is called once for each key; its bytes
-	// are what is sent, however often.
+	// in its Idempotency-Key header. It is called once for each key; the same
+	// bytes are sent each time.
 	Request func(key string) (*http.Request, error)
 	// Altered returns a request that asks for something else under the same
 	// key. By default it is the request with a member added to its JSON object,
 	// a byte to any other body, or a parameter to the URL where there is none.
 	Altered func(key string) (*http.Request, error)
 
-	// Effects counts the effects that there are in the service's state. A new
-	// operation must raise it by one. What the service answered is no effect.
+	// Effects returns the number of effects in the service's state. A new
+	// operation must raise it by one. A response is not an effect.
 	Effects func() (int, error)
 
-	// Advance lets time pass for the records. A Virtual service, and one that
-	// is Transactional, may leave it nil.
+	// Advance advances the time of the records. It may be nil if the service
+	// is Virtual or Transactional.
 	Advance func(d time.Duration) error
-	// Lease is the policy's. Default 15 s, as is the policy's.
+	// Lease is the policy's lease. Default 15 s, like the policy's.
 	Lease time.Duration
 	// Transactional says that claims live in a transaction with the effects:
 	// an outcome must never be unknown.
@@ -94,7 +94,7 @@ func Run(t *testing.T, c Config) {
 	}
 }
 
-// ErrInconclusive: a check could not see what it needs to judge.
+// ErrInconclusive reports that a check could not see what it needs.
 var ErrInconclusive = errors.New("semeltest: inconclusive")
 
 func inconclusive(format string, args ...any) error {

@@ -38,9 +38,10 @@ var (
 	_ caddyfile.Unmarshaler       = (*Handler)(nil)
 )
 
-// Handler is the module http.handlers.semel: a middleware that has protected
+// Handler is the module http.handlers.semel: a middleware that makes protected
 // requests take effect once. Its fields are the settings, by their JSON names;
-// those of the Caddyfile are the same. What is left out has its default.
+// those of the Caddyfile are the same. Settings that are left out have their
+// defaults.
 type Handler struct {
 	// Store is where records are kept: sqlite:PATH or the URL of a PostgreSQL
 	// database, postgres://user@host/database. It may hold global placeholders,
@@ -84,28 +85,27 @@ type Handler struct {
 	Deadline  caddy.Duration `json:"deadline,omitempty"`
 	Retention caddy.Duration `json:"retention,omitempty"`
 
-	// InFlight says what becomes of a duplicate of a request that is being
-	// executed: reject, wait or accept. Wait is how long wait waits, and MaxWait
+	// InFlight says how a duplicate of a request that is being executed is
+	// handled: reject, wait or accept. Wait is how long wait waits, and MaxWait
 	// how long a client may ask to wait. Defaults: reject, 10 s, 30 s.
 	InFlight string         `json:"in_flight,omitempty"`
 	Wait     caddy.Duration `json:"wait,omitempty"`
 	MaxWait  caddy.Duration `json:"max_wait,omitempty"`
-	// Contract is how answers look on the wire: ietf, stripe or oasis. Default:
-	// ietf.
+	// Contract is the form of responses: ietf, stripe or oasis. Default: ietf.
 	Contract string `json:"contract,omitempty"`
 	// Prefix is the path, as clients see it, below which operations are shown. The
 	// handler must get the requests for it. "off" leaves it out. Default:
 	// /.well-known/idempotency.
 	Prefix string `json:"prefix,omitempty"`
 
-	// Unreached says what becomes of a request for which reverse_proxy reached no
+	// Unreached says how to treat a request for which reverse_proxy reached no
 	// upstream. With hold, the default, its outcome is unknown, as after any other
 	// error. With release it had no effect, and its key is free. Choose that only
 	// where no handler between this one and reverse_proxy has effects of its own.
 	Unreached string `json:"unreached,omitempty"`
 
-	// MaxRequestBody and MaxResult bound the body of a request, which is refused
-	// beyond it, and that of an answer, which is passed but not kept beyond it, in
+	// MaxRequestBody and MaxResult limit the body of a request, which is refused
+	// beyond it, and of a response, which is passed on but not kept beyond it, in
 	// bytes. Default: 32 MiB each; MaxResult is at most 63 MiB.
 	MaxRequestBody int64 `json:"max_request_body,omitempty"`
 	MaxResult      int64 `json:"max_result,omitempty"`
@@ -136,9 +136,9 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.handlers.semel", New: func() caddy.Module { return &Handler{} }}
 }
 
-// Provision implements caddy.Provisioner. A store that does not answer is no
-// error: protected requests are answered with 503 until it does. One that cannot
-// be used until somebody sees to it is.
+// Provision implements caddy.Provisioner. A store that does not respond is not
+// an error: protected requests get 503 until it does. A store that cannot be
+// used until somebody repairs it is.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.log = ctx.Logger()
 	if err := h.configure(); err != nil {
@@ -162,8 +162,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup implements caddy.CleanerUpper. It neither waits for the requests that
-// are in flight in this handler nor takes anything away from them.
+// Cleanup implements caddy.CleanerUpper. It neither waits for requests in
+// flight in this handler nor affects them.
 func (h *Handler) Cleanup() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -25,9 +25,9 @@ func New(protect func(http.Handler) http.Handler) func(http.Handler) http.Handle
 	}
 }
 
-// Route names the route of a request by its method and pattern, such as
-// "POST /orders/{id}": an operation name that is the same for all orders. It is
-// empty if no route is known.
+// Route returns the method and pattern of a request's route, such as "POST
+// /orders/{id}": an operation name that is the same for all orders. It is empty
+// if no route is known.
 func Route(r *http.Request) string {
 	pattern := chi.RouteContext(r.Context()).RoutePattern()
 	if pattern == "" {

@@ -30,12 +30,12 @@ type Config struct {
 
 	// Scope says whose key a call's key is. Required. It is called for calls
 	// with a well-formed key. An empty Operation means the procedure. If it
-	// returns an error nothing is executed; the answer is the *connect.Error in
-	// it, else unauthenticated. req must not be changed.
+	// returns an error, nothing is executed; the call fails with the
+	// *connect.Error in it, else with unauthenticated. It must not change req.
 	Scope func(ctx context.Context, req connect.AnyRequest) (semel.Scope, error)
 
-	// Protects says which methods are protected; calls of others pass, with or
-	// without a key. It is not asked about methods of idempotency level
+	// Protects reports whether a method is protected; other calls pass, with
+	// or without a key. It is not called for methods of idempotency level
 	// NO_SIDE_EFFECTS, which always pass. Default: all.
 	Protects func(connect.Spec) bool
 
@@ -47,24 +47,24 @@ type Config struct {
 	// KeyRules are further rules for keys. Default: none.
 	KeyRules semel.KeyRules
 
-	// Wait is how long a call waits for another of its identity that is
-	// executing, before it is answered with aborted. Default: not at all.
+	// Wait is how long a call waits for another with its identity that is
+	// executing, before it fails with aborted. Default: not at all.
 	Wait time.Duration
 
 	// MaxResult is the largest reply that is recorded, message or error and
-	// metadata together, in bytes. A larger one is given to the call that
+	// metadata together, in bytes. A larger one is returned to the call that
 	// executed and leaves a tombstone. So does one over
-	// semelhttp.DefaultMaxInline, 256 KiB, on a store that keeps no pieces, or
-	// whose metadata alone is over that. A reply is in memory as a whole, at a
-	// replay too. Default semelhttp.DefaultMaxResult, 32 MiB.
+	// semelhttp.DefaultMaxInline, 256 KiB, unless the store keeps results in
+	// pieces, and one whose metadata alone exceeds that. The whole reply is in
+	// memory, even for a replay. Default semelhttp.DefaultMaxResult, 32 MiB.
 	MaxResult int
 
-	// NoEffect says of a code that it means by definition that nothing was
+	// NoEffect reports whether a code by definition means that nothing was
 	// processed. Default: unauthenticated and resource_exhausted.
 	NoEffect func(connect.Code) bool
-	// Indeterminate says of a code that the effect may or may not have
-	// happened. It wins over NoEffect. Default: canceled, deadline_exceeded and
-	// unavailable.
+	// Indeterminate reports whether a code means that the effect may or may not
+	// have happened. It takes precedence over NoEffect. Default: canceled,
+	// deadline_exceeded and unavailable.
 	Indeterminate func(connect.Code) bool
 	// Release says of a code, where the claim lives in a transaction and what
 	// the handler changed is therefore rolled back, that it is not recorded

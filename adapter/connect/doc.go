@@ -1,8 +1,8 @@
 // Package semelconnect protects unary Connect methods from double execution,
 // whichever protocol a client speaks to them: Connect, gRPC or gRPC-Web, in
 // binary or in JSON. Of all calls of one method, by one actor, with one
-// Idempotency-Key header, one is executed. The others are answered with its
-// recorded reply, or with an error that says what is in the way.
+// Idempotency-Key header, one is executed. The others get its recorded
+// reply, or an error that says why not.
 //
 //	once, err := semelconnect.New(semelconnect.Config{Guard: guard, Scope: scope})
 //	path, handler := paymentsv1connect.NewPaymentsHandler(payments,
@@ -13,12 +13,12 @@
 //
 // # What a handler sees
 //
-// It runs in the goroutine of its call, under a claim, and does not depend on the
-// client: its context keeps the values of the call's, but ends neither with the
-// client nor at the client's deadline, only at the policy's or when the claim is
-// lost. Headers and trailers that it sets, on its response, its error or through
-// connect.CallInfoForHandlerContext, are collected, sent when the record is
-// durable, and replayed.
+// A handler runs in the goroutine of its call, under a claim, and does not depend
+// on the client. Its context keeps the values of the call's context, but does not
+// end with the client or at the client's deadline, only at the policy's deadline
+// or when the claim is lost. Headers and trailers that it sets, on its response,
+// its error or through connect.CallInfoForHandlerContext, are collected, sent
+// when the record is durable, and replayed.
 //
 // # What is recorded
 //
@@ -38,10 +38,10 @@
 //     any other, which is recorded.
 //
 // Where the claim lives in a transaction, only a success commits what the handler
-// changed in it. Of errors that blame the request or the state it met, as
-// not_found does, the error alone is recorded. All others, such as internal and
-// unknown, have had no effect then: they are passed on and the key is free again
-// (Config.Release). One that is indeterminate is answered as ROLLED_BACK.
+// changed in it. For errors that blame the request or the current state, such as
+// not_found, only the error is recorded. All others, such as internal and
+// unknown, then had no effect: they are passed on and the key is free again
+// (Config.Release). An indeterminate error becomes ROLLED_BACK.
 //
 // Replies of up to 32 MiB (Config.MaxResult) are recorded; larger ones leave a
 // tombstone.
@@ -50,11 +50,11 @@
 // "Idempotency-Expires", an HTTP date. Replays need the response type in the
 // program (protoregistry).
 //
-// # What a refused call is told
+// # Refusals
 //
 // Each refusal carries a google.rpc.ErrorInfo of domain [Domain] with the reason
-// below and the metadata "retry" (same-key, new-key, after-resolution, no), and
-// where it is known when, a google.rpc.RetryInfo.
+// below and the metadata "retry" (same-key, new-key, after-resolution, no), and,
+// if the time is known, a google.rpc.RetryInfo.
 //
 //	KEY_MISSING, KEY_MALFORMED  invalid_argument
 //	KEY_MISMATCH                invalid_argument     the key is that of another request
@@ -73,20 +73,20 @@
 //
 // # Same request?
 //
-// What is compared is the method and the request message, field by field, not
-// its bytes: JSON and binary are the same request. If the message type has
-// changed between two versions of the program it is not compared: then the key
-// alone decides. Changes that leave fields and enums as they are, such as the
-// presence of a field, do not count.
+// The method and the request message are compared, the message field by field,
+// not by its bytes: JSON and binary are the same request. If the message type
+// has changed between two versions of the program, messages are not compared
+// and only the key counts. Changes that do not affect fields and enums, such
+// as the presence of a field, are ignored.
 //
-// A scalar that was set to its default is like one that was not set, in proto2
-// and with optional too: which of the two is sent depends on the version of the
-// schema that a client was built with, and its retry may come from the next. So
-// where a method tells "set it to zero" from "leave it alone", and a client uses
-// one key for both, the second is answered with the result of the first. Say it
-// with a google.protobuf.FieldMask, a oneof or a wrapper message: these are
-// compared as they are set.
+// A scalar that is set to its default equals one that is not set, even in proto2
+// and with optional: which of the two is sent depends on the schema version that
+// a client was built with, and its retry may come from the next version. So if a
+// method distinguishes "set to zero" from "leave unchanged", and a client uses
+// one key for both, the second gets the result of the first. Use a
+// google.protobuf.FieldMask, a oneof or a wrapper message instead: their
+// presence is compared.
 //
-// Messages that a google.protobuf.Any holds, and unknown fields, are compared by
-// their bytes.
+// Messages in a google.protobuf.Any, and unknown fields, are compared by their
+// bytes.
 package semelconnect

@@ -1,43 +1,42 @@
-// Package semelecho puts a semelhttp middleware into an Echo (v4) router, for
-// routes or groups:
+// Package semelecho adapts a semelhttp middleware to Echo (v4), for routes or
+// groups:
 //
 //	protect, err := semelhttp.New(config)
 //	e.POST("/orders/:id/pay", pay, authenticate, semelecho.New(protect))
 //
 // # What the handlers see
 //
-// What is behind the adapter runs on the request's Context, as ever, and so on a
-// Context type of your own where there is one in front. Values that handlers set
-// are there for the middlewares in front. Only Request and Response are
-// semelhttp's meanwhile; see there for what a protected handler sees. They are the
-// request's own again when the adapter returns. After a replay or a refusal the
-// handler has not been called.
+// Handlers behind the adapter run on the request's Context, even if a middleware
+// in front has set a Context type of your own. Middlewares in front see the values
+// that handlers set. Only Request and Response are replaced by semelhttp's until
+// the adapter returns; see there for what a protected handler sees. On a replay or
+// a refusal the handler is not called.
 //
 // Functions that were registered with Response.Before and Response.After in
-// front of the adapter run when the client is answered, also with a replay or
-// a refusal; those registered behind it run when the handler answers, and what
-// they do to the header is recorded.
+// front of the adapter run when the response is sent to the client, even for a
+// replay or a refusal; those registered behind it run when the handler
+// responds, and their changes to the header are recorded.
 //
-// Echo uses a Context again as soon as its request is answered, so a protected
-// request is not answered before its handler has returned. The preference
-// respond-async is passed on to it and has no other effect.
+// Echo reuses a Context when its request is done, so the adapter waits until
+// the handler has returned. The preference respond-async is passed on to it
+// and has no other effect.
 //
-// Requests that semelhttp lets pass unprotected run as without the adapter.
+// Unprotected requests run as they would without the adapter.
 //
 // # Errors and order
 //
 // An error that a protected handler returns is rendered by Echo's
-// HTTPErrorHandler behind the adapter, so that the rendered answer is what is
-// recorded and replayed. In front of the adapter there is no error any more. An
-// error that HTTPErrorHandler does not answer gives 500.
+// HTTPErrorHandler behind the adapter, so that the rendered response is
+// recorded and replayed. Middlewares in front of the adapter see no error. An
+// error that HTTPErrorHandler does not respond to gives 500.
 //
-// Authentication and what shall also see replays and refusals, such as an access
-// log, goes in front; everything that takes part in the answer goes behind.
+// Authentication goes in front, and so does everything that should also see
+// replays and refusals, such as an access log. Everything that contributes to
+// the response goes behind.
 //
 // Echo's Recover behind the adapter makes a panic a 500, which is recorded and
 // replayed like any 500. A panic that leaves the adapter, for Recover in front of
-// it or for the server, has left the outcome unknown: whoever repeats the request
-// is told so. If a part of the answer has been sent by then, the connection is
-// cut, such that the client sees that it is not the whole, even where Recover
-// ends the panic.
+// it or for the server, leaves the outcome unknown, which is reported to retries.
+// If part of the response has been sent by then, the connection is cut, so that
+// the client sees that it is incomplete, even if Recover ends the panic.
 package semelecho

@@ -28,9 +28,9 @@ func New(protect func(http.Handler) http.Handler) echo.MiddlewareFunc {
 
 type callKey struct{}
 
-// Context returns the Context of a request that is on its way through the
-// adapter: for the functions of a semelhttp.Config, above all Scope, which find
-// the path, parameters and values there. It must not be kept. It is nil for other
+// Context returns the Context of a request that is passing through the adapter.
+// It is for the functions of a semelhttp.Config, such as Scope, which need the
+// path, parameters and values. It must not be retained. It is nil for other
 // requests.
 func Context(r *http.Request) echo.Context {
 	if call, ok := r.Context().Value(callKey{}).(*call); ok {
@@ -39,10 +39,9 @@ func Context(r *http.Request) echo.Context {
 	return nil
 }
 
-// Route names the route of a request that is on its way through the adapter by
-// its method and path, such as "POST /orders/:id": an operation name that is the
-// same for all orders. It is empty for other requests, and where no route
-// matches.
+// Route returns the method and path of the route of a request that is passing
+// through the adapter, such as "POST /orders/:id": an operation name that is the
+// same for all orders. It is empty for other requests, and if no route matches.
 func Route(r *http.Request) string {
 	if c := Context(r); c != nil && c.Path() != "" {
 		return r.Method + " " + c.Path()

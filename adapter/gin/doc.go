@@ -1,28 +1,26 @@
-// Package semelgin puts a semelhttp middleware into a gin router, for routes or
-// groups:
+// Package semelgin adapts a semelhttp middleware to gin, for routes or groups:
 //
 //	protect, err := semelhttp.New(config)
 //	router.Group("/orders", authenticate, semelgin.New(protect)).POST("/:id/pay", pay)
 //
 // # What the handlers see
 //
-// What is registered behind the adapter runs on the request's *gin.Context, as
-// ever: Next, Abort, FullPath and Param work as usual, and keys and errors that
-// handlers add are there for the middlewares in front. Only Request and Writer
-// are semelhttp's meanwhile; see there for what a protected handler sees. They
-// are the request's own again when the adapter returns. After a replay or a
-// refusal the context is aborted.
+// Handlers behind the adapter run on the request's *gin.Context: Next, Abort,
+// FullPath and Param work as usual, and middlewares in front see the keys and
+// errors that handlers add. Only Request and Writer are replaced by semelhttp's
+// until the adapter returns; see there for what a protected handler sees. After
+// a replay or a refusal the context is aborted.
 //
-// gin uses a context again as soon as its request is answered, so a protected
-// request is not answered before its handlers have returned. The preference
-// respond-async is passed on to them and has no other effect.
+// gin reuses a context when its request is done, so the adapter waits until
+// the handlers have returned. The preference respond-async is passed on to
+// them and has no other effect.
 //
-// Requests that semelhttp lets pass unprotected run as without the adapter.
+// Unprotected requests run as they would without the adapter.
 //
 // # Order
 //
-//   - Authentication goes in front, and so does everything that shall also see
-//     replays and refusals, such as an access log.
+//   - Authentication goes in front, and so does everything that should also
+//     see replays and refusals, such as an access log.
 //   - Everything that takes part in the answer goes behind: a middleware in
 //     front that renders c.Errors comes too late, because the answer is on record
 //     by then. Handlers that leave errors in c.Errors and no answer are answered

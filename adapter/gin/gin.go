@@ -30,10 +30,10 @@ func New(protect func(http.Handler) http.Handler) gin.HandlerFunc {
 
 type callKey struct{}
 
-// Context returns the gin.Context of a request that is on its way through the
-// adapter: for the functions of a semelhttp.Config, above all Scope, which find
-// the route, parameters and keys there. It must not be kept. It is nil for other
-// requests.
+// Context returns the gin.Context of a request that is passing through the
+// adapter. It is for the functions of a semelhttp.Config, such as Scope, which
+// need the route, parameters and keys. It must not be retained. It is nil for
+// other requests.
 func Context(r *http.Request) *gin.Context {
 	if call, ok := r.Context().Value(callKey{}).(*call); ok {
 		return call.gin
@@ -41,10 +41,10 @@ func Context(r *http.Request) *gin.Context {
 	return nil
 }
 
-// Route names the route of a request that is on its way through the adapter by
-// its method and pattern, such as "POST /orders/:id": an operation name that is
-// the same for all orders. It is empty for other requests, and where no route
-// matches.
+// Route returns the method and pattern of the route of a request that is
+// passing through the adapter, such as "POST /orders/:id": an operation name
+// that is the same for all orders. It is empty for other requests, and if no
+// route matches.
 func Route(r *http.Request) string {
 	if c := Context(r); c != nil && c.FullPath() != "" {
 		return r.Method + " " + c.FullPath()

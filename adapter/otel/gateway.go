@@ -17,8 +17,8 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// Gateway returns an observer for a gateway, which tells next, if that is not
-// nil, of everything too.
+// Gateway returns an observer for a gateway. It also calls next, if that is
+// not nil.
 func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 	if next == nil {
 		next = &gateway.Observer{}

@@ -11,9 +11,9 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// Guard returns an observer for a guard, which tells next, if that is not nil, of
-// everything too. Counters start at zero: a rate does not see the first of what
-// appears with a one.
+// Guard returns an observer for a guard. It also calls next, if that is not nil.
+// Counters are created at zero, because a rate would miss the first event of a
+// counter that appears with a one.
 func (t *Telemetry) Guard(next *semel.Observer) *semel.Observer {
 	if next == nil {
 		next = &semel.Observer{}

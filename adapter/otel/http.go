@@ -17,8 +17,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// Exchange is a request and what became of it, without anything that a client
-// could have put a secret in.
+// Exchange is a request and its outcome, without anything in which a client
+// could have put a secret.
 type Exchange struct {
 	Method   string // one of HTTP's, or _OTHER
 	Route    string // the pattern of an http.ServeMux; "" where none matched
@@ -65,9 +65,9 @@ func note(ctx context.Context, f func(*Exchange)) {
 	}
 }
 
-// Handler measures requests to next, and has a span around each. The upstream of a
-// gateway is told of the span by what Gateway returns; other handlers find it in
-// the request's context.
+// Handler measures requests to next, and starts a span for each. The observer that
+// Gateway returns propagates the span to a gateway's upstream; other handlers find
+// it in the request's context.
 func (t *Telemetry) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := &exchange{Exchange: Exchange{Method: knownMethod(r.Method), Scheme: "http", Start: time.Now(), RequestBytes: r.ContentLength}}

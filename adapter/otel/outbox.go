@@ -28,8 +28,8 @@ func (t *Telemetry) topic(name string) string {
 	return name
 }
 
-// Outbox returns an observer for one relay, which tells next, if that is not nil,
-// of everything too.
+// Outbox returns an observer for one relay. It also calls next, if that is not
+// nil.
 func (t *Telemetry) Outbox(next *outbox.Observer) *outbox.Observer {
 	if next == nil {
 		next = &outbox.Observer{}

@@ -22,7 +22,7 @@ import (
 // scopeName is the instrumentation scope of all that this package makes.
 const scopeName = "github.com/semelhq/semel/adapter/otel"
 
-// Config makes a Telemetry.
+// Config configures a Telemetry.
 type Config struct {
 	// MeterProvider takes the metrics, TracerProvider the spans; nil for none.
 	MeterProvider  metric.MeterProvider
@@ -32,12 +32,12 @@ type Config struct {
 	// semel.operation. It must return one of a few names, or "" for none.
 	// Default: none, for operations hold paths unless they are named otherwise.
 	Operation func(semel.Scope) string
-	// DryRun marks decisions as ones that nothing came of: they have the
-	// attribute semel.dry_run.
+	// DryRun marks decisions as without effect: they have the attribute
+	// semel.dry_run.
 	DryRun bool
 
-	// Completed is told of each request that went through Handler, when it has
-	// been answered: for access logs. It must not block. Nil for nobody.
+	// Completed is called for each request that went through Handler, when it
+	// is done: for access logs. It must not block. May be nil.
 	Completed func(context.Context, Exchange)
 }
 
@@ -70,7 +70,7 @@ type Telemetry struct {
 // durations are the buckets that the conventions give for HTTP.
 var durations = metric.WithExplicitBucketBoundaries(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
-// New returns a Telemetry, or why one of the providers makes no instruments.
+// New returns a Telemetry, or an error if one of the providers cannot create an instrument.
 func New(c Config) (*Telemetry, error) {
 	if c.MeterProvider == nil {
 		c.MeterProvider = nometrics.NewMeterProvider()
@@ -195,8 +195,8 @@ func (s series) attributes() []attribute.KeyValue {
 	return all
 }
 
-// WatchGuard has the load of g measured, and of all guards with which it shares
-// it. Watch one guard.
+// WatchGuard measures the load of g and of all guards that share its limits.
+// Watch only one of them.
 func (t *Telemetry) WatchGuard(g *semel.Guard) error {
 	_, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		l := g.Load()
@@ -209,7 +209,7 @@ func (t *Telemetry) WatchGuard(g *semel.Guard) error {
 	return err
 }
 
-// WatchSpools has what s hold measured. Watch one.
+// WatchSpools measures what s holds. Watch only one.
 func (t *Telemetry) WatchSpools(s *semelhttp.Spools) error {
 	_, err := t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(t.spool, s.Used())
@@ -222,10 +222,10 @@ func (t *Telemetry) WatchSpools(s *semelhttp.Spools) error {
 // maxCounted is how many records of a state are counted.
 const maxCounted = 10_000
 
-// CountRecords counts the records whose outcome nobody knows, which the stores
-// of this tree find by an index: unknown, and lapsed, which the next request under
-// their key will make unknown. It counts up to 10,000 of each. Call it every few
-// seconds. If it fails, the figures stay as they were.
+// CountRecords counts records without a known outcome: unknown ones, and lapsed
+// ones, which the next request with their key will make unknown. The stores of
+// this module find them by an index. It counts up to 10,000 of each. Call it every
+// few seconds. If it fails, the figures stay as they were.
 func (t *Telemetry) CountRecords(ctx context.Context, store semel.Lister) error {
 	for _, of := range []struct {
 		state  string

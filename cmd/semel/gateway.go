@@ -72,32 +72,32 @@ func (p *program) gatewayCommand() *cobra.Command {
 		Short: "Protect an HTTP service from double execution",
 		Long: `Runs a reverse proxy that makes requests take effect once. Of all POST and PATCH
 requests with one Idempotency-Key, by one caller, to one path, one reaches the
-service; the others get its recorded answer, or are told what is in the way.
-Everything else passes as it is.
+service; the others get its recorded response, or a problem that says why not.
+Everything else is passed on unchanged.
 
-Callers are told apart by a digest of their credential, which the gateway does not
-check. That has a price. A refreshed token is another caller: a retry that carries
-it executes again. A revoked token still gets its own recorded answers until they
-expire. Callers without a credential share one scope.
+Callers are distinguished by a digest of their credential, which the gateway does not
+verify. So a refreshed token is another caller: a retry that carries it executes
+again. A revoked token still gets its own recorded responses until they expire.
+Callers without a credential share one scope.
 
-When the store cannot be reached at start, the gateway starts all the same: protected
-requests are answered with 503, all others pass, and it tries on. GET
-/.well-known/idempotency/ready says 200 once the store is open, and 503 with the
-cause before. What no retry can mend, such as a store of a newer version, ends the
-gateway at once; --require-store has everything do so.
+If the store cannot be reached at start, the gateway starts anyway: protected
+requests get 503, all others pass, and it keeps trying. GET
+/.well-known/idempotency/ready returns 200 once the store is open, and until then 503
+with the cause. If retrying cannot help, as with a store of a newer version, the
+gateway exits at once; with --require-store it exits on any failure.
 
-When the gateway or the connection to the service dies while a request executes,
-nobody knows whether it took effect. The record then says so, nothing executes
-under its key, and semel keys resolve settles it.
+If the gateway or the connection to the service fails while a request executes,
+nobody knows whether it took effect. The record then says so, nothing executes with
+its key, and semel keys resolve settles it.
 
-On SIGTERM or Ctrl-C the gateway takes no new connections, lets what is running
-come to its end, for as long as --drain says, and tells how many it left. A second
-signal ends it at once.
+On SIGTERM or Ctrl-C the gateway accepts no new connections, waits for running
+requests for up to --drain, and reports how many were left. A second signal ends it
+at once.
 
-All this can be said in a file instead, with several services and routes: see
-semel gateway check --help. On SIGHUP (not on Windows) the file is read again and
-takes the place of the former without a request being dropped; while there is
-anything wrong with it, the former stays.`,
+All this can be configured in a file instead, with several services and routes: see
+semel gateway check --help. On SIGHUP (not on Windows) the file is reread and replaces
+the old configuration without dropping a request; if anything is wrong with it, the
+old one stays in use.`,
 		Example: `  semel gateway --upstream http://127.0.0.1:9000 --store sqlite:semel.db
   semel gateway --upstream https://orders.internal --listen :8080 --store sqlite:///var/lib/semel/semel.db \
       --require-key --credential-header Authorization --credential-header X-Api-Key

@@ -396,18 +396,18 @@ func (p *program) keysResolveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resolve ID | --where NAME=VALUE...",
 		Short: "Settle a record whose outcome is unknown, or many",
-		Long: `Settles a record that is unknown by what you have found out about its effect:
+		Long: `Settles an unknown record according to what you have found out about its effect:
 
-  --as result         It happened. Replays are answered with the answer you give
-                      with --status, --header and --body.
+  --as result         It happened. Replays get the response that you give with
+                      --status, --header and --body.
   --as no-effect      It certainly did not. The key is free again.
-  --as execute-again  Let the next same request execute, once more. Where the
-                      effect may have happened, only if repeating it does no harm.
+  --as execute-again  Let the next such request execute once more. If the effect may have
+                      happened, use this only if repeating it does no harm.
 
-A record in progress whose lease has lapsed is marked unknown first, which keeps its
-owner from coming back: look again, then repeat the command. An owner that still
-lives has then lost its claim, and what it comes to is not recorded; wait until the
-operation's deadline has passed, or it may still have its effect. A body without a
+A record in progress whose lease has lapsed is first marked unknown, so that its
+owner cannot complete it: look again, then repeat the command. An owner that is still
+alive has then lost its claim, and its result is not recorded; wait until the
+operation's deadline has passed, because it may still have its effect. A body without a
 Content-Type is application/json if it is JSON, else what its first bytes look like.
 
 After an outage there are many. --where selects them by what is on record:
@@ -420,18 +420,18 @@ After an outage there are many. --where selects them by what is on record:
                                 2026-11-21T09:00:00Z, or 90m for 90 minutes ago
 
 All conditions given must hold; 'cause=*' selects whatever is unknown. Without
---apply nothing is changed: you are told how many records of which operations and
-causes there are, and the command that settles them. Between the two, find out what
-became of their effects. The command settles what was unknown at the dry run, and
-nothing that became unknown since. Records with a lapsed lease are marked unknown by
-it and left for another dry run. Those of living owners are never touched. With
---as result all get the same answer.
+--apply nothing is changed: the command prints how many records of which operations
+and causes there are, and the command that settles them. Before you run that, find out
+what became of their effects. It settles what was unknown at the dry run, and nothing
+that became unknown since. It marks records with a lapsed lease as unknown, and leaves
+them for another dry run. Records of living owners are never touched. With --as result
+all get the same response.
 
-The run can be interrupted at any time: the same command goes on with what is left.
+The run can be interrupted at any time: the same command continues with what is left.
 No record is settled twice, and each has its own entry in the audit trail.
 
-It ends with 0 when it came to its end, also at its --limit, and after a dry run;
-with 1 when it was interrupted or the store failed; and with 2 for wrong usage.`,
+It exits with 0 when it has finished, even at its --limit, and after a dry run; with 1
+if it was interrupted or the store failed; and with 2 for wrong usage.`,
 		Example: `  semel keys resolve --store sqlite:semel.db ID --as result --status 201 \
       --header 'Location: /orders/17' --body @order.json --because "order 17 exists" --by alice
   semel keys resolve --store sqlite:semel.db ID --as no-effect --because "no such order" --by alice

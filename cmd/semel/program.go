@@ -61,21 +61,21 @@ func (p *program) root() *cobra.Command {
 		Short: "Requests that are retried, raced or repeated take effect once",
 		Long: `semel makes requests that are retried, raced or repeated take effect once.
 
-  semel gateway   protects an HTTP service, in whatever language it is written
-  semel keys      looks at what the gateway has recorded, and settles what is unknown
-  semel audit     searches the trail of what happened, and proves it untouched
+  semel gateway   protects an HTTP service in any language
+  semel keys      shows what the gateway has recorded, and settles what is unknown
+  semel audit     searches the trail of what happened, and verifies that it is unaltered
   semel relay     delivers the messages that a service has enqueued
-  semel outbox    looks at those messages, and settles what could not be delivered
-  semel jobs      looks at the jobs among them, and has them run again or not at all
-  semel steps     looks at operations in steps, and decides on those that cannot go on
+  semel outbox    shows those messages, and settles what could not be delivered
+  semel jobs      shows the jobs among them, and reruns or cancels them
+  semel steps     shows operations in steps, and settles those that cannot continue
   semel backup    copies a SQLite store to a file, while the gateway runs
   semel torture   kills and cuts off gateways, and checks that effects happen once
   semel probe     judges from outside whether an operation survives duplicates
-  semel lab       shows double execution happen, in an app whose defences switch off
+  semel lab       shows double execution in an app whose defences can be switched off
   semel conformance  checks that a server keeps the HTTP contract, case by case
 
-Flags that name an environment variable take its value when they are not given;
-a variable that is set to nothing counts as not set.`,
+A flag that names an environment variable takes its value if the flag is not given;
+an empty variable counts as unset.`,
 		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -48,9 +48,10 @@ func (p *program) relayCommand() *cobra.Command {
 		Use:   "relay",
 		Short: "Deliver the messages that a service has enqueued",
 		Long: `Delivers the messages of an outbox, for services in whatever language: a service
-inserts a row into the table "outbox" (in PostgreSQL "semel.outbox"), in the transaction of the change that it tells
-of, and this program sends it. semel schema prints the table with what its columns
-mean; a topic and a payload are enough.
+inserts a row into the table "outbox" (in PostgreSQL "semel.outbox"), in the
+transaction of the change that it is about, and this program sends it.
+semel schema prints the table with what its columns mean; a topic and a payload are
+enough.
 
   --sink https://host/path   each message is a POST. Its id goes along in
                              Idempotency-Key, by which the receiver drops repetitions.
@@ -62,17 +63,17 @@ id is the webhook-id, and must have no dots and colons. Everything but a 2xx is 
 again, ten times over three days, and after a 410 nothing is sent any more until this
 program is started anew. To change a secret, give the new one beside the old one.
 
-Messages with the same topic and key are delivered in order, one at a time. What
-fails is tried again, later each time, and after --max-attempts it is dead: semel
-outbox shows it and redrives it. Any number of relays may run.
+Messages with the same topic and key are delivered in order, one at a time. What fails
+is retried with growing delays, and after --max-attempts it is dead: semel outbox shows
+it and redrives it. Any number of relays may run.
 
-A relay that dies delivers again what it was at. A mail it does not: a server that
-has read a mail's last line has taken it, and when relay or server fall silent then,
-nobody can know whether it was sent. Under --on-unknown hold it is unknown until
+A relay that dies redelivers what it was delivering, except for mail: a server that has
+read a mail's last line has accepted it, and if the relay or the server fails at that
+moment, nobody can know whether it was sent. Under --on-unknown hold it is unknown until
 somebody decides; under retry it is sent again, with the same Message-ID.
 
-Jobs, whose topics begin with "job:", are for workers of the service: this program lets
-them be, but holds each up a little. Where there are jobs, name the topics.
+Jobs, whose topics begin with "job:", are for workers of the service: this program
+skips them, but delays each a little. If there are jobs, name the topics.
 
 Sinks at private addresses are refused unless --allow-private is given. On SIGTERM or
 Ctrl-C the relay finishes what it is at, for as long as --drain says.`,

@@ -10,24 +10,24 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// DigestConfig makes a Digest. One of Headers and Cookie is required.
+// DigestConfig configures a Digest. One of Headers and Cookie is required.
 type DigestConfig struct {
 	// Headers names the headers whose values together are the credential, for
 	// example Authorization.
 	Headers []string
 	// Cookie names the cookie that is the credential: an opaque session id
-	// that stays as it is. A cookie that is encrypted anew with each answer
-	// makes each retry another caller.
+	// that does not change. If a cookie is re-encrypted with each response,
+	// each retry is another caller.
 	Cookie string
-	// Challenge goes into the WWW-Authenticate of a 401, for example Bearer.
+	// Challenge is the WWW-Authenticate of a 401, for example Bearer.
 	// Default: there is none.
 	Challenge string
 }
 
-// Digest is the Source that tells callers apart by a digest of their credential
-// and checks nothing. A refreshed credential is another caller, whose retry
-// executes again; a revoked one still sees its recorded answers. A request
-// without one is refused.
+// Digest is the Source that distinguishes callers by a digest of their
+// credential and verifies nothing. A refreshed credential is another caller,
+// whose retry executes again; a revoked one still gets its recorded responses.
+// A request without one is refused.
 type Digest struct {
 	config DigestConfig
 	actor  func(http.Header) string // by Headers

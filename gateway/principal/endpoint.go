@@ -30,45 +30,46 @@ const (
 // many.
 const maxVerdicts = 8192
 
-// EndpointConfig makes an Endpoint.
+// EndpointConfig configures an Endpoint.
 type EndpointConfig struct {
-	// URL is what is asked. Required. It must be https or of this machine,
-	// unless AllowHTTP is set: whoever can answer in its place can say who
-	// callers are.
+	// URL is the service's address. Required. It must be https or an
+	// address of this machine, unless AllowHTTP is set: anyone who can
+	// respond in its place can say who callers are.
 	URL       string
 	AllowHTTP bool
 	// Credentials names the headers of a request that are sent to it, for
 	// example Authorization and Cookie. No others are. Required.
 	Credentials []string
-	// Subject is the header of the answer that names the caller. Required.
+	// Subject is the response header that names the caller. Required.
 	Subject string
 	// Tenant is the header that names the caller's tenant, which is then
 	// required. Default: there is none.
 	Tenant string
-	// Proxies are believed about a client's address, host and scheme, which
-	// the endpoint is told. Default: none.
+	// Proxies are trusted for a client's address, host and scheme, which
+	// are sent to the endpoint. Default: none.
 	Proxies Proxies
 	// Timeout bounds how long a request waits for the endpoint. Default
 	// DefaultEndpointTimeout, from 10 ms up to 30 s.
 	Timeout time.Duration
-	// CacheFor is how long an answer is taken again for a request of which the
-	// endpoint would be told exactly the same, which is how late a revocation is
-	// noticed. Default DefaultCacheFor, up to a minute; negative for not at all.
+	// CacheFor is how long a response is reused for requests about which the
+	// endpoint would be sent exactly the same, and so the longest time until a
+	// revocation is noticed. Default DefaultCacheFor, up to a minute; negative
+	// for not at all.
 	CacheFor time.Duration
-	// MaxCalls is how many requests the endpoint gets at the same time. Others
-	// wait. Default DefaultMaxCalls.
+	// MaxCalls is the most concurrent requests to the endpoint. Others wait.
+	// Default DefaultMaxCalls.
 	MaxCalls int
 	// Transport is for the endpoint. Default: one that goes by the environment's
 	// proxy. Its limit for the answer's header must be its own.
 	Transport http.RoundTripper
-	// Failed is told when the endpoint could not be asked or its answer was no
-	// use. It must not block. Default: nobody is.
+	// Failed is called when the endpoint could not be reached or its response
+	// was unusable. It must not block. May be nil.
 	Failed func(context.Context, error)
 }
 
-// Endpoint is the Source that asks a service about each request, as forward_auth
-// of Caddy, ForwardAuth of Traefik and auth_request of nginx do. It is to be used
-// with Clean.
+// Endpoint is the Source that asks a service about each request, like Caddy's
+// forward_auth, Traefik's ForwardAuth and nginx's auth_request. Use it with
+// Clean.
 //
 // The service gets a GET without body, with the credentials and, of the request,
 // X-Forwarded-Method, -Uri, -Proto, -Host and -For. Its answer is
@@ -155,8 +156,8 @@ func NewEndpoint(c EndpointConfig) (*Endpoint, error) {
 	return made("Endpoint", e, errs)
 }
 
-// Close closes the connections to the endpoint that are not in use. A source
-// that is used no more keeps them half a minute otherwise.
+// Close closes idle connections to the endpoint. Otherwise they are kept for
+// half a minute.
 func (e *Endpoint) Close() error {
 	if t, ok := e.config.Transport.(interface{ CloseIdleConnections() }); ok {
 		t.CloseIdleConnections()

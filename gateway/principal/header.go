@@ -9,20 +9,20 @@ import (
 	"github.com/semelhq/semel/gateway/internal/credential"
 )
 
-// HeaderConfig makes a Header.
+// HeaderConfig configures a Header.
 type HeaderConfig struct {
 	// Subject is the header in which a proxy names the caller. Required.
 	Subject string
 	// Tenant is the header in which it names the caller's tenant, which is then
 	// required. Default: there is none.
 	Tenant string
-	// Proxies are those that are believed. Required. They must set the headers,
-	// not add to them, and drop what the client sent under any spelling.
+	// Proxies are the trusted proxies. Required. They must set the headers, not
+	// add to them, and drop what the client sent in any spelling.
 	Proxies Proxies
 }
 
-// Header is the Source that believes trusted proxies. It is to be used with
-// Clean.
+// Header is the Source that trusts a header set by trusted proxies. Use it
+// with Clean.
 type Header struct{ config HeaderConfig }
 
 // NewHeader returns a source, or one error that names everything wrong with c.

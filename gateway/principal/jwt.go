@@ -29,38 +29,40 @@ const (
 	maxKeyID = 256
 )
 
-// JWTConfig makes a JWT.
+// JWTConfig configures a JWT.
 type JWTConfig struct {
-	// Issuer is the iss that tokens must have. Required.
+	// Issuer is the only accepted iss of tokens. Required.
 	Issuer string
-	// Audiences are those of which tokens must name one in aud. Required: a
-	// token that was made out for somebody else is not for us.
+	// Audiences are the accepted audiences; a token must name one of them
+	// in aud. Required, so that a token issued for another service is
+	// refused.
 	Audiences []string
-	// Algorithms are those that tokens may be signed by, of RS256, RS384, RS512,
+	// Algorithms are the accepted signature algorithms, of RS256, RS384, RS512,
 	// PS256, PS384, PS512, ES256, ES384, ES512 and EdDSA. Required.
 	Algorithms []string
 	// Tenant names the claim that holds the caller's tenant, a string, which is
 	// then required. Default: there is none.
 	Tenant string
-	// Header is where the token is. Default: Authorization, behind Bearer. In
-	// any other header it is all there is.
+	// Header is the header with the token. Default: Authorization, after
+	// Bearer. In any other header the token is the whole value.
 	Header string
-	// Leeway is how far apart our clock and the issuer's may be, up to a minute.
-	// Default DefaultLeeway; negative for none.
+	// Leeway is how far apart this host's clock and the issuer's may be, up to a
+	// minute. Default DefaultLeeway; negative for none.
 	Leeway time.Duration
 
 	// KeysURL or KeysFile is where the issuer's keys are, as a JWK Set. One of
-	// them is required. A URL must be https, or of this machine. A file is read
-	// again within 10 s.
+	// them is required. A URL must be https, or of this machine. A changed file
+	// is reread within 10 s.
 	KeysURL  string
 	KeysFile string
-	// KeysMaxAge is how old the keys may be, which is how late a withdrawn key
-	// is noticed; less if the Cache-Control of the answer says so, but at least
-	// 30 s. From three quarters of it on they are loaded again. Default
-	// DefaultKeysMaxAge, from 30 s up to a day.
+	// KeysMaxAge is how old the keys may be, and so the longest time until a
+	// withdrawn key is noticed; less if the response's Cache-Control says so,
+	// but at least 30 s. They are reloaded from three quarters of it on.
+	// Default DefaultKeysMaxAge, from 30 s up to a day.
 	KeysMaxAge time.Duration
-	// KeysKeep is how much older they may be while they cannot be loaded.
-	// Default DefaultKeysKeep, up to a day; negative for not at all.
+	// KeysKeep is how much older the keys may get while they cannot be
+	// loaded. Default DefaultKeysKeep, up to a day; negative for not at
+	// all.
 	KeysKeep time.Duration
 	// KeysTimeout bounds a load. Default DefaultKeysTimeout, from 100 ms up to
 	// 30 s.
@@ -68,23 +70,23 @@ type JWTConfig struct {
 	// Transport is for KeysURL. Default: one that goes by the environment's
 	// proxy. Its limit for the answer's header must be its own.
 	Transport http.RoundTripper
-	// Failed is told when the keys could not be loaded: at most once in 5 s. It
-	// must not block. Default: nobody is.
+	// Failed is called when the keys could not be loaded, at most once in 5 s.
+	// It must not block. May be nil.
 	Failed func(context.Context, error)
 }
 
-// JWT is the Source that takes tokens which an issuer has signed (RFC 7519, as
-// RFC 8725 has it). The actor is the issuer with the token's sub; nothing else
-// of a token takes part, so that a fresh one is the same caller.
+// JWT is the Source that accepts tokens signed by an issuer (RFC 7519,
+// following RFC 8725). The actor is the issuer with the token's sub; nothing
+// else in a token matters, so a fresh token is the same caller.
 //
-// A token must have exp, iss, aud and sub. One that is bound to something that
-// its bearer has to show beside it, by a cnf claim, is refused, and so is one with
-// critical extensions. Keys and addresses of keys in a token's header count for
-// nothing. A token without kid needs an issuer with one key for its algorithm.
+// A token must have exp, iss, aud and sub. A token bound by a cnf claim to
+// something else that its bearer must present is refused, and so is one with
+// critical extensions. Keys and key URLs in a token's header are ignored. A token
+// without kid needs an issuer with only one key for its algorithm.
 //
-// No more than one signature is verified for a request, and only for a token that
-// is good otherwise. For unknown keys, however many tokens name them, the issuer
-// is asked at most every 30 s; until then the answer to them is 503.
+// At most one signature is verified for a request, and only for a token that is
+// otherwise valid. For unknown keys the issuer is asked at most every 30 s,
+// however many tokens name them; until then they get 503.
 type JWT struct {
 	config     JWTConfig
 	algorithms []jose.SignatureAlgorithm

@@ -15,7 +15,8 @@ import (
 )
 
 // CertificateName says which part of a certificate is the caller's name. It must
-// outlast a renewal, as a serial number or a fingerprint does not.
+// stay the same when the certificate is renewed, which a serial number or a
+// fingerprint does not.
 type CertificateName string
 
 // What can be the name.
@@ -31,19 +32,19 @@ const (
 	CertificateKey CertificateName = "spki"
 )
 
-// MTLSConfig makes an MTLS.
+// MTLSConfig configures an MTLS.
 type MTLSConfig struct {
-	// Name is what of the certificate is the caller's name. Required.
+	// Name is the part of the certificate that is the caller's name. Required.
 	Name CertificateName
-	// Proxies end the clients' TLS and pass the certificates that they have
-	// verified on in Client-Cert (RFC 9440). From them nothing else counts:
-	// their own certificate is not their clients'. Default: none.
+	// Proxies terminate the clients' TLS and pass verified certificates on
+	// in Client-Cert (RFC 9440). Nothing else is accepted from them: their
+	// own certificate is not their clients'. Default: none.
 	Proxies Proxies
 }
 
-// MTLS is the Source that takes the client's certificate for its name. The
-// listener must verify certificates: one that it has only been shown counts for
-// nothing. With Proxies it is to be used with Clean.
+// MTLS is the Source that identifies callers by the client certificate. The
+// listener must verify certificates: an unverified one is ignored. With Proxies
+// it is to be used with Clean.
 type MTLS struct{ config MTLSConfig }
 
 // NewMTLS returns a source, or one error that names everything wrong with c.

@@ -25,8 +25,9 @@ type Principal struct {
 	shared bool
 }
 
-// A Source identifies who sent a request. It does not read the body. Errors are
-// a *semelhttp.ScopeError; others are answered with 401. Safe for concurrent use.
+// A Source identifies who sent a request. It does not read the body. An error
+// should be a *semelhttp.ScopeError; for any other error the client gets 401.
+// Safe for concurrent use.
 type Source interface {
 	Identify(r *http.Request) (Principal, error)
 }
@@ -46,16 +47,16 @@ func Scope(s Source) func(*http.Request) (semel.Scope, error) {
 	}
 }
 
-// Shared declares that callers share one scope: two of them that choose the same
-// key meet. Keys that cannot be guessed are then their only protection.
+// Shared declares that callers share one scope: two callers that choose the same
+// key get the same record. Unguessable keys are then their only protection.
 type Shared struct{}
 
 // Identify implements Source.
 func (Shared) Identify(*http.Request) (Principal, error) { return Principal{shared: true}, nil }
 
-// PerHost returns a source that takes the request's host as a tenant, beside the
-// tenant that s finds. It is needed where the upstream tells tenants apart by
-// host, as with gateway.Config.PreserveHost.
+// PerHost returns a source that adds the request's host to the tenant that s
+// finds. It is needed if the upstream distinguishes tenants by host, as with
+// gateway.Config.PreserveHost.
 func PerHost(s Source) Source { return perHost{s} }
 
 type perHost struct{ source Source }

@@ -13,15 +13,15 @@ import (
 	"github.com/semelhq/semel/gateway/internal/spelling"
 )
 
-// Proxies are the proxies that are trusted to say who and where a client is. The
-// zero value trusts none. Trusted is who the connection comes from, whatever a
-// header says, so r.RemoteAddr must be what the server set.
+// Proxies are the proxies that are trusted to say who a client is and what its
+// address is. The zero value trusts none. Trust depends on where the connection
+// comes from, not on any header, so r.RemoteAddr must be what the server set.
 type Proxies struct {
-	// From lists the networks of the proxies, as in 10.1.2.0/24. One that
-	// holds all addresses is refused.
+	// From lists the networks of the proxies, as in 10.1.2.0/24. A network
+	// of all addresses is refused.
 	From []netip.Prefix
-	// Unix trusts whoever connects over a unix socket, which has no address.
-	// Who may is then a matter of the socket's permissions.
+	// Unix trusts everyone who connects over a unix socket, which has no
+	// address. The socket's permissions then decide who may.
 	Unix bool
 }
 
@@ -88,12 +88,12 @@ func peer(r *http.Request) netip.Addr {
 	return at.Addr().Unmap()
 }
 
-// Client is the address of the client that the request came from: that of the
-// connection, or what trusted proxies say in X-Forwarded-For. Of that, each
-// proxy has added to the end where it got the request from; the client is the
-// last that is no trusted proxy. What stands before is the client's to invent.
-// Where a proxy does not tell an address, the client is that proxy. The address
-// is not valid if there is none, as over a unix socket.
+// Client returns the address of the client that the request came from: that of
+// the connection, or what trusted proxies say in X-Forwarded-For. Each proxy
+// appends the address that it got the request from; the client is the last
+// address that is not a trusted proxy. Earlier ones may be invented by the
+// client. If a proxy does not give an address, the client is that proxy. The
+// address is not valid if there is none, as over a unix socket.
 func (p Proxies) Client(r *http.Request) netip.Addr {
 	client := peer(r)
 	if !p.Trusts(r) {
@@ -143,12 +143,12 @@ func identityHeaders(s Source) ([]string, Proxies) {
 	return nil, Proxies{}
 }
 
-// Clean returns a handler that takes away what a request says of its caller and
-// has no right to, and goes on with next: the headers that s reads, from
-// everybody but the trusted proxies, and from these too in any other spelling,
-// as with a _ for a -, which many servers take for the same. For an Endpoint
-// these are the headers of its answer, which no request may have. Upstreams that
-// read such a header need this before all requests, protected or not.
+// Clean returns a handler that removes headers by which a request could forge
+// its caller, and then calls next: the headers that s reads, unless a trusted
+// proxy sent them, and in any other spelling even then, such as _ for -, which
+// many servers treat as the same. For an Endpoint these are the headers of its
+// response, which no request may have. Upstreams that read such a header need
+// this around all requests, protected or not.
 func Clean(s Source, next http.Handler) http.Handler {
 	names, from := identityHeaders(s)
 	if len(names) == 0 {
@@ -157,10 +157,10 @@ func Clean(s Source, next http.Handler) http.Handler {
 	return from.clean(names, next)
 }
 
-// Clean returns a handler that takes away, in any spelling, what requests say in
-// Forwarded and X-Forwarded-For, -Host and -Proto, unless they come from the
-// proxies, and goes on with next. Around a gateway with TrustForwarded it has
-// the upstream see what trusted proxies say, and of others what the gateway does.
+// Clean returns a handler that removes Forwarded and X-Forwarded-For, -Host and
+// -Proto, in any spelling, unless a request comes from the proxies, and then
+// calls next. Around a gateway with TrustForwarded, the upstream sees what
+// trusted proxies say, and for other requests what the gateway says.
 func (p Proxies) Clean(next http.Handler) http.Handler {
 	return p.clean(spelling.Forwarded, next)
 }

@@ -18,7 +18,7 @@ func TestDocsReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const intro = "What is not marked as required can be left out. The words are those of `semel probe schema`.\n\n"
+	const intro = "What is not marked as required is optional. The descriptions are those of `semel probe schema`.\n\n"
 	want, ok := strict.Section(string(data), "Every key of a plan", intro+language.Reference(reflect.TypeFor[Plan](), comments(t)))
 	if !ok {
 		t.Fatal("docs/probe.md has no section for the keys")

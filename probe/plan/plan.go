@@ -18,24 +18,25 @@ const (
 	MaxTakenBytes = 16 << 10 // of what a step takes from an answer
 )
 
-// Plan is a whole plan. Fields that are zero have the default named at each;
-// WithDefaults fills them in.
+// Plan is a whole plan. Zero fields have the documented defaults, which
+// WithDefaults fills in.
 type Plan struct {
 	// Version of this format: 1.
 	Version int `yaml:"version" rule:"required,min=1,max=1"`
 	// Name of the plan, for reports.
 	Name string `yaml:"name" rule:"required,names=label,max=100"`
-	// Target says what may be reached, and how carefully.
+	// Target says what may be contacted, and how carefully.
 	Target Target `yaml:"target" rule:"required"`
 	// Variables are templates, drawn once for each logical request, in this order. A variable may use those above it.
 	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
-	// Principals are who sends.
+	// Principals are the parties that send requests.
 	Principals Principals `yaml:"principals"`
-	// Steps are sent before the requests of every operation, in this order: signing in, above all.
+	// Steps are sent before the requests of every operation, in this order, for example to sign in.
 	Steps []Step `yaml:"steps" rule:"items=20"`
-	// Operations are what is tried, one after the other.
+	// Operations are tested one after the other.
 	Operations []Operation `yaml:"operations" rule:"required,items=50"`
-	// Experiments to run, for operations that name none. Default: specification and duplicate, which is two sends; and before them preview, for operations that have one.
+	// Experiments to run, for operations that name none. Default: specification and duplicate, which makes
+	// two sends, and before them preview for operations that have one.
 	Experiments []Experiment `yaml:"experiments" rule:"items=30"`
 	// Contract is what the target promises, for operations that name none.
 	Contract *Contract `yaml:"contract"`
@@ -55,9 +56,12 @@ type Plan struct {
 
 // Target is what the plan is about.
 type Target struct {
-	// Allow lists the only addresses that may be reached, as host:port. Empty: nothing may be sent, and the plan is good for a dry run.
+	// Allow lists the only addresses that may be contacted, as host:port. If it is empty, nothing may be
+	// sent, and the plan is only good for a dry run.
 	Allow []string `yaml:"allow" rule:"items=50,names=address"`
-	// Production says whether real business depends on the target. In production, experiments that race, cut off or provoke failures are refused, others than specification and duplicate have to be named, here or when it is run, and a reset is refused.
+	// Production says whether real business depends on the target. In production, experiments that race, cut
+	// off or provoke failures, and resets, are refused; experiments other than specification and duplicate
+	// must be named, in the plan or for the run.
 	Production *bool `yaml:"production" rule:"required"`
 	// CAFile is a PEM file with the certificates to trust instead of the system's. Relative to the plan's folder.
 	CAFile string `yaml:"ca_file"`
@@ -74,7 +78,7 @@ type Target struct {
 // Principals are up to three parties: two actors of one tenant, and an actor of
 // another.
 type Principals struct {
-	// ActorA sends whatever no other principal is named for.
+	// ActorA sends every request for which no other principal is named.
 	ActorA *Principal `yaml:"actor_a"`
 	// ActorB is another actor of A's tenant.
 	ActorB *Principal `yaml:"actor_b"`
@@ -112,7 +116,8 @@ type Principal struct {
 	Headers Header `yaml:"headers" rule:"names=header,items=50"`
 	// Cookies are templates, appended to the Cookie header of the request.
 	Cookies Pairs `yaml:"cookies" rule:"names=cookie,items=50"`
-	// Attributes are templates without fresh values, for {{.principal.NAME}} in URLs and bodies. All principals have to have the same.
+	// Attributes are templates without fresh values, for {{.principal.NAME}} in URLs and bodies. All
+	// principals must have the same attributes.
 	Attributes Pairs `yaml:"attributes" rule:"names=variable,items=50"`
 	// ClientCert is what to present for mutual TLS.
 	ClientCert *ClientCert `yaml:"client_cert"`
@@ -124,24 +129,30 @@ type ClientCert struct {
 	KeyFile  string `yaml:"key_file" rule:"required"`
 }
 
-// Step is a request that has to be sent before the operation's, and what is
-// taken from its answer. It counts against the budget of sends.
+// Step is a request that must be sent before the operation's, and what is
+// taken from its response. It counts against the budget of sends.
 type Step struct {
 	// Name is unique among the steps of the plan and the operation.
 	Name string `yaml:"name" rule:"required,names=operation,max=100"`
-	// Each says how often it is sent. principal: once for each principal, before its first request, and again when what was taken has expired. request: anew for each logical request, and so for each trial of a race, by actor_a; for a cart, say, that an order uses up.
+	// Each says how often it is sent. principal: once for each principal, before its first request, and again
+	// when what was taken has expired. request: for each logical request, and so for each trial of a race, by
+	// actor_a; for a cart, say, that an order uses up.
 	Each string `yaml:"each" rule:"required,enum=principal|request"`
-	// Request to send. With an answer other than 2xx, 302 or 303, or one that lacks what is to be taken, the experiment is inconclusive.
+	// Request to send. If the response is not 2xx, 302 or 303, or lacks what is to be taken, the experiment
+	// is inconclusive.
 	Request Request `yaml:"request" rule:"required"`
-	// Take says what to take from the answer. Templates refer to it by its name, as to a variable: those of requests, readers and audits, and with each: principal those of headers and cookies of principals.
+	// Take says what to take from the response. Templates refer to it by its name, as to a variable: those of
+	// requests, readers and audits, and with each: principal those of headers and cookies of principals.
 	Take []Taking `yaml:"take" rule:"items=20"`
 	// Valid is how long what was taken can be used. Default: until the run is over.
 	Valid time.Duration `yaml:"valid"`
-	// ExpiresIn is a JSON pointer to the number of seconds for which, as the answer says, it can be used.
+	// ExpiresIn is a JSON pointer to the number of seconds for which the response says that it can be used.
 	ExpiresIn *Pointer `yaml:"expires_in" rule:"names=pointer"`
-	// Expired lists the statuses that tell that what was taken has expired. A request that gets one is sent again, once, with what was taken anew. Default: none.
+	// Expired lists the statuses that mean that what was taken has expired. A request that gets one is sent
+	// once more, with a new value. Default: none.
 	Expired []int `yaml:"expired" rule:"items=20,min=400,max=499"`
-	// Refresh is sent instead of request when what was taken has expired, and may refer to that. What its answer lacks stays as it was; if it fails, request is sent. Default: request.
+	// Refresh is sent instead of request when what was taken has expired, and may refer to that. What its
+	// response lacks keeps its value; if it fails, request is sent. Default: request.
 	Refresh *Request `yaml:"refresh"`
 }
 
@@ -178,21 +189,25 @@ type Operation struct {
 	Signature *Signature `yaml:"signature"`
 	// Variables of this operation alone, drawn after those of the plan.
 	Variables Pairs `yaml:"variables" rule:"names=variable,items=100"`
-	// Altered is the same request with another business meaning.
+	// Altered is the request with another business meaning.
 	Altered *Alteration `yaml:"altered"`
-	// Invalid is the same request made so that the target refuses it with a status of 4xx, for the experiment corrected.
+	// Invalid is the request changed so that the target refuses it with a 4xx status, for the experiment
+	// corrected.
 	Invalid *Alteration `yaml:"invalid"`
 	// Preview is a request that only checks, or shows, what the operation would do: a dry run. The experiment preview sends it before anything that has effects; the key goes where it goes in the operation.
 	Preview *Request `yaml:"preview"`
 	// OtherOperation is the name of an operation of the plan that the experiment other_operation sends under this one's key.
 	OtherOperation string `yaml:"other_operation" rule:"names=operation,max=100"`
-	// Atomicity says how it can be recognised what makes effect and record one. What is found is inferred, never established.
+	// Atomicity lists signs of what makes effect and record atomic. What is found is inferred, never
+	// established.
 	Atomicity []Mechanism `yaml:"atomicity" rule:"items=10"`
-	// Readers look at the state that the operation changes. Without one, whether an effect happened once cannot be said.
+	// Readers look at the state that the operation changes. Without one, the probe cannot tell whether an
+	// effect happened once.
 	Readers []Reader `yaml:"readers" rule:"items=20"`
-	// Resource is where the answer names what was created.
+	// Resource is where the response names what was created.
 	Resource *Resource `yaml:"resource"`
-	// Poll says where a request that was accepted with 202 tells what became of it. Default: a GET of the address that the answer names.
+	// Poll says how to find out what became of a request that was accepted with 202. Default: a GET of the
+	// URL that the response names.
 	Poll *Poll `yaml:"poll"`
 	// Audit says where to look for traces of the request.
 	Audit []Audit `yaml:"audit" rule:"items=20"`
@@ -255,7 +270,8 @@ type Key struct {
 	Header string `yaml:"header" rule:"names=header"`
 	// Query parameter that carries the key.
 	Query string `yaml:"query"`
-	// Body is a JSON pointer to the string member that carries the key. The member must not be in the body; the object that holds it has to be.
+	// Body is a JSON pointer to the string member that carries the key. The member must not be in the body,
+	// but the object that holds it must.
 	Body Pointer `yaml:"body" rule:"names=member"`
 	// Syntax in a header: sf-string puts it in quotes (RFC 9651), bare does not. Default: sf-string for Idempotency-Key, unless the contract is stripe; bare otherwise.
 	Syntax string `yaml:"syntax" rule:"enum=sf-string|bare"`
@@ -273,11 +289,11 @@ type Signature struct {
 	StaleBy time.Duration `yaml:"stale_by"`
 }
 
-// Alteration makes another request of a request.
+// Alteration turns a request into another one.
 type Alteration struct {
 	_ struct{} `one:"edits,body"`
 
-	// Edits are made to the JSON body after it was rendered: the rest of it stays as it is, to the byte.
+	// Edits are made to the rendered JSON body; the rest stays the same, byte for byte.
 	Edits []Edit `yaml:"edits" rule:"items=50"`
 	// Body replaces the body.
 	Body *Body `yaml:"body"`
@@ -399,7 +415,7 @@ type CommandReader struct {
 	Timeout time.Duration `yaml:"timeout"`
 }
 
-// Sink is a server that the probe runs for the target to send to.
+// Sink is a server that the probe runs and the target sends to.
 type Sink struct {
 	// Listen is where, as host:port.
 	Listen string `yaml:"listen" rule:"required,names=address"`
@@ -408,8 +424,8 @@ type Sink struct {
 }
 
 // Mechanism is a sign of what decides between duplicates. It counts if it is
-// found in what follows a duplicate or a race that had one effect, or there is
-// more of it afterwards than before.
+// found after a duplicate or a race that had one effect, or if there is more
+// of it afterwards than before.
 type Mechanism struct {
 	_ struct{} `one:"answer,log,sql"`
 
@@ -436,22 +452,25 @@ type Resource struct {
 	Pattern string `yaml:"pattern" rule:"max=4096"`
 }
 
-// Poll is how to ask what became of a request that was accepted with 202. It is
-// asked with a GET, with the headers of the request, against the budget of
-// reads. An answer of 202, 404, 429 or 503 is one to ask again; one of 302 or
-// 303 says that it is done.
+// Poll is how to ask what became of a request that was accepted with 202: with
+// a GET, with the headers of the request, against the budget of reads. On 202,
+// 404, 429 or 503 it asks again; 302 or 303 means that it is done.
 type Poll struct {
 	// URL is a template; it may refer to what take takes, and to the key. Default: what the answer names in Location, Operation-Location, Azure-AsyncOperation, Content-Location, or a member such as status_url.
 	URL string `yaml:"url" rule:"max=16384"`
 	// Take says what to take from the answer of 202, for url.
 	Take []Taking `yaml:"take" rule:"items=20"`
-	// State is a JSON pointer to the word that tells: a text, a number or a truth value. Default: /status, /state or /phase, also below /data; a JSON answer without one says that it is done.
+	// State is a JSON pointer to the state: a text, a number or a truth value. Default: /status, /state or
+	// /phase, also below /data; a JSON response without one means that it is done.
 	State *Pointer `yaml:"state" rule:"names=pointer"`
-	// Pending are words for not over yet. Case does not count; space, - and _ are the same. Default: accepted, pending, queued, scheduled, started, processing, in_progress, running, submitted, working.
+	// Pending are words for not finished. Case is ignored; space, - and _ are the same. Default: accepted,
+	// pending, queued, scheduled, started, processing, in_progress, running, submitted, working.
 	Pending []string `yaml:"pending" rule:"items=50,max=100"`
-	// Done are words for over, with its effect. Default: done, completed, complete, succeeded, success, successful, finished, executed, confirmed, paid, ok.
+	// Done are words for finished, with its effect. Default: done, completed, complete, succeeded, success,
+	// successful, finished, executed, confirmed, paid, ok.
 	Done []string `yaml:"done" rule:"items=50,max=100"`
-	// Failed are words for over, without success. Default: failed, failure, error, errored, canceled, cancelled, rejected, aborted, expired, timed_out.
+	// Failed are words for finished, without success. Default: failed, failure, error, errored, canceled,
+	// cancelled, rejected, aborted, expired, timed_out.
 	Failed []string `yaml:"failed" rule:"items=50,max=100"`
 	// Interval is the pause before it is asked again, if Retry-After does not ask for a longer one. Default: timing.poll at first, then up to ten times that.
 	Interval time.Duration `yaml:"interval"`
@@ -512,7 +531,7 @@ type Timing struct {
 	Settle time.Duration `yaml:"settle"`
 	// StableFor is how many times the effect latency of the control the state has to stay the same. Default: 5.
 	StableFor int `yaml:"stable_for" rule:"min=1,max=100"`
-	// SettleLimit is when to give up waiting for it. Default: 30s.
+	// SettleLimit is how long to wait for it. Default: 30s.
 	SettleLimit time.Duration `yaml:"settle_limit"`
 	// Poll is the pause between two readings. Default: 100ms.
 	Poll time.Duration `yaml:"poll"`
@@ -545,7 +564,7 @@ type Contract struct {
 	Profile string `yaml:"profile" rule:"enum=ietf|stripe|oasis|custom"`
 	// Missing lists the statuses for a request without a key. Empty: the key is optional.
 	Missing []int `yaml:"missing" rule:"items=20,min=100,max=599"`
-	// Malformed lists the statuses for a key that is none.
+	// Malformed lists the statuses for a malformed key.
 	Malformed []int `yaml:"malformed" rule:"items=20,min=100,max=599"`
 	// Mismatch lists the statuses for a key that was used for another request.
 	Mismatch []int `yaml:"mismatch" rule:"items=20,min=100,max=599"`
@@ -553,11 +572,13 @@ type Contract struct {
 	InFlight []int `yaml:"in_flight" rule:"items=20,min=100,max=599"`
 	// InFlightWaits says that such a duplicate may instead wait for the result.
 	InFlightWaits *bool `yaml:"in_flight_waits"`
-	// Replay says what a duplicate of a completed request gets: the original answer, the current state of the resource, or a conflict that names it.
+	// Replay says what a duplicate of a completed request gets: the original response, the current state of
+	// the resource, or a conflict that names it.
 	Replay string `yaml:"replay" rule:"enum=original|current|reference"`
-	// ReplayHeader is set in answers that are replays.
+	// ReplayHeader is the header that marks replays.
 	ReplayHeader string `yaml:"replay_header" rule:"names=header"`
-	// FreshKey says what the same body under a fresh key does: creates anew, or is refused by a natural key. Default: creates.
+	// FreshKey says what the same body with a fresh key does: it creates another resource, or is refused
+	// because of a natural key. Default: creates.
 	FreshKey string `yaml:"fresh_key" rule:"enum=creates|refused"`
 	// RecordsErrors says that a failed first attempt is replayed as failed.
 	RecordsErrors *bool `yaml:"records_errors"`

@@ -33,14 +33,14 @@ import (
 	"github.com/semelhq/semel/probe/report"
 )
 
-// Target is an operation and how its effect is seen.
+// Target is an operation and how to observe its effect.
 type Target struct {
 	// Handler is served on a port of this machine, for as long as Check runs,
 	// over HTTP/2: raced requests then arrive in one write. Set it or URL.
 	Handler http.Handler
-	// URL is where the target listens, without the Path. It has to be of this
-	// machine (localhost, or a loopback address): for others use probe.Run,
-	// which wants an allow-list.
+	// URL is where the target listens, without the Path. It must be on this
+	// machine (localhost, or a loopback address). For others use probe.Run,
+	// which requires an allow list.
 	URL string
 
 	// Method, default POST, and Path, default /, of the operation.
@@ -86,9 +86,8 @@ type Target struct {
 	AllowInconclusive bool
 }
 
-// Check runs the probe and fails the test if there are findings, or if the probe
-// could not tell. It returns what was found. What is wrong with the Target ends
-// the test.
+// Check runs the probe and fails the test if there are findings or if the probe
+// was inconclusive. It returns the run. An invalid Target ends the test.
 func Check(t testing.TB, target Target) *evidence.Run {
 	t.Helper()
 	base := target.URL

@@ -12,39 +12,48 @@ type Config struct {
 	Version int `yaml:"version" rule:"required,min=1,max=1"`
 	// Listen is the address to listen on; unix:/run/semel.sock for a socket. Default 127.0.0.1:8080. A reload cannot change it.
 	Listen string `yaml:"listen"`
-	// TLS serves TLS, with HTTP/2. Default: neither. A reload cannot change it, but its files are read again when they change.
+	// TLS serves TLS, with HTTP/2. Default: neither. A reload cannot change it, but its files are reread when
+	// they change.
 	TLS TLS `yaml:"tls"`
-	// H2C speaks HTTP/2 without TLS also, with clients that begin with it. Default false. A reload cannot change it.
+	// H2C also serves HTTP/2 without TLS, to clients with prior knowledge. Default false. A reload cannot
+	// change it.
 	H2C bool `yaml:"h2c"`
-	// Admin is the listener for operators: /livez, /readyz, /metrics and the page at /console/. Default: there is none. A reload cannot change it.
+	// Admin is the listener for operators: /livez, /readyz, /metrics and the page at /console/. Default: none.
+	// A reload cannot change it.
 	Admin Admin `yaml:"admin"`
 	// Store is where records are kept. A reload cannot change it.
 	Store Store `yaml:"store" rule:"required"`
-	// Principal says who a caller is. It is asked before any look in the store, for each request with a key.
+	// Principal says who a caller is. It is evaluated before any store lookup, for each request with a key.
 	Principal Principal `yaml:"principal" rule:"required"`
 	// Upstreams are the services.
 	Upstreams []Upstream `yaml:"upstreams" rule:"required,items=100"`
-	// Defaults hold for all routes that do not say otherwise.
+	// Defaults apply to all routes that do not override them.
 	Defaults Settings `yaml:"defaults"`
-	// Routes say what becomes of which requests. What has no route is answered with 404; a route for / has the rest.
+	// Routes say how requests are handled. Requests that match no route get 404; a route for / takes the
+	// rest.
 	Routes []Route `yaml:"routes" rule:"required,items=1000"`
-	// Resources are what clients can ask the gateway itself.
+	// Resources are what the gateway itself serves to clients.
 	Resources Resources `yaml:"resources"`
-	// PreserveHost sends the Host that the client sent to the upstream, and keeps the keys of each host apart. Default false: the upstream gets its own host, and the client's in X-Forwarded-Host.
+	// PreserveHost passes the client's Host to the upstream, and keeps the keys of each host apart. Default
+	// false: the upstream gets its own host, and the client's in X-Forwarded-Host.
 	PreserveHost bool `yaml:"preserve_host"`
-	// TrustForwarded are the proxies whose X-Forwarded-For, -Host and -Proto and Forwarded the upstream sees. From everybody else these headers are taken away. Default: none are trusted, and the upstream sees what the gateway says.
+	// TrustForwarded are the proxies whose X-Forwarded-For, -Host and -Proto and Forwarded headers the
+	// upstream sees. They are removed from all other requests. Default: none are trusted, and the upstream
+	// sees what the gateway says.
 	TrustForwarded Proxies `yaml:"trust_forwarded"`
-	// Spool holds bodies that are too large for memory. A reload cannot change it.
+	// Spool stores bodies that are too large for memory. A reload cannot change it.
 	Spool Spool `yaml:"spool"`
 	// Bounds are limits for all requests together. A reload cannot change them.
 	Bounds Bounds `yaml:"bounds"`
 	// Drain is how long to wait for running requests before ending. Default 30s.
 	Drain time.Duration `yaml:"drain"`
-	// DrainDelay is how long the gateway goes on as before a drain while /readyz says no already. Default 0. A reload cannot change it.
+	// DrainDelay is how long the gateway continues to serve before a drain, while /readyz already returns
+	// 503. Default 0. A reload cannot change it.
 	DrainDelay time.Duration `yaml:"drain_delay" rule:"empty"`
 	// AccessLog is a line of JSON for each request, on standard output, with keys and callers as digests. Default off. A reload cannot change it.
 	AccessLog string `yaml:"access_log" rule:"enum=off|json"`
-	// DryRun protects NOTHING: every request is forwarded, and what would have been decided is only told. Default false. A reload cannot change it.
+	// DryRun protects NOTHING: every request is forwarded, and what would have been decided is only reported.
+	// Default false. A reload cannot change it.
 	DryRun bool `yaml:"dry_run"`
 	// LogFormat is the form of the log on standard error. Default text. A reload cannot change it.
 	LogFormat string `yaml:"log_format" rule:"enum=text|json"`
@@ -53,61 +62,67 @@ type Config struct {
 	digest string
 }
 
-// TLS is what the listener shows and asks for.
+// TLS configures the listener's certificate and those of clients.
 type TLS struct {
-	// CertFile is a PEM file with the certificate, and those that lead to its authority.
+	// CertFile is a PEM file with the certificate and its intermediate certificates.
 	CertFile string `yaml:"cert_file"`
 	// KeyFile is a PEM file with its key.
 	KeyFile string `yaml:"key_file"`
-	// ClientCAFile is a PEM file with authorities, of one of which each client needs a certificate. Default: clients need none.
+	// ClientCAFile is a PEM file with authorities. Each client needs a certificate from one of them. Default:
+	// clients need none.
 	ClientCAFile string `yaml:"client_ca_file"`
 }
 
 // Admin is the listener for operators.
 type Admin struct {
-	// Listen is its address; without a host it is this host's loopback, as in :9090.
+	// Listen is its address; without a host, as in :9090, it is on loopback.
 	Listen string `yaml:"listen"`
-	// TokenFile is a file with the token that the page asks for, and /metrics and /readyz?verbose as Authorization: Bearer. Needed, here or as $SEMEL_ADMIN_TOKEN, where the address is not on loopback.
+	// TokenFile is a file with the token that the page requires, and /metrics and /readyz?verbose as
+	// Authorization: Bearer. Required, here or as $SEMEL_ADMIN_TOKEN, unless the address is on loopback.
 	TokenFile string `yaml:"token_file"`
 }
 
 // Store is where records are kept.
 type Store struct {
-	// URL is sqlite:semel.db, sqlite:///var/lib/semel/semel.db, postgres://user@host/database, or memory: for records that end with the process.
+	// URL is sqlite:semel.db, sqlite:///var/lib/semel/semel.db, postgres://user@host/database, or memory: for
+	// records that are lost when the process ends.
 	URL string `yaml:"url" rule:"required,secret"`
-	// Required has the gateway end when the store cannot be opened at start, instead of answering 503 until it can. Default false.
+	// Required makes the gateway exit if the store cannot be opened at start, instead of responding with 503
+	// until it can. Default false.
 	Required bool `yaml:"required"`
 }
 
 // Principal says who a caller is. Keys of two callers never meet.
 type Principal struct {
 	_ struct{} `one:"jwt,mtls,endpoint,header,digest,shared"`
-	// JWT takes tokens that an issuer has signed. The caller is their iss and sub.
+	// JWT accepts tokens that an issuer has signed. Their iss and sub identify the caller.
 	JWT *JWT `yaml:"jwt"`
-	// MTLS takes the client's certificate, which the listener or a trusted proxy has verified.
+	// MTLS uses the client's certificate, which the listener or a trusted proxy has verified.
 	MTLS *MTLS `yaml:"mtls"`
-	// Endpoint asks a service about each request, as forward_auth of other proxies does.
+	// Endpoint asks a service about each request, like forward_auth in other proxies.
 	Endpoint *Endpoint `yaml:"endpoint"`
-	// Header believes what trusted proxies say in a header.
+	// Header trusts a header set by trusted proxies.
 	Header *Header `yaml:"header"`
-	// Digest takes a digest of the credential, and checks nothing: a refreshed token is another caller, whose retry executes again, and a revoked one still sees its recorded answers.
+	// Digest uses a digest of the credential, and verifies nothing: a refreshed token is another caller,
+	// whose retry executes again, and a revoked token still gets its recorded responses.
 	Digest *Digest `yaml:"digest"`
-	// Shared has all callers share one scope: two that choose the same key meet. Keys that cannot be guessed are then their only protection.
+	// Shared makes all callers share one scope: two that choose the same key get the same record. Unguessable
+	// keys are then their only protection.
 	Shared *Shared `yaml:"shared"`
 }
 
-// JWT says which tokens are taken. They need exp, iss, aud and sub.
+// JWT says which tokens are accepted. They need exp, iss, aud and sub.
 type JWT struct {
 	_ struct{} `one:"keys_url,keys_file"`
-	// Issuer is the iss that tokens must have.
+	// Issuer is the required iss of tokens.
 	Issuer string `yaml:"issuer" rule:"required"`
-	// Audiences are those of which tokens must name one in aud.
+	// Audiences are the accepted audiences; a token must name one of them in aud.
 	Audiences []string `yaml:"audiences" rule:"required,items=20"`
-	// Algorithms are those that tokens may be signed by.
+	// Algorithms are the accepted signature algorithms.
 	Algorithms []string `yaml:"algorithms" rule:"required,items=10,enum=RS256|RS384|RS512|PS256|PS384|PS512|ES256|ES384|ES512|EdDSA"`
-	// KeysURL is where the issuer's keys are, as a JWK Set: https, or of this machine.
+	// KeysURL is where the issuer's keys are, as a JWK Set: https, or an address of this machine.
 	KeysURL string `yaml:"keys_url"`
-	// KeysFile is a file with them instead, which is read again when it changes.
+	// KeysFile is a file with the JWK Set instead. It is reread when it changes.
 	KeysFile string `yaml:"keys_file"`
 	// Tenant is the claim that names the caller's tenant, which is then required. Default: there is none.
 	Tenant string `yaml:"tenant"`
@@ -115,55 +130,60 @@ type JWT struct {
 	Header string `yaml:"header" rule:"names=header"`
 	// Leeway is how far apart our clock and the issuer's may be, up to a minute. Default 30s.
 	Leeway time.Duration `yaml:"leeway" rule:"empty"`
-	// KeysMaxAge is how late a withdrawn key is noticed at most. Default 10m.
+	// KeysMaxAge is the longest time until a withdrawn key is noticed. Default 10m.
 	KeysMaxAge time.Duration `yaml:"keys_max_age"`
-	// KeysKeep is how much older the keys may be while they cannot be loaded; then requests are answered with 503. Default 1h.
+	// KeysKeep is how much older the keys may get while they cannot be loaded; after that requests get 503.
+	// Default 1h.
 	KeysKeep time.Duration `yaml:"keys_keep" rule:"empty"`
 	// KeysTimeout bounds a load. Default 5s.
 	KeysTimeout time.Duration `yaml:"keys_timeout"`
 }
 
-// MTLS says what of a certificate names the caller.
+// MTLS says which part of a certificate identifies the caller.
 type MTLS struct {
-	// Name is the part that outlasts a renewal: the one URI among the alternative names, the distinguished name, or a digest of the public key.
+	// Name is a part that stays the same when the certificate is renewed: the one URI among the alternative
+	// names, the distinguished name, or a digest of the public key.
 	Name string `yaml:"name" rule:"required,enum=uri|dn|spki"`
-	// Proxies end the clients' TLS, and pass the certificates on in Client-Cert. Default: none.
+	// Proxies terminate the clients' TLS, and pass the certificates on in Client-Cert. Default: none.
 	Proxies Proxies `yaml:"proxies"`
 }
 
-// Endpoint is a service that knows callers. It gets a GET without body; 2xx with the subject header is the caller, 401 and 403 are passed on, anything else is 503 and nothing is executed.
+// Endpoint is a service that identifies callers. It gets a GET without a body. A 2xx with the subject header
+// names the caller, 401 and 403 are passed on, and for anything else the client gets 503 and nothing is
+// executed.
 type Endpoint struct {
-	// URL is what is asked: https, or of this machine.
+	// URL is its address: https, or an address of this machine.
 	URL string `yaml:"url" rule:"required"`
 	// AllowHTTP allows http to other machines: whoever can answer in its place can say who callers are. Default false.
 	AllowHTTP bool `yaml:"allow_http"`
-	// Credentials are the headers of a request that it is sent; no others are.
+	// Credentials are the request headers that are sent to it; no others are.
 	Credentials []string `yaml:"credentials" rule:"required,items=20,names=header"`
-	// Subject is the header of its answer that names the caller.
+	// Subject is the response header that names the caller.
 	Subject string `yaml:"subject" rule:"required,names=header"`
 	// Tenant is the header that names the caller's tenant, which is then required. Default: there is none.
 	Tenant string `yaml:"tenant" rule:"names=header"`
 	// Timeout bounds how long a request waits for it. Default 2s.
 	Timeout time.Duration `yaml:"timeout"`
-	// CacheFor is how late a revocation is noticed; 0 for at once. Default 5s, at most 1m.
+	// CacheFor is the longest time until a revocation is noticed; 0 for at once. Default 5s, at most 1m.
 	CacheFor time.Duration `yaml:"cache_for" rule:"empty"`
-	// MaxCalls is how many requests it gets at the same time. Default 64.
+	// MaxCalls is the most concurrent requests to it. Default 64.
 	MaxCalls int `yaml:"max_calls" rule:"min=1,max=10000"`
-	// Proxies are believed about a client's address, host and scheme. Default: none.
+	// Proxies are trusted for a client's address, host and scheme. Default: none.
 	Proxies Proxies `yaml:"proxies"`
 }
 
-// Header says which headers name a caller. They are taken away from requests of everybody else.
+// Header says which headers name a caller. They are removed from requests that do not come from a trusted
+// proxy.
 type Header struct {
 	// Subject names the caller.
 	Subject string `yaml:"subject" rule:"required,names=header"`
 	// Tenant names the caller's tenant, which is then required. Default: there is none.
 	Tenant string `yaml:"tenant" rule:"names=header"`
-	// Proxies are those that are believed.
+	// Proxies are the trusted proxies.
 	Proxies Proxies `yaml:"proxies" rule:"required"`
 }
 
-// Proxies are trusted to say who and where a client is.
+// Proxies are trusted to say who a client is and what its address is.
 type Proxies struct {
 	// From lists their networks, as in 10.1.2.0/24.
 	From []string `yaml:"from" rule:"items=100"`
@@ -171,25 +191,25 @@ type Proxies struct {
 	Unix bool `yaml:"unix"`
 }
 
-// Digest says what the credential is.
+// Digest says what the credential of a request is.
 type Digest struct {
 	_ struct{} `one:"headers,cookie"`
-	// Headers are those whose values together are the credential, such as Authorization.
+	// Headers are the headers whose values together are the credential, such as Authorization.
 	Headers []string `yaml:"headers" rule:"items=20,names=header"`
-	// Cookie is the cookie that is: an opaque session id that stays as it is.
+	// Cookie is the cookie that is the credential: an opaque session id that does not change.
 	Cookie string `yaml:"cookie" rule:"names=header"`
-	// Challenge goes into the WWW-Authenticate of a 401. Default: there is none.
+	// Challenge is the WWW-Authenticate of a 401. Default: there is none.
 	Challenge string `yaml:"challenge"`
 }
 
-// Shared has nothing to be set: write {}.
+// Shared has no settings: write {}.
 type Shared struct{}
 
 // Upstream is a service. Its connections are shared by all routes that lead to it.
 type Upstream struct {
-	// Name is for routes to name it.
+	// Name is the name by which routes refer to it.
 	Name string `yaml:"name" rule:"required,names=name,max=100"`
-	// URL is http or https, a host, and optionally a path that is put before each request's.
+	// URL is http or https, a host, and optionally a path that is prefixed to each request's.
 	URL string `yaml:"url" rule:"required"`
 	// IdleTimeout is how long an unused connection is kept; it must be shorter than the service's own limit. Default 4s.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`
@@ -197,29 +217,35 @@ type Upstream struct {
 	DialTimeout time.Duration `yaml:"dial_timeout"`
 	// MaxConns is the most connections; requests beyond it wait. Default: no limit.
 	MaxConns int `yaml:"max_conns" rule:"min=1,max=1000000"`
-	// HTTP2 speaks HTTP/2 with it and nothing else, also without TLS. Less is then known when a connection breaks. Default false: HTTP/1.1.
+	// HTTP2 uses only HTTP/2 with it, even without TLS. Less is then known when a connection breaks. Default
+	// false: HTTP/1.1.
 	HTTP2 bool `yaml:"http2"`
 	// Socket is the path of a Unix socket that it listens on. Default: the host of url.
 	Socket string `yaml:"socket"`
 	// CAFile is a PEM file with the authorities that may have signed its certificate. Default: the system's. Read at the start, and when a reload changes the upstream.
 	CAFile string `yaml:"ca_file"`
-	// CertFile is a PEM file with the certificate to show to it. Default: none.
+	// CertFile is a PEM file with the client certificate to present to it. Default: none.
 	CertFile string `yaml:"cert_file"`
 	// KeyFile is a PEM file with the key of cert_file. The pair is read for each connection.
 	KeyFile string `yaml:"key_file"`
-	// ServerName is the name that its certificate must have. Default: the host of url.
+	// ServerName is the name that its certificate must be valid for. Default: the host of url.
 	ServerName string `yaml:"server_name"`
 }
 
-// Route says what becomes of the requests that match. The most specific pattern counts.
+// Route says how matching requests are handled. The most specific pattern wins.
 type Route struct {
-	// Match is a pattern, or a list: [METHOD ][HOST]/PATH, where {name} in the path stands for one segment, {name...} for all that follow, and a / at its end for everything below.
+	// Match is a pattern, or a list: [METHOD ][HOST]/PATH, where {name} in the path matches one segment,
+	// {name...} all that follow, and a / at its end everything below.
 	Match Patterns `yaml:"match" rule:"required,items=100"`
-	// Operation is the name of what these requests do; a key stands for one request of an operation. Default: the first pattern, if it has a method and means one place; else method and path of each request.
+	// Operation is the name of what these requests do; a key stands for one request of an operation. Default:
+	// the first pattern, if it has a method and does not match a whole tree; else each request's method and
+	// path.
 	Operation string `yaml:"operation" rule:"max=255"`
-	// OperationFrom is a JSON pointer to the operation's name in the body, as /operationName for GraphQL.
+	// OperationFrom is a JSON pointer to the operation's name in the body, such as /operationName for
+	// GraphQL.
 	OperationFrom string `yaml:"operation_from" rule:"names=member"`
-	// Webhook takes the requests for a sender's deliveries, each of whose events is processed once by its id, when its signature is verified. They have no key and no principal.
+	// Webhook treats the requests as a sender's deliveries: each is verified by its signature, and each event
+	// is processed once, by its id. They need no key and no principal.
 	Webhook *Webhook `yaml:"webhook"`
 	Settings
 }
@@ -228,65 +254,77 @@ type Route struct {
 type Webhook struct {
 	// Scheme is how it signs.
 	Scheme string `yaml:"scheme" rule:"required,enum=standard|stripe|github"`
-	// Sender is whose ids these are.
+	// Sender names whose ids these are.
 	Sender string `yaml:"sender" rule:"required,max=255"`
-	// Secrets are the endpoint's; several while they are rotated. Take them from the environment: ${NAME}.
+	// Secrets are the endpoint's secrets; several during a rotation. Take them from the environment: ${NAME}.
 	Secrets []string `yaml:"secrets" rule:"required,secret,items=8"`
 	// Tolerance is how far the time of signing may be from the gateway's clock. Default 5m.
 	Tolerance time.Duration `yaml:"tolerance"`
-	// RetrySpan is the longest time from an event's first delivery to the last. Default: as the sender publishes it. Events are known for longer than that.
+	// RetrySpan is the longest time from an event's first delivery to its last. Default: what the sender
+	// documents. Events are remembered for longer than that.
 	RetrySpan time.Duration `yaml:"retry_span"`
 }
 
 // Settings are how requests are protected.
 type Settings struct {
-	// Upstream is the name of the service. Default: the only one there is.
+	// Upstream is the name of the service. Default: the only upstream.
 	Upstream string `yaml:"upstream" rule:"names=name,max=100"`
-	// Protect protects the route's requests; without it they pass as they are. Default true.
+	// Protect protects the route's requests; otherwise they are passed on unchanged. Default true.
 	Protect bool `yaml:"protect"`
-	// Methods are those that are protected, beside those that the route's patterns name. GET, HEAD, OPTIONS and TRACE never are. Default POST, PATCH.
+	// Methods are the protected methods, in addition to those that the route's patterns name. GET, HEAD,
+	// OPTIONS and TRACE never are. Default POST, PATCH.
 	Methods []string `yaml:"methods" rule:"items=20,names=method"`
 	// Key is about the client's key.
 	Key Key `yaml:"key"`
 	// Fingerprint says what makes two requests the same request.
 	Fingerprint Fingerprint `yaml:"fingerprint"`
-	// Contract is how answers look to clients: the IETF draft's, Stripe's, or OASIS Repeatable Requests'. Default ietf.
+	// Contract is the form of responses: the IETF draft's, Stripe's, or OASIS Repeatable Requests'. Default
+	// ietf.
 	Contract string `yaml:"contract" rule:"enum=ietf|stripe|oasis"`
-	// InFlight is what a duplicate of a running request gets: 409 at once, the answer after a wait, or 202 with a status URL. Default reject.
+	// InFlight is what a duplicate of a running request gets: 409 at once, the response after a wait, or 202
+	// with a status URL. Default reject.
 	InFlight string `yaml:"in_flight" rule:"enum=reject|wait|accept"`
-	// Wait is how long in_flight: wait holds a duplicate. Default 10s, or max_wait if that is shorter.
+	// Wait is how long a duplicate waits with in_flight: wait. Default 10s, or max_wait if that is shorter.
 	Wait time.Duration `yaml:"wait"`
-	// MaxWait is the longest wait that a client can ask for by Prefer: wait=N; 0 ignores the preference. Default 30s.
+	// MaxWait is the longest wait that a client can request with Prefer: wait=N; 0 ignores the preference.
+	// Default 30s.
 	MaxWait time.Duration `yaml:"max_wait" rule:"empty"`
 	// MaxWaiters is how many duplicates of one request may wait. Default 16.
 	MaxWaiters int `yaml:"max_waiters" rule:"min=1,max=1000000"`
-	// OnCrash is what to do when an owner died or the outcome was not learned: hold the key until it is resolved, or retry, only where the service itself deduplicates by key. Default hold.
+	// OnCrash is what to do if an owner died or the outcome is unknown: hold the key until it is resolved, or
+	// retry, which is only safe if the service itself deduplicates by key. Default hold.
 	OnCrash string `yaml:"on_crash" rule:"enum=hold|retry"`
-	// NoEffectStatus are the statuses of the service that mean that nothing was processed: the answer is passed on, and the key is free again. 503 counts with Retry-After only. Default 401, 407, 425, 429, 503.
+	// NoEffectStatus are the service's statuses that mean that nothing was processed: the response is passed
+	// on, and the key is free again. 503 counts only with Retry-After. Default 401, 407, 425, 429, 503.
 	NoEffectStatus []int `yaml:"no_effect_status" rule:"min=300,max=599,items=100"`
-	// UnknownStatus are the statuses that leave open whether there was an effect: the outcome is unknown. 503 counts without Retry-After only. Default 502, 503, 504.
+	// UnknownStatus are the statuses after which the outcome is unknown. 503 counts only without Retry-After.
+	// Default 502, 503, 504.
 	UnknownStatus []int `yaml:"unknown_status" rule:"min=300,max=599,items=100"`
-	// FailOpen lets requests pass UNPROTECTED while the store is down, instead of answering 503. Default false.
+	// FailOpen lets requests pass UNPROTECTED while the store is down, instead of responding with 503.
+	// Default false.
 	FailOpen bool `yaml:"fail_open"`
-	// Lease is how long a claim holds without renewal. Default 15s.
+	// Lease is how long a claim holds unless it is renewed. Default 15s.
 	Lease time.Duration `yaml:"lease"`
 	// Heartbeat is how often a claim is renewed; at most half the lease. Default a third of it.
 	Heartbeat time.Duration `yaml:"heartbeat"`
 	// Deadline is the longest time that one execution may take; at most the retention. Default 10m, or the retention if that is shorter.
 	Deadline time.Duration `yaml:"deadline"`
-	// Retention is how long a recorded answer is replayed. Default 24h.
+	// Retention is how long a recorded response is replayed. Default 24h.
 	Retention time.Duration `yaml:"retention"`
-	// StoreTimeout bounds each call of the store. Default 5s, or the lease if that is shorter.
+	// StoreTimeout bounds each store call. Default 5s, or the lease if that is shorter.
 	StoreTimeout time.Duration `yaml:"store_timeout"`
 	// MaxRequestBody is the largest body of a protected request; larger ones are refused with 413. Default 32MiB.
 	MaxRequestBody Size `yaml:"max_request_body"`
-	// MaxInline is the largest answer that is held in memory and recorded in one piece. Default 256KiB, or max_result if that is smaller.
+	// MaxInline is the largest response that is held in memory and recorded in one piece. Default 256KiB, or
+	// max_result if that is smaller.
 	MaxInline Size `yaml:"max_inline"`
-	// MaxResult is the largest answer that is recorded, up to 256MiB; larger ones pass but cannot be replayed. Default 32MiB.
+	// MaxResult is the largest response that is recorded, up to 256MiB; larger ones are passed on but cannot
+	// be replayed. Default 32MiB.
 	MaxResult Size `yaml:"max_result"`
-	// MinRate is the slowest average rate, for each second, at which a client sends a body or reads an answer, after 10s. Default 1KiB.
+	// MinRate is the lowest average rate, in bytes a second, at which a client may send a body or read a
+	// response, after 10s. Default 1KiB.
 	MinRate Size `yaml:"min_rate"`
-	// ClientIdle is how long a client may send or read nothing of a body. Default 30s.
+	// ClientIdle is how long a client may neither send nor read any of a body. Default 30s.
 	ClientIdle time.Duration `yaml:"client_idle"`
 }
 
@@ -294,57 +332,64 @@ type Settings struct {
 type Key struct {
 	// Required refuses requests without a key. Default false: they pass unprotected.
 	Required bool `yaml:"required"`
-	// IssuedOnly accepts no keys but those that the gateway has issued; see resources. Default false.
+	// IssuedOnly accepts only keys that the gateway has issued; see resources. Default false.
 	IssuedOnly bool `yaml:"issued_only"`
-	// Strict accepts keys in double quotes only, as in Idempotency-Key: "k". Default false.
+	// Strict accepts only keys in double quotes, as in Idempotency-Key: "k". Default false.
 	Strict bool `yaml:"strict"`
-	// From is where the key is, if not in the contract's header: "header NAME", or "body /pointer" for a string or number in a JSON body. Of several, a digest is the key, and each is required. From the body, or of several, a key is always required.
+	// From is where the key is, if not in the contract's header: "header NAME", or "body /pointer" for a
+	// string or number in a JSON body. With several places, the key is a digest of all values, and each is
+	// required. A key from the body or from several places is always required.
 	From []string `yaml:"from" rule:"items=20,names=part"`
-	// MinLength and max_length count bytes. Default 1 and 255.
+	// MinLength is the smallest number of bytes. Default 1.
 	MinLength int `yaml:"min_length" rule:"min=1,max=255"`
 	// MaxLength is the largest number of bytes. Default 255.
 	MaxLength int `yaml:"max_length" rule:"min=1,max=255"`
-	// MinEntropyBits refuses keys that an estimate from above gives fewer bits; 64 passes random UUIDs and refuses order-2026-11-21. Default: not checked.
+	// MinEntropyBits refuses keys with fewer bits by an upper estimate; 64 accepts random UUIDs and refuses
+	// order-2026-11-21. Default: not checked.
 	MinEntropyBits int `yaml:"min_entropy_bits" rule:"min=1,max=2000"`
 	// RefuseTimestamps refuses keys that read as a point in time. Default false.
 	RefuseTimestamps bool `yaml:"refuse_timestamps"`
-	// RefuseSerials refuses keys that are a short number, bare or behind a word. Default false.
+	// RefuseSerials refuses keys that are a short number, alone or after a word. Default false.
 	RefuseSerials bool `yaml:"refuse_serials"`
 	// RequireUUID accepts only UUIDs of version 4 or 7. Default false.
 	RequireUUID bool `yaml:"require_uuid"`
-	// MaxUUIDAge refuses UUIDs of version 7 that say of themselves that they are older, or from the future: their record may be gone. At least 10m shorter than the retention. Default: not checked.
+	// MaxUUIDAge refuses version 7 UUIDs whose timestamp is older, or in the future: their record may be
+	// gone. At least 10m shorter than the retention. Default: not checked.
 	MaxUUIDAge time.Duration `yaml:"max_uuid_age"`
 }
 
-// Fingerprint says what makes two requests the same request: method, path, query, and of the body and the headers what is said here.
+// Fingerprint says what makes two requests the same request: method, path, query, and the parts of the body
+// and headers given here.
 type Fingerprint struct {
-	// Mode is how a body is read: by its Content-Type, as the bytes it is, or as JSON always. Default auto.
+	// Mode is how a body is read: by its Content-Type, as raw bytes, or always as JSON. Default auto.
 	Mode string `yaml:"mode" rule:"enum=auto|raw|json"`
-	// Include are JSON pointers to the values that take part, no others. Default: all do.
+	// Include are JSON pointers to the only values that are compared. Default: all are.
 	Include []string `yaml:"include" rule:"items=100,names=pointer"`
-	// Exclude are JSON pointers to values that do not take part, as a time of sending.
+	// Exclude are JSON pointers to values that are not compared, such as a time of sending.
 	Exclude []string `yaml:"exclude" rule:"items=100,names=member"`
-	// Headers are those that take part. Default: none do.
+	// Headers are the headers that are compared. Default: none are.
 	Headers []string `yaml:"headers" rule:"items=20,names=header"`
-	// MaxCanonical is the largest JSON or form body that is read as such; larger ones are bytes. Default 4MiB.
+	// MaxCanonical is the largest body that is compared as JSON or a form; larger ones are compared as bytes.
+	// Default 4MiB.
 	MaxCanonical Size `yaml:"max_canonical"`
 }
 
 // Resources are the status of operations, issued keys, the specification, and /ready.
 type Resources struct {
-	// Off leaves the whole URL space to the upstreams; answers then name no status URL. Default false.
+	// Off leaves all URLs to the upstreams; responses then contain no status URL. Default false.
 	Off bool `yaml:"off"`
-	// Prefix is the path below which they are. Default /.well-known/idempotency.
+	// Prefix is the path prefix of these resources. Default /.well-known/idempotency.
 	Prefix string `yaml:"prefix" rule:"names=prefix"`
-	// KeySecrets is a file with secrets to issue keys with, one of at least 32 bytes in each line; the first signs, all verify. It is read again on a reload. Default: no keys are issued.
+	// KeySecrets is a file with secrets for issuing keys, one on each line, of at least 32 bytes; the first
+	// signs, all verify. It is reread on a reload. Default: no keys are issued.
 	KeySecrets string `yaml:"key_secrets"`
 	// KeyLife is how long an issued key may be used for the first time. Default 1h.
 	KeyLife time.Duration `yaml:"key_life"`
 }
 
-// Spool holds bodies that are too large for memory.
+// Spool stores bodies that are too large for memory.
 type Spool struct {
-	// Dir is a directory on disk. Default the system's for temporary files.
+	// Dir is a directory on disk. Default: the system's for temporary files.
 	Dir string `yaml:"dir"`
 	// Max is the most that the files hold together. Default 4GiB, or a quarter of the disk's free space if that is less.
 	Max Size `yaml:"max"`
@@ -352,10 +397,10 @@ type Spool struct {
 
 // Bounds are limits for all requests together.
 type Bounds struct {
-	// Executions is the most protected requests at the same time; more are answered with 503. Default 4096.
+	// Executions is the most concurrent protected requests; more get 503. Default 4096.
 	Executions int `yaml:"executions" rule:"min=1,max=10000000"`
-	// TenantExecutions is the same for one tenant, where callers have one. Default a quarter.
+	// TenantExecutions is the same for one tenant, if callers have tenants. Default a quarter.
 	TenantExecutions int `yaml:"tenant_executions" rule:"min=1,max=10000000"`
-	// Waiters is the most requests that wait for the answer of another; more are answered at once. Default 1000.
+	// Waiters is the most requests that wait for another's response; more get 409 at once. Default 1000.
 	Waiters int `yaml:"waiters" rule:"min=1,max=10000000"`
 }

@@ -66,7 +66,7 @@ func TestReference(t *testing.T) {
 	file := filepath.Join("..", "..", "..", "..", "docs", "gateway.md")
 	text, err := os.ReadFile(file)
 	noError(t, err)
-	body := "What is not marked as required can be left out. The words are those of [gateway.schema.json](gateway.schema.json), which is what `semel gateway schema` prints.\n\n" +
+	body := "What is not marked as required is optional. The descriptions are those of [gateway.schema.json](gateway.schema.json), which `semel gateway schema` prints.\n\n" +
 		language(nil).Reference(reflect.TypeFor[Config](), docs(t))
 	want, ok := strict.Section(string(text), "Every key of the file", body)
 	switch {
