@@ -95,8 +95,8 @@ func (p *program) probeRunCommand() *cobra.Command {
 		Long: `Runs the experiments of a plan. Without --send nothing leaves this machine: every
 request is rendered and printed, secrets replaced. With it, only hosts of the
 plan's allow list, or named by --allow, are reached, redirects are not followed,
-and no more requests are sent than the plan's budget says, state readers
-included. A target that the plan marks as production needs --production, and is
+and neither more requests are sent nor more readings of the state made than the
+plan's budget says. A target that the plan marks as production needs --production, and is
 never raced, cut off or made to fail; --full adds no experiment there.
 
 The evidence is written to a folder of its own: the plan, the exact bytes of every
