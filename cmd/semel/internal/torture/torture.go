@@ -1,11 +1,9 @@
 package torture
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -22,166 +20,6 @@ import (
 	"github.com/semelhq/semel/store/postgres"
 	"github.com/semelhq/semel/store/sqlite"
 )
-
-// Config says what is tortured, and how.
-type Config struct {
-	// Binary is the semel program. Required.
-	Binary string
-	// Dir is an empty directory for the store, the ledger and the timeline.
-	// Required.
-	Dir string
-	// Duration is how long the nemesis strikes. What comes after it, until
-	// everything is settled and asked for again, takes some seconds more.
-	Duration time.Duration
-	// Longest is how long it strikes at most if Duration saw too little, as on a
-	// machine that is slow. Default Duration.
-	Longest time.Duration
-	// Seed decides what is chosen at random.
-	Seed uint64
-	// OnCrash is the gateways' policy, hold or retry. Default hold.
-	OnCrash string
-	// Postgres is the URL of a PostgreSQL database, empty but for what an
-	// earlier run left in it, where the gateways keep their records. Default:
-	// an SQLite file in Dir.
-	Postgres string
-	// RestartDatabase has the server of Postgres crash and start again, if the
-	// nemesis is to do so. It returns when the server answers.
-	RestartDatabase func(context.Context) error
-	// Payments is the program of the payments example, to be tortured instead
-	// of gateways. It needs Postgres. Beside it, and in the same database, a
-	// service of our own gives the answers that are not small.
-	Payments string
-	// Shop has shops tortured instead of gateways: services that use all of the
-	// packages, and behind them one that charges. It needs Postgres, and a
-	// database that is empty.
-	Shop bool
-	// Skewed is a build of Binary for shops, whose whole clock is off by what the
-	// environment variable says that SkewVariable names. Default: shops are of
-	// Binary, and wrong is only what they hand to packages that ask for a clock.
-	Skewed, SkewVariable string
-	// Instead, if not empty, is a command that is started in the place of each
-	// gateway on SQLite, or of each shop, with what that is told as further
-	// arguments. Tests have it make a mistake, to see that it is found. Default:
-	// Binary.
-	Instead []string
-	// Lease is the gateways' lease. Default 1 s.
-	Lease time.Duration
-	// Gateways and Clients are how many there are. Default 2 and 24; 3 shops. Of the
-	// example and the service beside it there are as many each.
-	Gateways, Clients int
-	// Keys is the largest number of keys. Default 200,000.
-	Keys int
-	// Think is the longest time that a client waits between two keys. Default
-	// 100 ms.
-	Think time.Duration
-	// SlowEvery says that one in so many effects is slow: it takes up to two
-	// and a half leases. Default 20.
-	SlowEvery int
-	// LargeEvery says that the answer to one in so many keys is not small: large
-	// and recorded in pieces, over the limit with and without a length, and a
-	// stream, in turn. Negative: to none. Default 3.
-	LargeEvery int
-	// Nemesis is what strikes. Default DefaultNemesis.
-	Nemesis *Nemesis
-	// FailFast ends the run at the first violation that can be seen while it
-	// goes on, and leaves out what would come after it.
-	FailFast bool
-	// Progress is told how it goes every few seconds; nil for nobody.
-	Progress io.Writer
-}
-
-// DefaultNemesis strikes everywhere.
-func DefaultNemesis() Nemesis {
-	return Nemesis{
-		Every:       800 * time.Millisecond,
-		KillGateway: 3, PauseGateway: 2, KillLedger: 2, PauseLedger: 1,
-		CutDatabase: 2, RestartDatabase: 1,
-		CutFront: 0.12, CutBack: 0.04,
-	}
-}
-
-// DefaultShopNemesis strikes everywhere, where shops are tortured.
-func DefaultShopNemesis() Nemesis {
-	return Nemesis{
-		Every:       500 * time.Millisecond,
-		KillGateway: 3, PauseGateway: 2, KillLedger: 3, PauseLedger: 1,
-		CutDatabase: 2, HoldDatabase: 1, HoldBack: 1, RestartDatabase: 1,
-		CutFront: 0.08, CutBack: 0.08,
-	}
-}
-
-func (c Config) withDefaults() Config {
-	if c.Shop {
-		c.Gateways, c.SlowEvery = cmp.Or(c.Gateways, 3), cmp.Or(c.SlowEvery, 8)
-		c.OnCrash = "retry"
-		if c.Nemesis == nil {
-			n := DefaultShopNemesis()
-			c.Nemesis = &n
-		}
-	}
-	c.Longest = max(c.Longest, c.Duration)
-	if c.OnCrash == "" {
-		c.OnCrash = "hold"
-	}
-	if c.Lease == 0 {
-		c.Lease = time.Second
-	}
-	if c.Gateways == 0 {
-		c.Gateways = 2
-	}
-	if c.Clients == 0 {
-		c.Clients = 24
-	}
-	if c.Keys == 0 {
-		c.Keys = 200_000
-	}
-	if c.Think == 0 {
-		c.Think = 100 * time.Millisecond
-	}
-	if c.SlowEvery == 0 {
-		c.SlowEvery = 20
-	}
-	if c.LargeEvery == 0 {
-		c.LargeEvery = 3
-	}
-	if c.Nemesis == nil {
-		n := DefaultNemesis()
-		c.Nemesis = &n
-	}
-	return c
-}
-
-func (c Config) validate() error {
-	var errs []error
-	if c.Binary == "" {
-		errs = append(errs, errors.New("field Binary is empty"))
-	}
-	if c.Dir == "" {
-		errs = append(errs, errors.New("field Dir is empty"))
-	}
-	if c.Duration <= 0 {
-		errs = append(errs, fmt.Errorf("field Duration is %v; it must be positive", c.Duration))
-	}
-	if c.OnCrash != "hold" && c.OnCrash != "retry" {
-		errs = append(errs, fmt.Errorf("field OnCrash is %q; use hold or retry", c.OnCrash))
-	}
-	if c.Shop && (c.Postgres == "" || c.Payments != "") {
-		errs = append(errs, errors.New("field Shop needs Postgres, and no Payments"))
-	}
-	if !c.Shop && c.Postgres != "" && len(c.Instead) > 0 {
-		errs = append(errs, errors.New("field Instead is for gateways on SQLite and for shops only"))
-	}
-	if c.Payments != "" && (c.Postgres == "" || c.OnCrash != "hold") {
-		errs = append(errs, errors.New("field Payments needs Postgres, and OnCrash hold"))
-	}
-	if c.Lease < 100*time.Millisecond {
-		errs = append(errs, fmt.Errorf("field Lease is %v; at least 100ms make sense", c.Lease))
-	}
-	if c.Gateways < 1 || c.Clients < 1 || c.Keys < 1 || c.Think < 0 || c.SlowEvery < 1 || c.Nemesis.Every <= 0 {
-		errs = append(errs, errors.New("fields Gateways, Clients, Keys, Think, SlowEvery and Nemesis.Every must be positive"))
-	}
-	return errors.Join(errs...)
-}
 
 // gatewayChild is a gateway process, or one that protects itself, between its
 // proxies.
@@ -346,14 +184,6 @@ func (r *run) addGateway(name string) (*gatewayChild, error) {
 			"--max-inline", fmt.Sprint(maxInline), "--max-result", fmt.Sprint(maxResult)),
 	}
 	return g, nil
-}
-
-// instead returns the program for gateways and shops, and its first arguments.
-func (c *Config) instead() (binary string, args []string) {
-	if len(c.Instead) == 0 {
-		return c.Binary, nil
-	}
-	return c.Instead[0], slices.Clone(c.Instead[1:])
 }
 
 // addProtected adds a process of the example, and one of our service.
