@@ -95,6 +95,9 @@ func node(t *testing.T) string {
 
 // TestNode calls once.js in Node, with its keys in files.
 func TestNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	run := func(name string, test func(s *stage, ctx context.Context)) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -246,6 +249,9 @@ func testFiles(s *stage, ctx context.Context) {
 // TestPackage holds that the package has its files, that they are what it exports
 // once it is installed, and that each option and export is declared and documented.
 func TestPackage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("too long for -short")
+	}
 	npm, err := exec.LookPath("npm")
 	if err != nil {
 		npm = testenv.Program(t, "npm")

@@ -18,6 +18,7 @@ import (
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/inbox"
 	"github.com/semelhq/semel/inbox/inboxtest"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/sqlite"
 )
@@ -56,6 +57,7 @@ func effects(t testing.TB, db *sql.DB) map[string]int {
 }
 
 func TestInbox(t *testing.T) {
+	quick.LeaveOut(t)
 	inboxtest.Run(t, inboxtest.Config{New: func(t testing.TB) inboxtest.Harness {
 		return inboxHarness(t, filepath.Join(t.TempDir(), "semel.db"))
 	}})

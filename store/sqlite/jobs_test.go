@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/jobs/jobstest"
 	"github.com/semelhq/semel/outbox"
 	"github.com/semelhq/semel/store/sqlite"
@@ -27,6 +28,7 @@ func jobsHarness(t testing.TB, path string) jobstest.Harness {
 }
 
 func TestJobs(t *testing.T) {
+	quick.LeaveOut(t)
 	jobstest.Run(t, jobstest.Config{New: func(t testing.TB) jobstest.Harness {
 		return jobsHarness(t, filepath.Join(t.TempDir(), "semel.db"))
 	}})

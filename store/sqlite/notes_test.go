@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+
+	"github.com/semelhq/semel/internal/quick"
 )
 
 // Notes never block. What does not fit is counted in its place.
@@ -64,6 +66,7 @@ func awaitTrail(t *testing.T, s *Store, n int) []semel.TrailEntry {
 
 // Notes that cannot be written wait, do not fail others, and are written later.
 func TestNotesOutlastAFailure(t *testing.T) {
+	quick.LeaveOut(t)
 	f := &faults{}
 	s := openFaulty(t, f, Config{})
 	c, err := s.Begin(t.Context(), attempt("k"))

@@ -14,11 +14,13 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/store/sqlite"
 	"github.com/semelhq/semel/storetest"
 )
 
 func TestTransactional(t *testing.T) {
+	quick.LeaveOut(t)
 	storetest.Run(t, storetest.Config{
 		Name:      "sqlite-transactional",
 		SkipTable: "../../storetest/skips.txt",

@@ -93,6 +93,7 @@ func (l *Lab) until(t *testing.T, what string, ok func() bool) {
 // TestCrashMidway kills the app behind the effect and in front of the answer, and tries
 // again with the same key. What was in memory is forgotten; semel's is not.
 func TestCrashMidway(t *testing.T) {
+	quick.LeaveOut(t)
 	for _, c := range []struct {
 		name            string
 		preset          string
@@ -146,6 +147,7 @@ func TestCrashMidway(t *testing.T) {
 // TestCrashedJob kills the worker midway in a job that was accepted. In memory the job is
 // gone with it; in the database it is done, once.
 func TestCrashedJob(t *testing.T) {
+	quick.LeaveOut(t)
 	for _, queue := range []bool{false, true} {
 		t.Run(map[bool]string{false: "memory", true: "semel"}[queue], func(t *testing.T) {
 			t.Parallel()
