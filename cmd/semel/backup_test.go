@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 )
 
 // TestBackup: while a gateway writes, a backup has all that was acknowledged before
@@ -25,6 +24,7 @@ func TestBackup(t *testing.T) {
 	var acknowledged atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
+	many := make(chan struct{}) // are acknowledged
 	go func() {
 		defer close(ended)
 		for n := 0; ctx.Err() == nil; n++ {
@@ -33,11 +33,15 @@ func TestBackup(t *testing.T) {
 				t.Error(a, err)
 				return
 			}
-			acknowledged.Add(1)
+			if acknowledged.Add(1) == 50 {
+				close(many)
+			}
 		}
 	}()
-	for acknowledged.Load() < 50 {
-		time.Sleep(time.Millisecond)
+	select {
+	case <-many:
+	case <-ended:
+		t.FailNow()
 	}
 	dir := t.TempDir()
 	for i := range 3 {

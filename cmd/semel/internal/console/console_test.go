@@ -45,7 +45,7 @@ type world struct {
 type slowStore struct {
 	*memory.Store
 	resolve func(semel.Resolution) error
-	list    func() error
+	list    func(context.Context) error
 }
 
 func (s *slowStore) Resolve(ctx context.Context, r semel.Resolution) (semel.Record, error) {
@@ -59,7 +59,7 @@ func (s *slowStore) Resolve(ctx context.Context, r semel.Resolution) (semel.Reco
 
 func (s *slowStore) List(ctx context.Context, f semel.Filter) ([]semel.Record, error) {
 	if s.list != nil {
-		if err := s.list(); err != nil {
+		if err := s.list(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -499,12 +499,12 @@ func TestPreviewOfMany(t *testing.T) {
 	w := newWorld(t)
 	w.unknown(1500, "cut off")
 	w.login(w.client)
-	w.page.lookTime = 200 * time.Millisecond
+	w.page.lookTime = 2 * time.Second
 	pages := 0
-	w.store.list = func() error {
+	w.store.list = func(ctx context.Context) error {
 		if pages++; pages == 3 { // of the lapsed ones, of the unknown ones, and another
-			time.Sleep(300 * time.Millisecond)
-			return context.DeadlineExceeded
+			<-ctx.Done()
+			return ctx.Err()
 		}
 		return nil
 	}
@@ -554,7 +554,7 @@ func TestNeverShown(t *testing.T) {
 	want(t, "status of no record", w.get("/console/records/nothing").status, 404)
 	want(t, "status of no state", w.get("/console/records?state=colour").status, 400)
 
-	w.store.list = func() error { return errors.New("the store is away") }
+	w.store.list = func(ctx context.Context) error { return errors.New("the store is away") }
 	for path, status := range map[string]int{"": 200, "records": 503, "records/x": 503, "configuration": 200} {
 		want(t, "status of "+path+" without the store", w.get(Prefix+path).status, status)
 	}
