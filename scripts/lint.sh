@@ -24,7 +24,7 @@ check() {
 format() {
 	local list
 	# What the go command does not see, and what make builds, is left out.
-	list=$(find . -name '.?*' -prune -o -path ./bin -prune -o -name testdata -prune -o \
+	list=$(find . -name '.?*' -prune -o -path ./bin -prune -o \
 		-type f -name '*.go' -print0 | xargs -0 -r bin/tools/gofumpt -l) || return 1
 	[ -z "$list" ] && return
 	printf '%s\n' "$list" 'not formatted: run bin/tools/gofumpt -w on them'

@@ -42,8 +42,10 @@ func main() {
 		log.Fatal(err)
 	}
 	protect, err := semelhttp.New(semelhttp.Config{
-		Guard:      guard,
-		Scope:      func(r *http.Request) (semel.Scope, error) { return semel.Scope{Actor: "ann", Operation: semelgin.Route(r)}, nil },
+		Guard: guard,
+		Scope: func(r *http.Request) (semel.Scope, error) {
+			return semel.Scope{Actor: "ann", Operation: semelgin.Route(r)}, nil
+		},
 		RequireKey: true,
 	})
 	if err != nil {
