@@ -160,7 +160,7 @@ func TestResolveThreeWays(t *testing.T) {
 	}
 }
 
-// Bug 37: a mismatch must be told in every state, and must change nothing.
+// A mismatch must be told in every state, and must change nothing.
 func TestMismatchInEveryState(t *testing.T) {
 	other := submit("k")
 	other.Fingerprint = semel.FingerprintOf([]byte("another request"))

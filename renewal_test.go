@@ -229,7 +229,7 @@ func TestSettledClaimIsNotALostLease(t *testing.T) {
 	})
 }
 
-// Bug 12: renewals that fail must not be swallowed. Losing the lease cancels
+// Renewals that fail must not be swallowed. Losing the lease cancels
 // the work.
 func TestFailedRenewalsCancelTheWork(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -297,7 +297,7 @@ func TestReleaseThatFailsIsNotToldAsReleased(t *testing.T) {
 	})
 }
 
-// Bug 7: an owner that lost its claim can neither overwrite the new owner's
+// An owner that lost its claim can neither overwrite the new owner's
 // result nor free its claim, and its caller is told what is on record.
 func TestZombieIsToldWhatIsOnRecord(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -289,8 +289,8 @@ func replayed(t *testing.T, handler http.HandlerFunc) (first, second *http.Respo
 	return first, second, firstBody, secondBody
 }
 
-// Bug 16: two cookies became one, split or joined at the comma.
-func TestBug16SetCookieIsNotSplitAtCommas(t *testing.T) {
+// Two cookies became one, split or joined at the comma.
+func TestSetCookieIsNotSplitAtCommas(t *testing.T) {
 	cookies := []string{"a=1; Expires=Wed, 21 Oct 2065 07:28:00 GMT", "b=2; Path=/, c"}
 	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Set-Cookie"] = cookies })
 	if got := second.Header["Set-Cookie"]; !slices.Equal(got, cookies) {
@@ -298,8 +298,8 @@ func TestBug16SetCookieIsNotSplitAtCommas(t *testing.T) {
 	}
 }
 
-// Bug 17: of several values of a header only one was replayed.
-func TestBug17EveryValueOfAHeaderIsReplayed(t *testing.T) {
+// Of several values of a header only one was replayed.
+func TestEveryValueOfAHeaderIsReplayed(t *testing.T) {
 	links := []string{"</3>; rel=c", "</1>; rel=a", "</2>; rel=b", "</1>; rel=a"}
 	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Link"] = links })
 	if got := second.Header["Link"]; !slices.Equal(got, links) {
@@ -307,8 +307,8 @@ func TestBug17EveryValueOfAHeaderIsReplayed(t *testing.T) {
 	}
 }
 
-// Bug 18: compressed bytes were replayed without their Content-Encoding.
-func TestBug18CompressedBodyKeepsItsContentEncoding(t *testing.T) {
+// Compressed bytes were replayed without their Content-Encoding.
+func TestCompressedBodyKeepsItsContentEncoding(t *testing.T) {
 	var b bytes.Buffer
 	zw := gzip.NewWriter(&b)
 	_, _ = zw.Write([]byte("hello"))
@@ -323,8 +323,8 @@ func TestBug18CompressedBodyKeepsItsContentEncoding(t *testing.T) {
 	}
 }
 
-// Bug 19: Location and ETag were lost, and 201 replayed as 200.
-func TestBug19StatusLocationAndETagAreReplayed(t *testing.T) {
+// Location and ETag were lost, and 201 replayed as 200.
+func TestStatusLocationAndETagAreReplayed(t *testing.T) {
 	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", "/orders/7")
 		w.Header().Set("Etag", `"v1"`)
@@ -336,15 +336,15 @@ func TestBug19StatusLocationAndETagAreReplayed(t *testing.T) {
 	}
 }
 
-// Bug 21: a truncated body was stored and sent as if whole.
-func TestBug21TruncatedBodyIsNotAResult(t *testing.T) {
+// A truncated body was stored and sent as if whole.
+func TestTruncatedBodyIsNotAResult(t *testing.T) {
 	if r, err := EncodeResult("POST", 200, http.Header{"Content-Length": {"100"}}, nil, []byte("half")); !errors.Is(err, ErrIncompleteBody) || r.Head != nil || r.Body != nil {
 		t.Errorf("got %+v, %v", r, err)
 	}
 }
 
-// Bug 23: a result without a body looked like no result.
-func TestBug23AnEmptyResultIsAResult(t *testing.T) {
+// A result without a body looked like no result.
+func TestAnEmptyResultIsAResult(t *testing.T) {
 	for _, status := range []int{200, 201, 204, 304, 404} {
 		_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header()["Content-Type"] = nil
@@ -360,8 +360,8 @@ func TestBug23AnEmptyResultIsAResult(t *testing.T) {
 	}
 }
 
-// Bug 25: trailers were lost.
-func TestBug25TrailersAreReplayed(t *testing.T) {
+// Trailers were lost.
+func TestTrailersAreReplayed(t *testing.T) {
 	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Trailer", "X-Sum")
 		w.Header().Set("Content-Type", "text/plain")

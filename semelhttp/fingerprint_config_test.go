@@ -36,9 +36,9 @@ func TestFingerprintFramingOfSelections(t *testing.T) {
 	}
 }
 
-// Bug 34: the fingerprint held an id made anew for each try, so no retry ever
+// The fingerprint held an id made anew for each try, so no retry ever
 // matched.
-func TestBug34GeneratedIDCanBeExcluded(t *testing.T) {
+func TestGeneratedIDCanBeExcluded(t *testing.T) {
 	a, b := jsonRequest(`{"item":"x","request":{"id":"1","at":1}}`), jsonRequest(`{"request":{"at":2,"id":"2"},"item":"x"}`)
 	wantDifferent(t, fingerprinter(t, FingerprintConfig{}), a, b)
 	f := fingerprinter(t, FingerprintConfig{Exclude: []string{"/request/id", "/request/at"}})

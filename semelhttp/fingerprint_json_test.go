@@ -15,8 +15,8 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// Bug 36: the order of JSON members made the same request another one.
-func TestBug36JSONMemberOrderAndWhiteSpace(t *testing.T) {
+// The order of JSON members made the same request another one.
+func TestJSONMemberOrderAndWhiteSpace(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	base := jsonRequest(`{"a":1,"b":{"c":[1,{"x":true,"y":null}],"d":"e"}}`)
 	for _, same := range []string{

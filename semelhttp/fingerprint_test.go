@@ -147,8 +147,8 @@ func TestFingerprintRequestLine(t *testing.T) {
 	wantSame(t, f, request{method: "post", url: "/a"}, request{method: "POST", url: "/a"})
 }
 
-// Bug 33: the fingerprint was that of an empty body, whatever the body.
-func TestBug33FingerprintSeesTheBody(t *testing.T) {
+// The fingerprint was that of an empty body, whatever the body.
+func TestFingerprintSeesTheBody(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	for _, ct := range []string{
 		"", "text/plain", "application/json", "application/merge-patch+json", "application/x-www-form-urlencoded",
@@ -229,8 +229,8 @@ func TestFingerprintEmptyAndAbsentBodyAreOne(t *testing.T) {
 	}
 }
 
-// Bug 38: only the first bytes of a body were digested.
-func TestBug38FingerprintCoversTheWholeBody(t *testing.T) {
+// Only the first bytes of a body were digested.
+func TestFingerprintCoversTheWholeBody(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	const n = 1<<20 + 7
 	for _, ct := range []string{"text/plain", "application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"} {
@@ -318,9 +318,9 @@ func multipartRequest(t *testing.T, boundary string, parts ...[2]string) request
 	return request{contentType: w.FormDataContentType(), body: b.String()}
 }
 
-// Bug 35: the random boundary of a multipart body made every retry another
+// The random boundary of a multipart body made every retry another
 // request.
-func TestBug35MultipartWithAnotherBoundary(t *testing.T) {
+func TestMultipartWithAnotherBoundary(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	base := multipartRequest(t, "first", [2]string{"a", "1"}, [2]string{"f", "file\r\ncontent\r\n"})
 	wantSame(t, f, base, multipartRequest(t, "another-boundary", [2]string{"a", "1"}, [2]string{"f", "file\r\ncontent\r\n"}))

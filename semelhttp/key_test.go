@@ -43,7 +43,7 @@ func TestParseKey(t *testing.T) {
 
 		{name: "empty line", line: "", reason: KeyEmpty},
 		{name: "white space only", line: " \t ", reason: KeyEmpty},
-		{name: "empty string", line: `""`, reason: KeyEmpty}, // bug 46
+		{name: "empty string", line: `""`, reason: KeyEmpty},
 		{name: "too long string", line: `"` + long + `k"`, reason: KeyTooLong},
 		{name: "too long string with escapes", line: `"` + strings.Repeat(`\\`, 256) + `"`, reason: KeyTooLong},
 		{name: "too long bare", line: long + "k", reason: KeyTooLong},
@@ -56,7 +56,7 @@ func TestParseKey(t *testing.T) {
 		{name: "escaped closing quote", line: `"k\"`, reason: KeyMalformed},
 		{name: "other escape", line: `"a\nb"`, reason: KeyMalformed},
 		{name: "text behind the string", line: `"k"x`, reason: KeyMalformed},
-		{name: "merged strings", line: `"a", "b"`, reason: KeyMalformed}, // bug 47
+		{name: "merged strings", line: `"a", "b"`, reason: KeyMalformed},
 		{name: "merged equal strings", line: `"a","a"`, reason: KeyMalformed},
 		{name: "merged bare values", line: `a, b`, reason: KeyBareCharacter},
 		{name: "merged bare values without space", line: `a,b`, reason: KeyBareCharacter},
@@ -119,8 +119,8 @@ func TestParseKeyMissingIsNotEmpty(t *testing.T) {
 	}
 }
 
-// Bug 47: two header lines were read as one of them, or as a list.
-func TestBug47RepeatedKeyHeaderIsRefused(t *testing.T) {
+// Two header lines were read as one of them, or as a list.
+func TestRepeatedKeyHeaderIsRefused(t *testing.T) {
 	for _, lines := range [][]string{{"a", "b"}, {"a", "a"}, {`"a"`, `"a"`}, {"", "a"}, {"a", ""}, {"", ""}} {
 		key, err := ParseKey(lines, false)
 		wantKeyError(t, key, err, KeyRepeated)

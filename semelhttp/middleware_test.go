@@ -44,12 +44,10 @@ func TestRequestsThatAreRefused(t *testing.T) {
 			name: "missing", change: func(r *http.Request) { r.Header.Del(semelhttp.HeaderKey) },
 			edit: func(c *semelhttp.Config) { c.RequireKey = true }, want: semelhttp.ProblemKeyMissing,
 		},
-		// Bug 46.
 		{name: "empty", change: func(r *http.Request) { r.Header.Set(semelhttp.HeaderKey, "") }, want: semelhttp.ProblemKeyMalformed},
 		{name: "empty string", change: func(r *http.Request) { r.Header.Set(semelhttp.HeaderKey, `""`) }, want: semelhttp.ProblemKeyMalformed},
 		{name: "malformed", change: func(r *http.Request) { r.Header.Set(semelhttp.HeaderKey, `"k`) }, want: semelhttp.ProblemKeyMalformed},
 		{name: "too long", change: func(r *http.Request) { r.Header.Set(semelhttp.HeaderKey, strings.Repeat("k", 256)) }, want: semelhttp.ProblemKeyMalformed},
-		// Bug 47.
 		{name: "two lines", change: func(r *http.Request) { r.Header[semelhttp.HeaderKey] = []string{"k", "k"} }, want: semelhttp.ProblemKeyMalformed},
 		{name: "two keys in a line", change: func(r *http.Request) { r.Header.Set(semelhttp.HeaderKey, "k, k") }, want: semelhttp.ProblemKeyMalformed},
 		{
@@ -108,7 +106,7 @@ func TestExpiresTellsTheEndOfRetention(t *testing.T) {
 		if first.header.Get(semelhttp.HeaderExpires) != want || second.header.Get(semelhttp.HeaderExpires) != want {
 			t.Errorf("got %q and %q; want %q", first.header.Get(semelhttp.HeaderExpires), second.header.Get(semelhttp.HeaderExpires), want)
 		}
-		if first.replayed() || !second.replayed() { // bug 27
+		if first.replayed() || !second.replayed() {
 			t.Error("not marked right")
 		}
 		time.Sleep(time.Second)
@@ -119,7 +117,7 @@ func TestExpiresTellsTheEndOfRetention(t *testing.T) {
 	})
 }
 
-// Bug 37: a mismatch is seen in every state, and changes nothing.
+// A mismatch is seen in every state, and changes nothing.
 func TestMismatchInEveryState(t *testing.T) {
 	type state struct {
 		name string
@@ -291,7 +289,7 @@ func TestStoreUnavailable(t *testing.T) {
 	})
 }
 
-// Bug 45, where it is asked for: each request that goes unprotected is noted.
+// A guard that fails open notes each request that goes unprotected.
 func TestFailOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var noted atomic.Int32
@@ -389,7 +387,7 @@ func TestConcurrentPostsExecuteOnce(t *testing.T) {
 	}
 }
 
-// Bug 38: nothing of the body is left out of the comparison, however long.
+// Nothing of the body is left out of the comparison, however long.
 func TestMismatchInTheLastByte(t *testing.T) {
 	b, effects := newFixture(t), &orders{}
 	s, _ := serve(t, b.protect(t, effects), false)

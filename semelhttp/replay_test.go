@@ -30,18 +30,18 @@ var shapes = []struct {
 	why    string
 }{
 	{name: "implicit 200", handler: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }},
-	{name: "bug 19: 201 with Location and ETag", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "201 with Location and ETag", handler: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", "/orders/7")
 		w.Header().Set("ETag", `"v1"`)
 		w.Header().Set("Last-Modified", "Sat, 21 Nov 2026 12:00:00 GMT")
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, `{"id":7}`)
 	}, header: http.Header{"Location": {"/orders/7"}, "Etag": {`"v1"`}}},
-	{name: "bug 16: cookies with commas", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "cookies with commas", handler: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Add("Set-Cookie", "a=1; Expires=Sat, 21 Nov 2026 12:00:00 GMT")
 		w.Header().Add("Set-Cookie", "b=2, with a comma")
 	}, header: http.Header{"Set-Cookie": {"a=1; Expires=Sat, 21 Nov 2026 12:00:00 GMT", "b=2, with a comma"}}},
-	{name: "bug 17: several values in order", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "several values in order", handler: func(w http.ResponseWriter, _ *http.Request) {
 		for _, v := range []string{"c", "a", "b", "a"} {
 			w.Header().Add("X-List", v)
 			w.Header().Add("Link", "<"+v+">")
@@ -50,15 +50,15 @@ var shapes = []struct {
 		w.Header().Add("WWW-Authenticate", "Bearer")
 		w.WriteHeader(http.StatusForbidden)
 	}, header: http.Header{"X-List": {"c", "a", "b", "a"}, "Www-Authenticate": {`Basic realm="a, b"`, "Bearer"}}},
-	{name: "bug 18: gzip", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "gzip", handler: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Set("Vary", "Accept-Encoding")
 		z := gzip.NewWriter(w)
 		_, _ = io.WriteString(z, strings.Repeat("zip", 1000))
 		_ = z.Close()
 	}, header: http.Header{"Content-Encoding": {"gzip"}}},
-	{name: "bug 23: empty 200", handler: func(http.ResponseWriter, *http.Request) {}},
-	{name: "bug 23: 204", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "empty 200", handler: func(http.ResponseWriter, *http.Request) {}},
+	{name: "204", handler: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("ETag", `"v2"`)
 		w.WriteHeader(http.StatusNoContent)
 		if _, err := io.WriteString(w, "no"); err != http.ErrBodyNotAllowed {
@@ -72,14 +72,14 @@ var shapes = []struct {
 	}},
 	{name: "205", handler: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusResetContent) }},
 	{name: "unknown status", handler: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(799) }},
-	{name: "bug 25: trailers that were announced", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "trailers that were announced", handler: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Trailer", "Checksum, Rows")
 		_, _ = io.WriteString(w, "body")
 		w.Header().Set("Checksum", "abc")
 		w.Header().Add("Rows", "1")
 		w.Header().Add("Rows", "2")
 	}},
-	{name: "bug 25: trailers that were not announced", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "trailers that were not announced", handler: func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "body")
 		w.(http.Flusher).Flush() // or a bare handler's trailers are lost
 		w.Header().Set(http.TrailerPrefix+"Checksum", "abc")
@@ -95,7 +95,7 @@ var shapes = []struct {
 		_, _ = io.WriteString(w, "body")
 		w.Header().Set("Checksum", "of the body")
 	}},
-	{name: "bug 41: a 500 is an answer", handler: func(w http.ResponseWriter, _ *http.Request) {
+	{name: "a 500 is an answer", handler: func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "it broke", http.StatusInternalServerError)
 	}},
 	{name: "a 400 is an answer", handler: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }},
@@ -297,7 +297,6 @@ func TestSniffedTypeIsRecorded(t *testing.T) {
 	}
 }
 
-// Bug 20.
 func TestSetCookieIsReplayedToAnActorOnly(t *testing.T) {
 	b := newFixture(t)
 	s, _ := serve(t, b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -354,7 +353,6 @@ func TestHeaderOfOuterMiddlewareIsNotRecorded(t *testing.T) {
 	}
 }
 
-// Bugs 40 and 43.
 func TestNoEffectIsPassedOnAndReleases(t *testing.T) {
 	for _, tc := range []struct {
 		name    string

@@ -13,8 +13,7 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// Bugs 28 and 29: the same key elsewhere is another identity, and bug 26: here it
-// is the same.
+// The same key elsewhere is another identity, and here it is the same.
 func TestScopes(t *testing.T) {
 	b, effects := newFixture(t), &orders{}
 	s, _ := serve(t, b.protect(t, effects), false)
