@@ -289,7 +289,7 @@ func replayed(t *testing.T, handler http.HandlerFunc) (first, second *http.Respo
 	return first, second, firstBody, secondBody
 }
 
-// Two cookies became one, split or joined at the comma.
+// Others have failed here: two cookies became one, split or joined at the comma.
 func TestSetCookieIsNotSplitAtCommas(t *testing.T) {
 	cookies := []string{"a=1; Expires=Wed, 21 Oct 2065 07:28:00 GMT", "b=2; Path=/, c"}
 	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Set-Cookie"] = cookies })
@@ -298,7 +298,7 @@ func TestSetCookieIsNotSplitAtCommas(t *testing.T) {
 	}
 }
 
-// Of several values of a header only one was replayed.
+// Others have failed here: of several values of a header only one was replayed.
 func TestEveryValueOfAHeaderIsReplayed(t *testing.T) {
 	links := []string{"</3>; rel=c", "</1>; rel=a", "</2>; rel=b", "</1>; rel=a"}
 	_, second, _, _ := replayed(t, func(w http.ResponseWriter, _ *http.Request) { w.Header()["Link"] = links })
@@ -307,7 +307,7 @@ func TestEveryValueOfAHeaderIsReplayed(t *testing.T) {
 	}
 }
 
-// Compressed bytes were replayed without their Content-Encoding.
+// Others have failed here: compressed bytes were replayed without their Content-Encoding.
 func TestCompressedBodyKeepsItsContentEncoding(t *testing.T) {
 	var b bytes.Buffer
 	zw := gzip.NewWriter(&b)
@@ -323,7 +323,7 @@ func TestCompressedBodyKeepsItsContentEncoding(t *testing.T) {
 	}
 }
 
-// Location and ETag were lost, and 201 replayed as 200.
+// Others have failed here: Location and ETag were lost, and 201 replayed as 200.
 func TestStatusLocationAndETagAreReplayed(t *testing.T) {
 	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", "/orders/7")
@@ -336,14 +336,14 @@ func TestStatusLocationAndETagAreReplayed(t *testing.T) {
 	}
 }
 
-// A truncated body was stored and sent as if whole.
+// Others have failed here: a truncated body was stored and sent as if whole.
 func TestTruncatedBodyIsNotAResult(t *testing.T) {
 	if r, err := EncodeResult("POST", 200, http.Header{"Content-Length": {"100"}}, nil, []byte("half")); !errors.Is(err, ErrIncompleteBody) || r.Head != nil || r.Body != nil {
 		t.Errorf("got %+v, %v", r, err)
 	}
 }
 
-// A result without a body looked like no result.
+// Others have failed here: a result without a body looked like no result.
 func TestAnEmptyResultIsAResult(t *testing.T) {
 	for _, status := range []int{200, 201, 204, 304, 404} {
 		_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -360,7 +360,7 @@ func TestAnEmptyResultIsAResult(t *testing.T) {
 	}
 }
 
-// Trailers were lost.
+// Others have failed here: trailers were lost.
 func TestTrailersAreReplayed(t *testing.T) {
 	_, second, _, body := replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Trailer", "X-Sum")

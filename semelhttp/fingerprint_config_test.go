@@ -36,7 +36,7 @@ func TestFingerprintFramingOfSelections(t *testing.T) {
 	}
 }
 
-// The fingerprint held an id made anew for each try, so no retry ever
+// Others have failed here: the fingerprint held an id made anew for each try, so no retry ever
 // matched.
 func TestGeneratedIDCanBeExcluded(t *testing.T) {
 	a, b := jsonRequest(`{"item":"x","request":{"id":"1","at":1}}`), jsonRequest(`{"request":{"at":2,"id":"2"},"item":"x"}`)

@@ -15,7 +15,7 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// The order of JSON members made the same request another one.
+// Others have failed here: the order of JSON members made the same request another one.
 func TestJSONMemberOrderAndWhiteSpace(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	base := jsonRequest(`{"a":1,"b":{"c":[1,{"x":true,"y":null}],"d":"e"}}`)

@@ -147,7 +147,7 @@ func TestFingerprintRequestLine(t *testing.T) {
 	wantSame(t, f, request{method: "post", url: "/a"}, request{method: "POST", url: "/a"})
 }
 
-// The fingerprint was that of an empty body, whatever the body.
+// Others have failed here: the fingerprint was that of an empty body, whatever the body.
 func TestFingerprintSeesTheBody(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	for _, ct := range []string{
@@ -229,7 +229,7 @@ func TestFingerprintEmptyAndAbsentBodyAreOne(t *testing.T) {
 	}
 }
 
-// Only the first bytes of a body were digested.
+// Others have failed here: only the first bytes of a body were digested.
 func TestFingerprintCoversTheWholeBody(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})
 	const n = 1<<20 + 7
@@ -318,7 +318,7 @@ func multipartRequest(t *testing.T, boundary string, parts ...[2]string) request
 	return request{contentType: w.FormDataContentType(), body: b.String()}
 }
 
-// The random boundary of a multipart body made every retry another
+// Others have failed here: the random boundary of a multipart body made every retry another
 // request.
 func TestMultipartWithAnotherBoundary(t *testing.T) {
 	f := fingerprinter(t, FingerprintConfig{})

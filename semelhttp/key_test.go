@@ -119,7 +119,7 @@ func TestParseKeyMissingIsNotEmpty(t *testing.T) {
 	}
 }
 
-// Two header lines were read as one of them, or as a list.
+// Others have failed here: two header lines were read as one of them, or as a list.
 func TestRepeatedKeyHeaderIsRefused(t *testing.T) {
 	for _, lines := range [][]string{{"a", "b"}, {"a", "a"}, {`"a"`, `"a"`}, {"", "a"}, {"a", ""}, {"", ""}} {
 		key, err := ParseKey(lines, false)
