@@ -49,6 +49,7 @@ var layers = []layer{
 	{patterns: []string{"adapter/river"}, tree: []string{"store/*", "inbox", "."}, any: true},
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelclient", "semelhttp", "."}, any: true},
 	{patterns: []string{"adapter/internal"}, tree: []string{"semelclient", "semelhttp", "."}, any: true},
+	{patterns: []string{"internal/routertest"}, tree: []string{"semelhttp", "store/memory", "."}, testing: true, testOnly: true},
 	{patterns: []string{"semeltest"}, tree: []string{"semelhttp", "."}, testing: true, testOnly: true},
 	{patterns: []string{"webhook/send"}, tree: []string{"webhook", "outbox", "."}},
 	{patterns: []string{"webhook", "conditional"}, tree: []string{"semelhttp", "."}},
