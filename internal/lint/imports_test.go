@@ -48,6 +48,7 @@ var layers = []layer{
 	{patterns: []string{"adapter/caddy"}, tree: []string{"store/*", "semelhttp", "."}, any: true},
 	{patterns: []string{"adapter/river"}, tree: []string{"store/*", "inbox", "."}, any: true},
 	{patterns: []string{"adapter/*"}, tree: []string{"adapter/internal", "semelclient", "semelhttp", "."}, any: true},
+	{patterns: []string{"adapter/internal/rpc/rpctest"}, tree: []string{"store/memory", "."}, any: true, testing: true, testOnly: true},
 	{patterns: []string{"adapter/internal"}, tree: []string{"semelclient", "semelhttp", "."}, any: true},
 	{patterns: []string{"internal/routertest"}, tree: []string{"semelhttp", "store/memory", "."}, testing: true, testOnly: true},
 	{patterns: []string{"semeltest"}, tree: []string{"semelhttp", "."}, testing: true, testOnly: true},
