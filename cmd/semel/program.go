@@ -69,6 +69,7 @@ func (p *program) root() *cobra.Command {
   semel jobs      shows the jobs among them, and reruns or cancels them
   semel steps     shows operations in steps, and settles those that cannot continue
   semel backup    copies a SQLite store to a file, while the gateway runs
+  semel migrate   brings the tables of a store up to date before a new version starts
   semel torture   kills and cuts off gateways, and checks that effects happen once
   semel probe     judges from outside whether an operation survives duplicates
   semel lab       shows double execution in an app whose defences can be switched off
@@ -81,7 +82,7 @@ an empty variable counts as unset.`,
 		SilenceUsage:  true,
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.backupCommand(), p.schemaCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
+	root.AddCommand(p.gatewayCommand(), p.keysCommand(), p.auditCommand(), p.relayCommand(), p.outboxCommand(), p.jobsCommand(), p.stepsCommand(), p.backupCommand(), p.schemaCommand(), p.migrateCommand(), p.tortureCommand(), p.conformanceCommand(), p.probeCommand(), p.labCommand(), p.labAppCommand(), p.versionCommand(), exitCodesTopic())
 	return root
 }
 
