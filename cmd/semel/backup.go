@@ -30,18 +30,18 @@ func (p *program) backupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Copy a SQLite store to a new file, while the gateway runs",
-		Long: `Writes all that is committed in a SQLite store to a new file, as of one moment,
-while the gateway runs and writes. The copy is opened and checked, and put on the
-disk, before it gets its name: there is a whole file, or none. A file that is there
-is never written over. Only you can read the new one.
+		Long: `Writes all that is committed in a SQLite store at one moment to a new file, while
+the gateway runs and writes. The copy is opened, checked and synced to disk before
+it gets its name, so the file is whole or does not exist. An existing file is never
+overwritten. Only you can read the new one.
 
-The copy holds recorded answers, keys and callers as the store does: keep it as
+The copy holds recorded results, keys and callers as the store does: keep it as
 safe. What was erased before is not in it. A process that is killed leaves a file
 FILE.partial-NNN behind, which can be removed.
 
-A store that is restored has forgotten what came after the backup, so a retry of
-that executes again: see docs/operations.md. PostgreSQL has backups of its own:
-restore it to the moment of the failure, from its log.`,
+A restored store has forgotten what came after the backup, so a retry of such a
+request executes again: see docs/operations.md. Back up PostgreSQL by its own means,
+and restore it from its log to the moment of the failure.`,
 		Example: "  semel backup --store sqlite:///var/lib/semel/semel.db /backup/semel-2026-11-23.db",
 		Args:    cobra.ExactArgs(1),
 	}
