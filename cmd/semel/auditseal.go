@@ -45,7 +45,7 @@ write to the database can read it.`,
 			err = errors.Join(err, f.Sync(), f.Close())
 		}
 		if err != nil {
-			return &fault{code: exitFailed, err: fmt.Errorf("the key could not be written: %w", err), do: "A file that is there is never written over. Name a new one; a retry is safe."}
+			return &fault{code: exitFailed, err: fmt.Errorf("the key could not be written: %w", err), do: "An existing file is never overwritten. Name a new one; a retry is safe."}
 		}
 		_, err = fmt.Fprintln(p.stdout, public)
 		return err
@@ -231,7 +231,7 @@ which lists the first 1000 findings; "found" counts them all.`,
 		}
 		if v.Findings > 0 {
 			return &fault{
-				code: exitViolated, err: fmt.Errorf("the trail is not as it was sealed: %d findings", v.Findings),
+				code: exitViolated, err: fmt.Errorf("the trail differs from what was sealed: %d findings", v.Findings),
 				do: "Nothing was changed. Keep copies of the store, the file of digests and the checkpoints before you look further.",
 			}
 		}
@@ -291,7 +291,7 @@ func sealFault(err error) error {
 	case errors.Is(err, seal.ErrNoFile):
 		do = "Make it with semel audit seal, or correct --seals. Nothing was done."
 	case errors.Is(err, seal.ErrFormat):
-		do = "Correct --seals, or use the version of semel that has written it. Nothing was done."
+		do = "Correct --seals, or use the version of semel that wrote the file. Nothing was done."
 	}
 	return &fault{code: exitFailed, err: err, do: do}
 }

@@ -48,13 +48,13 @@ and restore it from its log to the moment of the failure.`,
 	p.admin(cmd, func(ctx context.Context, _ store, args []string) error {
 		from, err := parseStoreURL(cmd.Flags().Lookup("store").Value.String())
 		if err != nil || from.kind != "sqlite" {
-			return usagef("%s: only SQLite stores are copied; back PostgreSQL up with its own means, such as pg_basebackup and its log", named(cmd, "store"))
+			return usagef("%s: only SQLite stores can be copied; back up PostgreSQL by its own means, such as pg_basebackup and its log", named(cmd, "store"))
 		}
 		show := p.newProgress()
 		defer show.end()
 		done, err := backup(ctx, from.path, args[0])
 		if err != nil {
-			return &fault{code: exitFailed, err: fmt.Errorf("no backup was made: %w", err), do: "The store was not changed, and nothing is at the name of the backup that was not there before. A retry is safe."}
+			return &fault{code: exitFailed, err: fmt.Errorf("no backup was made: %w", err), do: "The store was not changed, and no file was made under the backup's name. A retry is safe."}
 		}
 		if asJSON {
 			return p.printJSON(done)
@@ -91,7 +91,7 @@ func backup(ctx context.Context, from, to string) (done backupJSON, err error) {
 		return done, err
 	}
 	if err := checkBackup(ctx, name); err != nil {
-		return done, fmt.Errorf("the copy is not in order: %w", err)
+		return done, fmt.Errorf("the copy is damaged: %w", err)
 	}
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

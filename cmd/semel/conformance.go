@@ -93,7 +93,7 @@ func (s *conformanceSettings) config() (conformance.Config, error) {
 		return c, usagef("--url is not set; name the test endpoint, as in --url http://127.0.0.1:8080/conformance")
 	}
 	if s.maxRequestBody > 64<<20 {
-		return c, usagef("--max-request-body is %s; more than 64MiB is not sent", &s.maxRequestBody)
+		return c, usagef("--max-request-body is %s; it must be at most 64MiB", &s.maxRequestBody)
 	}
 	if s.timeout <= 0 {
 		return c, usagef("--timeout is %v; it must be positive", s.timeout)
@@ -112,7 +112,7 @@ func (s *conformanceSettings) config() (conformance.Config, error) {
 		}
 		roots := x509.NewCertPool()
 		if !roots.AppendCertsFromPEM(pem) {
-			return c, usagef("--ca: %s holds no certificate in PEM form", s.ca)
+			return c, usagef("--ca: %s does not hold a certificate in PEM form", s.ca)
 		}
 		c.TLS = &tls.Config{RootCAs: roots}
 	}
@@ -154,7 +154,7 @@ func (p *program) conformance(ctx context.Context, s conformanceSettings) error 
 	result, err := conformance.Run(ctx, c)
 	switch {
 	case errors.Is(err, conformance.ErrUnreachable):
-		return &fault{code: exitFailed, err: err, do: "Start the server with its test endpoint, or correct --url; semel conformance --help tells what it has to offer. A retry is safe."}
+		return &fault{code: exitFailed, err: err, do: "Start the server with its test endpoint, or correct --url; semel conformance --help says what it must offer. A retry is safe."}
 	case ctx.Err() != nil:
 		return &fault{code: exitFailed, err: errors.New("interrupted"), do: "What was checked until then is above. A retry is safe: every run has keys of its own."}
 	case err != nil:

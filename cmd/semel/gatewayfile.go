@@ -99,7 +99,7 @@ func (l *live) reload() {
 		return
 	}
 	if fixed := gatewayfile.NeedsRestart(before.Config, c); len(fixed) > 0 {
-		failed(fmt.Errorf("%s cannot be changed while the gateway runs; start it again for that", strings.Join(fixed, ", ")))
+		failed(fmt.Errorf("%s cannot be changed while the gateway runs; restart it to change them", strings.Join(fixed, ", ")))
 		return
 	}
 	if err := l.use(c); err != nil {
@@ -122,7 +122,7 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 		}
 	})
 	if len(others) > 0 {
-		return usagef("%s cannot go with %s: the file says it all", strings.Join(others, ", "), named(cmd, "config"))
+		return usagef("%s cannot be used with %s: the file holds all settings", strings.Join(others, ", "), named(cmd, "config"))
 	}
 	c, err := p.readConfig(file)
 	if err != nil {

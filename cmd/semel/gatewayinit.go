@@ -54,7 +54,7 @@ digest of the credential verifies nothing.`,
 				return usagef("%w", err)
 			}
 			if _, err := gatewayfile.Parse("the written configuration", text, p.lookupEnv); err != nil {
-				return &fault{code: exitFailed, err: fmt.Errorf("the document's operations make no configuration:\n%w", err), do: "Write one by hand: docs/gateway.md. Nothing was written."}
+				return &fault{code: exitFailed, err: fmt.Errorf("the document's operations do not make a valid configuration:\n%w", err), do: "Write one by hand: docs/gateway.md. Nothing was written."}
 			}
 			for _, note := range notes {
 				_, _ = fmt.Fprintln(p.stderr, printable(note))
@@ -100,7 +100,7 @@ func initConfig(api *importer.API, upstream, storeURL string) (text []byte, note
 	if upstream == "" {
 		u, err := url.Parse(api.Server)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return nil, nil, errors.New("the document does not say at which server the service is; name it with --upstream")
+			return nil, nil, errors.New("the document does not name the service's server; name it with --upstream")
 		}
 		upstream = u.Scheme + "://" + u.Host
 	}

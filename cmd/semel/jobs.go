@@ -185,7 +185,7 @@ prints its arguments.`,
 func errDoneJob(id string) error {
 	return &fault{
 		code: exitRefused, err: fmt.Errorf("the job %s is done", id),
-		do: "A done job is not run again: its id is known, and nothing would be executed. To have its work done once more, have the service enqueue another job. Nothing was changed.",
+		do: "A job that is done is never run again. To have its work done once more, enqueue another job from the service. Nothing was changed.",
 	}
 }
 

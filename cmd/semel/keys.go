@@ -332,8 +332,8 @@ func (p *program) markUnknown(ctx context.Context, s store, r semel.Record, d se
 		return callFault("the record could not be marked unknown", err)
 	}
 	return &fault{
-		code: exitRefused, err: fmt.Errorf("the record %s was still open to its owner, whose lease had lapsed", r.ID),
-		do: "It is marked unknown now, so the owner cannot go on any more. Look again whether the effect happened, then run this command again.",
+		code: exitRefused, err: fmt.Errorf("the record %s was still in progress, although its owner's lease had lapsed", r.ID),
+		do: "It is now marked unknown, so its owner cannot complete it any more. Check again whether the effect happened, then run this command again.",
 	}
 }
 

@@ -80,7 +80,7 @@ func (p *program) outboxAdmin(cmd *cobra.Command, fn func(ctx context.Context, o
 func outboxFault(what string, err error) error {
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("%s: %w", what, err),
-		do: "The store did not answer as it should. Looking is always safe to repeat; before repeating a change, look whether it took effect: semel outbox show.",
+		do: "The store did not respond as expected. Looking is always safe to repeat; before repeating a change, check whether it took effect: semel outbox show.",
 	}
 }
 

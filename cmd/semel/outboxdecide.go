@@ -138,7 +138,7 @@ it as a repetition.`,
 				f.State = e.State
 			}
 		} else if again {
-			return usagef("--delivered needs the id of one message: many that have arrived are not sent again at once")
+			return usagef("--delivered needs the id of one message: delivered messages are sent again one at a time only")
 		} else if !s.apply {
 			return p.countOnly(ctx, o, &s, "redriven")
 		}
@@ -196,7 +196,7 @@ pending message that is purged is never delivered.`,
 		if f.ID != "" && done.Changed == 0 {
 			return &fault{
 				code: exitRefused, err: fmt.Errorf("the message %s is under way", f.ID),
-				do: "A relay is delivering it just now. Look again: semel outbox show. Nothing was changed.",
+				do: "A relay is delivering it now. Look again: semel outbox show. Nothing was changed.",
 			}
 		}
 		if s.json {

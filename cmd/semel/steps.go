@@ -79,7 +79,7 @@ func (p *program) stepsAdmin(cmd *cobra.Command, fn func(ctx context.Context, j 
 func stepsFault(what string, err error) error {
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("%s: %w", what, err),
-		do: "The store did not answer as it should. Looking is always safe to repeat; before repeating a change, look whether it took effect: semel steps show.",
+		do: "The store did not respond as expected. Looking is always safe to repeat; before repeating a change, check whether it took effect: semel steps show.",
 	}
 }
 
@@ -240,7 +240,7 @@ func findStep(o steps.Operation, name string) (steps.Step, error) {
 	}
 	return steps.Step{}, &fault{
 		code: exitNotFound, err: fmt.Errorf("the operation %d has no step %q on record", o.Number, name),
-		do: fmt.Sprintf("semel steps show %d tells what steps there are. Nothing was changed.", o.Number),
+		do: fmt.Sprintf("semel steps show %d prints its steps. Nothing was changed.", o.Number),
 	}
 }
 
@@ -366,7 +366,7 @@ func (p *program) stepsDecide(ctx context.Context, store steps.Store, number str
 	case errors.Is(err, steps.ErrStale):
 		return &fault{
 			code: exitRefused, err: fmt.Errorf("the operation %s has moved on since it was read", number),
-			do: "A completer, or somebody else, has gone on with it. Nothing was changed by this command; look again: semel steps show " + number,
+			do: "A completer, or another person, has continued it. Nothing was changed by this command; look again: semel steps show " + number,
 		}
 	case errors.Is(err, steps.ErrNotUnknown), errors.Is(err, steps.ErrNotHeld), errors.Is(err, steps.ErrCorrupt):
 		return &fault{code: exitRefused, err: err, do: "Nothing was changed. Look again: semel steps show " + number}

@@ -144,7 +144,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	dir := s.dir
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "semel-torture-"); err != nil {
-			return &fault{code: exitFailed, err: fmt.Errorf("there is no place for the run's files: %w", err), do: "Name an empty directory with --dir."}
+			return &fault{code: exitFailed, err: fmt.Errorf("no directory for the run's files could be made: %w", err), do: "Name an empty directory with --dir."}
 		}
 	} else if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		return usagef("--dir %s must be an empty directory that exists", dir)
@@ -188,7 +188,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	case len(report.Inconclusive) > 0:
 		return &fault{
 			code: exitInconclusive, err: fmt.Errorf("the run is inconclusive: it saw too little (seed %d)", s.seed),
-			do: "Let it run longer, or on a machine with more to spare. Its files are in " + dir + ".",
+			do: "Run it for longer, or on a machine that is less busy. Its files are in " + dir + ".",
 		}
 	}
 	if s.dir == "" {

@@ -60,8 +60,8 @@ except for such a call: its key does not reveal the cause.
 
 Name the stores of other services with --also. Whatever has the same trace id is
 shown, even if nothing else connects it. Records and messages that are past
-their retention are not there any more; of a record its entries in the trail are, for
-longer. A trace ends at %d records and messages, and says so.
+their retention are gone; a record's entries in the trail are kept for longer. A trace
+ends at %d records and messages, and says so.
 
 With --json the output is one document, in which "cause" is the id of another item:
 

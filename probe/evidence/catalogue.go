@@ -5,7 +5,7 @@ import "slices"
 // FindingID names a kind of finding, in reports and in the catalogue.
 type FindingID string
 
-// The findings there are.
+// The kinds of findings.
 const (
 	FindingDoubleEffectSequential          FindingID = "double-effect-sequential"
 	FindingUnstable5xxOnDuplicate          FindingID = "unstable-5xx-on-duplicate"
@@ -57,14 +57,14 @@ const (
 type Entry struct {
 	ID       FindingID
 	Title    string
-	Priority Priority // by default; what is at stake may raise or lower it
-	// Basis is how well such a finding is usually known, and Advice what has to
-	// have been seen for that, and when it is less.
+	Priority Priority // the default; what is at stake may raise or lower it
+	// Basis is how well such a finding is usually known. Advice says what must
+	// have been seen for that, and when it is known less well.
 	Basis       Basis
 	Advice      string
 	Explanation string
-	// Inferred are the title and the explanation of a finding that is inferred
-	// only. Empty: the others hold for that as well.
+	// Inferred are the title and the explanation of a finding that is only
+	// inferred. If empty, Title and Explanation serve for that as well.
 	Inferred   Words
 	Remedy     string
 	References []string // names that ReferenceURL knows
@@ -141,7 +141,7 @@ func (e Entry) whole() Entry {
 	return e
 }
 
-// Finding makes a finding of the entry, as the catalogue has it.
+// Finding returns a finding of this kind, in the words of the catalogue.
 func (e Entry) Finding(experiment string, sends ...int) Finding {
 	return Finding{
 		ID: e.ID, Priority: e.Priority, Basis: e.Basis, Title: e.Title, Explanation: e.Explanation, Remedy: e.Remedy,

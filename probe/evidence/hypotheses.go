@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// RuledOut: the experiments that would have shown it did not. That is said of
-// what was tried, under the conditions of the run, and of no more.
+// RuledOut means that the experiments that would have shown it did not. It holds
+// only for what was tried, under the conditions of the run.
 const RuledOut CauseState = "ruled out as far as tried"
 
-// Standing is a hypothesis of the method and where it stands. There are four,
-// and a run says of each what it knows.
+// Standing is a hypothesis of the method and its state. There are four, and a run
+// has a Standing for each.
 type Standing struct {
 	Name string `json:"name"` // A to D
 	Text string `json:"text"`
 	// State is Supported, RuledOut or Open.
 	State CauseState `json:"state"`
-	// Because says what the state rests on.
+	// Because gives the reason for the state.
 	Because string `json:"because"`
 	// Next is the check that would decide it, or decide it better, with the
-	// option or the key of the plan that it takes.
+	// option or the key of the plan that it needs.
 	Next string `json:"next"`
 }
 
@@ -176,7 +176,7 @@ func (o *Operation) failedFirst(f Finding) bool {
 	return false
 }
 
-// Standings says of each of the four hypotheses where it stands after the run.
+// Standings returns the state of each of the four hypotheses after the run.
 func (o *Operation) Standings() []Standing {
 	of := o.hypothesesOf()
 	all := make([]Standing, len(of))
@@ -380,8 +380,8 @@ func (o *Operation) once(e *Experiment) bool {
 	return some && (e.Race == nil || e.Race.Overlapped > 0)
 }
 
-// Failed reports whether a first attempt that failed by itself, with an answer,
-// was tried.
+// Failed reports whether there was a first attempt that failed by itself, with
+// a response.
 func (o *Operation) Failed() bool {
 	e := o.experiment("failed_first")
 	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == RoleFirst && s.Status >= 400 })
