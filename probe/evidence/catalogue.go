@@ -53,7 +53,7 @@ const (
 	FindingNoSpecification                 FindingID = "no-specification"
 )
 
-// Entry is a kind of finding: what it is called, what it means and what helps.
+// Entry is a kind of finding: its name, its meaning and its remedy.
 type Entry struct {
 	ID       FindingID
 	Title    string
@@ -71,7 +71,7 @@ type Entry struct {
 	Guidelines Guidelines
 }
 
-// Names of what findings refer to.
+// Names of the references of findings.
 const (
 	refWSTG    = "OWASP WSTG-BUSL-11" // of races
 	refRace    = "CWE-362"
@@ -104,8 +104,8 @@ var referenceURLs = map[string]string{
 	refPartial: "https://www.rfc-editor.org/rfc/rfc9112#section-8",
 }
 
-// ReferenceURL is where a reference of the catalogue can be read; empty for
-// others.
+// ReferenceURL returns the address of a reference of the catalogue; empty for
+// other names.
 func ReferenceURL(name string) string { return referenceURLs[name] }
 
 // Catalogue returns all kinds of findings, the worst first.
@@ -135,7 +135,8 @@ func Lookup(id FindingID) (Entry, bool) {
 	return catalogue[i].whole(), true
 }
 
-// whole is a copy of the entry that is the caller's own, with its guidelines.
+// whole returns a copy of the entry, with its guidelines, that the caller may
+// change.
 func (e Entry) whole() Entry {
 	e.References, e.Guidelines = slices.Clone(e.References), mapped(e.ID)
 	return e

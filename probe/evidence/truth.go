@@ -18,7 +18,7 @@ type Untried struct {
 	How  string `json:"how"` // what would try it
 }
 
-// CauseState is what the experiments say of a possible cause.
+// CauseState is what the experiments show about a possible cause.
 type CauseState string
 
 const (

@@ -79,7 +79,7 @@ type Answer struct {
 	Timing string `json:"timing,omitempty"`
 }
 
-// most answers of one race that are looked at for their ids.
+// most responses of one race whose ids are looked at.
 const mostAnswers = 10_000
 
 // Witnesses collates the experiments that sent something.
@@ -123,7 +123,7 @@ func (o *Operation) Witnesses() []Witnesses {
 				f.Exact = exact
 			}
 		}
-		// Each try begins with a request that is called the first.
+		// Each try begins with a request in the role of the first.
 		tries := 0
 		for _, s := range e.Sends {
 			if s.Role == RoleFirst {
@@ -141,7 +141,7 @@ func (o *Operation) Witnesses() []Witnesses {
 		if e.Race != nil {
 			w.Trials = e.Race.Trials
 		} else if first != nil && second != nil {
-			// The two that are compared come first, as their answers do.
+			// The two that are compared come first, as their responses do.
 			same = append([]Send{*first, *second}, slices.DeleteFunc(slices.Clone(same), func(s Send) bool { return s.N == first.N || s.N == second.N })...)
 		}
 		w.Resources, w.Answers = resources(same, e.Race)
@@ -155,8 +155,8 @@ func (o *Operation) Witnesses() []Witnesses {
 				if w.State == nil && w.Outside == nil {
 					w.Second.Timing = s.Timing
 				}
-				// Before its last byte an answer can only seem to come: the two
-				// moments were so close.
+				// A response cannot come before the last byte of its request; here the two
+				// times were too close to tell.
 				if s.FirstUS > 0 && first.Timed() {
 					w.First.WaitedUS = s.FirstUS
 				}
@@ -170,8 +170,8 @@ func (o *Operation) Witnesses() []Witnesses {
 	return all
 }
 
-// compared returns the two sends that are compared, or the first alone, or none
-// of a race.
+// compared returns the two sends that are compared, or the first alone; none
+// for a race.
 func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Second != nil && len(e.Second.Of) == 2 {
 		at := func(n int) *Send {
@@ -187,7 +187,7 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Race != nil || len(same) == 0 || same[0].Role == RoleRace {
 		return nil, nil
 	}
-	// Of several tries to cut one off, the last that was.
+	// Of several tries to cut a request off, the last one that succeeded.
 	for i := len(same) - 1; i > 0; i-- {
 		if same[i-1].Cut != "" && same[i].Role == RoleDuplicate {
 			return &same[i-1], &same[i]
@@ -200,8 +200,8 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	return first, second
 }
 
-// says is what two answers have in common, in words that hold only what can be
-// told from them.
+// says describes what two responses have in common, and only what can be
+// concluded from them.
 func (s *Second) says(first, second Send) string {
 	empty := first.Bytes == 0 && second.Bytes == 0
 	switch s.Class {
@@ -249,9 +249,9 @@ func (e *Experiment) Compared() (says string, first, second Send) {
 	return e.Second.says(*a, *b), *a, *b
 }
 
-// sameRequest returns the sends of an experiment that it is about: all but what
-// reads, prepares, controls or shows what it rests on, and the repeats of that.
-// The two that are compared are known by their numbers.
+// sameRequest returns the sends that an experiment is about: all but those that
+// read, prepare, control or show its preconditions, and repeats of those. The
+// two that are compared are known by their numbers.
 func (e *Experiment) sameRequest() (sends []Send) {
 	other := false // what was sent last is another request
 	for _, s := range e.Sends {
@@ -260,7 +260,7 @@ func (e *Experiment) sameRequest() (sends []Send) {
 			other = true
 			continue
 		case RoleControl:
-			// One that comes later is sent once, beside the request, to compare with.
+			// A later one is sent once, beside the request, to compare with.
 			other = other || len(sends) == 0
 			continue
 		case RoleRead, RoleWarmUp, RoleReset, RoleStep, RoleExpired, RoleGround, RoleStale, RoleForged:
@@ -279,8 +279,8 @@ func (e *Experiment) sameRequest() (sends []Send) {
 	return sends
 }
 
-// resources returns the ids in the answers to a request, and how many answers
-// have one; of a race those of the trial with most of them.
+// resources returns the ids in the responses to a request, and how many
+// responses have one; for a race, those of the trial with most of them.
 func resources(sends []Send, r *Race) (ids []string, answers int) {
 	width := len(sends)
 	if r != nil && r.Width > 0 {

@@ -15,7 +15,7 @@ const (
 	MaxDepth      = 64       // of nested values
 	MaxBodyBytes  = 32 << 20 // of a request body, rendered
 	MaxValueBytes = 64 << 10 // of a variable, a header value, a secret
-	MaxTakenBytes = 16 << 10 // of what a step takes from an answer
+	MaxTakenBytes = 16 << 10 // of what a step takes from a response
 )
 
 // Plan is a whole plan. Zero fields have the documented defaults, which
@@ -86,7 +86,7 @@ type Principals struct {
 	TenantB *Principal `yaml:"tenant_b"`
 }
 
-// PrincipalName is one of the three.
+// PrincipalName names one of the three principals.
 type PrincipalName string
 
 // The principals of a plan.
@@ -156,8 +156,8 @@ type Step struct {
 	Refresh *Request `yaml:"refresh"`
 }
 
-// Taking is a value that is taken from an answer: of the body with neither
-// header nor pointer nor cookie; of the header with a header.
+// Taking is a value that is taken from a response: from the header or cookie if
+// one is named, else from the body.
 type Taking struct {
 	_ struct{} `any:"header,pointer,cookie,pattern"`
 
@@ -167,7 +167,7 @@ type Taking struct {
 	Header string `yaml:"header" rule:"names=header"`
 	// Pointer into the JSON body, to a string, a number or a truth value.
 	Pointer *Pointer `yaml:"pointer" rule:"names=pointer"`
-	// Cookie that the answer sets, by its name.
+	// Cookie that the response sets, by its name.
 	Cookie string `yaml:"cookie" rule:"names=cookie"`
 	// Pattern is a regular expression (RE2) whose first group is the value.
 	Pattern string `yaml:"pattern" rule:"max=4096"`
@@ -239,7 +239,8 @@ type Body struct {
 	Text *string `yaml:"text" rule:"empty"`
 	// JSON is any value; its strings are templates. It is sent without white space, members in order and numbers as written.
 	JSON JSON `yaml:"json"`
-	// GraphQL is a request as GraphQL over HTTP has it. Its answers are judged by their data and errors, not by a status of 200.
+	// GraphQL is a request as defined by GraphQL over HTTP. Its responses are
+	// judged by their data and errors, not by a status of 200.
 	GraphQL *GraphQL `yaml:"graphql"`
 	// Base64 is bytes, in standard base64.
 	Base64 *string `yaml:"base64" rule:"empty,names=base64"`
@@ -258,8 +259,7 @@ type GraphQL struct {
 	Variables JSON `yaml:"variables"`
 }
 
-// JSON is a JSON text. In a plan it is written as YAML, or as JSON, which is
-// YAML too.
+// JSON is a JSON text. In a plan it is written as YAML or as JSON.
 type JSON json.RawMessage
 
 // Key says where the key goes and what it looks like.
@@ -329,13 +329,14 @@ type Reader struct {
 	Webhook *Sink `yaml:"webhook"`
 	// SMTP counts mails that the target sends to the probe.
 	SMTP *Sink `yaml:"smtp"`
-	// Effect is by how much the operation, done once, changes the number. Default: 1.
+	// Effect is the amount by which the operation, done once, changes the number.
+	// Default: 1.
 	Effect json.Number `yaml:"effect"`
 	// Outside marks an effect outside of the target's own state: a mail, a webhook, a payment. Default: true for webhook and smtp.
 	Outside *bool `yaml:"outside"`
 }
 
-// HTTPReader sends a GET, or a POST, and takes a number out of the answer.
+// HTTPReader sends a GET, or a POST, and takes a number from the response.
 type HTTPReader struct {
 	_ struct{} `one:"count,value,lines,number"`
 
@@ -347,9 +348,13 @@ type HTTPReader struct {
 	Post *Body `yaml:"post"`
 	// As is who reads. Default: actor_a.
 	As PrincipalName `yaml:"as" rule:"enum=actor_a|actor_b|tenant_b"`
-	// Format of the answer, for count and value. In xml, a pointer is the path of local names from the root element, such as /orders/order; it leads to all elements of this path, and its last part may be an attribute, such as @id. Default: json.
+	// Format of the response, for count and value. In xml, a pointer is the path
+	// of local names from the root element, such as /orders/order; it leads to all
+	// elements of this path, and its last part may be an attribute, such as @id.
+	// Default: json.
 	Format string `yaml:"format" rule:"enum=json|xml"`
-	// Count is a JSON pointer to an array, whose elements are counted; in xml, a path whose elements are. An answer of 404 counts as none.
+	// Count is a JSON pointer to an array, whose elements are counted; in xml, a
+	// path whose elements are. A 404 counts as none.
 	Count *Pointer `yaml:"count" rule:"names=pointer"`
 	// Where keeps, of what is counted, the elements with these values: JSON pointers within an element, and templates. A number is compared by its text.
 	Where Pairs `yaml:"where" rule:"names=pointer,items=20"`
@@ -357,11 +362,14 @@ type HTTPReader struct {
 	ID *Pointer `yaml:"id" rule:"names=pointer"`
 	// Value is a JSON pointer to a number.
 	Value *Pointer `yaml:"value" rule:"names=pointer"`
-	// Lines is a regular expression (RE2) and a template; the lines of the answer that match are counted. An answer of 404 counts as none.
+	// Lines is a regular expression (RE2) and a template; the lines of the
+	// response that match are counted. A 404 counts as none.
 	Lines string `yaml:"lines" rule:"max=4096"`
-	// Number is a regular expression (RE2) and a template whose first group is a number in the answer.
+	// Number is a regular expression (RE2) and a template whose first group is a
+	// number in the response.
 	Number string `yaml:"number" rule:"max=4096"`
-	// Pages says how to get the other pages of a list, for count and lines. Default: the first answer is all.
+	// Pages says how to get the other pages of a list, for count and lines.
+	// Default: the first response is the whole list.
 	Pages *Pages `yaml:"pages"`
 }
 
@@ -385,8 +393,8 @@ type Pages struct {
 	Max int `yaml:"max" rule:"min=1,max=1000"`
 }
 
-// SQLReader runs a query, in a transaction that is read-only where the database
-// has such, and takes the first column of its first row.
+// SQLReader runs a query and takes the first column of its first row. The
+// transaction is read-only if the database supports that.
 type SQLReader struct {
 	Driver string `yaml:"driver" rule:"required,enum=postgres|sqlite|mysql"`
 	// DSN is a template, of env or file.
@@ -431,7 +439,8 @@ type Mechanism struct {
 
 	// Is what the sign stands for: a unique constraint, a lock of a transaction, or a version that is compared.
 	Is string `yaml:"is" rule:"required,enum=db_unique|tx_lock|optimistic"`
-	// Answer is a regular expression (RE2) for the answer to a duplicate: the name of a constraint, say.
+	// Answer is a regular expression (RE2) for the response to a duplicate: the
+	// name of a constraint, say.
 	Answer string `yaml:"answer" rule:"max=4096"`
 	// Log counts lines of a file: those of a database that tell of a violated constraint, say.
 	Log *LogReader `yaml:"log"`
@@ -439,8 +448,8 @@ type Mechanism struct {
 	SQL *SQLReader `yaml:"sql"`
 }
 
-// Resource is where an answer names the resource. Of the body with neither
-// header nor pointer; of the header with a header.
+// Resource is where a response names the resource: in the header if there is a
+// header, else in the body.
 type Resource struct {
 	_ struct{} `any:"header,pointer,pattern"`
 
@@ -456,9 +465,11 @@ type Resource struct {
 // a GET, with the headers of the request, against the budget of reads. On 202,
 // 404, 429 or 503 it asks again; 302 or 303 means that it is done.
 type Poll struct {
-	// URL is a template; it may refer to what take takes, and to the key. Default: what the answer names in Location, Operation-Location, Azure-AsyncOperation, Content-Location, or a member such as status_url.
+	// URL is a template; it may refer to what take takes, and to the key. Default:
+	// the URL that the response names in Location, Operation-Location,
+	// Azure-AsyncOperation, Content-Location, or a member such as status_url.
 	URL string `yaml:"url" rule:"max=16384"`
-	// Take says what to take from the answer of 202, for url.
+	// Take says what to take from the 202, for url.
 	Take []Taking `yaml:"take" rule:"items=20"`
 	// State is a JSON pointer to the state: a text, a number or a truth value. Default: /status, /state or
 	// /phase, also below /data; a JSON response without one means that it is done.
@@ -494,8 +505,8 @@ type Audit struct {
 	Find Pairs `yaml:"find" rule:"required,names=variable,items=20"`
 }
 
-// AuditHTTP is a GET whose answer is searched line by line; elements of a JSON
-// array count as lines.
+// AuditHTTP is a GET whose response is searched line by line; elements of a
+// JSON array count as lines.
 type AuditHTTP struct {
 	// URL is a template.
 	URL string `yaml:"url" rule:"required,max=16384"`
@@ -525,7 +536,7 @@ type HookRequest struct {
 
 // Timing says how long to wait. The clock is the probe's.
 type Timing struct {
-	// Timeout for each answer. Default: 30s.
+	// Timeout for each response. Default: 30s.
 	Timeout time.Duration `yaml:"timeout"`
 	// Settle is how long state has to stay the same before it is believed, at least. Default: 500ms.
 	Settle time.Duration `yaml:"settle"`
@@ -587,7 +598,7 @@ type Contract struct {
 // Pair is one member of a mapping.
 type Pair struct{ Name, Value string }
 
-// Pairs is a mapping in the order it was written.
+// Pairs is a mapping in the order in which it was written.
 type Pairs []Pair
 
 // Get returns the value of a name.
@@ -600,8 +611,8 @@ func (p Pairs) Get(name string) (value string, ok bool) {
 	return "", false
 }
 
-// Header is a mapping in which a name may have several values, in the order it
-// was written.
+// Header is a mapping in which a name may have several values, in the order in
+// which it was written.
 type Header []Pair
 
 // Experiment names an experiment.
@@ -619,7 +630,7 @@ const (
 	OtherTenant   Experiment = "other_tenant"   // the same key, sent by tenant B
 	FreshKey      Experiment = "fresh_key"      // the same body, another key
 	LostUnread    Experiment = "lost_unread"    // cut off after the last byte of the request, then again
-	LostBegun     Experiment = "lost_begun"     // cut off after the first byte of the answer, then again
+	LostBegun     Experiment = "lost_begun"     // cut off after the first byte of the response, then again
 	InFlight      Experiment = "in_flight"      // again while the first is running
 	Reordered     Experiment = "reordered"      // two requests, the second of which arrives first
 	LateRetry     Experiment = "late_retry"     // again after a while
@@ -627,7 +638,7 @@ const (
 	Redelivery    Experiment = "redelivery"     // one event: same, signed anew, stale, altered
 	RetentionEdge Experiment = "retention_edge" // again just before keys are forgotten
 
-	PreviewFirst    Experiment = "preview"          // a dry run of the target's own, before anything has effects
+	PreviewFirst    Experiment = "preview"          // the target's own dry run, before anything has effects
 	SameMeaning     Experiment = "same_meaning"     // the same JSON in other bytes, under the same key
 	Corrected       Experiment = "corrected"        // a request that was refused as invalid, corrected under the same key
 	OtherInstance   Experiment = "other_instance"   // the same request again, to another instance
@@ -645,8 +656,9 @@ func Experiments() []Experiment {
 	}
 }
 
-// NeverInProduction says whether an experiment is refused in production, on
-// purpose without a way to allow it: it races, cuts off or provokes failures.
+// NeverInProduction reports whether an experiment is refused in production
+// because it races, cuts off or provokes failures. There is deliberately no way
+// to allow it.
 func (e Experiment) NeverInProduction() bool {
 	switch e {
 	case RaceSame, RaceAltered, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
@@ -696,8 +708,8 @@ func (op *Operation) usual() []Experiment {
 	return []Experiment{Specification, Duplicate}
 }
 
-// Set replaces the value of one of the plan's variables, for a base URL on
-// another port and the like. The value is literal text, not a template.
+// Set replaces the value of one of the plan's variables, for example a base URL
+// on another port. The value is literal text, not a template.
 func (p *Plan) Set(name, value string) error {
 	for i := range p.Variables {
 		if p.Variables[i].Name == name {
