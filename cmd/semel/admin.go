@@ -132,7 +132,7 @@ func (p *program) exports(signal string) (bool, error) {
 	}
 	protocol := cmp.Or(p.env["OTEL_EXPORTER_OTLP_"+signal+"_PROTOCOL"], p.env["OTEL_EXPORTER_OTLP_PROTOCOL"], "http/protobuf")
 	if asked && protocol != "http/protobuf" {
-		return false, fmt.Errorf("the protocol for %s is %q; only http/protobuf is spoken, which collectors take at port 4318", strings.ToLower(signal), protocol)
+		return false, fmt.Errorf("the protocol for %s is %q; only http/protobuf is supported, which collectors accept at port 4318", strings.ToLower(signal), protocol)
 	}
 	return asked, nil
 }

@@ -22,7 +22,7 @@ var trailKinds = []string{
 func (p *program) auditCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "audit",
-		Short: "Search and follow the trail of what happened, seal it, and verify that it is untouched",
+		Short: "Search and trace the audit trail, seal it, and verify that it is unaltered",
 		Long: `Searches the audit trail in a gateway's store: every execution, release, hold,
 takeover and resolution, written in one commit with the change it tells of, and
 every replay and refusal, written within 100 ms behind the answer.`,
@@ -40,13 +40,13 @@ func (p *program) auditSearchCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "search",
-		Short: "Print audit entries that fit all given filters",
+		Short: "Print audit entries that match all given filters",
 		Long: `Prints audit entries in the order in which they were written, oldest first.
 With --json the output is one document:
 
   {"entries": [{"position": ..., "kind": ..., "record_id": ..., ...}], "next": 123}
 
-"next" is there if there may be more; it is the value for --after. "count" is how
+"next" is present if there may be more; it is the value for --after. "count" is how
 many answers an entry stands for, if more than one; in an entry of kind lost, how
 many entries could not be written before it.`,
 		Example: `  semel audit search --store sqlite:semel.db --key order-17
@@ -97,13 +97,13 @@ many entries could not be written before it.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.RecordID, "record", "", "only of the record with this id")
 	flags.StringVar(&f.Tenant, "tenant", "", "only this tenant's")
-	flags.StringVar(&f.Actor, "actor", "", "only this actor's; behind a gateway that is a digest")
+	flags.StringVar(&f.Actor, "actor", "", "only this actor's; a gateway records a digest of the credential, unless its configuration names a principal")
 	flags.StringVar(&f.Operation, "operation", "", `only this operation's, such as "POST /orders"`)
 	flags.StringVar(&f.Key, "key", "", "only with this key, in whatever scope")
-	flags.StringVar(&f.RequestID, "request-id", "", "only of this request; decisions of operators have operator:NAME")
+	flags.StringVar(&f.RequestID, "request-id", "", "only of this request; a decision of an operator has operator:NAME")
 	flags.StringVar(&f.EventID, "event-id", "", "only of this event")
 	flags.StringVar(&f.TraceID, "trace-id", "", "only of this trace")
-	choiceFlag(cmd, &kind, "kind", "only of this kind")
+	choiceFlag(cmd, &kind, "kind", "only of this kind: "+strings.Join(trailKinds, ", "))
 	flags.StringVar(&since, "since", "", "from this time on: 2026-11-21T09:00:00Z, or 90m for 90 minutes ago")
 	flags.StringVar(&until, "until", "", "before this time, in the same forms")
 	page.add(cmd, "position")

@@ -25,12 +25,12 @@ func (p *program) auditKeyCommand() *cobra.Command {
 		Use:   "key FILE",
 		Short: "Make a key that seals are signed with",
 		Long: `Makes an Ed25519 key, writes it to a new file that only you can read, and prints
-the public key, which semel audit verify needs. Keep the file away from the
-database and from whoever may write to it.`,
+the public key, which semel audit verify needs. Keep the file where nobody who can
+write to the database can read it.`,
 		Example: `  semel audit key --name audit.example.com audit.key > audit.pub`,
 		Args:    cobra.ExactArgs(1),
 	}
-	cmd.Flags().StringVar(&name, "name", "semel-audit", "name of whoever signs, without spaces and '+'; it is in every checkpoint")
+	cmd.Flags().StringVar(&name, "name", "semel-audit", "name of the signer, without spaces and '+'; it is in every checkpoint")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '+' || r >= 0x7f }) {
 			return usagef("--name is %q; it must be visible ASCII without '+'", name)
@@ -45,7 +45,7 @@ database and from whoever may write to it.`,
 			err = errors.Join(err, f.Sync(), f.Close())
 		}
 		if err != nil {
-			return &fault{code: exitFailed, err: fmt.Errorf("the key could not be written: %w", err), do: "A file that is there is never written over. Name a new one; a retry is safe."}
+			return &fault{code: exitFailed, err: fmt.Errorf("the key could not be written: %w", err), do: "An existing file is never overwritten. Name a new one; a retry is safe."}
 		}
 		_, err = fmt.Fprintln(p.stdout, public)
 		return err
@@ -64,23 +64,24 @@ func (p *program) auditSealCommand() *cobra.Command {
 	var behind, every time.Duration
 	cmd := &cobra.Command{
 		Use:   "seal",
-		Short: "Take digests of what is new in the trail, and sign them",
+		Short: "Add digests of new audit entries to a file, and sign them",
 		Long: `Adds a digest of each new entry of the trail to a file, and prints a signed
 checkpoint: how many there are, and the root of the Merkle tree (RFC 6962) over
-them, as a C2SP tlog-checkpoint. Entries that are changed, removed or slipped in
-from then on are named by semel audit verify. What happens to an entry before it
-is sealed is not found out, so seal often.
+them, as a C2SP tlog-checkpoint. From then on semel audit verify finds entries that
+are changed, removed or slipped in. It cannot find what happened to an entry before
+it was sealed, so seal often.
 
-Keep each checkpoint, or some, where nobody who can write to the file can reach
-it: printed, mailed, or in an object store that does not forget. It is some 150 bytes
-and reveals nothing but the number of entries. With --every a checkpoint is
+Keep some or all checkpoints where nobody who can write to the file can reach them:
+printed, mailed, or in an object store that keeps every version. A checkpoint has some
+150 bytes and reveals nothing but the number of entries. With --every a checkpoint is
 printed whenever there is a new one.
 
-Entries that are not older than --behind are left for the next time: one whose
-transaction is still under way may come to stand before them. Give it the longest
-time that a transaction can take, and what this clock can be ahead of the store's.
+Entries younger than --behind are left for the next time, because an entry whose
+transaction is still running may get a place before them. Set it to the longest time
+that a transaction can take, plus the time by which this clock can be ahead of the
+store's.
 
-With --json each checkpoint is a document of its own:
+With --json each checkpoint is a separate document:
 
   {"entries": 4301, "checkpoint": "..."}`,
 		Example: `  semel audit seal --store sqlite:semel.db --seals /mnt/audit/seals.db --key audit.key
@@ -89,7 +90,7 @@ With --json each checkpoint is a document of its own:
 	}
 	p.admin(cmd, func(ctx context.Context, store store, _ []string) error {
 		if s.file == "" || s.key == "" {
-			return usagef("--seals and --key are needed: a file for the digests, and the key that semel audit key has made")
+			return usagef("--seals and --key are needed: a file for the digests, and the key made by semel audit key")
 		}
 		if behind < 0 || every < 0 {
 			return usagef("--behind and --every must not be negative")
@@ -100,7 +101,7 @@ With --json each checkpoint is a document of its own:
 		}
 		signer, err := note.NewSigner(strings.TrimSpace(string(text)))
 		if err != nil {
-			return usagef("--key %s holds no key that semel audit key has made", s.key)
+			return usagef("--key %s does not hold a key made by semel audit key", s.key)
 		}
 		f, err := seal.Open(ctx, s.file, true)
 		if err != nil {
@@ -143,10 +144,10 @@ With --json each checkpoint is a document of its own:
 			}
 		}
 	})
-	cmd.Flags().StringVar(&s.file, "seals", "", sealsFlag+"; it is made if there is none")
-	cmd.Flags().StringVar(&s.key, "key", "", "file with the key that semel audit key has made")
-	cmd.Flags().DurationVar(&behind, "behind", time.Minute, "leave entries that are not older than this")
-	cmd.Flags().DurationVar(&every, "every", 0, "go on, and look this often, until interrupted")
+	cmd.Flags().StringVar(&s.file, "seals", "", sealsFlag+"; it is created if it does not exist")
+	cmd.Flags().StringVar(&s.key, "key", "", "file with the key made by semel audit key")
+	cmd.Flags().DurationVar(&behind, "behind", time.Minute, "leave entries younger than this for the next time")
+	cmd.Flags().DurationVar(&every, "every", 0, "repeat at this interval until interrupted")
 	jsonFlag(cmd, &s.json)
 	return cmd
 }
@@ -160,18 +161,18 @@ func (p *program) auditVerifyCommand() *cobra.Command {
 	var checkpoint string
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare the trail with what was sealed, and name what is not as it was",
+		Short: "Compare the trail with what was sealed, and list the differences",
 		Long: `Compares every entry of the trail with its digest, and the digests with the
-signed checkpoints. What is not as it was sealed is named, and ends the command
-with code 5:
+signed checkpoints. It lists what differs from what was sealed, and then exits with
+code 5:
 
-  changed  the entry is another than was sealed
+  changed  the entry differs from the one that was sealed
   removed  the entry is gone, and is not older than --kept
-  added    the entry stands among sealed ones, and was not there then: slipped in,
-           or of a transaction that took longer than --behind of semel audit seal
+  added    the entry is among sealed ones and was not there then: slipped in, or
+           from a transaction that took longer than --behind of semel audit seal
   digests  the file of digests does not hold what a checkpoint signs
 
-Give a checkpoint that was kept elsewhere with --checkpoint: without one, whoever
+Give a checkpoint that was kept elsewhere with --checkpoint. Without one, someone who
 has the key, or an old copy of the file, may have put back trail and file together.
 Entries that came after the last seal are counted as unsealed, and not judged.
 
@@ -186,7 +187,7 @@ which lists the first 1000 findings; "found" counts them all.`,
 	}
 	p.admin(cmd, func(ctx context.Context, store store, _ []string) error {
 		if s.file == "" || s.key == "" {
-			return usagef("--seals and --public-key are needed: the file of digests, and the key that semel audit key has printed")
+			return usagef("--seals and --public-key are needed: the file of digests, and the key printed by semel audit key")
 		}
 		public, err := os.ReadFile(s.key)
 		if err != nil {
@@ -194,7 +195,7 @@ which lists the first 1000 findings; "found" counts them all.`,
 		}
 		verifier, err := note.NewVerifier(strings.TrimSpace(string(public)))
 		if err != nil {
-			return usagef("--public-key %s holds no key that semel audit key has printed", s.key)
+			return usagef("--public-key %s does not hold a key printed by semel audit key", s.key)
 		}
 		var elsewhere *seal.Checkpoint
 		if checkpoint != "" {
@@ -230,16 +231,16 @@ which lists the first 1000 findings; "found" counts them all.`,
 		}
 		if v.Findings > 0 {
 			return &fault{
-				code: exitViolated, err: fmt.Errorf("the trail is not as it was sealed: %d findings", v.Findings),
+				code: exitViolated, err: fmt.Errorf("the trail differs from what was sealed: %d findings", v.Findings),
 				do: "Nothing was changed. Keep copies of the store, the file of digests and the checkpoints before you look further.",
 			}
 		}
 		return nil
 	})
 	cmd.Flags().StringVar(&s.file, "seals", "", sealsFlag)
-	cmd.Flags().StringVar(&s.key, "public-key", "", "file with the public key that semel audit key has printed")
+	cmd.Flags().StringVar(&s.key, "public-key", "", "file with the public key printed by semel audit key")
 	cmd.Flags().StringVar(&checkpoint, "checkpoint", "", "file with a checkpoint that was kept elsewhere")
-	cmd.Flags().DurationVar(&kept, "kept", 90*24*time.Hour, "for how long the store keeps entries: older ones may be gone")
+	cmd.Flags().DurationVar(&kept, "kept", 90*24*time.Hour, "how long the store keeps entries; older ones may be gone")
 	jsonFlag(cmd, &s.json)
 	return cmd
 }
@@ -290,7 +291,7 @@ func sealFault(err error) error {
 	case errors.Is(err, seal.ErrNoFile):
 		do = "Make it with semel audit seal, or correct --seals. Nothing was done."
 	case errors.Is(err, seal.ErrFormat):
-		do = "Correct --seals, or use the version of semel that has written it. Nothing was done."
+		do = "Correct --seals, or use the version of semel that wrote the file. Nothing was done."
 	}
 	return &fault{code: exitFailed, err: err, do: do}
 }

@@ -30,31 +30,31 @@ func (p *program) backupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Copy a SQLite store to a new file, while the gateway runs",
-		Long: `Writes all that is committed in a SQLite store to a new file, as of one moment,
-while the gateway runs and writes. The copy is opened and checked, and put on the
-disk, before it gets its name: there is a whole file, or none. A file that is there
-is never written over. Only you can read the new one.
+		Long: `Writes all that is committed in a SQLite store at one moment to a new file, while
+the gateway runs and writes. The copy is opened, checked and synced to disk before
+it gets its name, so the file is whole or does not exist. An existing file is never
+overwritten. Only you can read the new one.
 
-The copy holds recorded answers, keys and callers as the store does: keep it as
+The copy holds recorded results, keys and callers as the store does: keep it as
 safe. What was erased before is not in it. A process that is killed leaves a file
 FILE.partial-NNN behind, which can be removed.
 
-A store that is restored has forgotten what came after the backup, so a retry of
-that executes again: see docs/operations.md. PostgreSQL has backups of its own:
-restore it to the moment of the failure, from its log.`,
+A restored store has forgotten what came after the backup, so a retry of such a
+request executes again: see docs/operations.md. Back up PostgreSQL by its own means,
+and restore it from its log to the moment of the failure.`,
 		Example: "  semel backup --store sqlite:///var/lib/semel/semel.db /backup/semel-2026-11-23.db",
 		Args:    cobra.ExactArgs(1),
 	}
 	p.admin(cmd, func(ctx context.Context, _ store, args []string) error {
 		from, err := parseStoreURL(cmd.Flags().Lookup("store").Value.String())
 		if err != nil || from.kind != "sqlite" {
-			return usagef("%s: only SQLite stores are copied; back PostgreSQL up with its own means, such as pg_basebackup and its log", named(cmd, "store"))
+			return usagef("%s: only SQLite stores can be copied; back up PostgreSQL by its own means, such as pg_basebackup and its log", named(cmd, "store"))
 		}
 		show := p.newProgress()
 		defer show.end()
 		done, err := backup(ctx, from.path, args[0])
 		if err != nil {
-			return &fault{code: exitFailed, err: fmt.Errorf("no backup was made: %w", err), do: "The store was not changed, and nothing is at the name of the backup that was not there before. A retry is safe."}
+			return &fault{code: exitFailed, err: fmt.Errorf("no backup was made: %w", err), do: "The store was not changed, and no file was made under the backup's name. A retry is safe."}
 		}
 		if asJSON {
 			return p.printJSON(done)
@@ -91,7 +91,7 @@ func backup(ctx context.Context, from, to string) (done backupJSON, err error) {
 		return done, err
 	}
 	if err := checkBackup(ctx, name); err != nil {
-		return done, fmt.Errorf("the copy is not in order: %w", err)
+		return done, fmt.Errorf("the copy is damaged: %w", err)
 	}
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {

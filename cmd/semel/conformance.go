@@ -42,18 +42,18 @@ func (p *program) conformanceCommand() *cobra.Command {
 		Use:   "conformance",
 		Short: "Check that a server keeps the HTTP contract, case by case",
 		Long: `Sends requests to a server that is running and checks every case of the HTTP
-contract: repeated, missing, malformed and foreign keys, other requests under the
-same key, duplicates in flight, raced ones, lost clients, cut-off operations, and
-how each of them is told. Nothing but the host of --url is sent to.
+contract: repeated, missing, malformed and foreign keys, different requests under the
+same key, duplicates in flight, races, lost clients, cut-off operations, and how each
+of them is answered. Requests are sent only to the host of --url.
 
-The server has to offer a test endpoint at --url: one protected operation whose
-effects can be counted. semel conformance endpoint serves one, to put a gateway
-before; for a server of your own, in Go, it is the handler Endpoint of package
-probe/conformance, and its documentation tells how to write one in another
-language. Do not offer it in production.
+The server must offer a test endpoint at --url: one protected operation whose
+effects can be counted. semel conformance endpoint serves one to put behind a
+gateway. For your own server in Go, use the handler Endpoint of package
+probe/conformance; its documentation says how to write one in another language. Do
+not offer it in production.
 
-It prints one line for each case. It ends with 0 if none failed, 5 if one did,
-1 if the endpoint could not be reached.`,
+It prints one line for each case. The exit code is 0 if none failed, 5 if one did,
+and 1 if the endpoint could not be reached.`,
 		Example: `  semel conformance endpoint --listen 127.0.0.1:9000 &
   semel gateway --upstream http://127.0.0.1:9000 --store memory: --require-key &
   semel conformance --url http://127.0.0.1:8080/conformance \
@@ -93,7 +93,7 @@ func (s *conformanceSettings) config() (conformance.Config, error) {
 		return c, usagef("--url is not set; name the test endpoint, as in --url http://127.0.0.1:8080/conformance")
 	}
 	if s.maxRequestBody > 64<<20 {
-		return c, usagef("--max-request-body is %s; more than 64MiB is not sent", &s.maxRequestBody)
+		return c, usagef("--max-request-body is %s; it must be at most 64MiB", &s.maxRequestBody)
 	}
 	if s.timeout <= 0 {
 		return c, usagef("--timeout is %v; it must be positive", s.timeout)
@@ -112,7 +112,7 @@ func (s *conformanceSettings) config() (conformance.Config, error) {
 		}
 		roots := x509.NewCertPool()
 		if !roots.AppendCertsFromPEM(pem) {
-			return c, usagef("--ca: %s holds no certificate in PEM form", s.ca)
+			return c, usagef("--ca: %s does not hold a certificate in PEM form", s.ca)
 		}
 		c.TLS = &tls.Config{RootCAs: roots}
 	}
@@ -154,7 +154,7 @@ func (p *program) conformance(ctx context.Context, s conformanceSettings) error 
 	result, err := conformance.Run(ctx, c)
 	switch {
 	case errors.Is(err, conformance.ErrUnreachable):
-		return &fault{code: exitFailed, err: err, do: "Start the server with its test endpoint, or correct --url; semel conformance --help tells what it has to offer. A retry is safe."}
+		return &fault{code: exitFailed, err: err, do: "Start the server with its test endpoint, or correct --url; semel conformance --help says what it must offer. A retry is safe."}
 	case ctx.Err() != nil:
 		return &fault{code: exitFailed, err: errors.New("interrupted"), do: "What was checked until then is above. A retry is safe: every run has keys of its own."}
 	case err != nil:
@@ -189,7 +189,7 @@ func (p *program) conformanceEndpointCommand() *cobra.Command {
 	var listen string
 	cmd := &cobra.Command{
 		Use:   "endpoint",
-		Short: "Serve a test endpoint, unprotected, to put a gateway before",
+		Short: "Serve an unprotected test endpoint, to put behind a gateway",
 		Long: `Serves the test endpoint of semel conformance, on every path. It protects nothing
 by itself: a gateway before it does, and is what semel conformance then checks.
 It keeps its counts in memory and ends on Ctrl-C.`,

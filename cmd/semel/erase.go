@@ -35,26 +35,26 @@ func (p *program) keysEraseCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "erase --tenant TENANT | --actor ACTOR",
-		Short: "Erase the recorded answers of a tenant or an actor",
-		Long: `Erases the recorded answers of a tenant's or an actor's requests: status, headers,
-body, the reference to what was created, and the digest of what was asked. What is
-done stays done: the key is taken until the retention is over, and who asks again is
-told that the result is not retained. Nothing executes again.
+		Short: "Erase the recorded results of a tenant or an actor",
+		Long: `Erases the recorded results of a tenant's or an actor's requests: status, headers,
+body, the reference to what was created, and the digest of the request. What is done
+stays done: the key is taken until the retention is over, and a retry learns that the
+result is not retained. Nothing executes again.
 
-What stays until the retention is over is who it was, the operation, the key, times
-and the label, such as 201; and in the audit trail the same, with the ids of request,
-event and trace, for as long as the trail is kept (90 days). Without the former once
-would not stay once, and without the latter a sealed trail would not verify.
+Tenant and actor, operation, key, times and label, such as 201, stay until the
+retention is over; so that a retry has no second effect. The audit trail keeps the
+same, with the ids of request, event and trace, for as long as the trail is kept (90
+days), so that a sealed trail can still be verified.
 
-Requests that are in progress or unknown have no answer yet. They are counted: erase
-again once they are settled. Behind a gateway an actor is what its principal is, or
-a digest of the credential: semel keys list tells it.
+Requests that are in progress or unknown have no result yet. They are counted: erase
+again once they are settled. A gateway records as actor its principal, or a digest of
+the credential: see semel keys list.
 
-Without --apply nothing is changed: you are told how much there is, and the command
-that erases it. Each record that is erased has its own entry in the audit trail. The
-run can be interrupted at any time; the same command goes on with what is left.
+Without --apply nothing is changed: the command prints how much there is, and the
+command that erases it. Each erased record has its own entry in the audit trail. The
+run can be interrupted at any time; the same command continues with what is left.
 
-A SQLite file is overwritten where the answers were. PostgreSQL keeps dead rows until
+A SQLite file is overwritten where the results were. PostgreSQL keeps dead rows until
 it vacuums the table. Backups, and the logs of databases, keep what they have.`,
 		Example: `  semel keys erase --store sqlite:semel.db --tenant acme
   semel keys erase --store sqlite:semel.db --tenant acme --actor alice --because "ticket 4711" --by bob --apply`,
@@ -62,7 +62,7 @@ it vacuums the table. Backups, and the logs of databases, keep what they have.`,
 	}
 	p.admin(cmd, func(ctx context.Context, s store, _ []string) (err error) {
 		if where.Tenant == "" && where.Actor == "" {
-			return usagef("--tenant or --actor is missing: say whose answers are to be erased")
+			return usagef("--tenant or --actor is missing: say whose results to erase")
 		}
 		if where.BegunSince, err = pointInTime("since", since); err != nil {
 			return err
@@ -105,19 +105,19 @@ it vacuums the table. Backups, and the logs of databases, keep what they have.`,
 		}
 		if err != nil {
 			return &fault{
-				code: exitFailed, err: fmt.Errorf("the run ended before its end: %w", err),
-				do: fmt.Sprintf("%d answers are erased, each for good. Run the same command again to go on with the rest; a retry is safe.", r.Erased),
+				code: exitFailed, err: fmt.Errorf("the run stopped early: %w", err),
+				do: fmt.Sprintf("%d results are erased, each for good. Run the same command again to continue with the rest; a retry is safe.", r.Erased),
 			}
 		}
 		return nil
 	})
 	f := cmd.Flags()
-	f.StringVar(&where.Tenant, "tenant", "", "whose answers")
-	f.StringVar(&where.Actor, "actor", "", "whose answers; with --tenant, of that tenant only")
+	f.StringVar(&where.Tenant, "tenant", "", "whose results")
+	f.StringVar(&where.Actor, "actor", "", "whose results; with --tenant, of that tenant only")
 	f.StringVar(&where.Operation, "operation", "", "only this operation's")
 	f.StringVar(&since, "since", "", "only of requests that began from this time on: 2026-11-21T09:00:00Z, or 90m for 90 minutes ago")
 	f.StringVar(&until, "until", "", "only of those that began before this time, in the same forms")
-	f.BoolVar(&apply, "apply", false, "erase; without it nothing is changed and you are told what would be")
+	f.BoolVar(&apply, "apply", false, "erase; without it nothing is changed, and the command says what would be")
 	d.add(cmd)
 	return cmd
 }
@@ -144,14 +144,14 @@ func (p *program) printErasure(out erasureJSON, asJSON bool) error {
 			_, _ = fmt.Fprintf(w, "%d\t(other operations)\n", out.Others)
 		}
 		if len(out.Command) > 0 {
-			_, _ = fmt.Fprintf(w, "\nThis erases their answers:\n\n  %s\n", shellWords(out.Command))
+			_, _ = fmt.Fprintf(w, "\nThis erases their results:\n\n  %s\n", shellWords(out.Command))
 		}
 		return w.Flush()
 	}
 	line(out.Erased, "erased", "")
-	line(out.Bare, "bare", "had no answer to erase")
+	line(out.Bare, "bare", "had no result to erase")
 	line(out.Moved, "moved on", "expired or were replaced meanwhile")
-	line(out.InDoubt, "in doubt", "the store did not answer; the next run finds those that were not erased")
-	line(out.Open, "open", "in progress or unknown: they have no answer yet; erase again once they are settled")
+	line(out.InDoubt, "in doubt", "the store did not respond; the next run finds those that were not erased")
+	line(out.Open, "open", "in progress or unknown: they have no result yet; erase again once they are settled")
 	return w.Flush()
 }

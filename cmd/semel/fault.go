@@ -23,7 +23,7 @@ func exitCodesTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-codes",
 		Short: "What the exit codes mean",
-		Long: `Every semel command ends with one of these codes:
+		Long: `Every semel command exits with one of these codes:
 
   0  done
   1  failed: the store could not be read or written, an address could not be
@@ -32,13 +32,13 @@ func exitCodesTopic() *cobra.Command {
   3  there is no such record; nothing was changed
   4  refused: the record's state does not allow it; nothing was changed
   5  semel torture found a broken promise, semel conformance a failing case, or
-     semel audit verify a trail that is not as it was sealed
+     semel audit verify a trail that differs from what was sealed
   6  semel torture saw too little to prove anything
 
-semel probe has codes of its own: see semel probe --help.
+semel probe has its own codes: see semel probe --help.
 
-What went wrong, what to do about it and whether a retry is safe is said on the
-standard error stream. The standard output stream holds results only.`,
+Standard error says what went wrong, what to do, and whether a retry is safe.
+Standard output holds results only.`,
 	}
 }
 

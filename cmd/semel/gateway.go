@@ -128,27 +128,27 @@ old one stays in use.`,
 	f.StringSliceVar(&s.credentials, "credential-header", []string{"Authorization"}, "header that tells callers apart; several count together")
 	f.BoolVar(&s.preserveHost, "preserve-host", false, "send the client's Host to the service, and keep the keys of each host apart")
 	f.BoolVar(&s.trustForwarded, "trust-forwarded", false, "keep the X-Forwarded-* headers that a request comes with; only behind a trusted proxy")
-	choiceFlag(cmd, &s.contract, "contract", "how answers look to clients: the IETF draft's, Stripe's, or OASIS Repeatable Requests'")
-	choiceFlag(cmd, &s.inFlight, "in-flight", "what a duplicate of a running request gets: 409 at once, the answer after a wait, or 202 with a status URL")
+	choiceFlag(cmd, &s.contract, "contract", "form of the responses: the IETF draft's, Stripe's, or OASIS Repeatable Requests'")
+	choiceFlag(cmd, &s.inFlight, "in-flight", "what a duplicate of a running request gets: 409 at once, the response after a wait, or 202 with a status URL")
 	f.DurationVar(&s.wait, "wait", semelhttp.DefaultWait, "how long --in-flight wait holds a duplicate")
 	f.DurationVar(&s.maxWait, "max-wait", semelhttp.DefaultMaxWait, "longest wait that a client can ask for by Prefer: wait=N; 0 ignores the preference")
 	f.StringVar(&s.prefix, "prefix", semelhttp.DefaultPrefix, "path of the gateway's own resources: /operations/{id}, /keys, /specification, /ready")
-	f.BoolVar(&s.noResources, "no-resources", false, "leave the whole URL space to the service; answers then name no status URL")
+	f.BoolVar(&s.noResources, "no-resources", false, "leave the whole URL space to the service; responses then name no status URL")
 	f.StringVar(&s.keySecrets, "key-secrets", "", "file with secrets to issue keys with, one of at least 32 bytes in each line; the first signs, all verify")
 	f.DurationVar(&s.keyLife, "key-life", semelhttp.DefaultKeyLife, "how long an issued key may be used for the first time")
 	f.BoolVar(&s.issuedOnly, "issued-only", false, "accept no keys but issued ones")
 	f.DurationVar(&s.lease, "lease", 15*time.Second, "how long a claim holds without renewal")
 	f.DurationVar(&s.heartbeat, "heartbeat", 0, "how often a claim is renewed (default a third of the lease)")
 	f.DurationVar(&s.deadline, "deadline", 10*time.Minute, "longest time that one execution may take")
-	f.DurationVar(&s.retention, "retention", 24*time.Hour, "how long a recorded answer is replayed")
+	f.DurationVar(&s.retention, "retention", 24*time.Hour, "how long a recorded response is replayed")
 	f.Var(&s.maxRequestBody, "max-request-body", "largest body of a protected request; larger ones are refused")
-	f.Var(&s.maxResult, "max-result", "largest answer that is recorded; larger ones pass but cannot be replayed")
-	f.Var(&s.maxInline, "max-inline", "largest answer that is held in memory and recorded in one piece")
+	f.Var(&s.maxResult, "max-result", "largest response that is recorded; larger ones pass but cannot be replayed")
+	f.Var(&s.maxInline, "max-inline", "largest response that is held in memory and recorded in one piece")
 	f.StringVar(&s.spoolDir, "spool-dir", "", "directory on disk for temporary files of larger bodies (default the system's)")
 	f.Var(&s.maxSpool, "max-spool", "most that the temporary files hold together; one holds a quarter of it (default 0: 4 GiB, or a quarter of the free disk)")
 	f.IntVar(&s.maxExecutions, "max-executions", 4096, "most protected requests at the same time; more are answered with 503")
 	f.IntVar(&s.maxTenantExecutions, "max-tenant-executions", 0, "the same for one tenant, which is a host with --preserve-host (default a quarter)")
-	f.IntVar(&s.maxWaiters, "max-waiters", 1000, "most requests that wait for the answer of another; more are answered at once")
+	f.IntVar(&s.maxWaiters, "max-waiters", 1000, "most requests that wait for the response of another; more are answered at once")
 	f.Var(&s.minRate, "min-rate", "slowest average rate, in bytes per second, at which a client sends a protected request's body or reads an answer, after 10s of waiting for it")
 	f.DurationVar(&s.clientIdle, "client-idle", 30*time.Second, "how long a client may send or read nothing of a body")
 	f.DurationVar(&s.drain, "drain", 30*time.Second, "how long to wait for running requests before ending")
@@ -388,7 +388,7 @@ func (s *gatewaySettings) announce(w io.Writer, log *logger, addr string, upstre
 	actor := []string{
 		"a digest of " + strings.Join(s.credentials, ", ") + ", which is not checked here",
 		"a refreshed token is another actor: a retry that carries it executes again",
-		"a revoked token still gets its own recorded answers, for " + s.retention.String(),
+		"a revoked token still gets its own recorded responses, for " + s.retention.String(),
 		"callers without a credential share one scope",
 	}
 	crash := "an operation whose owner died is held until it is resolved: semel keys resolve"

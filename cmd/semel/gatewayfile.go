@@ -99,7 +99,7 @@ func (l *live) reload() {
 		return
 	}
 	if fixed := gatewayfile.NeedsRestart(before.Config, c); len(fixed) > 0 {
-		failed(fmt.Errorf("%s cannot be changed while the gateway runs; start it again for that", strings.Join(fixed, ", ")))
+		failed(fmt.Errorf("%s cannot be changed while the gateway runs; restart it to change them", strings.Join(fixed, ", ")))
 		return
 	}
 	if err := l.use(c); err != nil {
@@ -122,7 +122,7 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 		}
 	})
 	if len(others) > 0 {
-		return usagef("%s cannot go with %s: the file says it all", strings.Join(others, ", "), named(cmd, "config"))
+		return usagef("%s cannot be used with %s: the file holds all settings", strings.Join(others, ", "), named(cmd, "config"))
 	}
 	c, err := p.readConfig(file)
 	if err != nil {
@@ -189,7 +189,7 @@ func (p *program) announceFile(log *logger, c *gatewayfile.Config, file, addr st
 		log.Info("listening", "addr", addr, "config", file, "digest", c.Digest(), "store", storeNote, "routes", len(c.Routes), "principal", c.Principal.Kind())
 		return
 	}
-	_, _ = fmt.Fprintf(p.stderr, "semel gateway is listening on %s\n  config    %s (%s), %d routes; semel gateway check --explain tells them\n  store     %s\n  principal %s\n",
+	_, _ = fmt.Fprintf(p.stderr, "semel gateway is listening on %s\n  config    %s (%s), %d routes; semel gateway check --explain prints them\n  store     %s\n  principal %s\n",
 		listeningOf(c).url(addr), file, c.Digest(), len(c.Routes), storeNote, c.Principal.Kind())
 }
 
@@ -198,14 +198,14 @@ func (p *program) gatewayCheckCommand() *cobra.Command {
 	var since string
 	cmd := &cobra.Command{
 		Use:   "check FILE",
-		Short: "Check a gateway's configuration, and say what it comes to",
-		Long: `Reads the configuration of a gateway as semel gateway --config does, and says all
-that is wrong with it, with line and column. Nothing is connected to.
+		Short: "Check a gateway's configuration, and explain its settings",
+		Long: `Reads the configuration of a gateway as semel gateway --config does, and reports
+everything that is wrong with it, with line and column. It opens no connection.
 
 With --explain it prints every setting of every route: its value, and whether that
-is the default, or from which line of the file, and from which variables of the
-environment. With --since it says which keys a reload would cut off, if the gateway
-runs by another file now.
+is the default or which line of the file and which environment variables it comes
+from. With --since it says which keys a reload would cut off if the gateway now runs
+with that other file.
 
 The keys of the file are described in docs/gateway.md and by semel gateway schema.`,
 		Example: "  semel gateway check gateway.yaml\n  semel gateway check gateway.yaml --explain --json\n  semel gateway check new.yaml --since gateway.yaml",
@@ -234,7 +234,7 @@ The keys of the file are described in docs/gateway.md and by semel gateway schem
 		},
 	}
 	cmd.Flags().BoolVar(&explain, "explain", false, "print every setting of every route, and where it comes from")
-	cmd.Flags().StringVar(&since, "since", "", "say what a reload would cut off, coming from this file")
+	cmd.Flags().StringVar(&since, "since", "", "say which keys a reload from this file would cut off")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
@@ -285,7 +285,7 @@ func (p *program) gatewaySchemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "schema",
 		Short:   "Print the JSON Schema of the configuration",
-		Long:    "Prints the JSON Schema (draft 2020-12) of a gateway's configuration, for editors and\nchecks. What goes beyond the form only semel gateway check says.",
+		Long:    "Prints the JSON Schema (draft 2020-12) of a gateway's configuration, for editors and\nchecks. What a schema cannot express is reported by semel gateway check only.",
 		Example: "  semel gateway schema > gateway.schema.json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

@@ -264,7 +264,7 @@ func TestGatewayInit(t *testing.T) {
 		{"no document", "hello", "no YAML or JSON document"},
 		{"version 2", `{"swagger": "2.0"}`, "no OpenAPI document of version 3"},
 		{"no server", `{"openapi": "3.0.0", "paths": {"/x": {"post": {}}}}`, "name it with --upstream"},
-		{"not to be told apart", `{"openapi": "3.0.0", "servers": [{"url": "http://h"}], "paths": {"/x": {"post": {}}, "/X": {"post": {}}}}`, "make no configuration"},
+		{"not to be told apart", `{"openapi": "3.0.0", "servers": [{"url": "http://h"}], "paths": {"/x": {"post": {}}, "/X": {"post": {}}}}`, "do not make a valid configuration"},
 	} {
 		bad := filepath.Join(t.TempDir(), "openapi")
 		noError(t, os.WriteFile(bad, []byte(tt.text), 0o600))
@@ -306,7 +306,7 @@ routes:
 	if store := semelWith(nil, "", "gateway", "check", write("store.yaml", strings.Replace(text, "sqlite:semel.db", "mysql:x", 1))); store.code != exitUsage || !strings.Contains(store.stderr, "store.url") {
 		t.Errorf("%+v", store)
 	}
-	if both := semelWith(nil, "", "gateway", "--config", good, "--upstream", "http://x"); both.code != exitUsage || !strings.Contains(both.stderr, "--upstream cannot go with --config") {
+	if both := semelWith(nil, "", "gateway", "--config", good, "--upstream", "http://x"); both.code != exitUsage || !strings.Contains(both.stderr, "--upstream cannot be used with --config") {
 		t.Errorf("%+v", both)
 	}
 	if said := ok(t, "gateway", "check", good, "--explain"); !strings.Contains(said, "route POST /orders ("+good+":6)") || !strings.Contains(said, "lease") {

@@ -27,14 +27,14 @@ func (p *program) gatewayInitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init --openapi FILE",
 		Short: "Write a configuration from an OpenAPI document",
-		Long: `Writes the configuration of a gateway before a service that an OpenAPI 3 document
-describes. Each POST and PATCH is an operation with its operationId for a name, and
-so is each PUT and DELETE that declares an idempotency key. A key is required where
-the document requires it. Everything else has the last route.
+		Long: `Writes the configuration of a gateway for a service that an OpenAPI 3 document
+describes. Each POST and PATCH becomes an operation named by its operationId, and so
+does each PUT and DELETE that declares an idempotency key. A key is required where
+the document requires it. The last route takes everything else.
 
-Nothing that the document refers to outside of itself is fetched, and nothing is
-connected to. What was written is checked; read it before it is used, its principal
-above all: a digest of the credential checks nothing.`,
+References that lead out of the document are not followed, and no connection is
+opened. The result is checked. Read it before you use it, above all its principal: a
+digest of the credential verifies nothing.`,
 		Example: "  semel gateway init --openapi openapi.yaml --upstream http://127.0.0.1:9000 > gateway.yaml\n  semel gateway init --openapi openapi.json --out gateway.yaml && semel gateway check gateway.yaml --explain",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -54,7 +54,7 @@ above all: a digest of the credential checks nothing.`,
 				return usagef("%w", err)
 			}
 			if _, err := gatewayfile.Parse("the written configuration", text, p.lookupEnv); err != nil {
-				return &fault{code: exitFailed, err: fmt.Errorf("the document's operations make no configuration:\n%w", err), do: "Write one by hand: docs/gateway.md. Nothing was written."}
+				return &fault{code: exitFailed, err: fmt.Errorf("the document's operations do not make a valid configuration:\n%w", err), do: "Write one by hand: docs/gateway.md. Nothing was written."}
 			}
 			for _, note := range notes {
 				_, _ = fmt.Fprintln(p.stderr, printable(note))
@@ -100,7 +100,7 @@ func initConfig(api *importer.API, upstream, storeURL string) (text []byte, note
 	if upstream == "" {
 		u, err := url.Parse(api.Server)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return nil, nil, errors.New("the document does not say at which server the service is; name it with --upstream")
+			return nil, nil, errors.New("the document does not name the service's server; name it with --upstream")
 		}
 		upstream = u.Scheme + "://" + u.Host
 	}

@@ -13,37 +13,37 @@ import (
 func (p *program) jobsCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "jobs",
-		Short: "Look at the jobs of a service, and decide on those that failed",
-		Long: `Looks at the jobs that a service has enqueued, and at what became of them. They are
+		Short: "Show the jobs of a service, and rerun or cancel them",
+		Long: `Shows the jobs that a service has enqueued, and what became of them. They are
 messages of its outbox, in topics that begin with "job:". A job is
 
   pending    due, under way, delayed after a failure, or behind others of its lane
   delivered  done, in one commit with its effect
   dead       given up: tried too often, refused its permission, or cancelled
 
-What is decided here is on record, with who decided and why: semel jobs show tells,
-and so does semel audit search --event-id ID.`,
+Each decision made here is recorded, with who decided and why: semel jobs show prints
+it, and so does semel audit search --event-id ID.`,
 	})
 	cmd.AddCommand(p.jobsStatusCommand(), p.jobsListCommand(), p.jobsShowCommand(),
 		p.jobsDecideCommand(outbox.VerdictAgain, []outbox.State{outbox.StateDead, outbox.StateUnknown}, &cobra.Command{
 			Use:   "rerun ID | --state dead|unknown [filters] --apply",
-			Short: "Have dead jobs run again",
-			Long: `Makes dead jobs pending again; their attempts count anew, and they keep their ids and
+			Short: "Run dead jobs again",
+			Long: `Makes dead jobs pending again. Their attempts count anew. They keep their ids and
 the authority that they were enqueued with, which is checked again. Whatever they did
-before was rolled back.
+in their transactions before was rolled back.
 
-A job that is done is not run again: whatever asks for it, its id is known, and nothing
-is executed. To have its work done once more, have the service enqueue another job.`,
+A job that is done is never run again, even if it is enqueued again under its id. To
+have its work done once more, enqueue another job from the service.`,
 			Example: `  semel jobs rerun --store sqlite:app.db welcome-17 --because 'the mail server is back'
   semel jobs rerun --store sqlite:app.db --state dead --queue mail --cause 'dial tcp*'
   semel jobs rerun --store sqlite:app.db --state dead --queue mail --cause 'dial tcp*' --because 'the mail server is back' --apply`,
 		}),
 		p.jobsDecideCommand(outbox.VerdictCancel, []outbox.State{outbox.StatePending}, &cobra.Command{
 			Use:   "cancel ID | --state pending [filters] --apply",
-			Short: "Have pending jobs not run",
-			Long: `Makes pending jobs dead, with who decided that and why as the reason. One that is
-under way cannot commit any more, and its handler is told when its worker next renews
-the lease; what it has done outside of its transaction stays done.`,
+			Short: "Cancel pending jobs",
+			Long: `Makes pending jobs dead, with who decided that and why as the reason. A job that is
+running cannot commit any more; its context is cancelled when its worker next renews
+the lease. What it has done outside its transaction stays done.`,
 			Example: `  semel jobs cancel --store sqlite:app.db welcome-17 --because 'the customer has left'
   semel jobs cancel --store sqlite:app.db --state pending --queue mail --because 'sent by hand' --apply`,
 		}))
@@ -54,8 +54,8 @@ func (p *program) jobsStatusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say what waits, queue by queue",
-		Long: `Says for each queue for how long its oldest job waits that could have been run, which
+		Short: "Show what waits, queue by queue",
+		Long: `Prints for each queue how long the oldest job that could have run has waited, which
 is the figure to watch, and how many jobs are pending, block their lane, or are dead.
 With --json the output is that of semel outbox status, where a topic is a queue.`,
 		Example: `  semel jobs status --store sqlite:app.db
@@ -150,7 +150,7 @@ func findJob(ctx context.Context, o outboxStore, id string) (outbox.Entry, error
 	e, err := findMessage(ctx, o, id)
 	if _, ok := jobs.Queue(e.Topic); err == nil && !ok {
 		return e, &fault{
-			code: exitNotFound, err: fmt.Errorf("the message %s is no job", id),
+			code: exitNotFound, err: fmt.Errorf("the message %s is not a job", id),
 			do: "Its topic is " + printable(e.Topic) + ": see semel outbox show. Nothing was changed.",
 		}
 	}
@@ -161,9 +161,9 @@ func (p *program) jobsShowCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show ID",
-		Short: "Show one job, whose authority it has, and what was decided of it",
-		Long: `Shows a job by its id, which semel jobs list tells: its state, the authority that it
-was enqueued with, and who decided what of it, and why. semel outbox show --payload
+		Short: "Show one job, its authority, and the decisions on it",
+		Long: `Shows a job by its id, which semel jobs list prints: its state, the authority that it
+was enqueued with, and who decided what about it, and why. semel outbox show --payload
 prints its arguments.`,
 		Example: `  semel jobs show --store sqlite:app.db welcome-17`,
 		Args:    oneMessage,
@@ -185,7 +185,7 @@ prints its arguments.`,
 func errDoneJob(id string) error {
 	return &fault{
 		code: exitRefused, err: fmt.Errorf("the job %s is done", id),
-		do: "A done job is not run again: its id is known, and nothing would be executed. To have its work done once more, have the service enqueue another job. Nothing was changed.",
+		do: "A job that is done is never run again. To have its work done once more, enqueue another job from the service. Nothing was changed.",
 	}
 }
 
@@ -246,7 +246,7 @@ func (p *program) jobsDecideCommand(verdict outbox.Verdict, states []outbox.Stat
 		}
 		return err
 	})
-	s.add(cmd, string(verdict), states...)
+	s.add(cmd, cmd.Name(), states...)
 	cmd.Flags().StringVar(&d.because, "because", "", "why; goes into the audit trail (required)")
 	cmd.Flags().StringVar(&d.by, "by", "", "who decides; goes into the audit trail (default: the environment's USER or USERNAME)")
 	return cmd

@@ -59,7 +59,7 @@ func testJobsCommands(t *testing.T, l *letters) {
 	if len(doc.Jobs) != 2 || doc.Jobs[0].ID != "dead" || doc.Jobs[0].Queue != "mail" || doc.Jobs[0].Authority.Actor != "alice" {
 		t.Errorf("listed: %+v", doc)
 	}
-	contains(run(exitNotFound, "show", "message"), "no job")
+	contains(run(exitNotFound, "show", "message"), "is not a job")
 	contains(run(exitUsage, "rerun", "dead"), "--because is missing")
 	contains(run(exitRefused, "rerun", "done", "--because", "x"), "done")
 	contains(run(exitRefused, "rerun", "pending", "--because", "x"), "is pending")

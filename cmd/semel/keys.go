@@ -20,15 +20,15 @@ import (
 func (p *program) keysCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "keys",
-		Short: "Look at what is recorded for a key, settle what is unknown, erase answers",
+		Short: "Show what is recorded for a key, settle what is unknown, and erase results",
 		Long: `Looks into a gateway's store, settles records whose outcome is unknown, and erases
-answers. It works while the gateway runs, and each change is in the audit trail. A
-gateway with an admin token has a page for this also: /console/ of --admin.
+results. It works while the gateway runs, and each change is in the audit trail. A
+gateway with an admin token also has a page for this: /console/ of --admin.
 
-A record is in_progress while its request executes, completed once its answer is
-recorded, and unknown when nobody could say whether it took effect: the gateway
+A record is in_progress while its request executes, completed once its result is
+recorded, and unknown when nobody can say whether it took effect: the gateway
 died, or the connection to the upstream broke. In_progress and lapsed means that
-the owner has not renewed its lease: it is about to become unknown.`,
+the owner has not renewed its lease: the record is about to become unknown.`,
 	})
 	cmd.AddCommand(p.keysListCommand(), p.keysShowCommand(), p.keysReleaseCommand(), p.keysResolveCommand(), p.keysEraseCommand())
 	return cmd
@@ -139,8 +139,8 @@ func (p *program) keysShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show one record",
-		Long: `Shows a record by its id, which semel keys list tells. Of a recorded answer it
-says how large it is, not what is in it.`,
+		Long: `Shows a record by its id, which semel keys list prints. Of a recorded result it
+prints the size, not the content.`,
 		Example: "  semel keys show --store sqlite:semel.db 2b7e151628aed2a6abf7158809",
 		Args:    oneID,
 	}
@@ -160,7 +160,7 @@ says how large it is, not what is in it.`,
 
 func oneID(_ *cobra.Command, args []string) error {
 	if len(args) != 1 || args[0] == "" {
-		return usagef("name one record by its id, which semel keys list tells")
+		return usagef("name one record by its id, which semel keys list prints")
 	}
 	return nil
 }
@@ -332,8 +332,8 @@ func (p *program) markUnknown(ctx context.Context, s store, r semel.Record, d se
 		return callFault("the record could not be marked unknown", err)
 	}
 	return &fault{
-		code: exitRefused, err: fmt.Errorf("the record %s was still open to its owner, whose lease had lapsed", r.ID),
-		do: "It is marked unknown now, so the owner cannot go on any more. Look again whether the effect happened, then run this command again.",
+		code: exitRefused, err: fmt.Errorf("the record %s was still in progress, although its owner's lease had lapsed", r.ID),
+		do: "It is now marked unknown, so its owner cannot complete it any more. Check again whether the effect happened, then run this command again.",
 	}
 }
 
@@ -366,11 +366,10 @@ func (p *program) keysReleaseCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release ID",
 		Short: "Free a key whose request certainly had no effect",
-		Long: `Removes a record that is unknown because you are certain that its request had no
-effect: the next request with the key executes. It is short for semel keys resolve
-ID --as no-effect. A record that is completed, or in progress under a lease, is
-refused. One that has lapsed is marked unknown first: look again, then repeat the
-command.`,
+		Long: `Removes an unknown record whose request, you are certain, had no effect: the next
+request with the key executes. It is short for semel keys resolve ID --as no-effect.
+A record that is completed, or in progress under a lease, is refused. A record whose
+lease has lapsed is first marked unknown: look again, then repeat the command.`,
 		Example: `  semel keys release --store sqlite:semel.db 2b7e151628aed2a6abf7158809 --because "not in the bank's list" --by alice`,
 		Args:    oneID,
 	}
@@ -479,9 +478,9 @@ if it was interrupted or the store failed; and with 2 for wrong usage.`,
 		return p.settle(ctx, s, args[0], d, decision, result)
 	})
 	choiceFlag(cmd, &as, "as", "what became of the effect (required)")
-	cmd.Flags().IntVar(&status, "status", http.StatusOK, "status of the answer")
-	cmd.Flags().StringArrayVar(&headers, "header", nil, "a header of the answer, as 'Name: value'; can be given several times")
-	cmd.Flags().StringVar(&body, "body", "", "body of the answer: the text itself, @file, or - for standard input")
+	cmd.Flags().IntVar(&status, "status", http.StatusOK, "with --as result: status of the response")
+	cmd.Flags().StringArrayVar(&headers, "header", nil, "with --as result: a header of the response, as 'Name: value'; may be repeated")
+	cmd.Flags().StringVar(&body, "body", "", "with --as result: body of the response: the text itself, @file, or - for standard input")
 	d.add(cmd)
 	many.add(cmd)
 	return cmd

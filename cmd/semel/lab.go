@@ -26,29 +26,29 @@ func (p *program) labCommand() *cobra.Command {
 		Long: `Runs a small payments app that is deliberately vulnerable, with a page to see double
 execution happen, and not happen. Charges, orders, roles, approvals and confirmations
 each have defences that are switched while it runs: the key and its scope, the lock and
-its lease, the fingerprint, the replay, the unique constraint, the outbox, the queue of
-jobs. Beside each incident stands the code that let it happen.
+its lease, the fingerprint, the replay, the unique constraint, the outbox, the job
+queue. Beside each incident the page shows the code that let it happen.
 
-The app is a process of its own, which can be crashed midway and is started again; what
-is under way when the lab ends is lost as in a crash.
+The app is a separate process, which can be crashed midway and is then restarted. What
+is under way when the lab ends is lost, as in a crash.
 
 Without --store or --file everything is forgotten when it ends. In a PostgreSQL database
-everything is in the schema semel_lab, which is made, and left there. It listens on this
-host only, and
-refuses other addresses unless --anywhere says that they are meant: whoever reaches it
-can be anybody in it.
+everything is in the schema semel_lab, which is created, and left there. The lab listens
+on this host only, and refuses other addresses unless --anywhere is given: whoever
+reaches it can act as any of its users.
 
 Lessons, in English and Japanese, are at /lessons/.
 
 PRESETS
 ` + presetList() + `
-The page's buttons send what curl can send too:
+The page's buttons send requests that curl can send as well:
 
   curl http://127.0.0.1:9003/v1/charges -H 'Authorization: Bearer alice@acme' \
     -H 'Idempotency-Key: "my-first-key"' --json '{"reference": "rent-may", "amount": 500}'
 
-GET /v1/charges?reference=... counts what was done, GET /lab/mails what was sent and GET
-/lab/trail what arrived; PATCH /lab/switches/charges switches, as in {"scope": false}.`,
+GET /v1/charges?reference=... counts the charges, GET /lab/mails lists what was sent and
+GET /lab/trail what arrived; PATCH /lab/switches/charges sets switches, as in
+{"scope": false}.`,
 		Example: `  semel lab
   semel lab --preset semel
   semel lab --listen 127.0.0.1:9100 --file lab.db
@@ -89,7 +89,7 @@ func (p *program) lab(ctx context.Context, cmd *cobra.Command, listen, file, sto
 	}
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
-		return usagef("%s is no address: %w", named(cmd, "listen"), err)
+		return usagef("%s is not an address: %w", named(cmd, "listen"), err)
 	}
 	if ip := net.ParseIP(host); !anywhere && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return usagef("%s is an address that other hosts can reach, and the lab is deliberately vulnerable; if that is meant, add --anywhere", named(cmd, "listen"))

@@ -129,7 +129,7 @@ func TestHopelessStore(t *testing.T) {
 	}
 }
 
-// TestRefusedByTheDatabase: the database is there and refuses. That can be mended
+// TestRefusedByTheDatabase: the database can be reached and refuses access. That can be mended
 // without the gateway, so it tries on; where the store is required it ends, and
 // says why.
 func TestRefusedByTheDatabase(t *testing.T) {
@@ -137,7 +137,7 @@ func TestRefusedByTheDatabase(t *testing.T) {
 	none := strings.Replace(url, "/"+databaseOf(url), "/nobody_made_this", 1)
 	out := semelWith(nil, "", "gateway", "--upstream", "http://127.0.0.1:1", "--store", none, "--require-store")
 	want(t, "exit code", out.code, exitFailed)
-	if !strings.Contains(out.stderr, "is there and refuses") {
+	if !strings.Contains(out.stderr, "refuses access") {
 		t.Errorf("it said: %s", out.stderr)
 	}
 	u := newUpstream(t)

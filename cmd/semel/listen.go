@@ -34,11 +34,11 @@ func (l listening) encrypted() bool { return l.Cert != "" }
 func (l listening) check() error {
 	switch {
 	case (l.Cert == "") != (l.Key == ""):
-		return errors.New("a certificate and its key are needed both")
+		return errors.New("both a certificate and its key are needed")
 	case l.ClientCA != "" && l.Cert == "":
-		return errors.New("certificates of clients are asked for with TLS only")
+		return errors.New("client certificates need TLS: give a certificate and its key")
 	case l.H2C && l.Cert != "":
-		return errors.New("HTTP/2 without TLS is asked for along with TLS, which has it anyway")
+		return errors.New("HTTP/2 without TLS and TLS exclude each other; TLS includes HTTP/2")
 	}
 	return nil
 }
@@ -98,12 +98,12 @@ func removeStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("%s is there already, and is no socket", path)
+		return fmt.Errorf("%s exists already, and is not a socket", path)
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err == nil {
 		_ = conn.Close()
-		return fmt.Errorf("a process listens on %s already", path)
+		return fmt.Errorf("another process is listening on %s", path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err
@@ -140,7 +140,7 @@ func (f *certFiles) current(*tls.ClientHelloInfo) (*tls.Config, error) {
 		f.looked = now
 		if f.stamp() != f.stamps {
 			if err := f.load(); err != nil {
-				f.failed(fmt.Errorf("the certificate was not loaded again, and the former one stays: %w", err))
+				f.failed(fmt.Errorf("the certificate was not reloaded, and the former one stays in use: %w", err))
 			}
 		}
 	}

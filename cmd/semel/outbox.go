@@ -80,22 +80,22 @@ func (p *program) outboxAdmin(cmd *cobra.Command, fn func(ctx context.Context, o
 func outboxFault(what string, err error) error {
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("%s: %w", what, err),
-		do: "The store did not answer as it should. Looking is always safe to repeat; before repeating a change, look whether it took effect: semel outbox show.",
+		do: "The store did not respond as expected. Looking is always safe to repeat; before repeating a change, check whether it took effect: semel outbox show.",
 	}
 }
 
 func (p *program) outboxCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "outbox",
-		Short: "Look at messages that wait to be delivered, and decide on those that cannot be",
-		Long: `Looks at the messages that a service has enqueued in its own transactions, and at
-what became of them. A message is
+		Short: "Show the messages of a service, and settle those that could not be delivered",
+		Long: `Shows the messages that a service has enqueued in its own transactions, and what
+became of them. A message is
 
   pending    due, under way, delayed after a failure, or behind others of its lane
-  delivered  its receiver has taken it
+  delivered  its receiver has accepted it
   dead       given up: refused for good, or tried too often
-  unknown    nobody can know whether it has arrived: a mail whose server, or whose
-             relay, fell silent at its last line
+  unknown    nobody can know whether it has arrived: a mail whose server or relay
+             failed at the mail's last line
 
 Dead and unknown messages stay until somebody redrives or purges them. Until then
 they hold up their lane, unless the relay was started with --on-dead skip.`,
@@ -118,10 +118,10 @@ func (p *program) outboxStatusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say what waits, topic by topic",
-		Long: fmt.Sprintf(`Says for each topic for how long its oldest message waits that could have been
-delivered, which is the figure to watch, and how many messages are pending, block
-their lane, are dead or unknown. Counting stops at %d. With --json the output is one
+		Short: "Show what waits, topic by topic",
+		Long: fmt.Sprintf(`Prints for each topic how long the oldest message that could have been delivered has
+waited, which is the figure to watch, and how many messages are pending, block their
+lane, are dead or unknown. Counting stops at %d. With --json the output is one
 document:
 
   {"oldest_seconds": ..., "topics": [{"topic": ..., "oldest_seconds": ..., ...}]}`, outbox.CountLimit),
@@ -320,7 +320,7 @@ With --json the output is one document:
 
 func oneMessage(_ *cobra.Command, args []string) error {
 	if len(args) != 1 || args[0] == "" {
-		return usagef("name one message by its id, which semel outbox list tells")
+		return usagef("name one message by its id, which semel outbox list prints")
 	}
 	return nil
 }
@@ -344,8 +344,8 @@ func (p *program) outboxShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show one message",
-		Long: `Shows a message by its id, which semel outbox list tells. Of its payload it says how
-large it is; --payload prints the payload, as it is, and nothing else.`,
+		Long: `Shows a message by its id, which semel outbox list prints. Of its payload it prints
+the size; --payload prints the payload as it is, and nothing else.`,
 		Example: `  semel outbox show --store sqlite:app.db 0198c2a4-8f7e-7d7e-9b57-0f6f3b1f2a10
   semel outbox show --store sqlite:app.db 0198c2a4-8f7e-7d7e-9b57-0f6f3b1f2a10 --payload > payload`,
 		Args: oneMessage,

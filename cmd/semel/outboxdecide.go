@@ -19,7 +19,7 @@ type someMessages struct {
 
 func (s *someMessages) add(cmd *cobra.Command, verb string, states ...outbox.State) {
 	s.messageFlags.add(cmd, states...)
-	cmd.Flags().BoolVar(&s.apply, "apply", false, "with filters: "+verb+"; without it nothing is changed and you are told how many messages there are")
+	cmd.Flags().BoolVar(&s.apply, "apply", false, "with filters: "+verb+"; without it nothing is changed, and the command says how many there are")
 	jsonFlag(cmd, &s.json)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		filtered := false
@@ -100,18 +100,18 @@ func (p *program) outboxRedriveCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "redrive ID [--delivered] | --state dead|unknown [filters] --apply",
-		Short: "Have dead or unknown messages delivered again",
-		Long: `Makes dead or unknown messages pending again; their attempts count anew, and they
-keep their ids. A message that blocks its lane is delivered first in it, in order.
-One whose lane has gone on, under --on-dead skip, is delivered out of order, and you
-are told how many are.
+		Short: "Deliver dead or unknown messages again",
+		Long: `Makes dead or unknown messages pending again. Their attempts count anew, and they
+keep their ids. A message that blocks its lane is delivered before the rest of the
+lane, in order. A message whose lane has gone on, under --on-dead skip, is delivered
+out of order; the command says how many are.
 
-An unknown message may have arrived before: redrive it once you have found out that
-it has not, or where a second copy does no harm.
+An unknown message may have arrived before: redrive it only if you have found out that
+it has not, or if a second copy does no harm.
 
-With --delivered a message that has arrived is sent once more, by its id only: for a
-receiver that has lost it. It has the same id, so a receiver that still knows it will
-take it for a repetition, which it is.`,
+With --delivered and an id, a message that was delivered is sent once more, for a
+receiver that has lost it. It has the same id, so a receiver that still has it drops
+it as a repetition.`,
 		Example: `  semel outbox redrive --store sqlite:app.db 0198c2a4-8f7e-7d7e-9b57-0f6f3b1f2a10
   semel outbox redrive --store sqlite:app.db --state dead --topic hooks --cause 'httpsink: the receiver answered 404*'
   semel outbox redrive --store sqlite:app.db --state dead --topic hooks --apply
@@ -138,7 +138,7 @@ take it for a repetition, which it is.`,
 				f.State = e.State
 			}
 		} else if again {
-			return usagef("--delivered needs the id of one message: many that have arrived are not sent again at once")
+			return usagef("--delivered needs the id of one message: delivered messages are sent again one at a time only")
 		} else if !s.apply {
 			return p.countOnly(ctx, o, &s, "redriven")
 		}
@@ -162,7 +162,7 @@ take it for a repetition, which it is.`,
 		return err
 	})
 	s.add(cmd, "redrive", outbox.StateDead, outbox.StateUnknown)
-	cmd.Flags().BoolVar(&again, "delivered", false, "with an id: also if the message has been delivered; it is sent once more")
+	cmd.Flags().BoolVar(&again, "delivered", false, "with an id: send the message once more even if it has been delivered")
 	return cmd
 }
 
@@ -171,9 +171,9 @@ func (p *program) outboxPurgeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "purge ID | --state STATE [filters] --apply",
 		Short: "Remove messages for good",
-		Long: `Removes messages, and lets go on the lanes that they block. It is how an unknown
-message is settled that has arrived, and how a dead one is given up. A message that
-is under way is left alone. A pending message that is purged is never delivered.`,
+		Long: `Removes messages, and unblocks their lanes. Use it to settle an unknown message that
+has arrived, and to give up a dead one. A message that is under way is left alone. A
+pending message that is purged is never delivered.`,
 		Example: `  semel outbox purge --store sqlite:app.db 0198c2a4-8f7e-7d7e-9b57-0f6f3b1f2a10
   semel outbox purge --store sqlite:app.db --state dead --topic hooks
   semel outbox purge --store sqlite:app.db --state dead --topic hooks --apply`,
@@ -196,7 +196,7 @@ is under way is left alone. A pending message that is purged is never delivered.
 		if f.ID != "" && done.Changed == 0 {
 			return &fault{
 				code: exitRefused, err: fmt.Errorf("the message %s is under way", f.ID),
-				do: "A relay is delivering it just now. Look again: semel outbox show. Nothing was changed.",
+				do: "A relay is delivering it now. Look again: semel outbox show. Nothing was changed.",
 			}
 		}
 		if s.json {

@@ -145,9 +145,9 @@ type pageFlags struct {
 const maxPage = 1000
 
 func (f *pageFlags) add(cmd *cobra.Command, what string) {
-	cmd.Flags().Uint64Var(&f.after, "after", 0, "go on behind this "+what+", as the member \"next\" of the page before says")
+	cmd.Flags().Uint64Var(&f.after, "after", 0, "continue after this "+what+": the member \"next\" of the page before")
 	cmd.Flags().IntVar(&f.limit, "limit", 100, "length of a page, at most 1000")
-	cmd.Flags().BoolVar(&f.all, "all", false, "go on until there are no more")
+	cmd.Flags().BoolVar(&f.all, "all", false, "continue until there are no more")
 	jsonFlag(cmd, &f.json)
 }
 

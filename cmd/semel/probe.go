@@ -45,20 +45,13 @@ func probeUsagef(format string, args ...any) error {
 func (p *program) probeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe",
-		Short: "Judge from outside whether an operation survives duplicates, races and lost answers",
+		Short: "Judge from outside whether an operation survives duplicates, races and lost responses",
 		Long: `Sends one operation twice, raced, altered, cut off and late, and judges it by its
-effects: the target's state first, the ids in the answers second, their statuses
-last. It says what was established, what is inferred, and what cannot be known
-from outside.
+effects: by the target's state first, the ids in the responses second, their statuses
+last. It says what was established, what is inferred, and what cannot be known from
+outside.
 
-  semel probe init     makes a plan out of a curl command, a HAR file, a Postman
-                       collection, a Burp export or an OpenAPI document
-  semel probe run      runs a plan; without --send it only shows what it would send
-  semel probe report   shows a run again, in another form
-  semel probe diff     says what changed between two runs, the older first
-  semel probe schema   prints the JSON Schema of plans
-
-Its exit codes are its own:
+It has its own exit codes:
 
   0  held: no finding at or above --fail-on
   1  findings at or above --fail-on
@@ -90,7 +83,7 @@ func (p *program) probeRunCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "run PLAN",
-		Short: "Run a plan; without --send show what it would send",
+		Short: "Run a plan; without --send, show what it would send",
 		Long: `Runs the experiments of a plan. Without --send nothing leaves this machine: every
 request is rendered and printed, secrets replaced. With it, only hosts of the
 plan's allow list, or named by --allow, are reached, redirects are not followed,
@@ -98,10 +91,10 @@ and neither more requests are sent nor more readings of the state made than the
 plan's budget says. A target that the plan marks as production needs --production, and is
 never raced, cut off or made to fail; --full adds no experiment there.
 
-The evidence is written to a folder of its own: the plan, the exact bytes of every
-exchange (HAR; of the readings of the state those before and after), the reports,
-and for each finding a script that shows it again. Ctrl-C stops at once and still
-writes it. Secrets are replaced by placeholders.
+The evidence is written to a new folder: the plan, the exact bytes of every exchange
+(HAR; of the readings of the state those before and after), the reports, and for each
+finding a script that shows it again. Ctrl-C stops the run at once; the evidence is
+still written. Secrets are replaced by placeholders.
 
 ` + "See semel probe --help for the exit codes.",
 		Example: `  semel probe run orders.yaml
@@ -113,22 +106,22 @@ writes it. Secrets are replaced by placeholders.
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&s.send, "send", false, "send; without this it is a dry run")
-	f.StringArrayVar(&s.allow, "allow", nil, "host:port that may be reached, beside those of the plan; may be repeated")
-	f.BoolVar(&s.production, "production", false, "send although the plan marks the target as production")
+	f.StringArrayVar(&s.allow, "allow", nil, "host:port that may be reached, in addition to those of the plan; may be repeated")
+	f.BoolVar(&s.production, "production", false, "send even if the plan marks the target as production")
 	f.StringArrayVar(&s.operations, "operation", nil, "run this operation only; may be repeated")
-	f.BoolVar(&s.full, "full", false, "run every experiment that the plan has what it takes for")
+	f.BoolVar(&s.full, "full", false, "run every experiment that the plan has the settings for")
 	f.StringSliceVar(&s.only, "only", nil, "run these experiments only")
 	f.StringSliceVar(&s.skip, "skip", nil, "leave these experiments out")
 	f.IntVar(&s.width, "width", 0, "requests in a race (default: the plan's)")
-	f.IntVar(&s.trials, "trials", 0, "trials of a race; more bound the rate of double effects more tightly (default: the plan's)")
-	f.IntVar(&s.maxSends, "max-sends", 0, "most requests to send, those of readers not counted (default: the plan's)")
+	f.IntVar(&s.trials, "trials", 0, "trials of a race; more of them bound the rate of double effects more tightly (default: the plan's)")
+	f.IntVar(&s.maxSends, "max-sends", 0, "most requests to send, not counting those of readers (default: the plan's)")
 	choiceFlag(cmd, &s.failOn, "fail-on", "lowest priority of a finding that makes the exit code 1")
 	f.StringVar(&s.out, "out", "", "folder for the evidence, which must not exist (default: probe-RUN in the working directory)")
 	f.StringVar(&s.junit, "junit", "", "also write the results to this file, in the form of JUnit")
 	f.StringVar(&s.sarif, "sarif", "", "also write the findings to this file, in the form of SARIF 2.1.0")
 	f.StringVar(&s.markdown, "markdown", "", "also write a summary to this file, in Markdown")
 	choiceFlag(cmd, &s.colour, "colour", "colour on the terminal")
-	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
+	f.BoolVar(&s.quiet, "quiet", false, "print nothing on standard error while it runs")
 	jsonFlag(cmd, &s.json)
 	return cmd
 }
@@ -465,10 +458,10 @@ func (p *program) probeDiffCommand() *cobra.Command {
 	var asJSON, asMarkdown, exitCode bool
 	cmd := &cobra.Command{
 		Use:   "diff RUN1 RUN2",
-		Short: "Say what changed between two runs",
+		Short: "Show what changed between two runs, the older first",
 		Long: `Compares the folders of two runs: fields of the verdicts, findings that are new,
-fixed or unproven, and experiments that came to something else. With --exit-code
-it ends with 1 if there are findings that the first run did not have.`,
+fixed or unproven, and experiments with another outcome. With --exit-code
+the exit code is 1 if there are findings that the first run did not have.`,
 		Example: "  semel probe diff probe-before probe-after --exit-code",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -501,7 +494,7 @@ it ends with 1 if there are findings that the first run did not have.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asMarkdown, "markdown", false, "print Markdown")
-	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "end with 1 if there are new findings")
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if there are new findings")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }

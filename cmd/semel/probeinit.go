@@ -26,9 +26,9 @@ func (p *program) probeInitCommand() *cobra.Command {
 	s := probeInitSettings{index: -1}
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Make a plan out of a request that exists",
-		Long: `Makes a plan for one operation out of a curl command, a HAR file, a Postman
-collection, a Burp export or an OpenAPI document. What the request does not tell
+		Short: "Make a plan from a curl command, a recording or an API description",
+		Long: `Makes a plan for one operation from a curl command, a HAR file, a Postman
+collection, a Burp export or an OpenAPI document. What the request does not show
 is left for you to fill in, with a comment at each place: above all how to read
 the state that the operation changes.
 

@@ -61,20 +61,6 @@ func (p *program) root() *cobra.Command {
 		Short: "Requests that are retried, raced or repeated take effect once",
 		Long: `semel makes requests that are retried, raced or repeated take effect once.
 
-  semel gateway   protects an HTTP service in any language
-  semel keys      shows what the gateway has recorded, and settles what is unknown
-  semel audit     searches the trail of what happened, and verifies that it is unaltered
-  semel relay     delivers the messages that a service has enqueued
-  semel outbox    shows those messages, and settles what could not be delivered
-  semel jobs      shows the jobs among them, and reruns or cancels them
-  semel steps     shows operations in steps, and settles those that cannot continue
-  semel backup    copies a SQLite store to a file, while the gateway runs
-  semel migrate   brings the tables of a store up to date before a new version starts
-  semel torture   kills and cuts off gateways, and checks that effects happen once
-  semel probe     judges from outside whether an operation survives duplicates
-  semel lab       shows double execution in an app whose defences can be switched off
-  semel conformance  checks that a server keeps the HTTP contract, case by case
-
 A flag that names an environment variable takes its value if the flag is not given;
 an empty variable counts as unset.`,
 		Version:       readVersion().String(),
@@ -94,7 +80,7 @@ func group(cmd *cobra.Command) *cobra.Command {
 		for _, sub := range cmd.Commands() {
 			names = append(names, sub.Name())
 		}
-		return usagef("%s needs one of these behind it: %s", cmd.CommandPath(), strings.Join(names, ", "))
+		return usagef("%s needs one of these subcommands: %s", cmd.CommandPath(), strings.Join(names, ", "))
 	}
 	return cmd
 }

@@ -47,11 +47,10 @@ func (p *program) relayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "relay",
 		Short: "Deliver the messages that a service has enqueued",
-		Long: `Delivers the messages of an outbox, for services in whatever language: a service
-inserts a row into the table "outbox" (in PostgreSQL "semel.outbox"), in the
-transaction of the change that it is about, and this program sends it.
-semel schema prints the table with what its columns mean; a topic and a payload are
-enough.
+		Long: `Delivers the messages of an outbox, for services in any language: a service inserts a
+row into the table "outbox" (in PostgreSQL "semel.outbox") in the transaction of the
+change that the message is about, and this program sends it. semel schema prints the
+table and the meaning of its columns; a topic and a payload are enough.
 
   --sink https://host/path   each message is a POST. Its id goes along in
                              Idempotency-Key, by which the receiver drops repetitions.
@@ -59,24 +58,24 @@ enough.
   --sink smtps://host:465    headers are the mail's (To, Subject and so on).
 
 With --webhook-secret each message is a webhook, signed as Standard Webhooks says: its
-id is the webhook-id, and must have no dots and colons. Everything but a 2xx is tried
-again, ten times over three days, and after a 410 nothing is sent any more until this
-program is started anew. To change a secret, give the new one beside the old one.
+id is the webhook-id, and must have no dots or colons. After any response but a 2xx it
+is tried again, ten times over three days. After a 410 nothing more is sent until this
+program is restarted. To change a secret, give the new one beside the old one.
 
-Messages with the same topic and key are delivered in order, one at a time. What fails
-is retried with growing delays, and after --max-attempts it is dead: semel outbox shows
-it and redrives it. Any number of relays may run.
+Messages with the same topic and key are delivered in order, one at a time. A message
+that fails is retried with growing delays, and after --max-attempts it is dead: semel
+outbox shows and redrives it. Any number of relays may run.
 
-A relay that dies redelivers what it was delivering, except for mail: a server that has
-read a mail's last line has accepted it, and if the relay or the server fails at that
-moment, nobody can know whether it was sent. Under --on-unknown hold it is unknown until
-somebody decides; under retry it is sent again, with the same Message-ID.
+When a relay dies, what it was delivering is delivered again, except for mail: a server
+that has read a mail's last line has accepted it, and if the relay or the server fails
+at that moment, nobody can know whether it was sent. Under --on-unknown hold it is
+unknown until somebody decides; under retry it is sent again, with the same Message-ID.
 
-Jobs, whose topics begin with "job:", are for workers of the service: this program
-skips them, but delays each a little. If there are jobs, name the topics.
+Jobs, whose topics begin with "job:", are for workers of the service. This program
+skips them, but delays each a little; if there are jobs, name the topics to deliver.
 
 Sinks at private addresses are refused unless --allow-private is given. On SIGTERM or
-Ctrl-C the relay finishes what it is at, for as long as --drain says.`,
+Ctrl-C the relay finishes what it is delivering, for as long as --drain says.`,
 		Example: `  semel relay --store sqlite:app.db --sink https://hooks.example.com/orders --topic orders
   semel relay --store sqlite:///var/lib/app/app.db --sink smtp://mail.internal:587 --topic mail --from 'Shop <shop@example.com>'
   SEMEL_STORE=postgres://app@db/app semel relay --sink https://hooks.example.com/orders --topic orders

@@ -26,10 +26,10 @@ type bulk struct {
 }
 
 func (b *bulk) add(cmd *cobra.Command) {
-	cmd.Flags().StringArrayVar(&b.where, "where", nil, "settle all unknown records that fit, instead of one: NAME=VALUE, given several times to narrow it down; see above")
-	cmd.Flags().BoolVar(&b.apply, "apply", false, "with --where: settle; without it nothing is changed and you are told what would be")
-	cmd.Flags().StringVar(&b.asOf, "as-of", "", "with --where: only records that were unknown at this time, which the dry run tells")
-	cmd.Flags().IntVar(&b.limit, "limit", 0, "with --where and --apply: settle no more than so many records (default all)")
+	cmd.Flags().StringArrayVar(&b.where, "where", nil, "settle all unknown records that match, instead of one: NAME=VALUE; may be repeated to narrow it down; see above")
+	cmd.Flags().BoolVar(&b.apply, "apply", false, "with --where: settle; without it nothing is changed, and the command says what would be")
+	cmd.Flags().StringVar(&b.asOf, "as-of", "", "with --where: only records that were unknown at this time, which the dry run prints")
+	cmd.Flags().IntVar(&b.limit, "limit", 0, "with --where and --apply: settle at most this many records (default all)")
 }
 
 // args says whether one record is named or many are selected.
@@ -148,7 +148,7 @@ func (p *program) settleMany(ctx context.Context, s store, b bulkSettlement) err
 	asOf := time.Time{}
 	if b.asOf != "" {
 		if asOf, err = time.Parse(time.RFC3339Nano, b.asOf); err != nil {
-			return usagef("--as-of is %q; the dry run tells it, as in 2026-11-21T09:00:00.123456Z", b.asOf)
+			return usagef("--as-of is %q; use the time that the dry run prints, as in 2026-11-21T09:00:00.123456Z", b.asOf)
 		}
 	}
 	if b.limit < 0 {
@@ -159,7 +159,7 @@ func (p *program) settleMany(ctx context.Context, s store, b bulkSettlement) err
 		case b.as == "":
 			return usagef("--as is missing: say result, no-effect or execute-again")
 		case b.asOf == "":
-			return usagef("--as-of is missing: run the command without --apply first, look what became of the effects, then run what it prints. What became unknown after you looked must not be settled by what you saw")
+			return usagef("--as-of is missing: run the command without --apply first, find out what became of the effects, then run the command it prints. What you found out does not hold for a record that became unknown later")
 		}
 		if err := b.check(p); err != nil {
 			return err
@@ -195,7 +195,7 @@ func (p *program) settleSelected(ctx context.Context, guard *semel.Guard, b bulk
 	if ctx.Err() != nil {
 		return &fault{code: exitFailed, err: errors.New("interrupted"), do: again}
 	}
-	return &fault{code: exitFailed, err: fmt.Errorf("the run ended before its end: %w", err), do: again}
+	return &fault{code: exitFailed, err: fmt.Errorf("the run stopped early: %w", err), do: again}
 }
 
 func (p *program) printSettled(b bulkSettlement, r semel.BulkReport, err error) error {

@@ -121,7 +121,7 @@ func TestResolveManyRefuses(t *testing.T) {
 		{"--where operation=a --where operation=b", "names operation twice"},
 		{"--where cause=* --where answered=502", "names cause twice"},
 		{"--where since=yesterday", "2026-11-21T09:00:00Z"},
-		{"--where cause=* --as-of now", "the dry run tells it"},
+		{"--where cause=* --as-of now", "the time that the dry run prints"},
 		{"--where cause=* --limit -1", "must not be negative"},
 		{"--where cause=* --apply", "--as is missing"},
 		{"--where cause=* --apply --as no-effect", "run the command without --apply first"},

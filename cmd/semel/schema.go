@@ -21,14 +21,14 @@ func (p *program) schemaCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schema",
 		Short: "Print the statements that create a store",
-		Long: `Prints the statements that make a database what the store expects. Nobody has
-to run them: a store that is opened brings its schema up to date by itself.
+		Long: `Prints the statements that create the tables a store expects. You need not run
+them: a store that is opened brings its schema up to date by itself.
 
-Where the program must not have the right to create tables, run them as the
-owner of a new PostgreSQL database, with --grant-to and the role that the
-program connects as. That adds the least rights which suffice for it, the sweep
-of old audit entries included. A database that has the tables of an earlier
-version is brought up to date by semel migrate.`,
+If the program must not have the right to create tables, run them as the owner of a
+new PostgreSQL database, with --grant-to and the role that the program connects as.
+That adds the least rights that the program needs, including those to sweep old audit
+entries. A database that has the tables of an earlier version is brought up to date by
+semel migrate.`,
 		Example: `  semel schema --store sqlite
   semel schema --store postgres --grant-to app | psql --single-transaction -v ON_ERROR_STOP=1 "$OWNER_URL"`,
 		Args: cobra.NoArgs,
@@ -62,7 +62,7 @@ version is brought up to date by semel migrate.`,
 		},
 	}
 	choiceFlag(cmd, &kind, "store", "kind of store")
-	cmd.Flags().StringVar(&role, "grant-to", "", "with --store postgres: also print what grants this role the use of it")
+	cmd.Flags().StringVar(&role, "grant-to", "", "with --store postgres: also print the grants that this role needs")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }

@@ -66,7 +66,7 @@ func (p *program) serve(ctx context.Context, cmd *cobra.Command, s service) (err
 	defer ops.close()
 	defer func() {
 		if e := store.Close(context.Background()); e != nil && err == nil {
-			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed in order: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
+			err = &fault{code: exitFailed, err: fmt.Errorf("the store could not be closed properly: %w", e), do: "Records are durable; entries of the audit trail may be missing."}
 		}
 	}()
 	running, stopStore := context.WithCancel(context.WithoutCancel(ctx))

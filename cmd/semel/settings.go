@@ -90,7 +90,12 @@ func (c *choice) Set(s string) error {
 func (c *choice) String() string { return c.value }
 
 // Type implements pflag.Value.
-func (c *choice) Type() string { return strings.Join(c.of, "|") }
+func (c *choice) Type() string {
+	if len(c.of) > 8 {
+		return "string" // the usage lists them: the column of the types is as wide as the widest
+	}
+	return strings.Join(c.of, "|")
+}
 
 // choiceFlag adds a choice to a command, with completion for shells.
 func choiceFlag(cmd *cobra.Command, c *choice, name, usage string) {

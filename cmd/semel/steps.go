@@ -30,24 +30,25 @@ func journalOf(s store) steps.Store {
 func (p *program) stepsCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "steps",
-		Short: "Look at operations in steps, and decide on those that cannot go on",
-		Long: `Looks at the operations of a service that are done in steps, and how far each has
-come. An operation is
+		Short: "Show operations in steps, and settle those that cannot continue",
+		Long: `Shows the operations of a service that are done in steps, and how far each has come.
+An operation is
 
-  open      being executed, or a completer of the service is to go on with it
-  held      waits for a person: a step is unknown, its steps are not those that the
-            program has now, or it failed too often
+  open      being executed, or waiting for a completer of the service to continue it
+  held      waiting for a person: a step is unknown, its steps differ from those of
+            the present program, or it failed too often
   finished  its record is complete
 
-and a step is started, done, failed for good, free, which is that its call certainly
-had no effect and will be made, or unknown: whether its call had an effect is for a
-person to find out, with the key that it was made under.
+A step is started, done, failed for good, free or unknown. Free means that its call
+certainly had no effect and will be made again. Unknown means that a person must find
+out whether its call had an effect, by the key that it was made under.
 
-Journals are in the database of the service: PostgreSQL or a SQLite file. That of a
-memory: store is in the service's process, where Journal.List and Resolve look at it.
+Journals are in the database of the service: PostgreSQL or a SQLite file. The journal
+of a memory: store is in the service's process, and only Journal.List and Resolve
+reach it.
 
-What is decided here is on record, with who decided and why: semel steps show tells,
-and so do semel audit search --key KEY and semel audit trace KEY.`,
+Each decision made here is recorded, with who decided and why: semel steps show prints
+it, and so do semel audit search --key KEY and semel audit trace KEY.`,
 	})
 	cmd.AddCommand(p.stepsListCommand(), p.stepsShowCommand(), p.stepsResolveCommand(), p.stepsRetryCommand())
 	return cmd
@@ -78,7 +79,7 @@ func (p *program) stepsAdmin(cmd *cobra.Command, fn func(ctx context.Context, j 
 func stepsFault(what string, err error) error {
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("%s: %w", what, err),
-		do: "The store did not answer as it should. Looking is always safe to repeat; before repeating a change, look whether it took effect: semel steps show.",
+		do: "The store did not respond as expected. Looking is always safe to repeat; before repeating a change, check whether it took effect: semel steps show.",
 	}
 }
 
@@ -207,7 +208,7 @@ func oneOperation(_ *cobra.Command, args []string) error {
 			return nil
 		}
 	}
-	return usagef("name one operation by its number, which semel steps list tells")
+	return usagef("name one operation by its number, which semel steps list prints")
 }
 
 // findOperation returns the operation with this number, and its steps.
@@ -239,7 +240,7 @@ func findStep(o steps.Operation, name string) (steps.Step, error) {
 	}
 	return steps.Step{}, &fault{
 		code: exitNotFound, err: fmt.Errorf("the operation %d has no step %q on record", o.Number, name),
-		do: fmt.Sprintf("semel steps show %d tells what steps there are. Nothing was changed.", o.Number),
+		do: fmt.Sprintf("semel steps show %d prints its steps. Nothing was changed.", o.Number),
 	}
 }
 
@@ -250,11 +251,11 @@ func (p *program) stepsShowCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "show NUMBER",
-		Short: "Show one operation, and how far it has come",
-		Long: `Shows an operation by its number, which semel steps list tells: its steps, with the
-keys that their calls were made under, and who decided what of it. Of inputs and results
-it says how large they are. --input prints the input of the operation, or with --step
-that of the step, as it is, and nothing else; --result the result of the step.`,
+		Short: "Show one operation and its steps",
+		Long: `Shows an operation by its number, which semel steps list prints: its steps, with the
+keys that their calls were made under, and who decided what about it. Of inputs and
+results it prints the size. --input prints the input of the operation, or with --step
+that of the step, as it is, and nothing else; --result prints the result of the step.`,
 		Example: `  semel steps show --store sqlite:app.db 17
   semel steps show --store sqlite:app.db 17 --json | jq -r '.steps[] | select(.state == "unknown").child_key'
   semel steps show --store sqlite:app.db 17 --step charge --input`,
@@ -291,7 +292,7 @@ that of the step, as it is, and nothing else; --result the result of the step.`,
 		return p.printOperation(newOperationJSON(o))
 	})
 	jsonFlag(cmd, &asJSON)
-	cmd.Flags().StringVar(&step, "step", "", "with --input or --result: of the step with this name")
+	cmd.Flags().StringVar(&step, "step", "", "with --input or --result: name of the step")
 	cmd.Flags().BoolVar(&input, "input", false, "print the input, as it is")
 	cmd.Flags().BoolVar(&result, "result", false, "print the result of a step, as it is; of one that failed, the text of its error")
 	return cmd
@@ -365,7 +366,7 @@ func (p *program) stepsDecide(ctx context.Context, store steps.Store, number str
 	case errors.Is(err, steps.ErrStale):
 		return &fault{
 			code: exitRefused, err: fmt.Errorf("the operation %s has moved on since it was read", number),
-			do: "A completer, or somebody else, has gone on with it. Nothing was changed by this command; look again: semel steps show " + number,
+			do: "A completer, or another person, has continued it. Nothing was changed by this command; look again: semel steps show " + number,
 		}
 	case errors.Is(err, steps.ErrNotUnknown), errors.Is(err, steps.ErrNotHeld), errors.Is(err, steps.ErrCorrupt):
 		return &fault{code: exitRefused, err: err, do: "Nothing was changed. Look again: semel steps show " + number}
@@ -395,17 +396,17 @@ func (p *program) stepsResolveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resolve NUMBER --step NAME --as done|failed|free",
 		Short: "Say what became of the call of an unknown step",
-		Long: `Settles a step whose state is unknown, as you have found out, and has a completer of
-the service go on with the operation:
+		Long: `Settles a step whose state is unknown according to what you have found out. A
+completer of the service then continues the operation:
 
-  done    it took effect; --result is what the call answered, in JSON, as the step
-          records it: the steps after it are given that
+  done    it took effect; --result is the result of the call, in JSON, as the step
+          records it: the steps after it get that
   failed  it failed for good, with the text in --result: the operation goes on as it
           does after such an error
   free    it had no effect: it is called again, under the same key
 
 A call may still be under way when its step becomes unknown. So look for its effect
-only once the longest time is over that it can take; semel steps show tells the age.`,
+only after the longest time that the call can take; semel steps show prints its age.`,
 		Example: `  semel steps resolve --store sqlite:app.db 17 --step charge --as free --because 'not in the ledger of the bank'
   semel steps resolve --store sqlite:app.db 17 --step charge --as done --result '{"id": "ch_1"}' --because 'the bank has ch_1'
   semel steps resolve --store sqlite:app.db 17 --step charge --as done --result @charge.json --because 'the bank has it'`,
@@ -415,7 +416,7 @@ only once the longest time is over that it can take; semel steps show tells the 
 		given := cmd.Flags().Changed("result")
 		switch {
 		case step == "":
-			return usagef("--step is missing: name the unknown step, which semel steps show tells")
+			return usagef("--step is missing: name the unknown step, which semel steps show prints")
 		case as.value == "":
 			return usagef("--as is missing: say done, failed or free")
 		case given != (as.value != string(steps.StateFree)):
@@ -452,10 +453,10 @@ func (p *program) stepsRetryCommand() *cobra.Command {
 	var d decided
 	cmd := &cobra.Command{
 		Use:   "retry NUMBER",
-		Short: "Have a held operation go on, once its cause is mended",
-		Long: `Makes a held operation open again; its attempts count anew. A completer of the service
-goes on with it behind the last step that was done. It is held again if its cause is
-still there: an unknown step is for semel steps resolve.`,
+		Short: "Continue a held operation, after its cause was mended",
+		Long: `Makes a held operation open again. Its attempts count anew. A completer of the service
+continues it after the last step that was done. It is held again if its cause is still
+there; settle an unknown step with semel steps resolve.`,
 		Example: `  semel steps retry --store sqlite:app.db 17 --because 'the bank answers again'`,
 		Args:    oneOperation,
 	}

@@ -57,7 +57,7 @@ func parseStoreURL(s string) (storeURL, error) {
 	}
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
 		if !strings.HasPrefix(after, "/") {
-			return storeURL{}, fmt.Errorf("it is %q: behind two slashes the path must be absolute; a relative path comes right behind the colon", s)
+			return storeURL{}, fmt.Errorf("it is %q: after two slashes the path must be absolute; a relative path follows the colon directly", s)
 		}
 		rest = after
 	}
@@ -158,15 +158,15 @@ func troubleOf(err error) trouble {
 	case is(sqlite.ErrBusy):
 		return trouble{class: "busy", do: "Another process has locked the file: a gateway that starts, a backup, a VACUUM, or a database shell with an open transaction. Let it end, or stop it."}
 	case isAnswer && (strings.HasPrefix(answer.Code, "28") || answer.Code == "3D000" || answer.Code == "42501"):
-		return trouble{class: "refused", do: "The database is there and refuses: check its name, the user and the password, and what the user may do."}
+		return trouble{class: "refused", do: "The database refuses access: check its name, the user, the password, and the rights of the user."}
 	case isAnswer && (answer.Code == "57P03" || answer.Code == "53300"):
 		return trouble{class: "busy", do: "The database is starting, stopping, or has no connection left."}
 	case isAnswer:
-		return trouble{class: "failed", do: "The database answered with an error, which the message tells."}
+		return trouble{class: "failed", do: "The database reported the error in the message."}
 	case isConnect, is(context.DeadlineExceeded):
-		return trouble{class: "unreachable", do: "The database does not answer: check its address, that it runs, and the network between."}
+		return trouble{class: "unreachable", do: "The database does not respond: check its address, that it runs, and the network in between."}
 	}
-	return trouble{class: "failed", do: "Check the file's permissions and the space on the disk, or that the database answers."}
+	return trouble{class: "failed", do: "Check the file's permissions and the space on the disk, or that the database responds."}
 }
 
 func storeFault(url string, err error) error {
@@ -219,7 +219,7 @@ func (s *postgresStore) Close(ctx context.Context) error {
 func callFault(what string, err error) error {
 	return &fault{
 		code: exitFailed, err: fmt.Errorf("%s: %w", what, err),
-		do: "The store did not answer as it should. Looking is always safe to repeat; before repeating a change, look whether it took effect: semel keys show.",
+		do: "The store did not respond as expected. Looking is always safe to repeat; before repeating a change, check whether it took effect: semel keys show.",
 	}
 }
 

@@ -37,59 +37,59 @@ func (p *program) tortureCommand() *cobra.Command {
 		Use:   "torture",
 		Short: "Kill, pause and cut off gateways, and check that effects happen once",
 		Long: `Starts two gateways that share one store, and behind them an effect ledger, which
-puts each effect on disk before it answers: all processes of their own, on
-loopback only. Clients send operations, retry them under the same key as the
-answers advise, and ask again for what was acknowledged. Meanwhile processes are
-killed and paused for longer than a lease, and connections are cut on both sides
-of the gateways, and to their database. (Of the subject payments the gateways are
-the example itself, and the ledger is its table; beside it runs a service for the
-answers that are not small.) One key in --large-every has such an answer: large,
-over the limit of what is recorded, or a stream of events. In the end everything
-runs again, nothing is resolved, each key is asked for once more, and the history,
-the ledger and the store must agree:
+syncs each effect to disk before it responds: all separate processes, on loopback
+only. Clients send operations, retry them under the same key as the responses
+advise, and ask again for what was acknowledged. Meanwhile processes are killed and
+paused for longer than a lease, and connections are cut on both sides of the
+gateways, and to their database. (With the subject payments the gateways are the
+example itself, and the ledger is its table; another service makes the responses
+that are not small.) One key in --large-every has such a response: large, over the
+limit of what is recorded, or a stream of events. In the end everything runs again,
+nothing is resolved, each key is sent once more, and the history, the ledger and the
+store must agree:
 
   second-effect             a key has more than one effect
   second-effect-of-claim    one claim caused more than one effect (--on-crash retry)
   answers-differ            acknowledgements of one key are not the same bytes, or not
                             those of the ledger
-  torn-answer               an answer came to its end, but is not all of the answer
+  torn-answer               a response came to its end, but is not whole
   effect-missing            an effect that a client was told of is not in the ledger
   acknowledgement-lost      a key was acknowledged, and later is not
-  effect-after-refusal      all asks were told "no effect", and there is one
+  effect-after-refusal      every response said "no effect", and there is one
   unknown-without-cause     an outcome is unknown though only its client was cut off
   stuck                     a key is in progress beyond its lease, or has no answer
   failed-start              a gateway ended before it listened
-  unexpected-answer         an answer that no client should see
+  unexpected-answer         a response that no client should see
 
 The subject shop is three copies of a service that uses all that semel has for
-services, on one database, and behind them one that charges, once for each key. An
-order is asked for by requests under two keys, by a webhook and by a job, together or
-one after the other, and is one operation under its own number: a step reserves, a
-step charges, and a step writes it down and enqueues a notice, whose receiver is behind
-an inbox, and an event, which is a webhook to the next copy. Each copy has a
-completer, a relay and a worker for jobs. Their clocks are four minutes apart, and
-those of the webhooks' sender further; some orders are declined, the authority of some jobs is
-revoked before they run, some webhooks are forged, and jobs that are done are run
-again. Beside the faults above all that passes between a copy and its database, or the
-service that charges, is held up at times. Nobody asks any more when the faults have
-ended: within a dozen leases all must have come to its end, or be getting on. Then every
-order is asked for by every entry, and checked: one reservation, charge, notice and
-event each, none for what was refused, the same answer by all entries, the stock what
-the reservations say, and
+services, on one database, and behind them a service that charges, once for each key.
+An order is placed by requests under two keys, by a webhook and by a job, at once or in
+turn, and is one operation under its own number. One step reserves, one charges, and
+one records the order and enqueues a notice, whose receiver is behind an inbox, and an
+event, which is a webhook to the next copy. Each copy has a completer, a relay and a
+worker for jobs. Their clocks are four minutes apart, and those of the webhooks'
+sender further. Some orders are declined, the authority of some jobs is revoked before
+they run, some webhooks are forged, and jobs that are done are run again. Besides the
+faults above, the traffic between a copy and its database, or the charging service, is
+delayed at times. When the faults have ended no more requests are sent: within a dozen
+leases every order must be completed, or be making progress. Then every order is sent
+again by every way, and these are checked: one reservation, charge, notice and event
+each, none for what was refused, the same answer by all ways, a stock that agrees with
+the reservations, and
 
-  effect-of-rolled-back     a message tells of what was not committed
+  effect-of-rolled-back     a message is about something that was not committed
   out-of-order              messages of one lane took effect in another order
 
 A violation is printed with the timeline of its key. The directory of the run has
 the whole timeline, the ledger and the store; it is removed after a run without a
 violation, unless --dir named it.
 
-The seed decides what is chosen at random. When processes get to run is up to the
-machine, so the same seed makes a similar run, not the same.
+The seed decides what is chosen at random. The machine decides when processes run, so
+the same seed makes a similar run, not an identical one.
 
-It ends with 0 if no promise was broken, 5 if one was, 6 if the run saw too few
+The exit code is 0 if no promise was broken, 5 if one was, 6 if the run saw too few
 faults, retries or acknowledgements to prove anything, and 1 if it could not be
-carried through.`,
+completed.`,
 		Example: `  semel torture --duration 1m
   semel torture --duration 10m --seed 42 --json
   semel torture --subject gateway-postgres --postgres postgres://me@127.0.0.1/empty
@@ -103,17 +103,17 @@ carried through.`,
 	choiceFlag(cmd, &s.subject, "subject", "what is tortured")
 	f.StringVar(&s.postgres, "postgres", "", "URL of an empty database, for all subjects but gateway-sqlite")
 	f.StringVar(&s.payments, "payments", "", "program of the payments example, for the subject payments")
-	f.StringVar(&s.restart, "restart-database", "", "shell command that crashes the database and starts it again; it ends when the database answers")
-	f.DurationVar(&s.duration, "duration", time.Minute, "how long faults strike; until all is settled takes some seconds more")
-	f.DurationVar(&s.longest, "longest", 0, "how long they strike at most if that saw too little, as on a slow machine (default: --duration)")
-	f.Uint64Var(&s.seed, "seed", 0, "what is chosen at random (default: another one each time)")
+	f.StringVar(&s.restart, "restart-database", "", "shell command that crashes and restarts the database, and returns when the database responds")
+	f.DurationVar(&s.duration, "duration", time.Minute, "how long faults strike; settling everything takes some seconds more")
+	f.DurationVar(&s.longest, "longest", 0, "longest time that faults strike if --duration saw too little, as on a slow machine (default: --duration)")
+	f.Uint64Var(&s.seed, "seed", 0, "seed of what is chosen at random (default: a new one each time)")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "policy of the gateways")
 	f.DurationVar(&s.lease, "lease", time.Second, "lease of the gateways; other times follow from it")
 	f.IntVar(&s.clients, "clients", 24, "how many clients work at the same time")
-	f.IntVar(&s.keys, "keys", 200_000, "most keys that are made")
-	f.IntVar(&s.largeEvery, "large-every", 3, "one in so many keys has an answer that is large, over the limit or a stream; negative for none")
+	f.IntVar(&s.keys, "keys", 200_000, "largest number of keys")
+	f.IntVar(&s.largeEvery, "large-every", 3, "one key in this many has a response that is large, over the limit or a stream; negative for none")
 	f.StringVar(&s.dir, "dir", "", "empty directory for the run's files (default: a temporary one)")
-	f.BoolVar(&s.quiet, "quiet", false, "say nothing on standard error while it runs")
+	f.BoolVar(&s.quiet, "quiet", false, "print nothing on standard error while it runs")
 	jsonFlag(cmd, &s.json)
 	fromEnv(cmd, "postgres")
 	cmd.AddCommand(p.tortureLedgerCommand(), p.tortureServiceCommand(), p.tortureShopCommand(torture.ShopHooks{}), p.tortureRemoteCommand())
@@ -130,13 +130,13 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	case (s.subject.value == "payments") != (s.payments != ""):
 		return usagef("--subject payments needs --payments, the program of that example, and nothing else does")
 	case (s.payments != "" || shop) && s.onCrash.value != "hold":
-		return usagef("--on-crash is for gateways: an operation of payments dies with its transaction, and one of a shop is gone on with")
+		return usagef("--on-crash is for gateways: a crash rolls back an operation of payments, and an operation of a shop is continued")
 	case s.duration <= 0 || s.lease < 100*time.Millisecond || s.clients < 1 || s.keys < 1 || s.largeEvery == 0:
 		return usagef("--duration, --clients and --keys must be positive, --large-every not 0, and --lease at least 100ms")
 	}
 	binary, err := os.Executable()
 	if err != nil {
-		return &fault{code: exitFailed, err: fmt.Errorf("the path of this program cannot be told: %w", err)}
+		return &fault{code: exitFailed, err: fmt.Errorf("the path of this program cannot be found: %w", err)}
 	}
 	if s.seed == 0 {
 		s.seed = rand.Uint64()
@@ -144,7 +144,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	dir := s.dir
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "semel-torture-"); err != nil {
-			return &fault{code: exitFailed, err: fmt.Errorf("there is no place for the run's files: %w", err), do: "Name an empty directory with --dir."}
+			return &fault{code: exitFailed, err: fmt.Errorf("no directory for the run's files could be made: %w", err), do: "Name an empty directory with --dir."}
 		}
 	} else if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		return usagef("--dir %s must be an empty directory that exists", dir)
@@ -188,7 +188,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	case len(report.Inconclusive) > 0:
 		return &fault{
 			code: exitInconclusive, err: fmt.Errorf("the run is inconclusive: it saw too little (seed %d)", s.seed),
-			do: "Let it run longer, or on a machine with more to spare. Its files are in " + dir + ".",
+			do: "Run it for longer, or on a machine that is less busy. Its files are in " + dir + ".",
 		}
 	}
 	if s.dir == "" {

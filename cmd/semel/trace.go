@@ -49,19 +49,19 @@ func (p *program) auditTraceCommand() *cobra.Command {
 	var asJSON, mermaid bool
 	cmd := &cobra.Command{
 		Use:   "trace ID",
-		Short: "Show what a request has led to, and where it came from",
+		Short: "Show what a request led to, and where it came from",
 		Long: fmt.Sprintf(`Follows an id through the stores: a request id, key, event id, trace id, record id
 or message id. It shows the records of protected requests with what became of each
-attempt, duplicates among them, the messages that were enqueued under them, what
-became of those, and the records and messages that they have led to elsewhere: a
-receiver knows a message by its id, as the key or the event id of its own record, and a
-call that a step has made by the step's child key. What the id was caused by is followed
-as well, but for such a call, whose key does not tell.
+attempt, including duplicates, the messages that were enqueued under them and what
+became of those, and the records and messages that they led to elsewhere. A receiver
+knows a message by its id, which is the key or the event id of its own record, and a
+call made by a step by the step's child key. The cause of the id is followed as well,
+except for such a call: its key does not reveal the cause.
 
-Name the stores of other services with --also. What belongs to the same trace id is
-shown, though nothing else may tie it together. Records and messages that are past
-their retention are not there any more; of a record its entries in the trail are, for
-longer. A trace ends at %d records and messages, and says so.
+Name the stores of other services with --also. Whatever has the same trace id is
+shown, even if nothing else connects it. Records and messages that are past
+their retention are gone; a record's entries in the trail are kept for longer. A trace
+ends at %d records and messages, and says so.
 
 With --json the output is one document, in which "cause" is the id of another item:
 
@@ -118,7 +118,7 @@ With --mermaid it is a flowchart to be pasted into Markdown.`, maxTraced),
 		}
 		return nil
 	})
-	cmd.Flags().StringArrayVar(&also, "also", nil, "a further store to look into, as often as needed")
+	cmd.Flags().StringArrayVar(&also, "also", nil, "another store to search; may be repeated")
 	cmd.Flags().BoolVar(&mermaid, "mermaid", false, "print a Mermaid flowchart")
 	jsonFlag(cmd, &asJSON)
 	return cmd

@@ -61,8 +61,8 @@ func (p *program) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Long: `Prints the version that was built, the revision it was built from and its date
-if the build told them, and the version of Go. semel --version says the same.`,
+		Long: `Prints the version, the revision and date that it was built from, if known, and the
+version of Go. semel --version prints the same.`,
 		Example: "  semel version\n  semel version --json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

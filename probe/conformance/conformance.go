@@ -17,7 +17,7 @@ import (
 	"github.com/semelhq/semel/probe/internal/wire"
 )
 
-// Config says what to check, and what is expected.
+// Config says what to check, and what to expect.
 type Config struct {
 	// URL of the test endpoint. Required.
 	URL string
@@ -31,27 +31,27 @@ type Config struct {
 	// InFlight is what the operation does with a duplicate in flight: reject,
 	// wait or accept. Default: reject.
 	InFlight string
-	// KeyOptional: the operation passes requests without a key.
+	// KeyOptional says that the operation passes requests without a key.
 	KeyOptional bool
-	// Strict: the operation takes keys in double quotes only.
+	// Strict says that the operation accepts keys in double quotes only.
 	Strict bool
 	// Prefix is the path of the status resources; empty if there are none.
 	Prefix string
 	// MaxRequestBody is the operation's limit; zero leaves it unchecked.
 	MaxRequestBody int
-	// Outage, if not nil, takes the store away and gives it back. Without it
-	// an outage is not checked.
+	// Outage, if not nil, stops and restarts the store. If it is nil, an outage is
+	// not checked.
 	Outage func(down bool)
 
-	// Protocol is what to speak: auto, which is what the server picks, http1 or
-	// http2. Default: auto.
+	// Protocol is the version of HTTP to speak: auto, which lets the server
+	// choose, http1 or http2. Default: auto.
 	Protocol string
 	// TLS is for https. Default: verified against the system's roots.
 	TLS *tls.Config
 	// Timeout bounds each exchange, and each wait for the endpoint to have
 	// done something. Default 30 s.
 	Timeout time.Duration
-	// Checked is told each result as it comes; nil for nobody.
+	// Checked, if not nil, is called with each result as it comes.
 	Checked func(Result)
 }
 
@@ -65,10 +65,10 @@ const (
 	NotApplicable Outcome = "not_applicable"
 )
 
-// Result is what came of a case.
+// Result is the result of a case.
 type Result struct {
 	Case string `json:"case"`
-	// Expected says in a line what the contract wants.
+	// Expected says in a line what the contract requires.
 	Expected string  `json:"expected"`
 	Outcome  Outcome `json:"outcome"`
 	// Detail says what was seen instead, or why the case does not apply.
@@ -76,7 +76,7 @@ type Result struct {
 	Took   time.Duration `json:"took_ns"`
 }
 
-// Report is what came of all cases.
+// Report holds the results of all cases.
 type Report struct {
 	URL      string        `json:"url"`
 	Contract string        `json:"contract"`
@@ -99,11 +99,12 @@ func (r Report) Failed() (n int) {
 // maxSends bounds a run. Polling for a state counts too.
 const maxSends = 5000
 
-// ErrUnreachable: the endpoint does not answer as one.
+// ErrUnreachable reports that the endpoint cannot be reached, or does not
+// respond as a test endpoint.
 var ErrUnreachable = errors.New("conformance: the test endpoint cannot be reached")
 
 // Run checks every case. The error says what is wrong with c, or matches
-// ErrUnreachable, or is the context's cause; a case that fails is no error.
+// ErrUnreachable, or is the context's cause. A case that fails is not an error.
 func Run(ctx context.Context, c Config) (Report, error) {
 	r, err := newRun(ctx, c)
 	if err != nil {

@@ -1,10 +1,10 @@
 // Package conformance checks from outside that a server keeps the HTTP contract
 // of protected operations, case by case: what happens to a repeated key, to a
-// missing one, to a duplicate in flight, and so on, and how each is told.
+// missing one, to a duplicate in flight, and so on, and how each is answered.
 //
-// The server has to offer one protected operation that can be told what to do,
-// the test endpoint. [Endpoint] is one, for servers in Go; in other languages it
-// is some forty lines:
+// The server must offer a test endpoint: one protected operation whose requests
+// say what it is to do. [Endpoint] is one for servers in Go; in other languages it
+// takes some forty lines:
 //
 //	POST <url>   protected. The body is a JSON object:
 //	             case    names the test; effects are counted by it. Required.

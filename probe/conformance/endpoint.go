@@ -38,8 +38,8 @@ type endpointCase struct {
 	free     bool
 }
 
-// Endpoint returns a test endpoint. Its POST has to be protected by whoever
-// mounts it. It keeps its counts in memory and is not for production.
+// Endpoint returns a test endpoint. The caller must protect its POST. It keeps
+// its counts in memory and is not for production.
 func Endpoint() http.Handler { return &endpoint{cases: map[string]*endpointCase{}} }
 
 func (e *endpoint) of(name string) *endpointCase {

@@ -5,7 +5,7 @@ import "slices"
 // FindingID names a kind of finding, in reports and in the catalogue.
 type FindingID string
 
-// The findings there are.
+// The kinds of findings.
 const (
 	FindingDoubleEffectSequential          FindingID = "double-effect-sequential"
 	FindingUnstable5xxOnDuplicate          FindingID = "unstable-5xx-on-duplicate"
@@ -53,25 +53,25 @@ const (
 	FindingNoSpecification                 FindingID = "no-specification"
 )
 
-// Entry is a kind of finding: what it is called, what it means and what helps.
+// Entry is a kind of finding: its name, its meaning and its remedy.
 type Entry struct {
 	ID       FindingID
 	Title    string
-	Priority Priority // by default; what is at stake may raise or lower it
-	// Basis is how well such a finding is usually known, and Advice what has to
-	// have been seen for that, and when it is less.
+	Priority Priority // the default; what is at stake may raise or lower it
+	// Basis is how well such a finding is usually known. Advice says what must
+	// have been seen for that, and when it is known less well.
 	Basis       Basis
 	Advice      string
 	Explanation string
-	// Inferred are the title and the explanation of a finding that is inferred
-	// only. Empty: the others hold for that as well.
+	// Inferred are the title and the explanation of a finding that is only
+	// inferred. If empty, Title and Explanation serve for that as well.
 	Inferred   Words
 	Remedy     string
 	References []string // names that ReferenceURL knows
 	Guidelines Guidelines
 }
 
-// Names of what findings refer to.
+// Names of the references of findings.
 const (
 	refWSTG    = "OWASP WSTG-BUSL-11" // of races
 	refRace    = "CWE-362"
@@ -104,8 +104,8 @@ var referenceURLs = map[string]string{
 	refPartial: "https://www.rfc-editor.org/rfc/rfc9112#section-8",
 }
 
-// ReferenceURL is where a reference of the catalogue can be read; empty for
-// others.
+// ReferenceURL returns the address of a reference of the catalogue; empty for
+// other names.
 func ReferenceURL(name string) string { return referenceURLs[name] }
 
 // Catalogue returns all kinds of findings, the worst first.
@@ -135,13 +135,14 @@ func Lookup(id FindingID) (Entry, bool) {
 	return catalogue[i].whole(), true
 }
 
-// whole is a copy of the entry that is the caller's own, with its guidelines.
+// whole returns a copy of the entry, with its guidelines, that the caller may
+// change.
 func (e Entry) whole() Entry {
 	e.References, e.Guidelines = slices.Clone(e.References), mapped(e.ID)
 	return e
 }
 
-// Finding makes a finding of the entry, as the catalogue has it.
+// Finding returns a finding of this kind, in the words of the catalogue.
 func (e Entry) Finding(experiment string, sends ...int) Finding {
 	return Finding{
 		ID: e.ID, Priority: e.Priority, Basis: e.Basis, Title: e.Title, Explanation: e.Explanation, Remedy: e.Remedy,

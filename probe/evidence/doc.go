@@ -3,7 +3,7 @@
 // judgement rests on. It is plain data with a stable JSON form; reports are made
 // of nothing else.
 //
-// It holds no secret: whoever fills it in has replaced them before.
+// It holds no secrets: whoever fills it in must replace them first.
 package evidence
 
 import (
@@ -29,7 +29,8 @@ type Run struct {
 	// DryRun: nothing was sent.
 	DryRun bool `json:"dry_run,omitempty"`
 	// Interrupted says why the run ended early: a signal, the budget, a dead
-	// target. What it broke off is inconclusive; what had not begun was not run.
+	// target. Experiments that were under way are inconclusive; those that had not
+	// begun were not run.
 	Interrupted string `json:"interrupted,omitempty"`
 	// Targets are the hosts and ports that could be sent to.
 	Targets []string `json:"targets"`
@@ -42,7 +43,8 @@ type Run struct {
 	Operations []Operation  `json:"operations"`
 }
 
-// SecretName says where a secret came from whose placeholder is in the evidence.
+// SecretName says where the secret behind a placeholder in the evidence came
+// from.
 type SecretName struct {
 	Placeholder string `json:"placeholder"` // such as redacted-1
 	From        string `json:"from"`        // such as env TOKEN_A
@@ -54,21 +56,22 @@ type Operation struct {
 	Method string `json:"method"`
 	URL    string `json:"url"`
 	// Profile is the expected contract: ietf, stripe, oasis or custom; none if
-	// there is no key and nobody named one. Assumed: nobody named it.
+	// there is no key and the plan names no contract. Assumed reports whether the
+	// plan did not name it.
 	Profile string `json:"profile"`
 	Assumed bool   `json:"profile_assumed,omitempty"`
-	// KeyIn says where the key is, such as "header Idempotency-Key", or NoKey;
-	// earlier versions did not say.
+	// KeyIn says where the key is, such as "header Idempotency-Key", or is NoKey.
+	// It is empty in runs of earlier versions.
 	KeyIn string `json:"key_in,omitempty"`
-	// Source is where the operation is described, for reports that point
-	// there: an OpenAPI file, with its line, or the plan.
+	// Source is where the operation is described, for reports that link to it:
+	// an OpenAPI file, with its line, or the plan.
 	Source     string `json:"source,omitempty"`
 	SourceLine int    `json:"source_line,omitempty"`
-	// Signed: each delivery is signed for itself, so that its bytes cannot be
-	// sent again under another key.
+	// Signed reports whether each delivery is signed separately, so that its bytes
+	// cannot be sent again under another key.
 	Signed bool `json:"signed,omitempty"`
 
-	// Readers are the state readers, which Witnesses are told apart by.
+	// Readers are the state readers. Witnesses name their effects by them.
 	Readers     []Reader     `json:"readers,omitempty"`
 	Experiments []Experiment `json:"experiments"`
 	Verdict     Verdict      `json:"verdict"`
@@ -81,19 +84,19 @@ type Operation struct {
 // NoKey is the KeyIn of operations without a key.
 const NoKey = "none"
 
-// Outcome is what an experiment came to.
+// Outcome is the outcome of an experiment.
 type Outcome string
 
 const (
-	// Held: what the experiment looks for was shown to be right.
+	// Held means that the target was shown to be right.
 	Held Outcome = "held"
-	// Broken: it was shown to be wrong.
+	// Broken means that the target was shown to be wrong.
 	Broken Outcome = "broken"
-	// Inconclusive: a precondition failed, so nothing was shown.
+	// Inconclusive means that a precondition failed, so nothing was shown.
 	Inconclusive Outcome = "inconclusive"
-	// NotApplicable: the operation has nothing of the kind.
+	// NotApplicable means that the operation has nothing to which it applies.
 	NotApplicable Outcome = "not_applicable"
-	// NotRun: it was switched off, or the run ended before.
+	// NotRun means that it was switched off, or the run ended before it.
 	NotRun Outcome = "not_run"
 )
 
@@ -105,7 +108,7 @@ type Experiment struct {
 	Step    string  `json:"step"`
 	Title   string  `json:"title"`
 	Outcome Outcome `json:"outcome"`
-	// Why says in a sentence what the outcome rests on.
+	// Why gives the reason for the outcome in one sentence.
 	Why      string    `json:"why"`
 	Sends    []Send    `json:"sends,omitempty"`
 	Before   []Reading `json:"before,omitempty"`
@@ -117,20 +120,21 @@ type Experiment struct {
 	Started  time.Time `json:"started,omitzero"`
 	Ended    time.Time `json:"ended,omitzero"`
 	Settling string    `json:"settling,omitempty"` // how it was seen that the state was stable
-	// Drawn are values that were drawn for the requests, keys among them: who
-	// sends the requests again needs others. Of many requests the first ones'.
+	// Drawn are the values that were drawn for the requests, including keys.
+	// Sending the requests again needs new ones. Of many requests, these are
+	// the values of the first ones.
 	Drawn []string `json:"drawn,omitempty"`
 }
 
-// Role is what a send was for.
+// Role is the purpose of a send.
 type Role string
 
 // The roles of sends.
 const (
 	RoleControl        Role = "control"   // a request by itself, for comparison
-	RoleFirst          Role = "first"     // the one that duplicates are of
-	RoleDuplicate      Role = "duplicate" // the same again
-	RoleGround         Role = "ground"    // shows, before the experiment itself, that a good key protects
+	RoleFirst          Role = "first"     // the request that is duplicated
+	RoleDuplicate      Role = "duplicate" // the same request again
+	RoleGround         Role = "ground"    // shows, before the experiment itself, that a valid key protects
 	RoleAltered        Role = "altered"
 	RoleRewritten      Role = "rewritten"
 	RoleCorrected      Role = "corrected"
@@ -154,7 +158,8 @@ const (
 // Send is one request on the wire. Times are microseconds since the start of
 // the experiment; -1 for what did not happen.
 type Send struct {
-	// N counts the sends of the whole run, from 1, and is the entry of the HAR.
+	// N counts the sends of the whole run, from 1. It is also the number of the
+	// entry in the HAR.
 	N         int    `json:"n"`
 	Role      Role   `json:"role"`
 	Principal string `json:"principal,omitempty"`
@@ -164,12 +169,13 @@ type Send struct {
 	// Delivery is not-sent, partial, refused, unanswered or answered.
 	Delivery string `json:"delivery"`
 	Acked    bool   `json:"acked,omitempty"`
-	Cut      string `json:"cut,omitempty"` // where we cut it
+	Cut      string `json:"cut,omitempty"` // where the probe cut it
 	Status   int    `json:"status,omitempty"`
-	// SaysError: the status is of success, and the body tells of an error.
+	// SaysError reports whether the body names an error although the status is one
+	// of success.
 	SaysError bool `json:"says_error,omitempty"`
 	Replayed  bool `json:"replayed,omitempty"`
-	// Resource is the id that the answer names.
+	// Resource is the id that the response names.
 	Resource string `json:"resource,omitempty"`
 	Body     string `json:"body_sha256,omitempty"`
 	Bytes    int    `json:"body_bytes,omitempty"`
@@ -185,9 +191,9 @@ type Send struct {
 type Reading struct {
 	Reader string    `json:"reader"`
 	At     time.Time `json:"at"`
-	// Count is the number of effects, where the reader counts.
+	// Count is the number of effects, for readers that count.
 	Count *int64 `json:"count,omitempty"`
-	// Values are what it read by name, for readers that compare.
+	// Values are what it read, by name, for readers that compare.
 	Values map[string]string `json:"values,omitempty"`
 	Err    string            `json:"error,omitempty"`
 }
@@ -198,10 +204,10 @@ type Change struct {
 	Name   string `json:"name"`
 	Before string `json:"before"`
 	After  string `json:"after"`
-	// Effects is by how much the number of effects rose; 0 for values.
+	// Effects is the increase in the number of effects; 0 for values.
 	Effects int64 `json:"effects,omitempty"`
-	// Expected is how many are due, by what was sent and how it was answered:
-	// -1 if that is open, because it is what the experiment asks.
+	// Expected is the number that is right, given what was sent and how it was
+	// answered; -1 if that is what the experiment asks.
 	Expected int64 `json:"expected,omitempty"`
 }
 
@@ -216,9 +222,9 @@ const (
 	DifferentResult      SecondClass = "different_result"
 )
 
-// Second compares a second answer with the first.
+// Second compares a second response with the first.
 type Second struct {
-	// Of are the numbers of the two sends; earlier versions did not say.
+	// Of are the numbers of the two sends. It is empty in runs of earlier versions.
 	Of          []int       `json:"of,omitempty"`
 	Class       SecondClass `json:"class"`
 	Status      bool        `json:"same_status"`
@@ -227,8 +233,8 @@ type Second struct {
 	Differences []string    `json:"differences,omitempty"`
 	FirstUS     int64       `json:"first_us"`
 	SecondUS    int64       `json:"second_us"`
-	// Timing is fast-as-a-replay, slow-as-an-execution or undecided: a hint,
-	// never more.
+	// Timing is fast-as-a-replay, slow-as-an-execution or undecided. It is only a
+	// hint.
 	Timing string `json:"timing"`
 }
 
@@ -288,8 +294,8 @@ func binomialCDF(k, n int, p float64) (sum float64) {
 	return sum
 }
 
-// Verdict is the ten fields of the normalised key. Values that a reader does
-// not know count as unknown.
+// Verdict is the ten fields of the normalised key. A program that reads a Verdict
+// should treat values it does not know as unknown.
 type Verdict struct {
 	IdempotencySupport string  `json:"idempotency_support"`
 	KeyScopeBinding    string  `json:"key_scope_binding"`
@@ -321,7 +327,8 @@ var verdictFields = []struct {
 	{"audit_strength", func(v *Verdict) *string { return &v.AuditStrength }, []string{"strong", "partial", "weak", "unknown"}},
 }
 
-// UnknownVerdict has unknown in every field and a confidence of zero.
+// UnknownVerdict returns a verdict with unknown in every field and a confidence of
+// zero.
 func UnknownVerdict() Verdict {
 	var v Verdict
 	for _, f := range verdictFields {
@@ -330,7 +337,7 @@ func UnknownVerdict() Verdict {
 	return v
 }
 
-// Validate reports fields whose value is not one of theirs.
+// Validate returns an error that names each field whose value is not allowed.
 func (v Verdict) Validate() error {
 	for _, f := range verdictFields {
 		if got := *f.get(&v); !slices.Contains(f.values, got) {
@@ -343,7 +350,7 @@ func (v Verdict) Validate() error {
 	return nil
 }
 
-// Key is the normalised verdict key, idempotency_race_doubleexec_boundary_key:
+// Key returns the normalised verdict key, idempotency_race_doubleexec_boundary_key:
 // the ten fields in their order, each as field(value).
 func (v Verdict) Key() string {
 	parts := make([]string, 0, len(verdictFields)+1)
@@ -353,9 +360,9 @@ func (v Verdict) Key() string {
 	return strings.Join(append(parts, fmt.Sprintf("confidence(%.2f)", v.Confidence)), " + ")
 }
 
-// Priority says how bad a finding is: P0, an effect was doubled, lost, forged or
-// crossed a tenant's border; P1, it can be, or a client is led to it; P2, a
-// contract is unclear.
+// Priority says how bad a finding is. P0: an effect was doubled, lost, forged,
+// or crossed a tenant's border. P1: that can happen, or a client is led to it.
+// P2: a contract is unclear.
 type Priority string
 
 const (
@@ -370,7 +377,7 @@ type Basis string
 const (
 	Established Basis = "established" // seen, and the evidence is in the run
 	Inferred    Basis = "inferred"    // follows from what was seen, under a named assumption
-	Unknowable  Basis = "unknowable"  // cannot be told from outside
+	Unknowable  Basis = "unknowable"  // cannot be known from outside
 )
 
 // Finding is something that is wrong.
@@ -385,9 +392,9 @@ type Finding struct {
 	Experiment  string    `json:"experiment"`
 	Sends       []int     `json:"sends,omitempty"` // the evidence
 	References  []string  `json:"references,omitempty"`
-	// Guidelines are what common guidelines call it.
+	// Guidelines are its ids in common guidelines.
 	Guidelines Guidelines `json:"guidelines,omitzero"`
-	// Symptoms have the same cause, Causes are what it may be.
+	// Symptoms are findings with the same cause. Causes are the possible causes.
 	Symptoms []Symptom `json:"symptoms,omitempty"`
 	Causes   []Cause   `json:"causes,omitempty"`
 }
@@ -396,16 +403,16 @@ type Finding struct {
 type Statement struct {
 	Basis Basis  `json:"basis"`
 	Text  string `json:"text"`
-	// Field is the field of the verdict that it is about, if any.
+	// Field is the field of the verdict that the statement is about, if any.
 	Field string `json:"field,omitempty"`
 }
 
 // Hypothesis is a possible cause of what was found, and the check that would
-// tell.
+// decide it.
 type Hypothesis struct {
 	Name  string `json:"name"` // A to D
 	Text  string `json:"text"`
-	For   string `json:"for"` // what speaks for it
+	For   string `json:"for"` // the evidence for it
 	Check string `json:"check"`
 }
 

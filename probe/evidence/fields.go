@@ -2,12 +2,12 @@ package evidence
 
 import "fmt"
 
-// Field is a field of a verdict, with what it means.
+// Field is a field of a verdict, with its meaning.
 type Field struct {
 	Name    string
 	Value   string
 	Meaning string // of the field
-	Says    string // what this value says; empty for values that are not known
+	Says    string // meaning of the value; empty for values that are not known
 }
 
 // Fields returns the ten fields in their order.

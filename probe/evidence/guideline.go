@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Guidelines are what common guidelines call a kind of finding. All five have
-// at least one entry, and all entries are explained by [Guideline].
+// Guidelines are the ids of a kind of finding in common guidelines. Each of the
+// five has at least one entry, and [Guideline] explains every entry.
 type Guidelines struct {
 	ASVS   []string `json:"asvs"`   // requirements of OWASP ASVS 5.0.0
 	WSTG   []string `json:"wstg"`   // tests of the OWASP Web Security Testing Guide
@@ -16,8 +16,8 @@ type Guidelines struct {
 	CWE    []string `json:"cwe"`
 }
 
-// Standards are the guidelines, in the order in which reports have them, each
-// with its version.
+// Standards returns the names of the guidelines with their versions, in the
+// order of the reports.
 func Standards() []string {
 	return []string{"OWASP ASVS 5.0.0", "OWASP WSTG", "PTES", "MITRE ATT&CK Enterprise", "CWE"}
 }
@@ -28,8 +28,8 @@ func (g Guidelines) Lists() [][]string { return [][]string{g.ASVS, g.WSTG, g.PTE
 // All returns the entries of all guidelines.
 func (g Guidelines) All() []string { return slices.Concat(g.Lists()...) }
 
-// GuidelinesOf returns what the guidelines call the finding. A run that was
-// written by an earlier version has it from the catalogue.
+// GuidelinesOf returns the finding's ids in the guidelines. For a run that was
+// written by an earlier version they are taken from the catalogue.
 func (f Finding) GuidelinesOf() Guidelines {
 	if len(f.Guidelines.All()) > 0 {
 		return f.Guidelines
@@ -42,7 +42,7 @@ func (f Finding) GuidelinesOf() Guidelines {
 type GuidelineEntry struct {
 	ID       string
 	Standard string // one of Standards
-	Title    string // in our words where the guideline has a long one
+	Title    string // shortened if the guideline's is long
 	URL      string
 }
 
@@ -248,7 +248,7 @@ func mapped(id FindingID) Guidelines {
 	}
 }
 
-// GuidelineSum is an entry of a guideline and what a run says about it.
+// GuidelineSum is an entry of a guideline and the findings of a run under it.
 type GuidelineSum struct {
 	GuidelineEntry
 	Findings []FindingID // ids, each once

@@ -8,33 +8,34 @@ import (
 	"strings"
 )
 
-// RuledOut: the experiments that would have shown it did not. That is said of
-// what was tried, under the conditions of the run, and of no more.
+// RuledOut means that the experiments that would have shown it did not. It holds
+// only for what was tried, under the conditions of the run.
 const RuledOut CauseState = "ruled out as far as tried"
 
-// Standing is a hypothesis of the method and where it stands. There are four,
-// and a run says of each what it knows.
+// Standing is a hypothesis of the method and its state. There are four, and a run
+// has a Standing for each.
 type Standing struct {
 	Name string `json:"name"` // A to D
 	Text string `json:"text"`
 	// State is Supported, RuledOut or Open.
 	State CauseState `json:"state"`
-	// Because says what the state rests on.
+	// Because gives the reason for the state.
 	Because string `json:"because"`
 	// Next is the check that would decide it, or decide it better, with the
-	// option or the key of the plan that it takes.
+	// option or the key of the plan that it needs.
 	Next string `json:"next"`
 }
 
-// hypothesis is one of the four and what tells of it.
+// hypothesis is one of the four, with the experiments and findings that decide
+// it.
 type hypothesis struct {
 	name, text string
-	// decides are the experiments that rule it out if all of them held; of a
-	// list of several, one is enough. Those in also are named too, and rule
-	// nothing out.
+	// decides are the experiments that rule it out if all of them held; of a list
+	// of several, one is enough. Those in also are named as well, but rule nothing
+	// out.
 	decides [][]string
 	also    []string
-	// try are the experiments of the next check, with what it takes besides.
+	// try are the experiments of the next check, with what else it needs.
 	try, with string
 }
 
@@ -79,8 +80,8 @@ func (o *Operation) hypothesesOf() []hypothesis {
 	return []hypothesis{a, b, c, d}
 }
 
-// sixty is a budget of requests that duplicate and sixty trials of a race stay
-// within, with some room for controls and what is sent again.
+// sixty is a budget of requests that suffices for duplicate and sixty trials of
+// a race, with room for controls and for what is sent again.
 func (o *Operation) sixty() int {
 	width := 10 // as a plan has it by default
 	for _, e := range o.Experiments {
@@ -92,8 +93,8 @@ func (o *Operation) sixty() int {
 }
 
 // supports returns the hypothesis that a finding supports, by what was found and
-// in which experiment; empty if it is of none. A finding of what a target that
-// recognises no duplicates does anywhere says nothing of its own beside that.
+// in which experiment; empty if there is none. A target that recognises no
+// duplicates has some findings in every experiment; these add nothing to that.
 func (o *Operation) supports(f Finding) string {
 	alone := o.recognises() // some duplicate was recognised
 	switch f.ID {
@@ -161,8 +162,8 @@ func (o *Operation) recognises() bool {
 	return false
 }
 
-// failedFirst reports whether the first send of a finding came to no success,
-// and was sent again.
+// failedFirst reports whether the first send of a finding did not succeed and
+// was sent again.
 func (o *Operation) failedFirst(f Finding) bool {
 	if len(f.Sends) < 2 {
 		return false
@@ -176,15 +177,15 @@ func (o *Operation) failedFirst(f Finding) bool {
 	return false
 }
 
-// Standings says of each of the four hypotheses where it stands after the run.
+// Standings returns the state of each of the four hypotheses after the run.
 func (o *Operation) Standings() []Standing {
 	of := o.hypothesesOf()
 	all := make([]Standing, len(of))
 	for i, h := range of {
 		all[i] = o.weigh(h)
 	}
-	// What doubles one after the other doubles in races and after losses too, and
-	// nothing is bound to a request that is not recognised.
+	// A target that doubles in turn also doubles in races and after losses, and
+	// has nothing bound to a request that it does not recognise.
 	if all[0].State == Supported && !o.recognises() {
 		for i := range all[1:] {
 			s := &all[1+i]
@@ -199,8 +200,8 @@ func (o *Operation) Standings() []Standing {
 	return all
 }
 
-// doubles says whether a finding is a double effect, which a target that knows
-// no duplicates has anywhere.
+// doubles reports whether a finding is a double effect, which a target that
+// recognises no duplicates shows in every experiment.
 func doubles(id FindingID) bool {
 	switch id {
 	case FindingInFlightExecuted, FindingOutsideEffectDoubled, FindingEffectsDisagree, FindingMismatchExecuted, FindingMalformedKeyAcceptedUnprotected, FindingChangeDoubles, FindingFailureNotRepeatable,
@@ -287,7 +288,7 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	}
 	if decided {
 		s.State = RuledOut
-		// More trials of a race tell more; of others more of the same does not.
+		// More trials of a race show more; repeating other experiments does not.
 		if h.name != "B" {
 			s.Next = o.better(h)
 		}
@@ -296,8 +297,8 @@ func (o *Operation) weigh(h hypothesis) Standing {
 	return s
 }
 
-// better says which experiments would tell more of what is ruled out: those of
-// its check that were not made, else those that showed nothing.
+// better returns the experiments that would show more about what is ruled out:
+// those of its check that were not made, else those that showed nothing.
 func (o *Operation) better(h hypothesis) string {
 	var again []string
 	for _, name := range slices.Concat(strings.Split(h.try, ","), slices.Concat(h.decides...), h.also) {
@@ -316,11 +317,11 @@ func (o *Operation) better(h hypothesis) string {
 	return "--only duplicate," + strings.Join(again, ",")
 }
 
-// brokenElse marks what is broken, and not for its effects.
+// brokenElse marks what is broken for another reason than its effects.
 const brokenElse = " (broken)"
 
-// showing says how an experiment shows that there is nothing of what it looks
-// for, or why it does not.
+// showing says how an experiment shows the absence of what it looks for, or why
+// it does not.
 func (o *Operation) showing(name string) (held, why string) {
 	switch e := o.experiment(name); {
 	case e == nil || e.Outcome == NotRun:
@@ -348,14 +349,15 @@ func (o *Operation) showing(name string) (held, why string) {
 	return held, ""
 }
 
-// cut reports whether a first request was cut off, as far as its sends are there.
+// cut reports whether a first request was cut off, as far as its sends are
+// known.
 func (e *Experiment) cut() bool {
 	first := func(s Send) bool { return s.Role == RoleFirst }
 	return !slices.ContainsFunc(e.Sends, first) || slices.ContainsFunc(e.Sends, func(s Send) bool { return first(s) && s.Cut != "" })
 }
 
-// once reports whether an experiment showed, by a reader that can tell, the
-// effects that were due: it held, or is broken for its answers alone.
+// once reports whether an experiment showed the right number of effects, by a
+// reader that saw one before: it held, or is broken only for its responses.
 func (o *Operation) once(e *Experiment) bool {
 	if !o.told(e) {
 		return false
@@ -380,8 +382,8 @@ func (o *Operation) once(e *Experiment) bool {
 	return some && (e.Race == nil || e.Race.Overlapped > 0)
 }
 
-// Failed reports whether a first attempt that failed by itself, with an answer,
-// was tried.
+// Failed reports whether there was a first attempt that failed by itself, with
+// a response.
 func (o *Operation) Failed() bool {
 	e := o.experiment("failed_first")
 	return e != nil && slices.ContainsFunc(e.Sends, func(s Send) bool { return s.Role == RoleFirst && s.Status >= 400 })
@@ -398,7 +400,8 @@ func (o *Operation) experiment(name string) *Experiment {
 	return nil
 }
 
-// told says whether an experiment that held did so by a reader that can tell.
+// told reports whether an experiment that held did so by a reader that had seen
+// an effect.
 func (o *Operation) told(e *Experiment) bool {
 	if len(o.Readers) == 0 { // as earlier versions wrote it
 		return len(e.Changes) > 0 || e.Race != nil
@@ -406,7 +409,8 @@ func (o *Operation) told(e *Experiment) bool {
 	return slices.ContainsFunc(o.Readers, func(r Reader) bool { return r.Seen })
 }
 
-// bound is the race's bound; one that was never computed is no rate of zero.
+// bound returns the race's bound. A bound that was never computed is not a rate
+// of zero.
 func (r *Race) bound() float64 {
 	if r.Bound > 0 {
 		return r.Bound

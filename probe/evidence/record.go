@@ -16,7 +16,7 @@ var recordSchema []byte
 func RecordJSONSchema() []byte { return slices.Clone(recordSchema) }
 
 // Records are the least that is worth keeping of a run: for each operation the
-// verdict and what it rests on. They hold no secret.
+// verdict and its grounds. They hold no secrets.
 type Records struct {
 	Schema     string    `json:"schema"` // RecordSchema
 	Run        string    `json:"run"`
@@ -28,7 +28,7 @@ type Records struct {
 	DryRun     bool      `json:"dry_run"`
 	Incomplete string    `json:"interrupted,omitempty"`
 	Records    []Record  `json:"records"`
-	// Guidelines sum up what the findings are called by guidelines.
+	// Guidelines are the entries of guidelines under which there are findings.
 	Guidelines []RecordGuideline `json:"guidelines"`
 }
 
@@ -45,7 +45,7 @@ type Record struct {
 	Method    string `json:"method"`
 	URL       string `json:"url"`
 	Contract  string `json:"contract"`
-	// Key is the normalised verdict key, and Verdict the same as fields.
+	// Key is the normalised verdict key. Verdict is the same as fields.
 	Key        string          `json:"key"`
 	Verdict    Verdict         `json:"verdict"`
 	Witnesses  []Witnesses     `json:"witnesses"`

@@ -18,7 +18,7 @@ type Untried struct {
 	How  string `json:"how"` // what would try it
 }
 
-// CauseState is what the experiments say of a possible cause.
+// CauseState is what the experiments show about a possible cause.
 type CauseState string
 
 const (
@@ -32,11 +32,12 @@ type Cause struct {
 	Name  string     `json:"name"` // such as check-then-act
 	Text  string     `json:"text"`
 	State CauseState `json:"state"`
-	For   string     `json:"for"`   // what was seen that speaks for or against it
+	For   string     `json:"for"`   // what was seen for or against it
 	Check string     `json:"check"` // what decides it
 }
 
-// FindingOn makes a finding of the entry, in the words for how well it is known.
+// FindingOn is like Finding, with a basis and a priority. Its words depend on
+// the basis.
 func (e Entry) FindingOn(basis Basis, priority Priority, experiment string, sends ...int) Finding {
 	f := e.Finding(experiment, sends...)
 	f.Basis, f.Priority = basis, priority
@@ -46,10 +47,10 @@ func (e Entry) FindingOn(basis Basis, priority Priority, experiment string, send
 	return f
 }
 
-// Words are how an entry is told.
+// Words are the title and the explanation of an entry.
 type Words struct{ Title, Explanation string }
 
-// All returns the ids of a run's findings and of their symptoms, each once.
+// All returns the ids of the operation's findings and of their symptoms, each once.
 func (o *Operation) All() (ids []FindingID) {
 	add := func(id FindingID) {
 		if !slices.Contains(ids, id) {

@@ -8,75 +8,78 @@ import (
 // Reader is a state reader of an operation.
 type Reader struct {
 	Name string `json:"name"`
-	// Outside: it reads an effect outside of the target's own state, such as a
-	// mail.
+	// Outside reports whether it reads an effect outside the target's own state,
+	// such as a mail.
 	Outside bool `json:"outside,omitempty"`
-	// Seen: it saw the effect of a fresh request, so that it can tell.
+	// Seen reports whether it saw the effect of a fresh request, so that its
+	// counts are evidence.
 	Seen bool `json:"seen,omitempty"`
-	// Uncounted: what it sends is not among the requests of the run, as it reads
-	// by a command or by the program's own means.
+	// Uncounted reports whether its requests are not counted among those of the
+	// run, because it reads by a command or by the program's own means.
 	Uncounted bool `json:"uncounted,omitempty"`
 }
 
-// Witnesses are what the four witnesses say of one experiment, side by side:
-// the ids in the answers, the state, the audit trail and the outside; and how
-// the second answer compares with the first. Each is judged by itself; what a
-// witness could not tell is empty.
+// Witnesses are what the four witnesses show about one experiment, side by
+// side: the ids in the responses, the state, the audit trail and the outside;
+// and how the second response compares with the first. Each is judged by
+// itself. The field of a witness that saw nothing is empty.
 type Witnesses struct {
 	Experiment string  `json:"experiment"`
 	Outcome    Outcome `json:"outcome"`
-	// Resources are the ids that the answers named, each once, those of
-	// First and Second before others; of a race those of the trial with most.
+	// Resources are the ids that the responses named, each once, those of First
+	// and Second before others; for a race, those of the trial with most.
 	Resources []string `json:"resources,omitempty"`
-	// Trials is how many trials a race had, of which the ids are of one and the
-	// state is of all; 0 if it is no race.
+	// Trials is how many trials a race had; 0 if the experiment is not a race.
+	// Resources are of one trial, State is of all.
 	Trials int `json:"-"`
-	// Answers is how many answers named one, of that trial.
+	// Answers is how many responses of that trial named an id.
 	Answers int      `json:"answers,omitempty"`
 	State   []Effect `json:"state,omitempty"`
 	Outside []Effect `json:"outside,omitempty"`
 	// AuditLines is how many lines of the audit trail belong to the requests;
-	// -1 if none was searched for them.
+	// -1 if no trail was searched.
 	AuditLines int `json:"audit_lines"`
-	// First and Second are the two answers that are compared.
+	// First and Second are the two responses that are compared.
 	First  *Answer `json:"first,omitempty"`
 	Second *Answer `json:"second,omitempty"`
 }
 
-// Effect is what a reader counted, of all trials. A reader that has seen the
-// effect of no fresh request is no witness.
+// Effect is what a reader counted, over all trials. A reader that has not seen
+// the effect of any fresh request does not count as a witness.
 type Effect struct {
 	Reader  string `json:"reader"`
 	Effects int64  `json:"effects"`
-	// Expected is how many were due; -1 if that is what the experiment asks.
+	// Expected is the number that is right; -1 if that is what the experiment
+	// asks.
 	Expected int64 `json:"expected"`
-	// Tries is how many requests of their own they are of, where one was not
-	// enough to show anything; 0 if it was, and of a race.
+	// Tries is the number of separate requests that were counted, if one was not
+	// enough to show anything; 0 if it was, and for a race.
 	Tries int `json:"-"`
-	// Exact is the number of effects where it is not whole.
+	// Exact is the number of effects if it is not whole.
 	Exact string `json:"exact,omitempty"`
 }
 
-// Wrong reports whether it is known that another number was due.
+// Wrong reports whether the right number is known and is another one.
 func (e Effect) Wrong() bool { return e.Expected >= 0 && (e.Effects != e.Expected || e.Exact != "") }
 
-// Answer is an answer, and how it compares with the one before.
+// Answer is a response, and how it compares with the one before.
 type Answer struct {
 	Status int `json:"status,omitempty"` // 0: there was none
-	// SaysError: the status is of success, and the body tells of an error.
+	// SaysError reports whether the body names an error although the status is
+	// one of success.
 	SaysError bool        `json:"says_error,omitempty"`
 	Cut       bool        `json:"cut,omitempty"`   // by the probe, before its end
 	Class     SecondClass `json:"class,omitempty"` // of the second only
 	// Says is Class in words, as far as the two answers can be compared.
 	Says string `json:"-"`
-	// WaitedUS is how long it took from the last byte sent to the first one
-	// back, in microseconds; -1 if none came, or if it cannot be told.
+	// WaitedUS is the time from the last byte sent to the first one received, in
+	// microseconds; -1 if none came, or if the time is not known.
 	WaitedUS int64 `json:"waited_us"`
-	// Timing of the second is a hint, and there is none where a reader told.
+	// Timing of the second is a hint, and is empty if a reader saw the effects.
 	Timing string `json:"timing,omitempty"`
 }
 
-// most answers of one race that are looked at for their ids.
+// most responses of one race whose ids are looked at.
 const mostAnswers = 10_000
 
 // Witnesses collates the experiments that sent something.
@@ -120,7 +123,7 @@ func (o *Operation) Witnesses() []Witnesses {
 				f.Exact = exact
 			}
 		}
-		// Each try begins with a request that is called the first.
+		// Each try begins with a request in the role of the first.
 		tries := 0
 		for _, s := range e.Sends {
 			if s.Role == RoleFirst {
@@ -138,7 +141,7 @@ func (o *Operation) Witnesses() []Witnesses {
 		if e.Race != nil {
 			w.Trials = e.Race.Trials
 		} else if first != nil && second != nil {
-			// The two that are compared come first, as their answers do.
+			// The two that are compared come first, as their responses do.
 			same = append([]Send{*first, *second}, slices.DeleteFunc(slices.Clone(same), func(s Send) bool { return s.N == first.N || s.N == second.N })...)
 		}
 		w.Resources, w.Answers = resources(same, e.Race)
@@ -152,8 +155,8 @@ func (o *Operation) Witnesses() []Witnesses {
 				if w.State == nil && w.Outside == nil {
 					w.Second.Timing = s.Timing
 				}
-				// Before its last byte an answer can only seem to come: the two
-				// moments were so close.
+				// A response cannot come before the last byte of its request; here the two
+				// times were too close to tell.
 				if s.FirstUS > 0 && first.Timed() {
 					w.First.WaitedUS = s.FirstUS
 				}
@@ -167,8 +170,8 @@ func (o *Operation) Witnesses() []Witnesses {
 	return all
 }
 
-// compared returns the two sends that are compared, or the first alone, or none
-// of a race.
+// compared returns the two sends that are compared, or the first alone; none
+// for a race.
 func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Second != nil && len(e.Second.Of) == 2 {
 		at := func(n int) *Send {
@@ -184,7 +187,7 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Race != nil || len(same) == 0 || same[0].Role == RoleRace {
 		return nil, nil
 	}
-	// Of several tries to cut one off, the last that was.
+	// Of several tries to cut a request off, the last one that succeeded.
 	for i := len(same) - 1; i > 0; i-- {
 		if same[i-1].Cut != "" && same[i].Role == RoleDuplicate {
 			return &same[i-1], &same[i]
@@ -197,8 +200,8 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	return first, second
 }
 
-// says is what two answers have in common, in words that hold only what can be
-// told from them.
+// says describes what two responses have in common, and only what can be
+// concluded from them.
 func (s *Second) says(first, second Send) string {
 	empty := first.Bytes == 0 && second.Bytes == 0
 	switch s.Class {
@@ -236,8 +239,8 @@ func (s *Second) says(first, second Send) string {
 	return ""
 }
 
-// Compared says in words how the second answer relates to the first; empty if
-// there are no two. first and second are the sends.
+// Compared says in words how the second response relates to the first. It is empty
+// if there are no two responses. first and second are the sends.
 func (e *Experiment) Compared() (says string, first, second Send) {
 	a, b := e.compared(e.sameRequest())
 	if e.Second == nil || a == nil || b == nil {
@@ -246,9 +249,9 @@ func (e *Experiment) Compared() (says string, first, second Send) {
 	return e.Second.says(*a, *b), *a, *b
 }
 
-// sameRequest returns the sends of an experiment that it is about: all but what
-// reads, prepares, controls or shows what it rests on, and the repeats of that.
-// The two that are compared are known by their numbers.
+// sameRequest returns the sends that an experiment is about: all but those that
+// read, prepare, control or show its preconditions, and repeats of those. The
+// two that are compared are known by their numbers.
 func (e *Experiment) sameRequest() (sends []Send) {
 	other := false // what was sent last is another request
 	for _, s := range e.Sends {
@@ -257,7 +260,7 @@ func (e *Experiment) sameRequest() (sends []Send) {
 			other = true
 			continue
 		case RoleControl:
-			// One that comes later is sent once, beside the request, to compare with.
+			// A later one is sent once, beside the request, to compare with.
 			other = other || len(sends) == 0
 			continue
 		case RoleRead, RoleWarmUp, RoleReset, RoleStep, RoleExpired, RoleGround, RoleStale, RoleForged:
@@ -276,8 +279,8 @@ func (e *Experiment) sameRequest() (sends []Send) {
 	return sends
 }
 
-// resources returns the ids in the answers to a request, and how many answers
-// have one; of a race those of the trial with most of them.
+// resources returns the ids in the responses to a request, and how many
+// responses have one; for a race, those of the trial with most of them.
 func resources(sends []Send, r *Race) (ids []string, answers int) {
 	width := len(sends)
 	if r != nil && r.Width > 0 {
@@ -309,10 +312,10 @@ func waited(s Send) int64 {
 	return max(s.FirstByteUS-s.LastWriteUS, 0)
 }
 
-// Timed reports whether it can be told how long the answer took: the moment of
-// the last byte is noted after it has left, and may be noted so late that the
-// answer is there. A wait of less than a millisecond that is shorter than what
-// came before it is none.
+// Timed reports whether the time of the response is known. The time of the last
+// byte is taken after it has left, and sometimes so late that the response has
+// already arrived. So a wait of less than a millisecond that is shorter than what
+// came before it does not count.
 func (s Send) Timed() bool {
 	wait := s.FirstByteUS - s.LastWriteUS
 	return wait >= 1000 || wait >= s.LastWriteUS-s.StartUS

@@ -25,8 +25,9 @@ func (p *Plan) checkExperiments(ps *problems, op *Operation, list []Experiment, 
 }
 
 // Applies returns an error that says what an operation lacks for an experiment
-// to mean anything, nil if it can be run. In the operation's own list that is a
-// problem of the plan; in the plan's list the experiment is left out for it.
+// to mean anything, or nil if it can be run. If the experiment is in the
+// operation's own list, that is a problem of the plan; if it is in the plan's
+// list, it is left out for the operation.
 func (p *Plan) Applies(op *Operation, e Experiment) error {
 	d := p.WithDefaults()
 	lacks := ""

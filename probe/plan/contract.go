@@ -24,16 +24,16 @@ var profiles = map[string]Contract{
 	"custom": {FreshKey: "creates"},
 }
 
-// AssumesContract reports whether it is by default that an operation's contract
-// requires keys: neither it nor the plan names a contract, or the one that is
-// named has neither a profile nor what a request without a key gets.
+// AssumesContract reports whether an operation's contract requires keys only by
+// default: neither the operation nor the plan names a contract, or the named
+// contract has neither a profile nor the statuses for a request without a key.
 func (p *Plan) AssumesContract(op *Operation) bool {
 	c := p.named(op)
 	return c == nil || c.Profile == "" && c.Missing == nil
 }
 
-// AssumesReplay reports whether it is by default only what an operation's contract
-// says that a duplicate gets.
+// AssumesReplay reports whether it is only by default that an operation's contract
+// says what a duplicate gets.
 func (p *Plan) AssumesReplay(op *Operation) bool {
 	c := p.named(op)
 	return c == nil || c.Profile == "" && c.Replay == ""
@@ -47,8 +47,8 @@ func (p *Plan) named(op *Operation) *Contract {
 	return cmp.Or(op.Contract, p.Contract)
 }
 
-// ContractFor returns what an operation promises, in full: its own contract or
-// the plan's, over its profile.
+// ContractFor returns an operation's contract in full: its own or the plan's,
+// with what that leaves out taken from its profile.
 func (p *Plan) ContractFor(op *Operation) Contract {
 	var c Contract
 	switch {

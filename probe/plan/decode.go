@@ -27,9 +27,9 @@ func ParseFile(name string) (*Plan, error) {
 // Parse reads a plan, validates it and fills in the defaults. The name of the
 // file is for messages and says where the plan's folder is.
 //
-// All problems come in one error, each a *Problem. Where the text can be read
-// as a plan at all, the plan is returned beside the error; it must not be used,
-// except to go on with an import (see [OnlyToFill]).
+// The error holds all problems, each a *Problem. If the text can be read as a
+// plan at all, the plan is returned with the error; it must not be used, except
+// to continue an import (see [OnlyToFill]).
 func Parse(file string, data []byte) (*Plan, error) {
 	found := &problems{Source: strict.NewSource(file)}
 	p := &Plan{source: found.Source}
@@ -47,7 +47,7 @@ func Parse(file string, data []byte) (*Plan, error) {
 	return &withDefaults, nil
 }
 
-// Dir is the plan's folder, empty for the working directory.
+// Dir returns the plan's folder; empty for the working directory.
 func (p *Plan) Dir() string {
 	if p.source == nil || p.source.File == "" {
 		return ""

@@ -3,6 +3,35 @@ package plan
 // Experiment names an experiment.
 type Experiment string
 
+// The experiments.
+const (
+	Specification Experiment = "specification" // what the target's own document says
+	Duplicate     Experiment = "duplicate"     // the same request again, once the first was answered
+	RaceSame      Experiment = "race"          // the same request several times at once
+	Altered       Experiment = "altered"       // the same key, another request
+	MissingKey    Experiment = "missing_key"
+	MalformedKey  Experiment = "malformed_key"
+	OtherActor    Experiment = "other_actor"    // the same key, sent by actor B
+	OtherTenant   Experiment = "other_tenant"   // the same key, sent by tenant B
+	FreshKey      Experiment = "fresh_key"      // the same body, another key
+	LostUnread    Experiment = "lost_unread"    // cut off after the last byte of the request, then again
+	LostBegun     Experiment = "lost_begun"     // cut off after the first byte of the response, then again
+	InFlight      Experiment = "in_flight"      // again while the first is running
+	Reordered     Experiment = "reordered"      // two requests, the second of which arrives first
+	LateRetry     Experiment = "late_retry"     // again after a while
+	FailedFirst   Experiment = "failed_first"   // the first attempt is made to fail
+	Redelivery    Experiment = "redelivery"     // one event: same, signed anew, stale, altered
+	RetentionEdge Experiment = "retention_edge" // again just before keys are forgotten
+
+	PreviewFirst    Experiment = "preview"          // the target's own dry run, before anything has effects
+	SameMeaning     Experiment = "same_meaning"     // the same JSON in other bytes, under the same key
+	Corrected       Experiment = "corrected"        // a request that was refused as invalid, corrected under the same key
+	OtherInstance   Experiment = "other_instance"   // the same request again, to another instance
+	OtherOperation  Experiment = "other_operation"  // another operation under the same key
+	RaceAltered     Experiment = "race_altered"     // a request and its alteration under one key at once
+	RetentionSearch Experiment = "retention_search" // again after longer and longer, until the key is forgotten
+)
+
 // Experiments lists all experiments, in the order they are run.
 func Experiments() []Experiment {
 	return []Experiment{
@@ -12,8 +41,9 @@ func Experiments() []Experiment {
 	}
 }
 
-// NeverInProduction says whether an experiment is refused in production, on
-// purpose without a way to allow it: it races, cuts off or provokes failures.
+// NeverInProduction reports whether an experiment is refused in production
+// because it races, cuts off or provokes failures. There is deliberately no way
+// to allow it.
 func (e Experiment) NeverInProduction() bool {
 	switch e {
 	case RaceSame, RaceAltered, LostUnread, LostBegun, InFlight, Reordered, FailedFirst:
@@ -52,32 +82,3 @@ func (op *Operation) usual() []Experiment {
 	}
 	return []Experiment{Specification, Duplicate}
 }
-
-// The experiments.
-const (
-	Specification Experiment = "specification" // what the target's own document says
-	Duplicate     Experiment = "duplicate"     // the same request again, once the first was answered
-	RaceSame      Experiment = "race"          // the same request several times at once
-	Altered       Experiment = "altered"       // the same key, another request
-	MissingKey    Experiment = "missing_key"
-	MalformedKey  Experiment = "malformed_key"
-	OtherActor    Experiment = "other_actor"    // the same key, sent by actor B
-	OtherTenant   Experiment = "other_tenant"   // the same key, sent by tenant B
-	FreshKey      Experiment = "fresh_key"      // the same body, another key
-	LostUnread    Experiment = "lost_unread"    // cut off after the last byte of the request, then again
-	LostBegun     Experiment = "lost_begun"     // cut off after the first byte of the answer, then again
-	InFlight      Experiment = "in_flight"      // again while the first is running
-	Reordered     Experiment = "reordered"      // two requests, the second of which arrives first
-	LateRetry     Experiment = "late_retry"     // again after a while
-	FailedFirst   Experiment = "failed_first"   // the first attempt is made to fail
-	Redelivery    Experiment = "redelivery"     // one event: same, signed anew, stale, altered
-	RetentionEdge Experiment = "retention_edge" // again just before keys are forgotten
-
-	PreviewFirst    Experiment = "preview"          // a dry run of the target's own, before anything has effects
-	SameMeaning     Experiment = "same_meaning"     // the same JSON in other bytes, under the same key
-	Corrected       Experiment = "corrected"        // a request that was refused as invalid, corrected under the same key
-	OtherInstance   Experiment = "other_instance"   // the same request again, to another instance
-	OtherOperation  Experiment = "other_operation"  // another operation under the same key
-	RaceAltered     Experiment = "race_altered"     // a request and its alteration under one key at once
-	RetentionSearch Experiment = "retention_search" // again after longer and longer, until the key is forgotten
-)

@@ -14,7 +14,7 @@ import (
 	"github.com/semelhq/semel/internal/strict"
 )
 
-// MaxResourceID is how long the id of a resource may be, in bytes.
+// MaxResourceID is the maximum length of the id of a resource, in bytes.
 const MaxResourceID = 1 << 10
 
 // checkForeign returns why a text that the target has given goes nowhere.

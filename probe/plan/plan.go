@@ -15,7 +15,7 @@ const (
 	MaxDepth      = 64       // of nested values
 	MaxBodyBytes  = 32 << 20 // of a request body, rendered
 	MaxValueBytes = 64 << 10 // of a variable, a header value, a secret
-	MaxTakenBytes = 16 << 10 // of what a step takes from an answer
+	MaxTakenBytes = 16 << 10 // of what a step takes from a response
 )
 
 // Plan is a whole plan. Zero fields have the documented defaults, which
@@ -86,7 +86,7 @@ type Principals struct {
 	TenantB *Principal `yaml:"tenant_b"`
 }
 
-// PrincipalName is one of the three.
+// PrincipalName names one of the three principals.
 type PrincipalName string
 
 // The principals of a plan.
@@ -156,8 +156,8 @@ type Step struct {
 	Refresh *Request `yaml:"refresh"`
 }
 
-// Taking is a value that is taken from an answer: of the body with neither
-// header nor pointer nor cookie; of the header with a header.
+// Taking is a value that is taken from a response: from the header or cookie if
+// one is named, else from the body.
 type Taking struct {
 	_ struct{} `any:"header,pointer,cookie,pattern"`
 
@@ -167,7 +167,7 @@ type Taking struct {
 	Header string `yaml:"header" rule:"names=header"`
 	// Pointer into the JSON body, to a string, a number or a truth value.
 	Pointer *Pointer `yaml:"pointer" rule:"names=pointer"`
-	// Cookie that the answer sets, by its name.
+	// Cookie that the response sets, by its name.
 	Cookie string `yaml:"cookie" rule:"names=cookie"`
 	// Pattern is a regular expression (RE2) whose first group is the value.
 	Pattern string `yaml:"pattern" rule:"max=4096"`
@@ -239,7 +239,8 @@ type Body struct {
 	Text *string `yaml:"text" rule:"empty"`
 	// JSON is any value; its strings are templates. It is sent without white space, members in order and numbers as written.
 	JSON JSON `yaml:"json"`
-	// GraphQL is a request as GraphQL over HTTP has it. Its answers are judged by their data and errors, not by a status of 200.
+	// GraphQL is a request as defined by GraphQL over HTTP. Its responses are
+	// judged by their data and errors, not by a status of 200.
 	GraphQL *GraphQL `yaml:"graphql"`
 	// Base64 is bytes, in standard base64.
 	Base64 *string `yaml:"base64" rule:"empty,names=base64"`
@@ -258,8 +259,7 @@ type GraphQL struct {
 	Variables JSON `yaml:"variables"`
 }
 
-// JSON is a JSON text. In a plan it is written as YAML, or as JSON, which is
-// YAML too.
+// JSON is a JSON text. In a plan it is written as YAML or as JSON.
 type JSON json.RawMessage
 
 // Key says where the key goes and what it looks like.
@@ -330,7 +330,7 @@ type HookRequest struct {
 
 // Timing says how long to wait. The clock is the probe's.
 type Timing struct {
-	// Timeout for each answer. Default: 30s.
+	// Timeout for each response. Default: 30s.
 	Timeout time.Duration `yaml:"timeout"`
 	// Settle is how long state has to stay the same before it is believed, at least. Default: 500ms.
 	Settle time.Duration `yaml:"settle"`
@@ -392,7 +392,7 @@ type Contract struct {
 // Pair is one member of a mapping.
 type Pair struct{ Name, Value string }
 
-// Pairs is a mapping in the order it was written.
+// Pairs is a mapping in the order in which it was written.
 type Pairs []Pair
 
 // Get returns the value of a name.
@@ -405,8 +405,8 @@ func (p Pairs) Get(name string) (value string, ok bool) {
 	return "", false
 }
 
-// Header is a mapping in which a name may have several values, in the order it
-// was written.
+// Header is a mapping in which a name may have several values, in the order in
+// which it was written.
 type Header []Pair
 
 // Operation returns the operation of a name.
@@ -419,8 +419,8 @@ func (p *Plan) Operation(name string) (*Operation, error) {
 	return nil, fmt.Errorf("plan: no operation is named %q", name)
 }
 
-// Set replaces the value of one of the plan's variables, for a base URL on
-// another port and the like. The value is literal text, not a template.
+// Set replaces the value of one of the plan's variables, for example a base URL
+// on another port. The value is literal text, not a template.
 func (p *Plan) Set(name, value string) error {
 	for i := range p.Variables {
 		if p.Variables[i].Name == name {

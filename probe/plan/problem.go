@@ -14,7 +14,7 @@ type Problem = strict.Problem
 // their lines.
 func Problems(err error) []*Problem { return strict.Problems(err) }
 
-// OnlyToFill says whether err is about nothing but what an import left for the
+// OnlyToFill reports whether err is only about what an import left for the
 // author to fill in.
 func OnlyToFill(err error) bool {
 	list := Problems(err)

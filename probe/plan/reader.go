@@ -24,13 +24,14 @@ type Reader struct {
 	Webhook *Sink `yaml:"webhook"`
 	// SMTP counts mails that the target sends to the probe.
 	SMTP *Sink `yaml:"smtp"`
-	// Effect is by how much the operation, done once, changes the number. Default: 1.
+	// Effect is the amount by which the operation, done once, changes the number.
+	// Default: 1.
 	Effect json.Number `yaml:"effect"`
 	// Outside marks an effect outside of the target's own state: a mail, a webhook, a payment. Default: true for webhook and smtp.
 	Outside *bool `yaml:"outside"`
 }
 
-// HTTPReader sends a GET, or a POST, and takes a number out of the answer.
+// HTTPReader sends a GET, or a POST, and takes a number from the response.
 type HTTPReader struct {
 	_ struct{} `one:"count,value,lines,number"`
 
@@ -42,9 +43,13 @@ type HTTPReader struct {
 	Post *Body `yaml:"post"`
 	// As is who reads. Default: actor_a.
 	As PrincipalName `yaml:"as" rule:"enum=actor_a|actor_b|tenant_b"`
-	// Format of the answer, for count and value. In xml, a pointer is the path of local names from the root element, such as /orders/order; it leads to all elements of this path, and its last part may be an attribute, such as @id. Default: json.
+	// Format of the response, for count and value. In xml, a pointer is the path
+	// of local names from the root element, such as /orders/order; it leads to all
+	// elements of this path, and its last part may be an attribute, such as @id.
+	// Default: json.
 	Format string `yaml:"format" rule:"enum=json|xml"`
-	// Count is a JSON pointer to an array, whose elements are counted; in xml, a path whose elements are. An answer of 404 counts as none.
+	// Count is a JSON pointer to an array, whose elements are counted; in xml, a
+	// path whose elements are. A 404 counts as none.
 	Count *Pointer `yaml:"count" rule:"names=pointer"`
 	// Where keeps, of what is counted, the elements with these values: JSON pointers within an element, and templates. A number is compared by its text.
 	Where Pairs `yaml:"where" rule:"names=pointer,items=20"`
@@ -52,11 +57,14 @@ type HTTPReader struct {
 	ID *Pointer `yaml:"id" rule:"names=pointer"`
 	// Value is a JSON pointer to a number.
 	Value *Pointer `yaml:"value" rule:"names=pointer"`
-	// Lines is a regular expression (RE2) and a template; the lines of the answer that match are counted. An answer of 404 counts as none.
+	// Lines is a regular expression (RE2) and a template; the lines of the
+	// response that match are counted. A 404 counts as none.
 	Lines string `yaml:"lines" rule:"max=4096"`
-	// Number is a regular expression (RE2) and a template whose first group is a number in the answer.
+	// Number is a regular expression (RE2) and a template whose first group is a
+	// number in the response.
 	Number string `yaml:"number" rule:"max=4096"`
-	// Pages says how to get the other pages of a list, for count and lines. Default: the first answer is all.
+	// Pages says how to get the other pages of a list, for count and lines.
+	// Default: the first response is the whole list.
 	Pages *Pages `yaml:"pages"`
 }
 
@@ -80,8 +88,8 @@ type Pages struct {
 	Max int `yaml:"max" rule:"min=1,max=1000"`
 }
 
-// SQLReader runs a query, in a transaction that is read-only where the database
-// has such, and takes the first column of its first row.
+// SQLReader runs a query and takes the first column of its first row. The
+// transaction is read-only if the database supports that.
 type SQLReader struct {
 	Driver string `yaml:"driver" rule:"required,enum=postgres|sqlite|mysql"`
 	// DSN is a template, of env or file.
@@ -126,7 +134,8 @@ type Mechanism struct {
 
 	// Is what the sign stands for: a unique constraint, a lock of a transaction, or a version that is compared.
 	Is string `yaml:"is" rule:"required,enum=db_unique|tx_lock|optimistic"`
-	// Answer is a regular expression (RE2) for the answer to a duplicate: the name of a constraint, say.
+	// Answer is a regular expression (RE2) for the response to a duplicate: the
+	// name of a constraint, say.
 	Answer string `yaml:"answer" rule:"max=4096"`
 	// Log counts lines of a file: those of a database that tell of a violated constraint, say.
 	Log *LogReader `yaml:"log"`
@@ -134,8 +143,8 @@ type Mechanism struct {
 	SQL *SQLReader `yaml:"sql"`
 }
 
-// Resource is where an answer names the resource. Of the body with neither
-// header nor pointer; of the header with a header.
+// Resource is where a response names the resource: in the header if there is a
+// header, else in the body.
 type Resource struct {
 	_ struct{} `any:"header,pointer,pattern"`
 
@@ -151,9 +160,11 @@ type Resource struct {
 // a GET, with the headers of the request, against the budget of reads. On 202,
 // 404, 429 or 503 it asks again; 302 or 303 means that it is done.
 type Poll struct {
-	// URL is a template; it may refer to what take takes, and to the key. Default: what the answer names in Location, Operation-Location, Azure-AsyncOperation, Content-Location, or a member such as status_url.
+	// URL is a template; it may refer to what take takes, and to the key. Default:
+	// the URL that the response names in Location, Operation-Location,
+	// Azure-AsyncOperation, Content-Location, or a member such as status_url.
 	URL string `yaml:"url" rule:"max=16384"`
-	// Take says what to take from the answer of 202, for url.
+	// Take says what to take from the 202, for url.
 	Take []Taking `yaml:"take" rule:"items=20"`
 	// State is a JSON pointer to the state: a text, a number or a truth value. Default: /status, /state or
 	// /phase, also below /data; a JSON response without one means that it is done.
@@ -189,8 +200,8 @@ type Audit struct {
 	Find Pairs `yaml:"find" rule:"required,names=variable,items=20"`
 }
 
-// AuditHTTP is a GET whose answer is searched line by line; elements of a JSON
-// array count as lines.
+// AuditHTTP is a GET whose response is searched line by line; elements of a
+// JSON array count as lines.
 type AuditHTTP struct {
 	// URL is a template.
 	URL string `yaml:"url" rule:"required,max=16384"`

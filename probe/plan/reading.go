@@ -8,7 +8,7 @@ import (
 	"github.com/semelhq/semel/probe/internal/wire"
 )
 
-// Reading is a reader with everything in it rendered.
+// Reading is a reader with all its templates rendered.
 type Reading struct {
 	Reader  *Reader
 	Request wire.Request   // http: what to send
@@ -23,8 +23,9 @@ type Reading struct {
 	Pattern *regexp.Regexp
 }
 
-// Reading renders a reader of the values' operation. resourceID is what the
-// first answer called the resource, or empty; [ErrNoResource] if it is needed.
+// Reading renders a reader of the values' operation. resourceID is the id that
+// the first response gave the resource, or empty. The error is [ErrNoResource]
+// if it is empty and needed.
 func (r *Renderer) Reading(v *Values, rd *Reader, resourceID string) (*Reading, error) {
 	out, err := r.reading(v, rd, resourceID)
 	if err != nil {
@@ -134,7 +135,7 @@ func (r *Renderer) pattern(sc scope, s, path string) (*regexp.Regexp, error) {
 	return re, nil
 }
 
-// Search is an audit with everything in it rendered.
+// Search is an audit with all its templates rendered.
 type Search struct {
 	Audit   *Audit
 	Request wire.Request // http: what to send
@@ -143,7 +144,7 @@ type Search struct {
 	Find    []Find
 }
 
-// Find is what to find in a line, and by which name.
+// Find is a pattern to look for in a line, and its name.
 type Find struct {
 	Name    string
 	Pattern *regexp.Regexp
@@ -182,7 +183,7 @@ func (r *Renderer) search(v *Values, a *Audit, resourceID string) (out *Search, 
 	return out, nil
 }
 
-// Resetting is a reset hook with everything in it rendered: a request, or a
+// Resetting is a reset hook with all its templates rendered: a request, or a
 // program and its arguments.
 type Resetting struct {
 	Request wire.Request

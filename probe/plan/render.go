@@ -24,8 +24,8 @@ import (
 	"github.com/semelhq/semel/probe/internal/wire"
 )
 
-// MinSecretBytes is how long a secret has to be: a shorter one could not be
-// told from other text, and so not be kept out of evidence.
+// MinSecretBytes is the minimum length of a secret. A shorter one could not be
+// distinguished from other text, and so not be kept out of evidence.
 const MinSecretBytes = 6
 
 // Source is where values come from. The zero value means this process: its
@@ -46,8 +46,8 @@ type Source struct {
 	Run string
 }
 
-// Secret is a text that must not be in evidence, and where it comes from, such
-// as env ORDERS_TOKEN.
+// Secret is a text that must not be in evidence, and its source, such as env
+// ORDERS_TOKEN.
 type Secret struct{ From, Value string }
 
 // Renderer makes requests of a plan. It may be used by several goroutines.
@@ -67,8 +67,8 @@ type Renderer struct {
 }
 
 // NewRenderer validates the plan and reads everything it takes from outside:
-// secrets and bodies in files. All that is missing comes in one error, in which
-// no secret is. The plan must not be changed afterwards.
+// secrets and bodies in files. One error names all that is missing; it holds no
+// secret. The plan must not be changed afterwards.
 func NewRenderer(p *Plan, src Source) (*Renderer, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -141,8 +141,8 @@ func readFile(name string, limit int64) ([]byte, error) {
 // Plan returns the plan, with its defaults.
 func (r *Renderer) Plan() *Plan { return &r.plan }
 
-// Path returns a file's name as this process sees it: what the plan names is
-// relative to its folder.
+// Path returns the name by which this process can open a file of the plan:
+// names in a plan are relative to its folder.
 func (r *Renderer) Path(name string) string {
 	if name == "" || filepath.IsAbs(name) {
 		return name
@@ -211,9 +211,10 @@ func (r *Renderer) loadSteps(ps *problems, steps []Step, path string) {
 }
 
 // Secrets returns every text that must not be in evidence, longest first, so
-// that they can be replaced in this order. Besides what was read it lists the
-// forms in which that can appear: escaped in JSON or in a URL, in base64, and
-// what filters have made of it in what was rendered so far.
+// that they can be replaced in this order. Besides the values that were read it
+// lists the forms in which they can appear: escaped in JSON or in a URL, in
+// base64, and as the filters in the requests rendered so far have transformed
+// them.
 func (r *Renderer) Secrets() []Secret {
 	set := map[Secret]bool{}
 	add := func(from, value string) {
@@ -237,7 +238,8 @@ func (r *Renderer) Secrets() []Secret {
 	})
 }
 
-// ErrNoResource: a template needs {{.resource_id}}, which no answer has told yet.
+// ErrNoResource reports that a template needs {{.resource_id}}, which no
+// response has named yet.
 var ErrNoResource = errors.New("the id of the resource is not known")
 
 func (r *Renderer) render(sc scope, path, s string, limit int) (text, error) {
@@ -259,26 +261,26 @@ type Change struct {
 	As PrincipalName
 	// NoKey leaves the key out.
 	NoKey bool
-	// RawKey, unless empty, stands in the place of the key exactly as it is:
-	// without quotes, but escaped where it is in a URL or in JSON.
+	// RawKey, unless empty, replaces the key exactly as it is: without quotes, but
+	// escaped in a URL or in JSON.
 	RawKey string
-	// Altered makes the plan's alteration, Invalid the one that makes the request
-	// invalid.
+	// Altered applies the plan's alteration, Invalid the one that makes the
+	// request invalid.
 	Altered, Invalid bool
-	// Rewritten writes the JSON body in other bytes: its members in reverse, with
-	// white space between. It means the same.
+	// Rewritten writes the JSON body in other bytes of the same meaning: its
+	// members in reverse order, with white space between them.
 	Rewritten bool
-	// Preview is the plan's preview instead of the request.
+	// Preview sends the plan's preview instead of the request.
 	Preview bool
 	// Instance sends to the plan's other instance.
 	Instance bool
-	// SignedAt is the time that a delivery is signed with. Zero: when the
-	// values were drawn.
+	// SignedAt is the time that a delivery is signed with. Zero means the time at
+	// which the values were drawn.
 	SignedAt time.Time
 }
 
-// Request renders a request. It depends on the plan, the values and the change,
-// and on nothing else: the same ones give the same bytes.
+// Request renders a request. The result depends only on the plan, the values
+// and the change: the same ones give the same bytes.
 func (r *Renderer) Request(v *Values, c Change) (wire.Request, error) {
 	req, err := r.request(v, c)
 	if err != nil {
@@ -530,7 +532,7 @@ func placeKey(k *Key, req *wire.Request, key string, raw bool) error {
 	return nil
 }
 
-// Sign is a mechanism with everything in it rendered.
+// Sign is a mechanism with all its templates rendered.
 type Sign struct {
 	Is      string
 	Answer  *regexp.Regexp // nil if it is none of an answer

@@ -8,9 +8,9 @@ import (
 //go:embed schema.json
 var schema []byte
 
-// Schema returns the JSON Schema (draft 2020-12) of a plan. It says what the
-// types and rules of this package say about the form of a plan; what goes beyond
-// the form, such as whether a variable exists, only Validate says.
+// Schema returns the JSON Schema (draft 2020-12) of a plan. It holds the rules
+// of this package about the form of a plan. Only Validate checks what goes
+// beyond the form, such as whether a variable exists.
 func Schema() []byte { return append([]byte(nil), schema...) }
 
 func reflectOf(p *Plan) reflect.Value { return reflect.ValueOf(p).Elem() }

@@ -12,7 +12,8 @@ import (
 	"github.com/semelhq/semel/internal/strict"
 )
 
-// Values are what one logical request is made of: drawn once, and never changed.
+// Values are the values of one logical request. They are drawn once, and never
+// changed.
 type Values struct {
 	op        *Operation
 	path      string // of op in the plan
@@ -24,7 +25,7 @@ type Values struct {
 	key       text
 }
 
-// Operation returns what the values are for.
+// Operation returns the operation that the values are for.
 func (v *Values) Operation() *Operation { return v.op }
 
 // Key returns the key, as it is without quotes; empty if the operation has none.
@@ -39,7 +40,7 @@ func (v *Values) Variable(name string) (value string, ok bool) {
 	return t.s, ok
 }
 
-// Draw makes the values of one logical request: its variables, its key and every
+// Draw draws the values of one logical request: its variables, its key and every
 // fresh value in it.
 func (r *Renderer) Draw(operation string) (*Values, error) {
 	i := slices.IndexFunc(r.plan.Operations, func(op Operation) bool { return op.Name == operation })
@@ -119,8 +120,8 @@ func (r *Renderer) setKey(v *Values) error {
 	return nil
 }
 
-// ErrDerivedKey: the key is made of variables alone, so the same request cannot
-// have another one.
+// ErrDerivedKey reports that the key is made of variables alone, so the same
+// request cannot have another one.
 var ErrDerivedKey = errors.New("plan: the key is derived from the request, and cannot be fresh for the same request")
 
 // FreshKey returns the same values with another key.

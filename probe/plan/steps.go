@@ -14,12 +14,13 @@ import (
 	"github.com/semelhq/semel/probe/internal/wire"
 )
 
-// ErrNotTaken: a template needs what a step takes, and it was not taken yet.
+// ErrNotTaken reports that a template needs a value that a step takes and has
+// not taken yet.
 var ErrNotTaken = errors.New("has not been taken by a step yet")
 
-// Pretend has templates that need what a step takes, and has not taken, rendered
-// with a stand-in, or ends that. It is for dry runs and for looking at requests
-// before anything is sent.
+// Pretend sets whether a template that needs a value which its step has not
+// taken yet is rendered with a stand-in. It is for dry runs and for looking at
+// requests before anything is sent.
 func (r *Renderer) Pretend(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,10 +92,10 @@ type renewal struct {
 	old, new string
 }
 
-// Took keeps what a step took from an answer: with v for that request alone,
+// Took keeps what a step took from a response: with v for that request alone,
 // without it for all requests of the principal. Secrets are kept out of evidence
-// from now on. Values have to be complete, in the order of the step's Take; an
-// empty one says that a refresh did not bring it.
+// from now on. The values must be complete and in the order of the step's Take;
+// an empty one means that the response to a refresh lacked it.
 func (r *Renderer) Took(v *Values, st *Step, who PrincipalName, values []string) error {
 	pr, err := r.principal(who)
 	if err != nil {
@@ -141,9 +142,9 @@ func (r *Renderer) taken(from string, t Taking, s string) (text, error) {
 	return value, nil
 }
 
-// StatusURL renders where to ask what became of a request that was accepted. The
-// values are those of the poll's Take, in its order, and resourceID is what the
-// answer calls the resource.
+// StatusURL renders the URL to ask what became of a request that was accepted.
+// The values are those of the poll's Take, in its order, and resourceID is the
+// id that the response gives the resource.
 func (r *Renderer) StatusURL(v *Values, values []string, resourceID string) (string, error) {
 	p := v.op.Poll
 	c := *v
@@ -180,9 +181,9 @@ func (r *Renderer) renew(pr *Principal, name, old, value string) {
 	r.renewed = append(r.renewed, renewal{pr, name, old, value})
 }
 
-// Renew returns a request as a principal sends it now: where its header or URL
-// has what a step took and has taken anew since, it has the newer value. The body
-// stays as it is, to the byte.
+// Renew returns a request as a principal sends it now: values in its header or
+// URL that a step has since taken anew are replaced by the newer ones. The body
+// stays the same, to the byte.
 func (r *Renderer) Renew(req wire.Request, who PrincipalName) wire.Request {
 	pr, err := r.principal(who)
 	if err != nil {
@@ -211,7 +212,7 @@ func (r *Renderer) Renew(req wire.Request, who PrincipalName) wire.Request {
 }
 
 // Page returns the request for another page of a reader: the one that next names,
-// or the one with a number. Its error says why there is none to be read.
+// or the one with a number. The error says why there is no page to read.
 func (q *Reading) Page(from wire.Request, next string, number int) (wire.Request, error) {
 	g, req := q.Reader.HTTP.Pages, q.Request
 	base, err := url.Parse(from.URL)

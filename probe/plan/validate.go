@@ -13,8 +13,9 @@ import (
 	"github.com/semelhq/semel/internal/strict"
 )
 
-// Validate reports everything that is wrong with a plan, in one error of
-// *Problem. Parse does it too; it is for plans made in Go.
+// Validate reports everything that is wrong with a plan, in one error that
+// holds *Problem values. Parse calls it; a plan that was made in Go needs the
+// call.
 func (p *Plan) Validate() error {
 	var ps problems
 	ps.Source = p.source
@@ -219,16 +220,16 @@ func (s site) refers(ref string, p *Plan) string {
 // sensitive is about names whose values are credentials.
 var sensitive = regexp.MustCompile(`(?i)(^|[^a-z])(authorization|cookie|token|secret|password|passwd|pwd|api-?key|access-?key|auth-?key|private-?key|session(-?id)?|credentials?|jwt)s?($|[^a-z])`)
 
-// Sensitive reports whether a header, parameter or member of that name holds a
-// credential as a rule, so that its value must not be written into a plan.
+// Sensitive reports whether a header, parameter or member of that name usually
+// holds a credential, so that its value must not be written into a plan.
 func Sensitive(name string) bool {
 	return sensitive.MatchString(strings.ReplaceAll(camel.ReplaceAllString(name, "$1-$2"), "_", "-"))
 }
 
 var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
-// PlainCookie reports whether a cookie says how to show something, and to whom
-// it is shown is not in it: its value may be written into a plan.
+// PlainCookie reports whether a cookie only says how to show something and does
+// not identify anybody, so that its value may be written into a plan.
 func PlainCookie(name, value string) bool {
 	return plainCookie.MatchString(name) && plainValue.MatchString(value)
 }

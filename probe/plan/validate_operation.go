@@ -181,7 +181,8 @@ func (p *Plan) checkPoll(ps *problems, op *Operation, at string) {
 	}
 }
 
-// Word is a word for the state of a request, as it is compared with others.
+// Word returns a word for the state of a request in the form in which it is
+// compared with others.
 func Word(s string) string {
 	return strings.NewReplacer(" ", "_", "-", "_").Replace(strings.ToLower(strings.TrimSpace(s)))
 }

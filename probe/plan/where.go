@@ -7,8 +7,8 @@ import (
 )
 
 // Where returns the file of the plan, as it was given to Parse, and the line at
-// which an operation begins, from 1. Of a plan that was made in Go, or an
-// operation that it does not have, it returns nothing.
+// which an operation begins, from 1. They are zero for a plan that was made in
+// Go, and for an operation that it does not have.
 func (p *Plan) Where(operation string) (file string, line int) {
 	i := slices.IndexFunc(p.Operations, func(op Operation) bool { return op.Name == operation })
 	if p.source == nil || p.source.File == "" || i < 0 {
@@ -17,8 +17,8 @@ func (p *Plan) Where(operation string) (file string, line int) {
 	return p.source.File, max(p.source.Find(strict.Index("operations", i)).Line, 1)
 }
 
-// ReadsFor is the default of Budget.MaxReads where so many requests may be sent:
-// enough to read the state before and after each of them until it is stable.
+// ReadsFor returns the default of Budget.MaxReads for that many sends: enough to
+// read the state before and after each of them until it is stable.
 func (p *Plan) ReadsFor(maxSends int) int {
 	readers := 1
 	for _, op := range p.Operations {
@@ -41,8 +41,8 @@ func (p *Plan) ReadsFor(maxSends int) int {
 const readsForSend = 10
 
 // Fresh returns the values that were drawn for the request, as by uuid or hex:
-// the same request with others in their place is another one. Numbers that are
-// counted up and times are not among them. They are sorted, each once.
+// with other values in their place it is another request. Counters and times
+// are not among them. They are sorted, each once.
 func (v *Values) Fresh() []string {
 	var all []string
 	for _, s := range v.fresh {

@@ -9,13 +9,13 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// Difference is what is not the same in two runs. Operations are told apart by
-// their names, findings by kind and experiment, experiments by their names.
+// Difference is what differs between two runs. Operations are matched by name,
+// findings by kind and experiment, experiments by name.
 type Difference struct {
 	Old RunRef `json:"old"`
 	New RunRef `json:"new"`
-	// Swapped: the old run is the later one, so that what is said to be new may
-	// have been fixed.
+	// Swapped reports whether the old run is the later one, so that what is called
+	// new may have been fixed.
 	Swapped    bool                  `json:"swapped,omitempty"`
 	Operations []OperationDifference `json:"operations"`
 }
@@ -28,7 +28,7 @@ type RunRef struct {
 	Started time.Time `json:"started"`
 }
 
-// OperationDifference is what is not the same about one operation.
+// OperationDifference is what differs about one operation.
 type OperationDifference struct {
 	Name string `json:"name"`
 	// Only is old or new if only that run has the operation; its findings then
@@ -53,7 +53,8 @@ type FieldChange struct {
 	New   string `json:"new"`
 }
 
-// FindingRef names a finding. Was is its priority in the old run, if another.
+// FindingRef names a finding. Was is its priority in the old run, if that
+// differs.
 type FindingRef struct {
 	ID         string            `json:"id"`
 	Experiment string            `json:"experiment"`
@@ -62,8 +63,8 @@ type FindingRef struct {
 	Title      string            `json:"title"`
 }
 
-// OutcomeChange is an experiment that came to something else; an empty outcome
-// means that the run does not have it.
+// OutcomeChange is an experiment with another outcome; an empty outcome means
+// that the run does not have the experiment.
 type OutcomeChange struct {
 	Experiment string           `json:"experiment"`
 	Old        evidence.Outcome `json:"old"`
@@ -191,9 +192,9 @@ func compare(old, new *evidence.Operation) OperationDifference {
 	return d
 }
 
-// Changed reports whether anything but a confidence is not the same: findings,
-// priorities, fields of the verdict, outcomes, operations. It is what an exit
-// code can be made of.
+// Changed reports whether anything but a confidence differs: findings,
+// priorities, fields of the verdict, outcomes, operations. It is meant for exit
+// codes.
 func (d Difference) Changed() bool {
 	for _, o := range d.Operations {
 		if o.changed() {

@@ -10,16 +10,16 @@ import (
 	"path/filepath"
 )
 
-// WriteFile writes a file that only the user can read. It is there whole or not
-// at all: it is written in the same folder under a name that nobody can know
-// beforehand, which begins with a dot and ends in .partial, synced and renamed.
-// What was at the path is replaced, also if it is a link: where that leads is
-// not touched. What is neither a file nor a link to one is left alone, with an
-// error: a device or a pipe cannot be written whole.
+// WriteFile writes a file that only the user can read. It is created whole or
+// not at all: it is written in the same folder under an unpredictable name,
+// which begins with a dot and ends in .partial, synced and renamed. An existing
+// file is replaced. If the path is a link, the link is replaced, and the file
+// it leads to is not touched. It is an error if the path is anything else, such
+// as a device or a pipe.
 //
-// After an error the path is as it was and what was written beside it is
-// removed, but for an error that says that the file is written; a process that
-// dies leaves what it wrote.
+// After an error the path is as it was and the partial file is removed, unless
+// the error says that the file is written. A process that dies leaves the
+// partial file.
 func WriteFile(path string, write func(io.Writer) error) (err error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there already and no file")}

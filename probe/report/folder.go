@@ -37,27 +37,29 @@ const (
 	MaxHARFile  = 512 << 20
 )
 
-// ErrExists is the error of Write if there is something at the folder's place.
+// ErrExists is the error of Write if the folder, or anything of that name,
+// exists.
 var ErrExists = errors.New("report: there is something already; a run is never overwritten")
 
-// Files are what a run's folder holds beside the reports. All are optional.
+// Files are what a run's folder holds in addition to the reports. All are
+// optional.
 type Files struct {
 	Plan []byte
 	// HAR writes all exchanges; WriteHAR of package probe's Result fits. Send N of the run is
 	// entry N of it, counted from 1.
 	HAR func(io.Writer) error
-	// State are files for the folder state, by name: letters, digits, dots,
-	// dashes and underscores.
+	// State are files for the folder state, by name. Names consist of letters,
+	// digits, dots, dashes and underscores.
 	State map[string][]byte
 }
 
-// Write makes the folder dir, which must not exist, with the run, its plan, its
-// exchanges, what was read of the state, and every report. Only the user can
-// read it. It is there whole or not at all: it is written beside, under a name
-// that begins with a dot and ends in .partial, synced and renamed.
+// Write creates the folder dir, which must not exist, with the run, its plan,
+// its exchanges, what was read of the state, and every report. Only the user
+// can read it. It is created whole or not at all: it is written beside dir,
+// under a name that begins with a dot and ends in .partial, synced and renamed.
 //
-// The error wraps ErrExists if there is something at dir. What was written beside
-// is removed after an error; a process that dies leaves it.
+// The error wraps ErrExists if dir exists. After an error the partial folder is
+// removed; a process that dies leaves it.
 func Write(dir string, r *evidence.Run, f Files) (err error) {
 	dir = filepath.Clean(dir)
 	if _, err := os.Lstat(dir); err == nil {
@@ -175,21 +177,22 @@ func stateName(n string) bool {
 	return filepath.IsLocal(n)
 }
 
-// Folder is a run's folder that was read back.
+// Folder is the folder of a run, as read by Open.
 type Folder struct {
 	Dir string
 	Run *evidence.Run
 	// Extra is for HTML, as far as the folder has it.
 	Extra Extra
-	// Missing are files that a whole folder has and this one lacks, or that
-	// could not be read; a reason follows the name. The run does not need them.
+	// Missing are files that a complete folder has and this one lacks, or that
+	// could not be read, each with a reason after the name. The run does not need
+	// them.
 	Missing []string
 }
 
-// Open reads the folder of a run. Its error says what is wrong: no folder of a
-// run, a run.json that is cut off or was written by a later version, too large
-// or no regular file. The files beside run.json may be missing. Nothing outside
-// of the folder is read, wherever links in it lead.
+// Open reads the folder of a run. The error says what is wrong: dir is not the
+// folder of a run, or run.json is cut off, was written by a later version, is
+// too large or is not a regular file. The other files may be missing. Nothing
+// outside the folder is read, wherever links in it lead.
 func Open(dir string) (*Folder, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -15,18 +15,19 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// Extra is what an HTML report can show beside the run. All of it is optional.
+// Extra is what an HTML report can show in addition to the run. All of it is
+// optional.
 type Extra struct {
 	// Plan is the text of the plan.
 	Plan string
-	// Exchanges are the bytes of a send, by its number. What is longer than
-	// maxExchangeShown is cut in the report.
+	// Exchanges are the bytes of each send, by its number. Longer ones than
+	// maxExchangeShown are cut in the report.
 	Exchanges map[int]Exchange
 	// Evidence names the file with all exchanges, such as exchanges.har.
 	Evidence string
 }
 
-// Exchange is what was sent and what came back, as text, secrets replaced.
+// Exchange is a request and its response as text, with secrets replaced.
 type Exchange struct{ Request, Response string }
 
 // maxExchangeShown is how many characters of a request and of a response a
@@ -62,8 +63,8 @@ var (
 	}).Parse(page))
 )
 
-// HTML writes one page that needs nothing else: no script, no image, no font
-// from anywhere. It reads in light and dark, on paper, and without seeing.
+// HTML writes one self-contained page: it has no script and loads nothing. It
+// can be read in light and dark mode, on paper, and with a screen reader.
 func HTML(w io.Writer, r *evidence.Run, x Extra) error {
 	v := htmlRun{Run: r, BottomLine: bottomLine(r), Guidelines: evidence.SumGuidelines(r.Operations), CSS: template.CSS(css), Policy: policy, Limits: limits(r), Took: took(r.Started, r.Ended), Targets: targets(r), Plan: lines(x.Plan, 1<<20), Evidence: text(x.Evidence)}
 	v.Headline, v.Tone = headline(r)

@@ -27,10 +27,9 @@ func writeJSON(w io.Writer, v any) error {
 	return nil
 }
 
-// SafeJSON returns a writer that makes JSON safe to look at on its way to w:
-// what does not print, or changes how other text is shown, becomes an escape as
-// \u009b, which JSON leaves to the writer. What the JSON says stays the same, if
-// it is UTF-8.
+// SafeJSON returns a writer that makes JSON safe to display and writes it to w:
+// characters that do not print, or that change how other text is shown, become
+// escapes such as \u009b. UTF-8 JSON decodes to the same values.
 func SafeJSON(w io.Writer) io.Writer { return &safeJSON{w: w} }
 
 type safeJSON struct {

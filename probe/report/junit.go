@@ -54,14 +54,14 @@ type (
 // experiment, for CI systems:
 //
 //   - broken, or with a finding that is not P2: a failure with the findings' texts;
-//   - inconclusive: skipped, with the reason. It is no failure of the target;
-//     that a run was not conclusive is said by the exit code of semel probe run;
+//   - inconclusive: skipped, with the reason. It is not a failure of the target;
+//     the exit code of semel probe run says that the run was not conclusive;
 //   - not applicable, not run: skipped;
-//   - findings of P2 beside what held: in the output of the case.
+//   - findings of P2 where the experiment held: in the output of the case.
 //
-// A run that ended early, or did nothing, has one more case, which says so: an
-// error, or skipped after a dry run. Findings of no experiment have a case of
-// their own.
+// A run that ended early, or did nothing, has one more case that says so: an
+// error, or skipped after a dry run. Findings that belong to no experiment have
+// a separate case.
 func JUnit(w io.Writer, r *evidence.Run) error {
 	all := junitSuites{Name: "semel probe " + name(r.Plan)}
 	var total time.Duration

@@ -13,7 +13,7 @@ import (
 const mostInMarkdown = 20
 
 // Markdown writes a short summary for a comment on a pull request. Texts of the
-// run cannot make markup, links or mentions in it.
+// run cannot create markup, links or mentions in it.
 func Markdown(w io.Writer, r *evidence.Run) error {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

@@ -10,17 +10,17 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// TerminalOptions say how Terminal writes.
+// TerminalOptions control the output of Terminal.
 type TerminalOptions struct {
 	Colour bool
 	// Width in columns. Default: 80; at least 60.
 	Width int
-	// Evidence is where the run was written to, for the reader to go on from.
+	// Evidence is where the run was written to, as a pointer for the reader.
 	Evidence string
 }
 
-// Terminal writes a summary for people. Without Colour there is no escape
-// sequence in it, and with it only those that set colours.
+// Terminal writes a summary for people. It holds escape sequences only if
+// Colour is set, and then only those that set colours.
 func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	if o.Width == 0 {
 		o.Width = 80
