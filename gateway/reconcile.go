@@ -33,8 +33,7 @@ const DefaultReconcileTimeout = 5 * time.Second
 // A response counts only if it is complete and not from a cache. Everything that it
 // does not clearly say leaves the outcome unknown: the client gets 409 and may come
 // again. A gateway has one look-up at a time for a record, and none for a heartbeat
-// after it. Requests that come meanwhile get 409
-// at once, unless the record is settled by then.
+// after it. Requests that come meanwhile get 409 at once.
 //
 // Callers choose their keys, and two can choose the same. The upstream must only
 // look among the operations of this kind and of this caller, or go by the fence,
