@@ -98,7 +98,7 @@ func TestTortureFinds(t *testing.T) {
 			}
 			t.Parallel()
 			report := torment(t, torture.Config{
-				Instead: defective(t, tt.defect), OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, LargeEvery: tt.large, Gateways: 3, Nemesis: &tt.nemesis, Duration: 3 * time.Minute, FailFast: true,
+				Instead: defective(t, tt.defect), OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, LargeEvery: tt.large, Gateways: 3, Nemesis: &tt.nemesis, Duration: 8 * time.Minute, FailFast: true,
 			})
 			if len(report.Violations) == 0 {
 				t.Fatalf("the defect was not found; figures: %+v", report.Figures)
