@@ -382,7 +382,7 @@ func TestTwoRunsResolveOnce(t *testing.T) {
 	}
 }
 
-// Limit bounds what one run decides and marks, also where it decides nothing;
+// Limit bounds what one run decides and marks, even where it decides nothing;
 // Next leads past what was left.
 func TestResolveWhereLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {

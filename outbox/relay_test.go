@@ -465,7 +465,7 @@ func TestLaneGoesOnWithoutPolling(t *testing.T) {
 	})
 }
 
-// Messages that may have killed their relays are under way one at a time, also where
+// Messages that may have killed their relays are under way one at a time, even where
 // one is claimed in the call that settles another.
 func TestSuspectsAreUnderWayAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {

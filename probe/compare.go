@@ -16,7 +16,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// success says whether an answer says that it was done.
+// success reports whether an answer says that it was done.
 func success(x *wire.Exchange) bool {
 	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound) && !saysError(x.Response)
 }
@@ -59,12 +59,12 @@ func saysError(r *wire.Response) bool {
 	return false
 }
 
-// accepted says whether an answer is the promise of one.
+// accepted reports whether an answer is the promise of one.
 func accepted(x *wire.Exchange) bool {
 	return x.Response != nil && x.Response.Status == http.StatusAccepted
 }
 
-// turnedAway says whether a request was not processed: it did not get there, or
+// turnedAway reports whether a request was not processed: it did not get there, or
 // the answer says by its meaning that nothing was done. That is no refusal of a
 // duplicate.
 func turnedAway(x *wire.Exchange) bool {
@@ -136,7 +136,7 @@ func (o *operation) resource(x *wire.Exchange) string {
 	return ""
 }
 
-// replayed says whether an answer is marked as a replay.
+// replayed reports whether an answer is marked as a replay.
 func (o *operation) replayed(x *wire.Exchange) bool {
 	if x.Response == nil {
 		return false
@@ -205,7 +205,7 @@ func (o *operation) statusAt(s *sent) string {
 	return s.statusAt
 }
 
-// names says whether an answer holds an id, as a word of its own.
+// names reports whether an answer holds an id, as a word of its own.
 func names(r *wire.Response, id string) bool {
 	word := regexp.MustCompile(`(^|[^A-Za-z0-9_-])` + regexp.QuoteMeta(id) + `($|[^A-Za-z0-9_-])`)
 	for _, name := range []string{"Location", "Content-Location", "Link"} {

@@ -108,7 +108,7 @@ func (o *operation) applies(name plan.Experiment) error {
 	return o.r.p.Applies(o.op, name)
 }
 
-// named says whether somebody chose the experiment, by name or by leaving the
+// named reports whether somebody chose the experiment, by name or by leaving the
 // default.
 func (o *operation) named(e plan.Experiment) bool {
 	return slices.Contains(o.r.o.Only, e) || slices.Contains(o.r.p.ExperimentsFor(o.op), e)
@@ -477,7 +477,7 @@ func (o *operation) learn(w *watch, a *attempt) {
 	a.refresh(w)
 }
 
-// sighted says whether some reader can tell effects.
+// sighted reports whether some reader can tell effects.
 func (o *operation) sighted() bool {
 	return slices.ContainsFunc(o.readers, func(rd *reader) bool { return rd.seen })
 }
@@ -522,7 +522,7 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 	return sleep(ctx, d)
 }
 
-// answered says whether a request was answered, and how.
+// answered reports whether a request was answered, and how.
 func answered(s *sent) string {
 	switch {
 	case s.x.Response == nil && s.x.Delivery == wire.Unanswered && s.x.Err != nil:

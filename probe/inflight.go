@@ -283,7 +283,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 	if !over {
 		one = <-done
 	}
-	// Whatever was sent is written down, also if the other was not.
+	// Whatever was sent is written down, even if the other was not.
 	if one.err == nil {
 		first = x.sent(one.x, evidence.RoleFirst, "")
 	}

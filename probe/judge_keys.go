@@ -419,7 +419,7 @@ func (f *scoped) judge(j *judgement) {
 	}
 }
 
-// natural says whether a refusal may be that of a natural key.
+// natural reports whether a refusal may be that of a natural key.
 func (j *judgement) natural() bool {
 	return j.o.op.Key == nil || j.o.facts.freshCreates == no || j.o.contract.FreshKey == "refused"
 }
@@ -483,7 +483,7 @@ func leaked(first, second *sent) string {
 	return ""
 }
 
-// quotes says whether an answer has an object in it that repeats at least half
+// quotes reports whether an answer has an object in it that repeats at least half
 // of the members of another, and among them one that the request it answers has
 // otherwise.
 func quotes(body []byte, of any, request []byte) bool {

@@ -391,7 +391,7 @@ func openSQL(_ context.Context, driver, dsn string) (*sql.DB, error) {
 	return nil, fmt.Errorf("the driver %s is not built in; use postgres or sqlite, or a command reader", driver)
 }
 
-// colour says whether to colour standard output.
+// colour reports whether to colour standard output.
 func (p *program) colour(when string) bool {
 	if when != "auto" {
 		return when == "always"

@@ -456,7 +456,7 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 }
 
 // abandon ends the claim because its store is closed. Its connection goes back
-// to the pool also when ctx has ended, or nobody could close that.
+// to the pool even when ctx has ended, or nobody could close that.
 func (c *txClaim) abandon(ctx context.Context) {
 	const cause = "the store was closed"
 	if c.leave(ctx, txRolledBack, cause) == nil {

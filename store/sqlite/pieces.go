@@ -40,7 +40,7 @@ type staging struct {
 func newStaging(p *semel.Pieces) *staging { return &staging{body: rand.Int64(), from: p} }
 
 // stage puts the rest of a body into the file, for the record with that fence.
-// wanted says whether that still waits for it; once it does not, the error is
+// wanted reports whether that still waits for it; once it does not, the error is
 // errMoved. After any other error but ErrTooLarge it can be called again, and
 // goes on where it was.
 func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func(*tx) (bool, error)) error {

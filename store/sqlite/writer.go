@@ -307,7 +307,7 @@ func (w *writer) reconnect() error {
 }
 
 // commit runs ops and writes notes in the transaction that lock began, and
-// settles the ops, also if it is the commit that fails. If a statement fails, it
+// settles the ops, even if it is the commit that fails. If a statement fails, it
 // rolls back and leaves the ops unsettled.
 func (w *writer) commit(ops []*op, notes []storekit.Note) (settled bool, err error) {
 	t := &w.tx

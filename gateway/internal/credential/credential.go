@@ -20,7 +20,7 @@ import (
 const domain = "semel gateway actor/1"
 
 // Digest is a digest of the parts, in 32 hexadecimal digits. Other parts have
-// another digest, also where they are the same in one piece.
+// another digest, even where they are the same in one piece.
 func Digest(parts ...string) string {
 	digest := sha256.New()
 	var frame [8]byte
