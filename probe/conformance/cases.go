@@ -97,7 +97,7 @@ func (t *trial) marked(a answer) bool {
 // replayed checks that again repeats first to the byte.
 func (t *trial) replayed(what string, first, again answer) {
 	if again.err != nil || again.status != first.status || again.body != first.body {
-		t.failf("%s: %v with %d bytes; want the first answer, %v with %d bytes", what, again, len(again.body), first, len(first.body))
+		t.failf("%s: %v with %d bytes; want the first response, %v with %d bytes", what, again, len(again.body), first, len(first.body))
 	}
 	if t.Contract != "oasis" && !t.marked(again) {
 		t.failf("%s is not marked as a replay", what)
@@ -152,7 +152,7 @@ func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
 		t.failf("%s: a refusal is marked as a replay", what)
 	}
 	if strings.Contains(a.body, t.key()) || strings.Contains(a.body, "nonce") || strings.Contains(fmt.Sprint(a.header), t.key()) {
-		t.failf("%s: the refusal contains the key or a stored answer", what)
+		t.failf("%s: the refusal contains the key or a stored response", what)
 	}
 	if f.retry == "same-key" {
 		if s, err := strconv.Atoi(a.header.Get("Retry-After")); (err != nil || s < 0) && f.kind != "body-unreadable" {
@@ -213,9 +213,9 @@ var (
 	firstTooOld   = refusal{kind: "first-sent-out-of-range", status: 412, retry: "no"}
 	notProtected  = refusal{kind: "not-protected", status: 501, retry: "no"}
 	replayAnswers = map[string]string{
-		"ietf":   "the first answer, Idempotency-Replayed: true",
-		"stripe": "the first answer, Idempotent-Replayed: true",
-		"oasis":  "the first answer, Repeatability-Result: accepted",
+		"ietf":   "the first response, Idempotency-Replayed: true",
+		"stripe": "the first response, Idempotent-Replayed: true",
+		"oasis":  "the first response, Repeatability-Result: accepted",
 	}
 )
 
@@ -237,7 +237,7 @@ func replays(r *run) string { return replayAnswers[r.Contract] }
 // malformed is a case of a key that cannot be used.
 func malformed(name, key string) checkedCase {
 	return checkedCase{name, refuses(keyMalformed), func(t *trial) {
-		t.refused("the answer", t.post(key, t.do()), keyMalformed)
+		t.refused("the response", t.post(key, t.do()), keyMalformed)
 		t.wantEffects(0)
 	}}
 }
@@ -277,14 +277,14 @@ func (t *trial) heldRequest(edit ...wire.Field) wire.Request {
 // cases are the table, in its order.
 var cases = []checkedCase{
 	{"first", says("executed once, and answered by the operation"), func(t *trial) {
-		t.executed("the answer", t.post(t.key(), t.do()), 201)
+		t.executed("the response", t.post(t.key(), t.do()), 201)
 		t.wantEffects(1)
 	}},
 	{"replay", replays, func(t *trial) {
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		if got := first.header.Values("X-Conformance"); len(got) != 2 || got[0] != "a" || got[1] != "b" {
-			t.failf("the first answer has X-Conformance %q; the endpoint sent a, b", got)
+			t.failf("the first response has X-Conformance %q; the endpoint sent a, b", got)
 		}
 		for range 3 {
 			t.replayed("a repeated request", first, t.post(t.key(), t.do()))
@@ -295,7 +295,7 @@ var cases = []checkedCase{
 		do := t.do()
 		do.Status = http.StatusNoContent
 		first := t.post(t.key(), do)
-		t.executed("the first answer", first, 204)
+		t.executed("the first response", first, 204)
 		t.replayed("a repeated request", first, t.post(t.key(), do))
 		t.wantEffects(1)
 	}},
@@ -303,7 +303,7 @@ var cases = []checkedCase{
 		do := t.do()
 		do.Status = http.StatusInternalServerError
 		first := t.post(t.key(), do)
-		t.executed("the first answer", first, 500)
+		t.executed("the first response", first, 500)
 		t.replayed("a repeated request", first, t.post(t.key(), do))
 		t.wantEffects(1)
 	}},
@@ -311,16 +311,16 @@ var cases = []checkedCase{
 		do := t.do()
 		do.Busy = 1
 		if a := t.post(t.key(), do); a.err != nil || a.status != 429 || t.marked(a) {
-			t.failf("the first answer: %v; want 429", a)
+			t.failf("the first response: %v; want 429", a)
 		}
-		t.executed("the second answer", t.post(t.key(), do), 201)
+		t.executed("the second response", t.post(t.key(), do), 201)
 		t.wantEffects(1)
 	}},
 	{"key-missing", refuses(keyMissing), func(t *trial) {
 		if t.KeyOptional {
 			t.notApplicable("keys are optional here")
 		}
-		t.refused("the answer", t.post("-", t.do()), keyMissing)
+		t.refused("the response", t.post("-", t.do()), keyMissing)
 		t.wantEffects(0)
 	}},
 	malformed("key-empty", ""),
@@ -331,7 +331,7 @@ var cases = []checkedCase{
 	malformed("key-too-long", strings.Repeat("k", 256)),
 	malformed("key-list", `abc, def`),
 	{"key-twice", refuses(keyMalformed), func(t *trial) {
-		t.refused("the answer", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
+		t.refused("the response", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
 		t.wantEffects(0)
 	}},
 	{"key-quoted", says("a key in double quotes is the same key as without"), func(t *trial) {
@@ -347,7 +347,7 @@ var cases = []checkedCase{
 	}},
 	{"mismatch", refuses(keyMismatch), func(t *trial) {
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		other := t.do()
 		other.Note = "other"
 		t.refused("another request", t.post(t.key(), other), keyMismatch)
@@ -361,7 +361,7 @@ var cases = []checkedCase{
 		other.Note = "other"
 		t.refused("another request", t.post(t.key(), other), keyMismatch)
 		release()
-		t.executed("the first answer", <-first, 201)
+		t.executed("the first response", <-first, 201)
 		t.wantEffects(1)
 	}},
 	{"in-flight", func(r *run) string {
@@ -386,7 +386,7 @@ var cases = []checkedCase{
 			}
 			release()
 			original := <-first
-			t.executed("the first answer", original, 201)
+			t.executed("the first response", original, 201)
 			t.replayed("the duplicate", original, <-again)
 		case "accept":
 			t.accepted(t.send(t.heldRequest()), release, first)
@@ -396,7 +396,7 @@ var cases = []checkedCase{
 				t.failf("status_url is %q; want one below %s/operations/", where, t.Prefix)
 			}
 			release()
-			t.executed("the first answer", <-first, 201)
+			t.executed("the first response", <-first, 201)
 		}
 		t.wantEffects(1)
 	}},
@@ -412,7 +412,7 @@ var cases = []checkedCase{
 		}
 		release()
 		original, second := <-first, <-again
-		t.executed("the first answer", original, 201)
+		t.executed("the first response", original, 201)
 		t.replayed("the duplicate", original, second)
 		if got := second.header.Get("Preference-Applied"); got != "wait=20" {
 			t.failf("Preference-Applied is %q; want wait=20", got)
@@ -427,7 +427,7 @@ var cases = []checkedCase{
 		t.accepted(a, func() { _ = t.get("?release=1&case=" + t.name) }, nil)
 		t.wantEffects(1)
 	}},
-	{"raced", says("ten at once: one executes; the others get its answer or are told that it is in progress"), func(t *trial) {
+	{"raced", says("ten at once: one executes; the others get its response or learn that it is in progress"), func(t *trial) {
 		var requests []wire.Request
 		for range 10 {
 			requests = append(requests, t.request(t.key(), t.do()))
@@ -490,7 +490,7 @@ var cases = []checkedCase{
 		do.Stream = true
 		a := t.post(t.key(), do)
 		if a.err != nil || a.status != 200 || a.body != "data: done\n\n" {
-			t.failf("the first answer: %v, %q", a, a.body)
+			t.failf("the first response: %v, %q", a, a.body)
 		}
 		t.refused("the retry", t.post(t.key(), do), notRetained)
 		t.wantEffects(1)
@@ -500,7 +500,7 @@ var cases = []checkedCase{
 			t.notApplicable("the store cannot be taken away from here")
 		}
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		t.Outage(true)
 		down := t.post(t.key(), t.do())
 		t.Outage(false)
@@ -514,7 +514,7 @@ var cases = []checkedCase{
 		}
 		do := t.do()
 		do.Note = strings.Repeat("x", t.MaxRequestBody)
-		t.refused("the answer", t.post(t.key(), do), bodyTooLarge)
+		t.refused("the response", t.post(t.key(), do), bodyTooLarge)
 		t.wantEffects(0)
 	}},
 	{"other-caller", says("the same key of another caller is another key: executed, and nothing is given away"), func(t *trial) {
@@ -522,13 +522,13 @@ var cases = []checkedCase{
 			t.notApplicable("there are no credentials of another caller")
 		}
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		other := t.do()
 		other.Note = "of another caller" // a mismatch, were it the same key
 		theirs := t.post(t.key(), other, wire.Field{Name: asOther})
-		t.executed("the other caller's answer", theirs, 201)
+		t.executed("the other caller's response", theirs, 201)
 		if theirs.body == first.body {
-			t.failf("the other caller got this one's answer")
+			t.failf("the other caller got this one's response")
 		}
 		t.replayed("the first caller's retry", first, t.post(t.key(), t.do()))
 		t.wantEffects(2)
@@ -563,19 +563,19 @@ var cases = []checkedCase{
 	{"first-sent-missing", refuses(firstInvalid), func(t *trial) {
 		t.onlyOASIS()
 		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()})
-		t.refused("the answer", t.send(req), firstInvalid)
+		t.refused("the response", t.send(req), firstInvalid)
 		t.wantEffects(0)
 	}},
 	{"first-sent-malformed", refuses(firstInvalid), func(t *trial) {
 		t.onlyOASIS()
 		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}, wire.Field{Name: "Repeatability-First-Sent", Value: "yesterday"})
-		t.refused("the answer", t.send(req), firstInvalid)
+		t.refused("the response", t.send(req), firstInvalid)
 		t.wantEffects(0)
 	}},
 	{"first-sent-too-old", refuses(firstTooOld), func(t *trial) {
 		t.onlyOASIS()
 		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}, wire.Field{Name: "Repeatability-First-Sent", Value: "Sat, 01 Jan 2000 00:00:00 GMT"})
-		t.refused("the answer", t.send(req), firstTooOld)
+		t.refused("the response", t.send(req), firstTooOld)
 		t.wantEffects(0)
 	}},
 	{"not-protected", refuses(notProtected), func(t *trial) {
@@ -623,7 +623,7 @@ func (t *trial) accepted(a answer, release func(), first <-chan answer) {
 	result := t.get(s.Result.URL)
 	if first != nil {
 		original := <-first
-		t.executed("the first answer", original, 201)
+		t.executed("the first response", original, 201)
 		t.replayed("the result", original, result)
 	} else if result.status != 201 {
 		t.failf("the result: %v; want 201", result)
