@@ -457,7 +457,7 @@ func TestResultWithoutAnActorHasNoCookie(t *testing.T) {
 	}
 }
 
-// The status resource and the way to a 202 do not hang with the store.
+// The status resource and a 202 do not hang when the store does.
 func TestHangingStoreIsAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(t)
