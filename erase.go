@@ -98,7 +98,7 @@ func (g *Guard) EraseWhere(ctx context.Context, b BulkErasure) (ErasureReport, e
 	eraser, ok2 := g.store.(Eraser)
 	switch {
 	case !ok || !ok2:
-		return ErasureReport{}, fmt.Errorf("semel: erase: %T is no Lister and Eraser: %w", g.store, errors.ErrUnsupported)
+		return ErasureReport{}, fmt.Errorf("semel: erase: %T does not implement Lister and Eraser: %w", g.store, errors.ErrUnsupported)
 	case b.Where.Tenant == "" && b.Where.Actor == "":
 		return ErasureReport{}, errors.New("semel: bulk erasure: field Where names no tenant and no actor")
 	case b.Where.State != 0 || b.Where.Lapsed || b.Where.Cause != "" || b.Where.Limit != 0 || b.Parallel < 0:

@@ -222,5 +222,5 @@ func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settle
 	case found.known && p.SettleAfter > 0 && s.Age >= p.SettleAfter:
 		return false, nil
 	}
-	return false, semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("steps: what became of %q is not to be told yet", s.Name), err))
+	return false, semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("steps: the outcome of %q is not known yet", s.Name), err))
 }

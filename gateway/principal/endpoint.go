@@ -133,7 +133,7 @@ func NewEndpoint(c EndpointConfig) (*Endpoint, error) {
 		case why != "":
 			wrong("field Credentials names %q, which %s", name, why)
 		case strings.HasPrefix(strings.ToLower(name), "x-forwarded-"):
-			wrong("field Credentials names %q, which the endpoint is told by the gateway", name)
+			wrong("field Credentials names %q, which the gateway sets itself", name)
 		case spelling.OneOf(name, []string{c.Subject, c.Tenant}):
 			wrong("field Credentials names %q, which the endpoint says in its answer", name)
 		}

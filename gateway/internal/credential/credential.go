@@ -58,7 +58,7 @@ func WhyNot(name string) string {
 	case semelhttp.HeaderKey:
 		return "is the key itself"
 	case "Host":
-		return "is no header to Go programs; use PreserveHost"
+		return "is not part of the header that Go programs see; use PreserveHost"
 	case "Connection", "Content-Length", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
 		return "belongs to the connection"
 	}
