@@ -64,9 +64,8 @@ func accepted(x *wire.Exchange) bool {
 	return x.Response != nil && x.Response.Status == http.StatusAccepted
 }
 
-// turnedAway reports whether a request was not processed: it did not get there, or
-// the answer says by its meaning that nothing was done. That is no refusal of a
-// duplicate.
+// turnedAway reports whether a request was not processed: it did not arrive, or
+// its status means that nothing was done. That is not a refusal of a duplicate.
 func turnedAway(x *wire.Exchange) bool {
 	switch x.Delivery {
 	case wire.NotSent, wire.Partial, wire.Refused:
@@ -80,7 +79,8 @@ func turnedAway(x *wire.Exchange) bool {
 // tooMany reports whether a request was refused for its rate.
 func tooMany(s *sent) bool { return s.status() == http.StatusTooManyRequests }
 
-// progressWords are how answers say that a request is being processed.
+// progressWords are words by which responses say that a request is being
+// processed.
 var progressWords = regexp.MustCompile(`(?i)in[ _-]?progress|in[ _-]?flight|being processed|still (processing|running)|currently (processing|running|being)|concurren(t|cy)|(key|id)[ _-]?in[ _-]?use`)
 
 // saysInProgress reports whether a refusal says that the request is still being
@@ -93,7 +93,7 @@ func saysInProgress(s *sent) bool {
 		s.status() != http.StatusUnprocessableEntity && progressWords.Match(s.x.Response.Body)
 }
 
-// toldToWait reports whether an answer is that the request is still being
+// toldToWait reports whether a response says that the request is still being
 // processed.
 func (o *operation) toldToWait(s *sent) bool {
 	switch {
@@ -105,8 +105,8 @@ func (o *operation) toldToWait(s *sent) bool {
 	return saysInProgress(s)
 }
 
-// inProgress reports whether an answer is that the request is still being
-// processed, and that it is worth while to ask again.
+// inProgress reports whether a response says that the request is still being
+// processed, and that asking again makes sense.
 func (o *operation) inProgress(s *sent) bool {
 	if s.resource != "" && !accepted(&s.x) {
 		return false
@@ -196,8 +196,8 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 	return s
 }
 
-// statusAt is where it is told what became of a request that was accepted; empty
-// if that is not known.
+// statusAt returns the address that says what became of an accepted request;
+// empty if it is not known.
 func (o *operation) statusAt(s *sent) string {
 	if s.statusAt == "" && o.op.Poll.URL == "" {
 		return statusAddress(&s.x)
