@@ -15,9 +15,11 @@ import (
 const stagePieces = 4
 
 var (
-	// errMoved: the record that a body was meant for is settled, or another claim's.
+	// errMoved reports that the record of a body is settled, or belongs to another
+	// claim.
 	errMoved = errors.New("sqlite: the record has moved on")
-	// errIncomplete: the file was changed under a body on its way.
+	// errIncomplete reports that pieces disappeared from the file while a body was
+	// being written.
 	errIncomplete = errors.New("sqlite: pieces of the result are gone from the file; call again")
 )
 
