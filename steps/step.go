@@ -10,7 +10,7 @@ import (
 )
 
 // Policy says what to do about a call whose outcome is unknown, because its
-// process died or its error does not tell.
+// process died or its error leaves the outcome open.
 type Policy struct {
 	// OnCrash is CrashHold, the default, which leaves the step to a person;
 	// CrashRetry, which calls again with the same child key, for services that
