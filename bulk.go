@@ -102,7 +102,7 @@ type BulkReport struct {
 func (g *Guard) ResolveWhere(ctx context.Context, b BulkResolution) (BulkReport, error) {
 	lister, ok := g.store.(Lister)
 	if !ok || g.resolver == nil {
-		return BulkReport{}, fmt.Errorf("semel: resolve: %T is no Lister and Resolver: %w", g.store, errors.ErrUnsupported)
+		return BulkReport{}, fmt.Errorf("semel: resolve: %T does not implement Lister and Resolver: %w", g.store, errors.ErrUnsupported)
 	}
 	if b.Parallel == 0 {
 		b.Parallel = 16
@@ -128,7 +128,7 @@ func (b BulkResolution) check() error {
 		errs = append(errs, errors.New("fields State, Lapsed and Limit of Where must be zero"))
 	}
 	if b.Decide != nil && b.AsOf.IsZero() {
-		errs = append(errs, errors.New("field AsOf is zero; a dry run tells it"))
+		errs = append(errs, errors.New("field AsOf is zero; use the one that a dry run returns"))
 	}
 	if b.Limit < 0 || b.Parallel < 0 {
 		errs = append(errs, errors.New("fields Limit and Parallel must not be negative"))

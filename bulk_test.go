@@ -382,8 +382,8 @@ func TestTwoRunsResolveOnce(t *testing.T) {
 	}
 }
 
-// Limit bounds what one run decides and marks, also where it decides nothing;
-// Next leads past what was left.
+// Limit bounds what one run decides and marks, even where it decides nothing;
+// Next is past the records that were left.
 func TestResolveWhereLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)
@@ -430,7 +430,7 @@ func TestResolveWhereLimit(t *testing.T) {
 	})
 }
 
-// Each of the three decisions, and what Decide is given.
+// Each of the three decisions is carried out, and Decide gets the right record.
 func TestResolveWhereDecides(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)

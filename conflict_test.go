@@ -160,7 +160,7 @@ func TestResolveThreeWays(t *testing.T) {
 	}
 }
 
-// A mismatch must be told in every state, and must change nothing.
+// A mismatch must be reported in every state, and must change nothing.
 func TestMismatchInEveryState(t *testing.T) {
 	other := submit("k")
 	other.Fingerprint = semel.FingerprintOf([]byte("another request"))
@@ -280,7 +280,7 @@ func TestNoEffectAfterExecuteAgainIsUnknown(t *testing.T) {
 	}
 }
 
-// Nor does one who does so where others would be settled by a look-up.
+// Nor does an execute-again attempt under the policy reconcile.
 func TestNoEffectAfterExecuteAgainUnderReconcileIsUnknown(t *testing.T) {
 	s := newStore(t)
 	c := stranded(t, s, submit("k"), time.Minute)
@@ -348,7 +348,7 @@ func TestLapsedRecordThatCannotBeMarkedIsUnavailable(t *testing.T) {
 	})
 }
 
-// A look-up that found nothing, after the settling time, does.
+// A look-up that found nothing after the settling time does free the key.
 func TestNoEffectAfterReconcileIsReleased(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore(t)

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Erasure takes out of the completed record of Identity, provided that it still
-// has Fence, what it holds of the request and its answer.
+// Erasure removes the result and the fingerprint from the completed record of
+// Identity, if that still has Fence.
 type Erasure struct {
 	Identity Identity
 	Fence    uint64
@@ -18,25 +18,25 @@ type Erasure struct {
 	Origin Origin
 }
 
-// Eraser is a store that can forget an answer without forgetting that there was
-// one. All of ours are.
+// Eraser is implemented by stores that can erase a result without forgetting
+// that there was one. All stores of this project implement it.
 type Eraser interface {
 	// Erase makes the record a tombstone without a reference, a head, a body and a
 	// fingerprint, in one commit with an entry in the audit trail, and reports
-	// whether there was any of it: where there was none nothing is written.
+	// whether the record had any of these. If it had none, nothing is written.
 	//
-	// All else stays until the retention is over: the identity, so that a request
-	// that is repeated does not execute again, the times, the label and what the
-	// trail tells. A claim that has completed the record is answered as before. A
-	// request with the same key is not compared any more, so it is never a
-	// mismatch.
+	// All else stays until the retention is over: the identity, so that a repeated
+	// request does not execute again, the times, the label and the entries of the
+	// trail. Calls of the claim that has completed the record return the same as
+	// before. A request with the same key is not compared any more, so it is never
+	// a mismatch.
 	//
 	// The error is ErrNotFound if there is no record, and ErrStaleFence if it has
 	// another fence or is not completed. Nothing was written then.
 	Erase(ctx context.Context, e Erasure) (erased bool, err error)
 }
 
-// TrailErased says that an answer was erased.
+// TrailErased says that a result was erased.
 const TrailErased TrailKind = "erased"
 
 // Erased reports whether the record holds nothing that Erase would take out of it.
@@ -46,7 +46,7 @@ func (r Record) Erased() bool {
 		r.Fingerprint == Fingerprint{}
 }
 
-// BulkErasure erases the answers of many records. See Guard.EraseWhere.
+// BulkErasure erases the results of many records. See [Guard.EraseWhere].
 type BulkErasure struct {
 	// Where selects records. It must name a tenant or an actor; State, Lapsed,
 	// Cause and Limit must be zero. After continues a run: see ErasureReport.Next.
@@ -54,51 +54,53 @@ type BulkErasure struct {
 	// Cause says why, for the audit trail, and Origin who decided.
 	Cause  string
 	Origin Origin
-	// DryRun only counts. Seen is told of each record then, without its result; nil
-	// for nobody.
+	// DryRun only counts. Seen, if not nil, is then called with each record,
+	// without its result.
 	DryRun bool
 	Seen   func(r Record)
-	// Parallel is how many answers are erased at the same time. Default 16.
+	// Parallel is how many results are erased at the same time. Default 16.
 	Parallel int
-	// Progress is told after each page of at most 1,000 records how far the run
-	// has come; nil for nobody. Like Seen, it holds the run up until it returns.
+	// Progress, if not nil, is called after each page of at most 1,000 records
+	// with the state of the run. Like Seen, it holds up the run until it returns.
 	Progress func(ErasureReport)
 }
 
-// ErasureReport is what a bulk erasure did, or in a dry run, has to do.
+// ErasureReport says what a bulk erasure did, or in a dry run, what it would
+// do.
 type ErasureReport struct {
-	// Completed counts records that are completed: each is, but in a dry run, among
-	// the next four.
+	// Completed counts records that are completed. Except in a dry run, each is
+	// also counted by one of the next four.
 	Completed int
-	// Erased counts those whose answer was erased, each with its own entry in the
+	// Erased counts those whose result was erased, each with its own entry in the
 	// audit trail, and Bare those that had nothing to erase.
 	Erased, Bare int
-	// Moved counts records that were gone by the time, or replaced.
+	// Moved counts records that had meanwhile been removed or replaced.
 	Moved int
 	// InDoubt counts records whose erasure the store did not confirm.
 	InDoubt int
-	// Open counts records that are in progress or unknown. They have no answer yet,
+	// Open counts records that are in progress or unknown. They have no result yet,
 	// and get one when they are settled: erase again after that.
 	Open int
 	// Next is the fence of the last record dealt with, for Where.After.
 	Next uint64
 }
 
-// EraseWhere erases the answers of the completed records that b selects, and with
-// b.DryRun only counts them. What is erased is what Eraser says; who asks again is
-// told that the result is not retained, and nothing executes again.
+// EraseWhere erases the results of the completed records that b selects, or with
+// b.DryRun only counts them. See [Eraser] for what is erased. A retry then learns
+// that the result is not retained, and nothing executes again.
 //
-// When ctx ends, or with the first error, the run ends as soon as the records under
-// way are done; the report is valid then too. To run again is safe. Records that
-// are completed behind the run are not seen by it.
+// When ctx ends, or after the first error, the run ends as soon as the records
+// under way are done; the report is valid even then. Running again is safe. The run
+// does not see records that it has already passed when they are completed.
 //
-// The error is errors.ErrUnsupported if the store is no Lister and Eraser.
+// The error is [errors.ErrUnsupported] if the store does not implement [Lister]
+// and [Eraser].
 func (g *Guard) EraseWhere(ctx context.Context, b BulkErasure) (ErasureReport, error) {
 	lister, ok := g.store.(Lister)
 	eraser, ok2 := g.store.(Eraser)
 	switch {
 	case !ok || !ok2:
-		return ErasureReport{}, fmt.Errorf("semel: erase: %T is no Lister and Eraser: %w", g.store, errors.ErrUnsupported)
+		return ErasureReport{}, fmt.Errorf("semel: erase: %T does not implement Lister and Eraser: %w", g.store, errors.ErrUnsupported)
 	case b.Where.Tenant == "" && b.Where.Actor == "":
 		return ErasureReport{}, errors.New("semel: bulk erasure: field Where names no tenant and no actor")
 	case b.Where.State != 0 || b.Where.Lapsed || b.Where.Cause != "" || b.Where.Limit != 0 || b.Parallel < 0:

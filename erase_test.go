@@ -27,7 +27,7 @@ func (s *eraseStore) Erase(ctx context.Context, e semel.Erasure) (bool, error) {
 }
 
 // TestEraseWhere: of a tenant's records all completed ones lose their answers, over
-// several pages, once, also if the run is interrupted; what is open, and what is
+// several pages, once, even if the run is interrupted; what is open, and what is
 // another tenant's, stays as it is.
 func TestEraseWhere(t *testing.T) {
 	inner, err := memory.New(memory.Config{MaxTrail: 100_000})

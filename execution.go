@@ -106,7 +106,7 @@ func newExecution(g *Guard, s *Submit, claim Claim, asked time.Time) *Execution 
 	return x
 }
 
-// run executes fn in the calling goroutine and settles the claim, also when fn
+// run executes fn in the calling goroutine and settles the claim, even when fn
 // panics or ends the goroutine. Then it lets that go on.
 func (x *Execution) run(ctx context.Context, fn func(context.Context) (Result, error)) {
 	now := time.Now()

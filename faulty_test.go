@@ -109,7 +109,7 @@ func TestStoreDownFailsClosed(t *testing.T) {
 	})
 }
 
-// A store that is not open is asked once, and no grant of it is pursued.
+// A closed store is called once, and no lost grant is released.
 func TestClosedStoreIsAskedOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		calls := map[string]int{}

@@ -21,7 +21,7 @@ func (g *Guard) Find(ctx context.Context, id Identity) (Record, error) {
 func (g *Guard) FindID(ctx context.Context, s Scope, recordID string) (Record, error) {
 	lister, ok := g.store.(Lister)
 	if !ok {
-		return Record{}, fmt.Errorf("semel: %T is no Lister: %w", g.store, errors.ErrUnsupported)
+		return Record{}, fmt.Errorf("semel: %T does not implement Lister: %w", g.store, errors.ErrUnsupported)
 	}
 	if recordID == "" { // would select any
 		return Record{}, ErrNotFound

@@ -71,7 +71,7 @@ func (r *replacing) List(ctx context.Context, f semel.Filter) ([]semel.Record, e
 	return found, err
 }
 
-// Who asks for a record by its id must not be shown one that came after it.
+// FindID must not return a record that replaced the one with that id.
 func TestReplacedRecordIsNotFound(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &replacing{Store: newStore(t), replace: func() {}}

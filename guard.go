@@ -119,7 +119,7 @@ func (g *Guard) With(p Policy) (*Guard, error) {
 	p = p.withDefaults()
 	err := p.validate()
 	if p.OnCrash == CrashReconcile && g.resolver == nil {
-		err = errors.Join(err, fmt.Errorf("field OnCrash is reconcile, but %T is no Resolver", g.store))
+		err = errors.Join(err, fmt.Errorf("field OnCrash is reconcile, but %T does not implement Resolver", g.store))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("semel: policy: %w", err)

@@ -155,7 +155,8 @@ func TestPanicAndGoexitGoOnUp(t *testing.T) {
 	}
 }
 
-// The handler runs where the server's own limits hold.
+// The handler runs in the caller's goroutine, where the server's own limits
+// hold.
 func TestRunsOnTheCallersGoroutine(t *testing.T) {
 	id := func() string {
 		b := make([]byte, 64)
@@ -188,7 +189,7 @@ func TestCallerGoneBeforeTheClaim(t *testing.T) {
 	e.want(t, 0)
 }
 
-// The result must be durable before anyone is told of it.
+// The result must be durable before it is returned.
 func TestNoAnswerBeforeTheRecord(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		written := make(chan struct{})

@@ -25,7 +25,8 @@ type joined struct{ semel.Claim }
 
 func (joined) Joined() bool { return true }
 
-// The caller would commit its transaction while the work goes on in it.
+// Otherwise the caller would commit its transaction while the work goes on in
+// it.
 func TestDetachedWorkInTheCallersTransactionIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, err := memory.New(memory.Config{})

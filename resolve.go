@@ -61,7 +61,7 @@ type Resolution struct {
 // Resolve settles an unknown outcome. See Resolution.
 func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	if g.resolver == nil {
-		return Record{}, fmt.Errorf("semel: resolve: %T is no Resolver", g.store)
+		return Record{}, fmt.Errorf("semel: resolve: %T does not implement Resolver", g.store)
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
 	defer cancel()

@@ -309,7 +309,7 @@ func TestReadsThatPass(t *testing.T) {
 	}
 }
 
-// A handler that forgot the precondition is not believed.
+// The success of a handler that forgot the precondition is not passed on.
 func TestPreconditionThatNobodyAppliedIsNotASuccess(t *testing.T) {
 	answers := map[string]func(http.ResponseWriter){
 		"nothing":   func(http.ResponseWriter) {},

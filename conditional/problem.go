@@ -59,7 +59,7 @@ func Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	var p semelhttp.Problem
 	if e, ok := errors.AsType[*FailedError](err); ok {
 		p = failed
-		p.Detail = e.Field + " does not hold for what is there now. Nothing was changed. Get the current state, and decide anew."
+		p.Detail = e.Field + " does not hold for the current state. Nothing was changed. Get the current state, and decide again."
 		if e.Weak {
 			p.Detail = "If-Match names what is there now by a weak entity tag, which does not count. Nothing was changed."
 		}

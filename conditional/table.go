@@ -39,7 +39,7 @@ func NewTable(transitions ...Transition) (*Table, error) {
 			case from == tr.To:
 				errs = append(errs, fmt.Errorf("transition %d: %s leads from %s to itself", i, tr.Event, from))
 			case t.to[at] != "":
-				errs = append(errs, fmt.Errorf("transition %d: %s from %s is there already", i, tr.Event, from))
+				errs = append(errs, fmt.Errorf("transition %d: %s from %s is defined twice", i, tr.Event, from))
 			default:
 				t.to[at] = tr.To
 			}

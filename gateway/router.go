@@ -249,7 +249,7 @@ func (t *Router) match(mux *http.ServeMux, method, host string, u url.URL) targe
 	return matched(mux, &http.Request{Method: method, Host: host, URL: &u})
 }
 
-// matched is noRoute also where a mux would redirect.
+// matched is noRoute even where a mux would redirect.
 func matched(mux *http.ServeMux, r *http.Request) target {
 	h, _ := mux.Handler(r)
 	if route, ok := h.(target); ok {

@@ -275,7 +275,7 @@ func TestBatchIsDividedWhereNobodySaysWhichMessageItWas(t *testing.T) {
 	}
 }
 
-// What cannot be reached is not asked once for each message.
+// A store that cannot be reached is not called once for each message.
 func TestUnreachableStoreFailsTheBatchAtOnce(t *testing.T) {
 	x := newTable(t, inbox.Config{})
 	x.down = errors.New("down")

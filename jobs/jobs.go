@@ -91,7 +91,7 @@ func (j Job) Message() (outbox.Message, error) {
 func FromMessage(m outbox.Message) (j Job, err error) {
 	queue, ok := Queue(m.Topic)
 	if !ok || m.Type == "" {
-		return j, errors.New("jobs: the message is no job: its topic does not begin with " + TopicPrefix + ", or it has no type")
+		return j, errors.New("jobs: the message is not a job: its topic does not begin with " + TopicPrefix + ", or it has no type")
 	}
 	j = Job{ID: m.ID, Queue: queue, Kind: m.Type, Args: m.Payload, Key: m.Key, NotBefore: m.NotBefore}
 	if text := m.Headers[headerAuthority]; text != "" {

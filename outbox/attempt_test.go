@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A delivery's context is like any other, whenever it is asked for what.
+// A delivery's context behaves like any other, whenever its methods are called.
 func TestAttempt(t *testing.T) {
 	cause := errors.New("lost")
 	type key struct{}

@@ -104,7 +104,7 @@ func (r Route) validate() error {
 		errs = append(errs, errors.New("field Sink is nil"))
 	}
 	if r.OnDead > DeadSkip || r.OnUnknown > UnknownRetry {
-		errs = append(errs, errors.New("field OnDead or OnUnknown is none of the policies"))
+		errs = append(errs, errors.New("field OnDead or OnUnknown is not a known policy"))
 	}
 	for i, d := range r.Schedule {
 		errs = append(errs, positive(fmt.Sprintf("Schedule[%d]", i), d))

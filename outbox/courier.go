@@ -300,7 +300,7 @@ func (p *parcel) settle(ctx context.Context) error {
 	c := p.courier
 	s, ok := c.config.Store.(Settler)
 	if !ok {
-		return fmt.Errorf("outbox: settle: %T is no Settler: %w", c.config.Store, errors.ErrUnsupported)
+		return fmt.Errorf("outbox: settle: %T does not implement Settler: %w", c.config.Store, errors.ErrUnsupported)
 	}
 	p.within.Store(true) // from here on a renewal finds nothing, or waits for the transaction
 	err := s.SettleTx(ctx, p.Ref)

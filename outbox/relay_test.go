@@ -271,7 +271,7 @@ func TestSettledMessagesAreBoundedByAgeAndByCount(t *testing.T) {
 	})
 }
 
-// A delivery that takes many leases is renewed all the while.
+// The lease of a delivery that takes many leases is renewed until it ends.
 func TestSlowHandlerKeepsItsLease(t *testing.T) {
 	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 		p.answer = func(context.Context, outbox.Delivery) error { time.Sleep(10 * time.Minute); return nil }
@@ -465,7 +465,7 @@ func TestLaneGoesOnWithoutPolling(t *testing.T) {
 	})
 }
 
-// Messages that may have killed their relays are under way one at a time, also where
+// Messages that may have killed their relays are under way one at a time, even where
 // one is claimed in the call that settles another.
 func TestSuspectsAreUnderWayAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
@@ -559,7 +559,7 @@ func TestBytesInFlight(t *testing.T) {
 	})
 }
 
-// The observer is told of everything once.
+// The observer is called once for each event.
 func TestObserver(t *testing.T) {
 	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 		var (

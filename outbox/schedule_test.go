@@ -147,7 +147,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A relay that has nothing to do looks ever less often, and a hint wakes it.
+// A relay that has nothing to do polls less and less often, and a hint wakes
+// it.
 func TestPolling(t *testing.T) {
 	bubble(t, func(t *testing.T, o *memory.Outbox, p *post) {
 		var claims atomic.Int64

@@ -47,7 +47,7 @@ func init() {
 	}
 }
 
-// keylessTitles are those of operations without a key, where they differ.
+// keylessTitles are the titles for operations without a key, where they differ.
 var keylessTitles = map[plan.Experiment]string{
 	plan.OtherTenant: "The same request by another tenant",
 	plan.Altered:     "Another request for the same thing",
@@ -56,7 +56,8 @@ var keylessTitles = map[plan.Experiment]string{
 	plan.RaceAltered: "A request and its alteration at once",
 }
 
-// again is what a request shows that was sent, answered and sent again.
+// again holds what was seen of a request that was sent, answered and sent
+// again.
 type again struct {
 	opening
 	newer  *opening // another request between the two
@@ -103,7 +104,7 @@ func (x *exp) twice(ctx context.Context) (*again, error) {
 	return f, err
 }
 
-// lateRetry waits longer than limits of rates do.
+// lateRetry waits longer than usual rate limits last.
 func (x *exp) lateRetry(ctx context.Context) (shown, error) {
 	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
@@ -167,7 +168,7 @@ func (x *exp) retentionEdge(ctx context.Context) (shown, error) {
 }
 
 // reordered sends an older request again after a newer one: a target that
-// remembers the last key only takes it for new.
+// remembers only the last key takes it for new.
 func (x *exp) reordered(ctx context.Context) (shown, error) {
 	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {

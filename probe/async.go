@@ -19,8 +19,8 @@ import (
 
 // follow asks for the status of a request that was accepted with 202, until it
 // is over or the plan's limit is reached. It sets the request's fate, and the
-// resource that the status names. Where there is no address, or one that is not
-// allowed, the fate stays untold.
+// resource that the status names. Without an address, or with one that is not
+// allowed, the fate stays unknown.
 func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 	at, err := x.statusOf(w, &s.x)
 	if err != nil {
@@ -67,7 +67,7 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 	}
 }
 
-// asked is a GET of an address by whoever sent a request.
+// asked returns a GET of an address, sent by the principal of a request.
 func asked(x *wire.Exchange, at string, key *plan.Key) wire.Request {
 	req := wire.Request{Method: http.MethodGet, URL: at}
 	for _, f := range x.Request.Header {
@@ -80,8 +80,8 @@ func asked(x *wire.Exchange, at string, key *plan.Key) wire.Request {
 	return req
 }
 
-// statusOf is where to ask what became of a request that was accepted; empty if
-// neither the plan nor the answer says.
+// statusOf returns the address to ask what became of a request that was
+// accepted; empty if neither the plan nor the response names one.
 func (x *exp) statusOf(w *watch, got *wire.Exchange) (string, error) {
 	p := x.o.op.Poll
 	if p.URL == "" {
@@ -96,8 +96,8 @@ func (x *exp) statusOf(w *watch, got *wire.Exchange) (string, error) {
 	return x.o.r.r.StatusURL(w.v, values, cmp.Or(w.resource, x.o.resource(got)))
 }
 
-// statusAddress is where the answer of a request that was accepted says that
-// its status is; empty if it does not say.
+// statusAddress returns the address of the status that the response to an
+// accepted request names; empty if it names none.
 func statusAddress(x *wire.Exchange) string {
 	at := ""
 	for _, name := range []string{"Location", "Operation-Location", "Azure-Asyncoperation", "Content-Location"} {
@@ -126,7 +126,8 @@ func statusAddress(x *wire.Exchange) string {
 	return ref.String()
 }
 
-// fateOf is what a status says of a request, and, where that is nothing, why.
+// fateOf returns what a status says about a request, and, if it says nothing,
+// why.
 func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	r := x.Response
 	switch {
@@ -176,5 +177,5 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	return fateDone, ""
 }
 
-// plainWord is a state that may be quoted.
+// plainWord matches states that may be quoted.
 var plainWord = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_. -]{0,39}$`)

@@ -9,8 +9,8 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// suppose names what may have caused the findings, what the experiments so far
-// say of it, and what decides it.
+// suppose adds the possible causes of the findings, with what the experiments
+// so far show about them and what would decide.
 func (o *operation) suppose() {
 	f := &o.facts
 	all := o.ev.All()

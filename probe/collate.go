@@ -10,8 +10,8 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// collate writes down which readers there are, by which reports tell the state
-// and the outside apart.
+// collate records the readers, by which reports distinguish the state from the
+// outside.
 func (o *operation) collate() {
 	o.ev.Readers = nil
 	for _, rd := range o.readers {
@@ -19,11 +19,11 @@ func (o *operation) collate() {
 	}
 }
 
-// maxDrawn is how many drawn values of an experiment are written down: those of
-// its first requests, which are what a person sends again.
+// maxDrawn limits the drawn values of an experiment that are recorded: those of
+// its first requests, which are the ones a person sends again.
 const maxDrawn = 64
 
-// drew notes what was drawn for a request.
+// drew records the values that were drawn for a request.
 func (x *exp) drew(v *plan.Values) {
 	for _, s := range v.Fresh() {
 		if len(x.e.Drawn) < maxDrawn && !slices.Contains(x.e.Drawn, s) {
@@ -32,8 +32,8 @@ func (x *exp) drew(v *plan.Values) {
 	}
 }
 
-// nameSecrets says where the secrets come from whose placeholders are in the
-// evidence: by the name of a variable or a file, never by what is in it.
+// nameSecrets records the source of each secret whose placeholder is in the
+// evidence: the name of a variable or a file, never its content.
 func (r *runner) nameSecrets(red *har.Redactor) {
 	env := r.o.Source.Env
 	if env == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// success says whether an answer says that it was done.
+// success reports whether an answer says that it was done.
 func success(x *wire.Exchange) bool {
 	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound) && !saysError(x.Response)
 }
@@ -59,14 +59,13 @@ func saysError(r *wire.Response) bool {
 	return false
 }
 
-// accepted says whether an answer is the promise of one.
+// accepted reports whether an answer is the promise of one.
 func accepted(x *wire.Exchange) bool {
 	return x.Response != nil && x.Response.Status == http.StatusAccepted
 }
 
-// turnedAway says whether a request was not processed: it did not get there, or
-// the answer says by its meaning that nothing was done. That is no refusal of a
-// duplicate.
+// turnedAway reports whether a request was not processed: it did not arrive, or
+// its status means that nothing was done. That is not a refusal of a duplicate.
 func turnedAway(x *wire.Exchange) bool {
 	switch x.Delivery {
 	case wire.NotSent, wire.Partial, wire.Refused:
@@ -80,7 +79,8 @@ func turnedAway(x *wire.Exchange) bool {
 // tooMany reports whether a request was refused for its rate.
 func tooMany(s *sent) bool { return s.status() == http.StatusTooManyRequests }
 
-// progressWords are how answers say that a request is being processed.
+// progressWords are words by which responses say that a request is being
+// processed.
 var progressWords = regexp.MustCompile(`(?i)in[ _-]?progress|in[ _-]?flight|being processed|still (processing|running)|currently (processing|running|being)|concurren(t|cy)|(key|id)[ _-]?in[ _-]?use`)
 
 // saysInProgress reports whether a refusal says that the request is still being
@@ -93,7 +93,7 @@ func saysInProgress(s *sent) bool {
 		s.status() != http.StatusUnprocessableEntity && progressWords.Match(s.x.Response.Body)
 }
 
-// toldToWait reports whether an answer is that the request is still being
+// toldToWait reports whether a response says that the request is still being
 // processed.
 func (o *operation) toldToWait(s *sent) bool {
 	switch {
@@ -105,8 +105,8 @@ func (o *operation) toldToWait(s *sent) bool {
 	return saysInProgress(s)
 }
 
-// inProgress reports whether an answer is that the request is still being
-// processed, and that it is worth while to ask again.
+// inProgress reports whether a response says that the request is still being
+// processed, and that asking again makes sense.
 func (o *operation) inProgress(s *sent) bool {
 	if s.resource != "" && !accepted(&s.x) {
 		return false
@@ -136,7 +136,7 @@ func (o *operation) resource(x *wire.Exchange) string {
 	return ""
 }
 
-// replayed says whether an answer is marked as a replay.
+// replayed reports whether an answer is marked as a replay.
 func (o *operation) replayed(x *wire.Exchange) bool {
 	if x.Response == nil {
 		return false
@@ -196,8 +196,8 @@ func (o *operation) compare(first, second *sent) *evidence.Second {
 	return s
 }
 
-// statusAt is where it is told what became of a request that was accepted; empty
-// if that is not known.
+// statusAt returns the address that says what became of an accepted request;
+// empty if it is not known.
 func (o *operation) statusAt(s *sent) string {
 	if s.statusAt == "" && o.op.Poll.URL == "" {
 		return statusAddress(&s.x)
@@ -205,7 +205,7 @@ func (o *operation) statusAt(s *sent) string {
 	return s.statusAt
 }
 
-// names says whether an answer holds an id, as a word of its own.
+// names reports whether an answer holds an id, as a word of its own.
 func names(r *wire.Response, id string) bool {
 	word := regexp.MustCompile(`(^|[^A-Za-z0-9_-])` + regexp.QuoteMeta(id) + `($|[^A-Za-z0-9_-])`)
 	for _, name := range []string{"Location", "Content-Location", "Link"} {

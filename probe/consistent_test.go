@@ -18,9 +18,9 @@ import (
 )
 
 // What a report says of a run is compared with what the run has seen: each
-// sentence that holds a number, a status, a reader, or speaks of state or of
-// keys, each cell of the witnesses, each hypothesis and each field of the verdict.
-// It is another way to the same words than the code that makes them.
+// sentence that holds a number, a status, a reader, or speaks of state or of keys,
+// each cell of the witnesses, each hypothesis and each field of the verdict. It
+// derives the expected words in another way than the code that writes them.
 
 var (
 	aboutState   = regexp.MustCompile(`\b([0-9]+|no) effects?\b|took effect|no other effect|had its effect`)

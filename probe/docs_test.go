@@ -52,7 +52,7 @@ func docsTable(t *testing.T, text, head string) (rows [][]string) {
 	return rows
 }
 
-// The guide's table of findings is the catalogue.
+// The guide's table of findings agrees with the catalogue.
 func TestDocsFindings(t *testing.T) {
 	const head = "| finding | priority | in a line |\n|---|---|---|\n"
 	var want strings.Builder
@@ -105,7 +105,7 @@ func TestDocsExperiments(t *testing.T) {
 	}
 }
 
-// The guide's terms of the confidence are those that are added.
+// The terms of the confidence in the guide are those that the code adds.
 func TestDocsConfidence(t *testing.T) {
 	head := []string{"control"}
 	row := []string{fmt.Sprintf("%.2f", float64(controlWeight)/100)}
@@ -123,7 +123,7 @@ func TestDocsConfidence(t *testing.T) {
 	}
 }
 
-// The guide's rates are those of the formula, rounded up.
+// The rates in the guide are those of the formula, rounded up.
 func TestDocsBounds(t *testing.T) {
 	_, below, ok := strings.Cut(docs(t), "\n| overlapping trials |")
 	if !ok {
@@ -153,7 +153,7 @@ func TestDocsBounds(t *testing.T) {
 	}
 }
 
-// The guide's plans are plans.
+// The plans in the guide are valid.
 func TestDocsPlans(t *testing.T) {
 	n := 0
 	for part := range strings.SplitSeq(docs(t), "\n```yaml\n") {

@@ -9,7 +9,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// elsewhere is what a duplicate shows that another instance gets.
+// elsewhere holds what was seen of a duplicate sent to another instance.
 type elsewhere struct {
 	opening
 	ground *again
@@ -145,7 +145,7 @@ func (f *elsewhere) judge(j *judgement) {
 	}
 }
 
-// crossed is what a used key shows that another operation is sent with.
+// crossed holds what was seen of another operation sent under a used key.
 type crossed struct {
 	control *opening // of the other operation, under a key of its own
 	other   *operation

@@ -16,7 +16,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// operation is what is being found out about an operation.
+// operation is an operation under test, and what is known about it so far.
 type operation struct {
 	r        *runner
 	op       *plan.Operation
@@ -108,22 +108,21 @@ func (o *operation) applies(name plan.Experiment) error {
 	return o.r.p.Applies(o.op, name)
 }
 
-// named says whether somebody chose the experiment, by name or by leaving the
+// named reports whether somebody chose the experiment, by name or by leaving the
 // default.
 func (o *operation) named(e plan.Experiment) bool {
 	return slices.Contains(o.r.o.Only, e) || slices.Contains(o.r.p.ExperimentsFor(o.op), e)
 }
 
-// exp is one experiment: what is sent and read, and the evidence of it. What
-// it shows is judged apart.
+// exp is one experiment: what is sent and read, and the evidence of it. It is
+// judged separately.
 type exp struct {
 	o    *operation
 	kind plan.Experiment
 	e    evidence.Experiment
 }
 
-// shown is what an experiment has shown. It is judged by itself: nothing is
-// sent or read any more.
+// shown is what an experiment has shown. Judging it sends and reads nothing.
 type shown interface{ judge(j *judgement) }
 
 // DryRun is the Why of experiments that a dry run has planned.
@@ -163,7 +162,7 @@ func (x *exp) run(ctx context.Context, f func(*exp, context.Context) (shown, err
 	return ended
 }
 
-// unable is what is shown by an experiment that cannot be made.
+// unable is the result of an experiment that cannot be made.
 type unable string
 
 func (u unable) judge(j *judgement) { j.unclear("%s", string(u)) }
@@ -230,7 +229,7 @@ func (x *exp) plan(role evidence.Role, req wire.Request, who plan.PrincipalName,
 	return out
 }
 
-// sent writes an exchange down.
+// sent records an exchange.
 func (x *exp) sent(got wire.Exchange, role evidence.Role, who plan.PrincipalName) *sent {
 	s := &sent{x: x.o.meant(got), replayed: x.o.replayed(&got)}
 	s.resource = x.o.resource(&s.x)
@@ -246,7 +245,7 @@ func (x *exp) sent(got wire.Exchange, role evidence.Role, who plan.PrincipalName
 	return s
 }
 
-// book gives an exchange its number and writes down what evidence needs of it.
+// book numbers an exchange and records what the evidence needs of it.
 func (x *exp) book(got wire.Exchange, role evidence.Role, who plan.PrincipalName) int {
 	us := func(t time.Time) int64 {
 		if t.IsZero() {
@@ -299,7 +298,7 @@ func (x *exp) reset(ctx context.Context) error {
 // maxWaits is how often a request that was turned away is sent again.
 const maxWaits = 3
 
-// fresh begins to follow a request of its own.
+// fresh draws a new request and starts watching its effects.
 func (x *exp) fresh(ctx context.Context) (*watch, error) { return x.freshTimes(ctx, 1) }
 
 // freshTimes is fresh for n requests of which a dry run lists one.
@@ -447,8 +446,8 @@ func (x *exp) lookFor(ctx context.Context, w *watch, s *sent, want int64) (*atte
 	return a, nil
 }
 
-// learn takes from a request which readers see effects, and how fast. Its own
-// rise of one is what makes a reader believed; whatever the answer was.
+// learn notes which readers saw the effect of a request, and how fast. A reader
+// counts as sighted once its number rose by one, whatever the response was.
 func (o *operation) learn(w *watch, a *attempt) {
 	if o.r.dry() {
 		return
@@ -477,7 +476,7 @@ func (o *operation) learn(w *watch, a *attempt) {
 	a.refresh(w)
 }
 
-// sighted says whether some reader can tell effects.
+// sighted reports whether some reader can see effects.
 func (o *operation) sighted() bool {
 	return slices.ContainsFunc(o.readers, func(rd *reader) bool { return rd.seen })
 }
@@ -522,7 +521,7 @@ func (x *exp) pause(ctx context.Context, d time.Duration) error {
 	return sleep(ctx, d)
 }
 
-// answered says whether a request was answered, and how.
+// answered reports whether a request was answered, and how.
 func answered(s *sent) string {
 	switch {
 	case s.x.Response == nil && s.x.Delivery == wire.Unanswered && s.x.Err != nil:

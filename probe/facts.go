@@ -20,7 +20,7 @@ const (
 )
 
 // facts are what the experiments on an operation have shown. Judging adds to
-// them; experiments read of them what saves them a request.
+// them; experiments consult them to save requests.
 type facts struct {
 	outcomes map[plan.Experiment]evidence.Outcome
 
@@ -67,7 +67,7 @@ type facts struct {
 	specified   *specification
 }
 
-// protects reports whether a used key was seen to keep a second effect away.
+// protects reports whether a used key was seen to prevent a second effect.
 func (f *facts) protects() known {
 	switch {
 	case f.once, f.seemsOnce && !f.doubled:
@@ -89,7 +89,7 @@ type sent struct {
 	statusAt string // where it was asked
 }
 
-// over is when it was over.
+// over returns when the request was over.
 func (s *sent) over() time.Time { return s.x.Timing.Done }
 
 // processed reports whether there is an answer, and not one that says by its
@@ -102,8 +102,8 @@ func (s *sent) done() bool {
 	return success(&s.x) && (!accepted(&s.x) || s.fate == fateDone)
 }
 
-// succeeded reports whether the answer is a success, which nothing has taken back
-// since.
+// succeeded reports whether the response is a success that nothing has
+// contradicted since.
 func (s *sent) succeeded() bool { return success(&s.x) && s.fate != fateFailed }
 
 // status is that of the answer, 0 without one.
@@ -140,7 +140,7 @@ type attempt struct {
 	waited     bool     // it was answered to be in progress, and sent again
 }
 
-// refresh counts again, now that readers may have seen what they had not.
+// refresh counts again, because readers may have become sighted since.
 func (a *attempt) refresh(w *watch) {
 	if a != nil && a.to != nil {
 		a.total, a.own = w.between(w.before, a.to), w.between(a.from, a.to)
@@ -180,7 +180,8 @@ type rise struct {
 	n       *big.Rat
 }
 
-// delta is what readers say about the number of effects since a snapshot.
+// delta holds by how much the readers' numbers of effects rose since a
+// snapshot.
 type delta struct {
 	state   bool // some reader of the target's own state can tell
 	outside bool // some reader outside of it can
@@ -201,8 +202,8 @@ func (d delta) told() bool { return d.state || d.outside }
 // exceeds reports whether some reader saw more than n effects.
 func (d delta) exceeds(n int64) bool { return more(d.most, n) || more(d.outMost, n) }
 
-// number is the most effects seen in the state, or outside if only that can
-// tell.
+// number returns the largest number of effects seen in the state, or outside if
+// nothing sees the state.
 func (d delta) number() *big.Rat {
 	if d.state {
 		return d.most
@@ -225,7 +226,7 @@ func (d delta) String() string {
 	return strings.Join(list, ", ")
 }
 
-// without says of a refusal that had no effect how that is known.
+// without says how it is known that a refusal had no effect.
 func (d delta) without() string {
 	if d.told() {
 		return " and had no effect"

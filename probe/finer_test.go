@@ -11,7 +11,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// What a description calls a dry run is found by the names that such have.
+// A dry run in a description is found by its usual names.
 func TestPreviewIsNoticed(t *testing.T) {
 	at := "http://x.example/v1/orders"
 	for doc, want := range map[string]string{

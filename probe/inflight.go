@@ -12,7 +12,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// races is what a request shows that was sent several times at once.
+// races holds what was seen of a request that was sent several times at once.
 type races struct {
 	control *opening // nil if effects had been seen before
 	width   int
@@ -169,7 +169,8 @@ func inFlight(all []*sent) (most int) {
 // it is certainly running; of faster ones two are released together.
 const slowEnough = 20 * time.Millisecond
 
-// meanwhile is what retries show that were sent while the first was running.
+// meanwhile holds what was seen of retries that were sent while the first was
+// running.
 type meanwhile struct {
 	control *opening
 	first   *sent
@@ -283,7 +284,7 @@ func (x *exp) pair(ctx context.Context, req wire.Request) (first *sent, retries 
 	if !over {
 		one = <-done
 	}
-	// Whatever was sent is written down, also if the other was not.
+	// Whatever was sent is written down, even if the other was not.
 	if one.err == nil {
 		first = x.sent(one.x, evidence.RoleFirst, "")
 	}

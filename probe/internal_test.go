@@ -91,7 +91,7 @@ func given(status int, body string, header ...string) *sent {
 	return &sent{x: wire.Exchange{Delivery: wire.Answered, Response: &wire.Response{Status: status, Header: h, Body: []byte(body)}}}
 }
 
-// What was not processed is no refusal.
+// A request that was not processed is not a refusal.
 func TestTurnedAway(t *testing.T) {
 	for status, want := range map[int]bool{200: false, 409: false, 422: false, 429: true, 500: false, 502: false, 503: true} {
 		if got := turnedAway(&given(status, "").x); got != want {
@@ -196,7 +196,7 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// Confidence is nothing without a control, and little after one clean race.
+// Confidence is zero without a control, and low after one clean race.
 func TestConfidence(t *testing.T) {
 	run := func(control bool, trials int, held ...plan.Experiment) float64 {
 		o := &operation{op: &plan.Operation{Key: &plan.Key{}}}
@@ -232,7 +232,7 @@ func TestConfidence(t *testing.T) {
 	}
 }
 
-// A key that is sent as malformed is none by any of the known syntaxes.
+// A key that is sent as malformed is malformed in every known syntax.
 func TestMalformed(t *testing.T) {
 	if k := malformed(&plan.Key{Header: "Idempotency-Key", Syntax: "sf-string"}, "abc"); k != `"abc` {
 		t.Errorf("%q", k)
@@ -333,7 +333,8 @@ func TestQuery(t *testing.T) {
 	}
 }
 
-// That lost answers are treated differently is supposed only where it was seen.
+// The hypothesis that lost responses are treated differently needs a difference
+// that was seen.
 func TestSupposeLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		findings []evidence.FindingID
@@ -370,7 +371,7 @@ func TestSupposeLost(t *testing.T) {
 	}
 }
 
-// An answer of 2xx that tells of an error is no success.
+// A 2xx whose body reports an error is not a success.
 func TestSuccess(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
@@ -396,7 +397,7 @@ func TestSuccess(t *testing.T) {
 	}
 }
 
-// What a status says of a request that was accepted.
+// A status is read for the fate of a request that was accepted.
 func TestFate(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
@@ -495,7 +496,7 @@ func TestLostAfterTheEffect(t *testing.T) {
 	}
 }
 
-// Where readers were read, it is not said that none sees the state.
+// If readers were read, no sentence says that none sees the state.
 func TestByIDsSaysWhoLooked(t *testing.T) {
 	for want, d := range map[string]delta{"no reader could be read": {}, "the readers were read": {looked: true}} {
 		j := &judgement{o: &operation{op: &plan.Operation{}, readers: []*reader{{name: "rows"}}}, e: &evidence.Experiment{}}

@@ -14,7 +14,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// judgement is what an experiment came to, by what it has shown.
+// judgement is the outcome of an experiment, derived from what it has shown.
 type judgement struct {
 	o    *operation
 	e    *evidence.Experiment
@@ -96,7 +96,7 @@ func (j *judgement) doubled(id evidence.FindingID) evidence.FindingID {
 	return id
 }
 
-// key is what marks a request: what is said of it where there is no key.
+// key names what marks a request, for operations with and without a key.
 func (j *judgement) key() string {
 	if j.o.op.Key == nil {
 		return "the request"
@@ -133,7 +133,7 @@ func (j *judgement) blind(w *watch) string {
 	return strings.Join(list, ", ")
 }
 
-// opener is what the request of an opening is called.
+// opener returns the name of an opening's request in sentences.
 func (j *judgement) opener() string { return cmp.Or(j.of, "the first request") }
 
 // opened judges how an experiment began. It reports whether there is more to
@@ -193,8 +193,8 @@ func (j *judgement) first(o *opening) bool {
 	return false
 }
 
-// begun is opened for experiments that are not about the beginning: what is
-// wrong with it is a finding, and leaves them unclear.
+// begun is like opened, for experiments that are not about the first request: a
+// fault of it is a finding, and leaves the experiment inconclusive.
 func (j *judgement) begun(o *opening) bool {
 	ok := j.opened(o)
 	if !ok {
@@ -337,8 +337,8 @@ func (j *judgement) effects(d delta, expect int64, id evidence.FindingID, sends 
 	return true
 }
 
-// inside judges what happened again outside of the target alone, and returns the
-// rest of what readers saw: that is of the target's own state.
+// inside judges what was repeated only outside the target, and returns the rest
+// of what the readers saw: that of the target's own state.
 func (j *judgement) inside(d delta, expect int64, sends ...*sent) delta {
 	if !d.state || more(d.most, expect) || !more(d.outMost, expect) {
 		return d
@@ -421,8 +421,8 @@ func (f *again) further(j *judgement, at int) {
 	}
 }
 
-// protected reports whether nothing speaks against a key's protection: it has
-// been seen, or was not tried here.
+// protected reports whether nothing contradicts that a key protects: it was
+// seen to, or was not tried here.
 func (f *again) protected(o *operation) bool {
 	return f == nil || f.second != nil && (f.second.total.told() || len(o.readers) == 0)
 }
@@ -462,7 +462,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id evid
 	}
 }
 
-// due says how many effects were seen where none was too many: of a duplicate
+// due says how many effects were seen when none was in excess: of a duplicate
 // alone, or of a request and its duplicate.
 func due(expect int64) string {
 	if expect == 0 {
@@ -471,7 +471,8 @@ func due(expect int64) string {
 	return count(big.NewRat(expect, 1))
 }
 
-// byIDs judges without a state: two ids are a hint, anything else is nothing.
+// byIDs judges without a reader: two ids are a hint, anything else shows
+// nothing.
 func (j *judgement) byIDs(id evidence.FindingID, d delta, first, second *sent) {
 	if success(&second.x) && first.resource != "" && second.resource != "" && first.resource != second.resource {
 		j.broken("the second answer names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)

@@ -193,8 +193,8 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 	}
 }
 
-// grounded judges whether a good key protects, where that was tried. It reports
-// whether what a bad one does can be judged.
+// grounded judges whether a valid key protects, if that was tried. It reports
+// whether the behaviour with an invalid one can be judged.
 func (j *judgement) grounded(f *again) bool {
 	if f != nil {
 		f.judge(j)
@@ -419,13 +419,13 @@ func (f *scoped) judge(j *judgement) {
 	}
 }
 
-// natural says whether a refusal may be that of a natural key.
+// natural reports whether a refusal may be that of a natural key.
 func (j *judgement) natural() bool {
 	return j.o.op.Key == nil || j.o.facts.freshCreates == no || j.o.contract.FreshKey == "refused"
 }
 
-// notScoped is a finding about scope. That keys belong to the account is a
-// contract that many have on purpose.
+// notScoped is a finding about scope. Many contracts deliberately bind keys to
+// the account, not to the actor.
 func (j *judgement) notScoped(id evidence.FindingID, basis evidence.Basis, sends ...*sent) {
 	p := evidence.Priority("")
 	if id == evidence.FindingKeyNotScopedActor && j.o.contract.Profile != "ietf" {
@@ -483,7 +483,7 @@ func leaked(first, second *sent) string {
 	return ""
 }
 
-// quotes says whether an answer has an object in it that repeats at least half
+// quotes reports whether an answer has an object in it that repeats at least half
 // of the members of another, and among them one that the request it answers has
 // otherwise.
 func quotes(body []byte, of any, request []byte) bool {

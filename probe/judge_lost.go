@@ -86,8 +86,8 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	}
 }
 
-// resent says how often a request had been sent again when it was answered for
-// good.
+// resent says how often a request had been sent again when it got its final
+// response.
 func (j *judgement) resent(first, last *sent) string {
 	n := 0
 	for _, s := range j.e.Sends {

@@ -37,7 +37,7 @@ func (f *races) judge(j *judgement) {
 	}
 }
 
-// sum says in one how many effects the trials had, where they had not the same.
+// sum says in one phrase how many effects the trials had, if they differ.
 func (f *races) sum(j *judgement) {
 	var low, high *trial
 	for _, t := range f.trials {
@@ -66,7 +66,7 @@ func (f *races) sum(j *judgement) {
 	j.bad = append(all, slices.DeleteFunc(j.bad, one)...)
 }
 
-// each says in how many of something it was so, where it was in all.
+// each returns "each of" for n of something, or "the one" for a single one.
 func each(n int, what string) string {
 	if n == 1 {
 		return "the one " + what
@@ -235,7 +235,7 @@ func (f *meanwhile) judge(j *judgement) {
 	}
 }
 
-// barred reports whether a request was refused for who sent it.
+// barred reports whether a request was refused because of its sender.
 func barred(s *sent) bool {
 	switch s.status() {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:

@@ -12,7 +12,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// freshly is what the same body shows under another key.
+// freshly holds what was seen of the same body under another key.
 type freshly struct {
 	opening
 	second *attempt
@@ -80,7 +80,7 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 	return f, nil
 }
 
-// mismatched is what another request shows under a used key.
+// mismatched holds what was seen of another request under a used key.
 type mismatched struct {
 	opening
 	second *attempt
@@ -157,8 +157,8 @@ func (x *exp) changed(ctx context.Context, first, altered *sent) (known, error) 
 	return told, nil
 }
 
-// ground shows that a good key protects, where nothing has shown yet whether it
-// does: without that, a missing or malformed one says nothing.
+// ground tests whether a valid key protects, unless that is already known:
+// without it, a missing or malformed key shows nothing.
 func (x *exp) ground(ctx context.Context) (*again, error) {
 	if x.o.facts.protects() != untold || x.o.r.dry() {
 		return nil, nil
@@ -174,7 +174,7 @@ func (x *exp) ground(ctx context.Context) (*again, error) {
 	return f, err
 }
 
-// keyless is what a request without a key shows.
+// keyless holds what was seen of a request without a key.
 type keyless struct {
 	ground *again
 	only   *attempt
@@ -230,7 +230,7 @@ func (x *exp) single(ctx context.Context, w *watch, role evidence.Role, req wire
 	return a, err
 }
 
-// misspelt is what a malformed key shows.
+// misspelt holds what was seen of a malformed key.
 type misspelt struct {
 	ground        *again
 	first, second *attempt
@@ -282,7 +282,7 @@ func malformed(k *plan.Key, key string) string {
 	return long
 }
 
-// scoped is what a used key shows that somebody else sends.
+// scoped holds what was seen of a used key that somebody else sent.
 type scoped struct {
 	opening
 	who   plan.PrincipalName

@@ -15,7 +15,7 @@ import (
 // maxAuditLines bounds the lines kept of each source.
 const maxAuditLines = 50
 
-// trail is what the audit sources of a plan say of a request.
+// trail holds what the audit sources of a plan contain about a request.
 type trail struct {
 	read     bool // one of them could be read
 	rank     rank // of the best
@@ -23,7 +23,7 @@ type trail struct {
 	why      []string // others could not be
 }
 
-// rank is how much an audit source tells of a request.
+// rank orders audit sources by how much they contain about a request.
 type rank uint8
 
 const (

@@ -10,7 +10,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// lost is what a retry shows of a request whose connection was cut.
+// lost holds what was seen of the retry of a request whose connection was cut.
 type lost struct {
 	control *opening
 	tries   []*lostTry
@@ -27,7 +27,7 @@ type lostTry struct {
 	beside *attempt // a fresh request, if the retry was refused without an effect
 }
 
-// traced reports whether something tells that the first was processed.
+// traced reports whether something shows that the first was processed.
 func (t *lostTry) traced() bool {
 	return t.begun || t.ran.exceeds(0) || t.second.replayed || t.second.waited
 }
@@ -153,7 +153,7 @@ func (x *exp) retry(ctx context.Context, w *watch, first *attempt) (a *attempt, 
 	return a, err
 }
 
-// failed is what a retry shows of a request that failed at first.
+// failed holds what was seen of the retry of a request that failed at first.
 type failed struct {
 	control *opening
 	off     *lostTry // it was cut off before its last byte

@@ -11,7 +11,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// sign is a sign of what decides between duplicates, that the plan names.
+// sign is a sign, named by the plan, of what decides between duplicates.
 type sign struct {
 	plan.Sign
 	before *big.Rat // of a log; nil if it cannot be read
@@ -104,7 +104,7 @@ func (o *operation) atomicity() {
 	}
 }
 
-// tellAtomicity says what the signs are, and what they are not.
+// tellAtomicity states which signs were found, and that they are inferred.
 func (o *operation) tellAtomicity() (text string, basis evidence.Basis) {
 	v, signs := &o.ev.Verdict, o.facts.signs
 	switch {

@@ -192,7 +192,7 @@ func TestSinkIsFull(t *testing.T) {
 	}
 }
 
-// A mail that stays away is found, once another has been seen to come.
+// A missing mail is found once another has been seen to arrive.
 func TestLostMail(t *testing.T) { synctest.Test(t, testLostMail) }
 
 func testLostMail(t *testing.T) {

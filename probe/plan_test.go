@@ -174,7 +174,8 @@ func TestDefaultIsTwoSends(t *testing.T) {
 	}
 }
 
-// The budget holds whatever is to be done, and what was not done is not passed.
+// The budget is never exceeded, and experiments that were not run are not
+// passed.
 func TestBudget(t *testing.T) {
 	for _, budget := range []int{1, 3, 7} {
 		c := &counter{}

@@ -67,7 +67,7 @@ func TestMaxSends(t *testing.T) {
 	}
 }
 
-// Of a target that knows no duplicates at all, no more is said than that.
+// A report on a target that recognises no duplicates says only that.
 func TestBareTargetIsToldPlainly(t *testing.T) {
 	c := &counter{}
 	s := c.serve(t)
@@ -108,7 +108,7 @@ func TestBareTargetIsToldPlainly(t *testing.T) {
 	}
 }
 
-// Where a duplicate was not tried, it is not known that the key counts.
+// If no duplicate was tried, the report does not say that the key counts.
 func TestFreshKeyAlone(t *testing.T) {
 	s := (&counter{}).serve(t)
 	op := mustRun(t, simple(s.URL, plan.FreshKey), probe.Options{Send: true}).Run.Operations[0]

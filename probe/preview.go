@@ -130,7 +130,7 @@ func (f *previews) look(ctx context.Context, x *exp, last *sent) error {
 	return nil
 }
 
-// most is the reader whose number moved; of several, the last by its name.
+// most returns the reader whose number moved; of several, the last by name.
 func (f *previews) most() (reader string, moved bool) {
 	for name, n := range f.moved {
 		if n.Sign() != 0 && name > reader {

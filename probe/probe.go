@@ -28,26 +28,27 @@ var (
 	ErrUnreachable = errors.New("probe: the target cannot be reached")
 )
 
-// Options say how to run a plan. The zero value is a dry run.
+// Options say how to run a plan. The zero value makes a dry run.
 type Options struct {
-	// Send sends. Without it nothing leaves this process.
+	// Send says that requests are sent. If it is false, nothing leaves this
+	// process.
 	Send bool
 	// Allow lists further addresses that may be reached, as host:port.
 	Allow []string
 	// Production confirms a target that is marked as production.
 	Production bool
 
-	// Operations are run, by name. Default: all.
+	// Operations are the names of the operations to run. Default: all.
 	Operations []string
 	// Full runs every experiment for which the plan has what is needed,
 	// instead of those it names. In production it adds none: the others are
 	// listed as not run.
 	Full bool
-	// Only replaces the experiments of the plan; Skip leaves some out. What is
-	// left out is not in the evidence.
+	// Only replaces the experiments of the plan; Skip leaves some out. Experiments
+	// that are left out are not in the evidence.
 	Only, Skip []plan.Experiment
-	// Width and Trials replace those of the plan's races, MaxSends its budget
-	// of requests; zero leaves them.
+	// Width and Trials replace those of the plan's races, and MaxSends its budget
+	// of requests. Zero means the plan's.
 	Width, Trials, MaxSends int
 
 	// Source is where the plan's values come from. Default: this process.
@@ -58,23 +59,23 @@ type Options struct {
 	// State are readers in Go, for every operation, in addition to those of the plan.
 	State []State
 	// OpenSQL opens a database for sql readers. Drivers are the caller's; with
-	// nil, sql readers fail. What it returns is closed at the end of the run.
+	// nil, sql readers fail. The databases it returns are closed at the end of the
+	// run.
 	OpenSQL func(ctx context.Context, driver, dsn string) (*sql.DB, error)
 	// Listen opens the listeners of sinks. Default net.Listen.
 	Listen func(network, addr string) (net.Listener, error)
 	// FailFirst makes the target fail while it is called with true, for the
 	// experiment failed_first, and ends that when it is called with false.
-	// Default: the first attempt is cut off before its last byte; of an
-	// operation whose only experiment this is, the request itself fails at
-	// first.
+	// Default: the first attempt is cut off before its last byte. If this is the
+	// operation's only experiment, the request itself must fail at first.
 	FailFirst func(ctx context.Context, fail bool) error
 
-	// MaxKept is how many bytes of requests and answers are kept as evidence.
-	// With more the run ends, as it does when its time is over. Default:
-	// 128 MiB, of which a report can be made.
+	// MaxKept is how many bytes of requests and responses are kept as evidence.
+	// When there are more the run ends, as it does when its time is over. Default:
+	// 128 MiB, which a report can hold.
 	MaxKept int64
 
-	// Progress is told what happens, in the goroutine of Run; nil for nobody.
+	// Progress, if not nil, is called with what happens, in the goroutine of Run.
 	Progress func(Event)
 	// Version of the program, for the evidence.
 	Version string
@@ -89,14 +90,14 @@ type State struct {
 	Name string
 	// Read returns a number that each effect changes by Effect.
 	Read func(ctx context.Context, r StateRequest) (int64, error)
-	// Effect is by how much the operation, done once, changes the number.
+	// Effect is the amount by which the operation, done once, changes the number.
 	// Default: 1.
 	Effect int64
-	// Outside marks an effect outside of the target's own state.
+	// Outside marks an effect outside the target's own state.
 	Outside bool
 }
 
-// StateRequest says which request's effect is read. Reading may ignore it.
+// StateRequest says which request's effect to read. A reader may ignore it.
 type StateRequest struct {
 	Operation string
 	Key       string // as it is without quotes
@@ -105,8 +106,8 @@ type StateRequest struct {
 	Variable func(name string) (value string, ok bool)
 }
 
-// Event is told to Progress. An experiment has one event with an empty outcome
-// when it begins, and one with its outcome.
+// Event is passed to Progress. An experiment has one event with an empty
+// outcome when it begins, and one with its outcome when it ends.
 type Event struct {
 	Operation  string
 	Experiment plan.Experiment
@@ -118,21 +119,21 @@ type Event struct {
 // Result is what a run leaves behind. No secret of the plan is in it.
 type Result struct {
 	Run *evidence.Run
-	// Planned is what would be sent; in a dry run only. What is wrong with an
-	// experiment that has none is in the evidence, as its Why.
+	// Planned is what would be sent; in a dry run only. If an experiment has no
+	// planned request, its Why in the evidence gives the reason.
 	Planned []Planned
-	// PlannedReads is how many requests readers and audits by http would send
-	// beside those, if effects show at once; in a dry run only.
+	// PlannedReads is how many requests readers and audits by http would send in
+	// addition, if effects show at once; in a dry run only.
 	PlannedReads int
-	// MaxSends is the budget of requests, those of readers not counted.
+	// MaxSends is the budget of requests, not counting those of readers.
 	MaxSends int
 
 	har har.Document
 }
 
 // WriteHAR writes the exchanges of the run as a HAR file. It has an entry for
-// each send of the evidence, in their order. State that was read again and was
-// the same has none.
+// each send of the evidence, in their order. A reading of the state that was
+// the same as the one before has none.
 func (r *Result) WriteHAR(w io.Writer) error { return r.har.Write(w) }
 
 // Planned is a request that would be sent.
@@ -145,8 +146,8 @@ type Planned struct {
 	Note       string
 }
 
-// PlannedSends is how many of the planned requests count against MaxSends.
-// Attempts that show nothing are repeated, so a run may take some more.
+// PlannedSends returns how many of the planned requests count against MaxSends.
+// Attempts that show nothing are repeated, so a run may send more.
 func (r *Result) PlannedSends() (n int) {
 	for _, q := range r.Planned {
 		if q.Role != evidence.RoleRead {
@@ -157,11 +158,11 @@ func (r *Result) PlannedSends() (n int) {
 }
 
 // Run runs a plan. The error says what is wrong with plan or options, or
-// matches one of the errors above; then nothing was sent, but for
-// ErrUnreachable. A run that is ended early, by the context, the plan's limits
-// or a target that went away, is no error: Interrupted says so in the evidence,
-// which holds everything so far, and what was not done counts as not run. That
-// an operation is broken is no error either.
+// matches one of the errors above. Except for ErrUnreachable, nothing was sent
+// then. It is not an error if the run ends early, because of the context, the
+// plan's limits or a target that went away: Interrupted says so in the
+// evidence, which holds everything so far, and the remaining experiments count
+// as not run. Nor is it an error if an operation is broken.
 //
 // A context that ends stops all sends and readers at once.
 func Run(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {

@@ -280,7 +280,7 @@ func TestScopeNeedsAReplay(t *testing.T) {
 	}
 }
 
-// Waiting for what never comes does not use up the budget of reads.
+// Waiting for an effect that never comes does not use up the budget of reads.
 func TestWaitingIsCheap(t *testing.T) { synctest.Test(t, testWaitingIsCheap) }
 
 func testWaitingIsCheap(t *testing.T) {
@@ -315,7 +315,7 @@ func (c *counter) remembering(knows func(key string) bool) {
 	}
 }
 
-// A target that remembers the last key only takes an older request for new.
+// A target that remembers only the last key takes an older request for new.
 func TestReordered(t *testing.T) {
 	last, all := "", map[string]bool{}
 	for name, c := range map[string]struct {

@@ -38,7 +38,8 @@ func finer(t *testing.T, target targets.Target, o probe.Options) *probe.Result {
 	return mustRun(t, p, o)
 }
 
-// Each of the finer experiments finds what is wrong, and accuses nobody else.
+// Each of the finer experiments finds the wrong target, and accuses no right
+// one.
 func TestFiner(t *testing.T) {
 	wantTruth(t, targets.Finer(), func(t *testing.T, target targets.Target, seed int) *evidence.Run {
 		return finer(t, target, probe.Options{Send: true, Source: plan.Source{Random: rand.NewChaCha8([32]byte{byte(seed)})}}).Run
@@ -182,7 +183,7 @@ func TestStepsAreCounted(t *testing.T) {
 	})
 }
 
-// Where a step goes has to be allowed as well, before anything is sent.
+// The address of a step must be allowed as well, before anything is sent.
 func TestStepsAreAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, err := reachRun(t, "signs-in", probe.Options{Send: true}, func(p *plan.Plan) {

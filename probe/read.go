@@ -76,7 +76,7 @@ func (r *runner) readHTTP(ctx context.Context, q *plan.Reading) (reading, error)
 	return out, nil
 }
 
-// page is what one answer of a reader holds.
+// page is the content of one response to a reader.
 type page struct {
 	number *big.Rat // of value or number; nil for those that count
 	count  int64    // that the reader counts

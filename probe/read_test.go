@@ -77,7 +77,7 @@ func TestNextLink(t *testing.T) {
 	}
 }
 
-// What GraphQL says with data and errors is what counts, and never a 200 alone.
+// GraphQL responses are judged by data and errors, never by a 200 alone.
 func TestGraphQLStatus(t *testing.T) {
 	for body, want := range map[string]int{
 		`{"data":{"a":{"id":1}}}`:                                                              200,

@@ -12,7 +12,8 @@ import (
 // twice the one before.
 const searchSteps = 7
 
-// forgetting is what duplicates show that are sent after longer and longer.
+// forgetting holds what was seen of duplicates sent after longer and longer
+// times.
 type forgetting struct {
 	ground *again
 	tries  []*wait

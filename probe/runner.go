@@ -23,7 +23,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// runner is one run. But for what it says otherwise it is one goroutine's.
+// runner is one run. It belongs to one goroutine, except where noted.
 type runner struct {
 	o Options
 	r *plan.Renderer
@@ -85,7 +85,7 @@ func newRunner(p *plan.Plan, o Options) (*runner, error) {
 
 func (r *runner) production() bool { return *r.p.Target.Production }
 
-// principalKey is the context key of who connects.
+// principalKey is the context key of the principal that connects.
 type principalKey struct{}
 
 // tls returns the configuration for https: who connects is in the context, for
@@ -136,8 +136,8 @@ func as(ctx context.Context, who plan.PrincipalName) context.Context {
 	return context.WithValue(ctx, principalKey{}, who)
 }
 
-// preflight refuses before anything happens what would be refused later: the
-// senders check every address again.
+// preflight refuses in advance what would be refused later. The senders still
+// check every address.
 func (r *runner) preflight() error {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -281,10 +281,10 @@ func (r *runner) run(ctx context.Context) error {
 // some three times as much, and a report reads no larger one than 512 MiB.
 const maxKept = 128 << 20
 
-// errKept ends a run whose evidence is too large.
+// errKept ends a run whose evidence has become too large.
 var errKept = errors.New("no more answers are kept as evidence")
 
-// room returns why nothing more is sent or read.
+// room returns why nothing more may be sent or read, or nil.
 func (r *runner) room() error {
 	limit := cmp.Or(r.o.MaxKept, maxKept)
 	if r.kept < limit {

@@ -23,7 +23,7 @@ import (
 
 var readOnly = &sql.TxOptions{ReadOnly: true}
 
-// sinkLimits bound what a target can make a sink hold.
+// sinkLimits limit what a target can make a sink hold.
 type sinkLimits struct {
 	each       int // bytes of a delivery; the rest of it is not kept
 	all        int // bytes of all deliveries, those under way included
@@ -166,14 +166,15 @@ func (s *sink) close() {
 	s.wg.Wait()
 }
 
-// fill notes why something was not taken; the first reason stays. With mu held.
+// fill records why something was not accepted; the first reason stays. mu must
+// be held.
 func (s *sink) fill(format string, args ...any) {
 	if s.full == nil {
 		s.full = fmt.Errorf("the sink was full: "+format, args...)
 	}
 }
 
-// errFull: there is no room for a delivery.
+// errFull reports that there is no room for a delivery.
 var errFull = errors.New("the sink is full")
 
 // delivery reads up to the limit of one delivery, and takes what it reads from
@@ -217,7 +218,7 @@ func (r *delivery) giveBack() {
 	r.s.bytes -= r.took
 }
 
-// keep keeps what was read, and reports whether there was room.
+// keep stores what was read, and reports whether there was room.
 func (s *sink) keep(head []byte, body []byte, r *delivery, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -99,7 +99,7 @@ func TestSinkLimits(t *testing.T) {
 	}
 }
 
-// What does not come whole takes no room.
+// A delivery that is cut off takes no room.
 func TestSinkGivesBack(t *testing.T) {
 	s := openSink(t, true, sinkLimits{each: 1000, all: 10_000, deliveries: 9, conns: 9})
 	for range 20 {
@@ -176,7 +176,7 @@ func TestSinkConnections(t *testing.T) {
 	}
 }
 
-// A line that does not end is refused before it takes any room worth the name.
+// A line that does not end is refused before it takes much room.
 func TestSinkLine(t *testing.T) {
 	s := openSink(t, false, defaultSinkLimits)
 	c, err := net.Dial("tcp", s.Addr().String())

@@ -26,7 +26,7 @@ type specification struct {
 	said
 }
 
-// said is what a description says of an operation.
+// said is what a description says about an operation.
 type said struct {
 	keys, retention bool
 	// general: it speaks of keys, and whether of this operation is not clear.

@@ -25,7 +25,7 @@ func (o *operation) established(id evidence.FindingID) bool {
 	return slices.ContainsFunc(o.ev.Findings, func(f evidence.Finding) bool { return f.ID == id && f.Basis == evidence.Established })
 }
 
-// doublesAnswered says whether duplicates of answered requests double: then
+// doublesAnswered reports whether duplicates of answered requests double: then
 // those of lost ones, and of running ones, tell of no other cause.
 func (o *operation) doublesAnswered() bool {
 	f := &o.facts

@@ -148,7 +148,8 @@ func inOtherBytes(effects int64, doubles bool, resource string) *judgement {
 	return j
 }
 
-// A number that was read before the state was stable is not told as a count.
+// A number that was read before the state was stable is not reported as a
+// count.
 func TestUnsettledIsNoCount(t *testing.T) {
 	for name, c := range map[string]struct {
 		settled bool
@@ -177,7 +178,7 @@ func TestUnsettledIsNoCount(t *testing.T) {
 	}
 }
 
-// What is supposed says what was seen.
+// A hypothesis names what was seen.
 func TestSuppositions(t *testing.T) {
 	for name, c := range map[string]struct {
 		id    evidence.FindingID

@@ -122,7 +122,7 @@ func (c Config) withDefaults() Config {
 func (c Config) validate() error {
 	var errs []error
 	if !httpfield.IsToken(c.Header) {
-		errs = append(errs, fmt.Errorf("field Header is %q, which is no name of a header field", c.Header))
+		errs = append(errs, fmt.Errorf("field Header is %q, which is not a valid header name", c.Header))
 	}
 	if c.Repeatability && c.Header != headerRepeatabilityID {
 		errs = append(errs, errors.New("field Header is set, and so is Repeatability, which names the fields itself"))

@@ -244,7 +244,7 @@ func TestStrippedPrefixesAreKeptApart(t *testing.T) {
 }
 
 // What the handler adds stands beside what others have to say about the answer at
-// hand, also if they had nothing to say the first time.
+// hand, even if they had nothing to say the first time.
 func TestReplayAddsToTheOuterHeader(t *testing.T) {
 	b := newFixture(t)
 	protected := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -457,7 +457,7 @@ func TestResultWithoutAnActorHasNoCookie(t *testing.T) {
 	}
 }
 
-// The status resource and the way to a 202 do not hang with the store.
+// The status resource and a 202 do not hang when the store does.
 func TestHangingStoreIsAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(t)

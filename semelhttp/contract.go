@@ -162,7 +162,7 @@ func (c Contract) validate() error {
 		case f.name == "":
 			continue
 		case !httpfield.IsToken(f.name):
-			errs = append(errs, fmt.Errorf("field Contract.%s is %q, which is no header name", f.field, f.name))
+			errs = append(errs, fmt.Errorf("field Contract.%s is %q, which is not a header name", f.field, f.name))
 		case seen[f.name] != "":
 			errs = append(errs, fmt.Errorf("field Contract.%s is %s, and so is %s", f.field, f.name, seen[f.name]))
 		}
@@ -170,7 +170,7 @@ func (c Contract) validate() error {
 	}
 	for problem, status := range c.Status {
 		if _, ok := problemCases[problem]; !ok {
-			errs = append(errs, fmt.Errorf("field Contract.Status names %q, which is no problem case", problem))
+			errs = append(errs, fmt.Errorf("field Contract.Status names %q, which is not a problem case", problem))
 		}
 		success := problem == ProblemResultNotRetained && status/100 == 2
 		if status < 400 && !success || status > 599 {

@@ -78,7 +78,7 @@ func whyNoCredential(name string) string {
 	case HeaderKey:
 		return "is the key itself"
 	case "Host":
-		return "is no header to Go programs"
+		return "is not part of the header that Go programs see"
 	case "Connection", "Content-Length", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
 		return "belongs to the connection"
 	}

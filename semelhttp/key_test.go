@@ -184,7 +184,7 @@ func TestFormatKey(t *testing.T) {
 	}
 }
 
-// The usual key must not cost the middleware allocations.
+// A usual key must not cost the middleware allocations.
 func TestParseKeyDoesNotAllocate(t *testing.T) {
 	for _, line := range []string{`"8e03978e-40d5-43e8-bc93-6894a57f9324"`, "8e03978e-40d5-43e8-bc93-6894a57f9324"} {
 		lines := []string{line}

@@ -31,7 +31,7 @@ func TestNewNamesEverythingWrong(t *testing.T) {
 	}
 }
 
-// What stands before the store.
+// Requests that are refused before the store is called.
 func TestRequestsThatAreRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -322,7 +322,7 @@ func TestReplayUnderOuterMiddleware(t *testing.T) {
 	}
 }
 
-// What stands inside is the handler's, and replayed as it was.
+// The header of middleware inside the protection is replayed as it was.
 func TestReplayOfInnerMiddleware(t *testing.T) {
 	for name, mw := range map[string]middleware{
 		"cors": cors, "sessions at once": sessionsAtOnce, "sessions at last": sessionsAtLast, "request id": requestID,

@@ -55,7 +55,8 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// A middleware around that answers for a panic answers the client, too.
+// If a middleware around this one responds to a panic, the client gets that
+// response.
 func TestRecoverAroundAnswersForAPanic(t *testing.T) {
 	b := newFixture(t)
 	protected := b.protect(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

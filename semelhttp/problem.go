@@ -133,7 +133,7 @@ var problemCases = map[ProblemCase]struct {
 	},
 	ProblemNotFound: {
 		http.StatusNotFound, semel.RetryNo, "There is no such operation",
-		"There is no record with this id that is yours to see: it was released, it has expired, or it never was.",
+		"There is no record with this id that you may see: it was released, has expired, or never existed.",
 	},
 }
 

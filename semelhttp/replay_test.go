@@ -284,7 +284,7 @@ func TestTrailersBehindALength(t *testing.T) {
 	}
 }
 
-// The record must not leave it to whoever replays what the type is.
+// The record holds the content type, so that a replay does not guess it.
 func TestSniffedTypeIsRecorded(t *testing.T) {
 	b := newFixture(t)
 	var head []byte

@@ -31,7 +31,8 @@ func TestBodyKnownToBeTooLargeIsNotRead(t *testing.T) {
 	directRequest(h, r).want(t, semelhttp.ProblemBodyTooLarge)
 }
 
-// What a proxy behind would act on although it has been dealt with here.
+// A proxy behind this one must not send the body again, or wait for it as Expect
+// asks: the middleware has handled that.
 func TestHandlerCannotSendTheBodyAgain(t *testing.T) {
 	b := newFixture(t)
 	h := b.protect(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -48,7 +48,7 @@ func NewSpools(c SpoolsConfig) (*Spools, error) {
 	} else if info, err := os.Stat(dir); err != nil {
 		errs = append(errs, fmt.Errorf("field Dir cannot be used: %w", err))
 	} else if !info.IsDir() {
-		errs = append(errs, fmt.Errorf("field Dir is %q, which is no directory", dir))
+		errs = append(errs, fmt.Errorf("field Dir is %q, which is not a directory", dir))
 	}
 	if c.MaxBytes < 0 {
 		errs = append(errs, fmt.Errorf("field MaxBytes is %d; it must not be negative", c.MaxBytes))

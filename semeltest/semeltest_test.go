@@ -241,7 +241,7 @@ func sloppy(g *semel.Guard, h http.Handler, release bool) http.Handler {
 	})
 }
 
-// A replay that is not what was answered first.
+// A replay that differs from the first response.
 func TestUnstableReplayFails(t *testing.T) {
 	failed := failures(t, func() *shop {
 		s := &shop{}
@@ -314,7 +314,7 @@ func TestEndlessRefusalEnds(t *testing.T) {
 	}
 }
 
-// What is left out of a service is named, all at once.
+// The error names everything that is missing from a service at once.
 func TestIncompleteServices(t *testing.T) {
 	err := Config{New: func(testing.TB) Service { return Service{} }}.check(t, checks[0])
 	for _, field := range []string{"Start", "Request", "Effects", "Advance"} {

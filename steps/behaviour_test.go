@@ -313,7 +313,7 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// What a program must not do is refused before anything is called.
+// Misuse by a program is refused before anything is called.
 func TestRefused(t *testing.T) {
 	large := strings.Repeat("x", 100)
 	for name, c := range map[string]struct {

@@ -15,7 +15,8 @@ import (
 	"github.com/semelhq/semel/steps/stepstest"
 )
 
-// What nobody can know waits for a person, and then goes on by itself.
+// A step whose outcome nobody knows waits for a person; then the operation goes
+// on by itself.
 func TestHeldUntilResolved(t *testing.T) {
 	for to, want := range map[steps.State]error{steps.StateDone: nil, steps.StateFree: nil, steps.StateFailed: semel.ErrRecorded} {
 		t.Run(string(to), func(t *testing.T) {
@@ -127,7 +128,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	})
 }
 
-// An attempt that does not even come to open the journal counts too.
+// An attempt that fails before it opens the journal counts too.
 func TestAttemptsCountWithoutTheJournal(t *testing.T) {
 	play(t, steps.Config{}, semel.Policy{}, func(x *table) {
 		x.program = func(ctx context.Context, _ string) (string, error) { return "", errFails }

@@ -310,7 +310,7 @@ func encode(v any, most int) ([]byte, error) {
 
 func decode[T any](b []byte) (v T, err error) {
 	if err := json.Unmarshal(b, &v); err != nil {
-		return v, fmt.Errorf("%w: what is on record is no %T", ErrCorrupt, v)
+		return v, fmt.Errorf("%w: the recorded value is not a %T", ErrCorrupt, v)
 	}
 	return v, nil
 }

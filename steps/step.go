@@ -10,7 +10,7 @@ import (
 )
 
 // Policy says what to do about a call whose outcome is unknown, because its
-// process died or its error does not tell.
+// process died or its error leaves the outcome open.
 type Policy struct {
 	// OnCrash is CrashHold, the default, which leaves the step to a person;
 	// CrashRetry, which calls again with the same child key, for services that
@@ -222,5 +222,5 @@ func (r *run) settle(ctx context.Context, s *Step, key string, p Policy) (settle
 	case found.known && p.SettleAfter > 0 && s.Age >= p.SettleAfter:
 		return false, nil
 	}
-	return false, semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("steps: what became of %q is not to be told yet", s.Name), err))
+	return false, semel.Indeterminate("a step's outcome is unknown", errors.Join(fmt.Errorf("steps: the outcome of %q is not known yet", s.Name), err))
 }

@@ -149,7 +149,7 @@ func (c *Config) guard() (*semel.Guard, error) {
 	usual, err := plan.Retention()
 	if err != nil {
 		if c.Scheme != nil {
-			errs = append(errs, fmt.Errorf("field RetrySpan is %v, of its own or the Scheme's; it must be positive, and not of decades", c.RetrySpan))
+			errs = append(errs, fmt.Errorf("field RetrySpan, or the Scheme's, is %v; it must be positive, and not decades", c.RetrySpan))
 		}
 		return nil, errors.Join(errs...)
 	}

@@ -7,7 +7,7 @@
 //
 // # What is known after a failure
 //
-// The outcome is unknown if the handlers behind return an error, or respond with
+// The outcome is unknown if later handlers return an error, or respond with
 // 499, by which Caddy reports that the request was cancelled, with 502 or 504, or
 // with 503 without Retry-After. The client gets the problem outcome-unknown,
 // routes of handle_errors are not run, and nothing executes under the key until
@@ -25,7 +25,7 @@
 // The transport of reverse_proxy would send a request again by itself if it has an
 // Idempotency-Key and an empty body and the connection breaks. The handler gives it
 // the header under a name that the transport does not look for; on the wire, where
-// case does not matter, it is the same. Handlers behind it that look for
+// case does not matter, it is the same. Later handlers that look for
 // Idempotency-Key do not find it. A body cannot be read twice. The handler cannot
 // prevent a reverse_proxy from resending that is configured to: with retry_match,
 // and an empty body or request_buffers.

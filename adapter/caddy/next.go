@@ -22,7 +22,8 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// headerFence tells the upstream the claim's fence, like the gateway's.
+// headerFence is the header that carries the claim's fence to the upstream, as
+// the gateway's does.
 const headerFence = "Semel-Fence"
 
 type callKey struct{}
@@ -54,7 +55,7 @@ func (c *call) snapshot() {
 	c.replacer, _ = ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 }
 
-// run is what the middleware protects: the rest of the chain.
+// run is the protected handler: the rest of the chain.
 func (h *Handler) run(w http.ResponseWriter, r *http.Request) {
 	c, ok := r.Context().Value(callKey{}).(*call)
 	if !ok {
@@ -128,9 +129,9 @@ func forwarded(h http.Header, fence uint64) http.Header {
 	return h
 }
 
-// indeterminateStatus says of an answer that the request may or may not have had
-// an effect: 499 is how reverse_proxy tells that it was cancelled, and who answers
-// with one of the others does not know.
+// indeterminateStatus reports whether a response leaves open whether the request
+// had an effect: with 499 reverse_proxy reports that it was cancelled, and a proxy
+// that responds with one of the others does not know.
 func indeterminateStatus(status int, h http.Header) bool {
 	switch status {
 	case 499, http.StatusBadGateway, http.StatusGatewayTimeout:

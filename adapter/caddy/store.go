@@ -255,7 +255,7 @@ func (s *sharedStore) observer() *semel.Observer {
 			s.warn("the store failed", zap.String("call", f.Call), zap.String("operation", f.Scope.Operation), zap.String("record", f.RecordID), zap.Error(f.Err))
 		},
 		LeaseLost: func(_ context.Context, f semel.LeaseLost) {
-			s.warn("lease lost: the outcome is for whoever has the record now", zap.String("operation", f.Scope.Operation), zap.String("record", f.RecordID), zap.Uint64("fence", f.Fence), zap.Error(f.Cause))
+			s.warn("lease lost: the record's new owner settles the outcome", zap.String("operation", f.Scope.Operation), zap.String("record", f.RecordID), zap.Uint64("fence", f.Fence), zap.Error(f.Cause))
 		},
 		Panicked: func(_ context.Context, f semel.Panicked) {
 			if f.Err.Value != http.ErrAbortHandler { // how an answer is cut off on purpose

@@ -12,7 +12,7 @@ import (
 // ClientKeys is an interceptor for clients that gives a key to each unary call
 // without an Idempotency-Key: that of the operation in its context, which
 // semelclient.WithKey and semelclient.WithStep put there, else a fresh one.
-// Interceptors that retry must come behind it, or use semelclient.NewOperation; a
+// Interceptors that retry must come after it, or use semelclient.NewOperation; a
 // caller that calls again, be it after a restart, keeps the key itself.
 //
 // In an execution (semel.CurrentExecution) a fresh key would be another one if

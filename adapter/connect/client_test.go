@@ -15,7 +15,7 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// TestClientKeys: each call gets a key of its own, also when the caller uses its
+// TestClientKeys: each call gets a key of its own, even when the caller uses its
 // request again.
 func TestClientKeys(t *testing.T) {
 	var keys []string

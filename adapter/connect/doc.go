@@ -8,8 +8,8 @@
 //	path, handler := paymentsv1connect.NewPaymentsHandler(payments,
 //		connect.WithInterceptors(authenticate, once))
 //
-// The key follows the rules of semelhttp.ParseKey. Interceptors behind this one
-// belong to the execution and are replayed with it; those in front see every call.
+// The key follows the rules of semelhttp.ParseKey. Interceptors after this one
+// belong to the execution and are replayed with it; those before it see every call.
 //
 // # What a handler sees
 //
@@ -27,17 +27,17 @@
 //
 //   - unauthenticated and resource_exhausted mean that nothing was processed:
 //     the error is passed on and the key is free again (Config.NoEffect).
-//   - canceled, deadline_exceeded and unavailable, which handlers also hand on
-//     from servers that they call, mean that nobody knows: the client is told so,
-//     and nothing executes under the key before someone resolved the record
+//   - canceled, deadline_exceeded and unavailable, which handlers also pass on
+//     from servers that they call, leave the outcome unknown: the client gets
+//     OUTCOME_UNKNOWN, and nothing executes under the key before someone has resolved the record
 //     (Config.Indeterminate).
-//   - semel.NoEffect, semel.Final and semel.Indeterminate around the error go
-//     before what its code means.
-//   - A panic leaves the outcome unknown and goes on up. Recovery (connect.WithRecover)
-//     belongs in front: behind this interceptor it makes the panic an error like
-//     any other, which is recorded.
+//   - semel.NoEffect, semel.Final and semel.Indeterminate around the error take
+//     precedence over its code.
+//   - A panic leaves the outcome unknown and is passed on. Put recovery
+//     (connect.WithRecover) before this interceptor: after it, it makes the panic an
+//     error like any other, which is recorded.
 //
-// Where the claim lives in a transaction, only a success commits what the handler
+// If the claim is a transaction, only a success commits what the handler
 // changed in it. For errors that blame the request or the current state, such as
 // not_found, only the error is recorded. All others, such as internal and
 // unknown, then had no effect: they are passed on and the key is free again
@@ -68,7 +68,7 @@
 //	BUSY                        unavailable          a bound of the guard is reached; safe to re-send
 //	STREAM_NOT_PROTECTED        unimplemented        before any handler code
 //	NOT_PROTOBUF                unimplemented
-//	SCOPE_REFUSED               unauthenticated      Config.Scope's error, if it is no *connect.Error
+//	SCOPE_REFUSED               unauthenticated      Config.Scope's error, if it is not a *connect.Error
 //	SCOPE_INVALID               internal
 //
 // # Same request?

@@ -5,8 +5,8 @@
 //
 // # What the handlers see
 //
-// Handlers behind the adapter run on the request's *gin.Context: Next, Abort,
-// FullPath and Param work as usual, and middlewares in front see the keys and
+// Handlers after the adapter run on the request's *gin.Context: Next, Abort,
+// FullPath and Param work as usual, and earlier middlewares see the keys and
 // errors that handlers add. Only Request and Writer are replaced by semelhttp's
 // until the adapter returns; see there for what a protected handler sees. After
 // a replay or a refusal the context is aborted.
@@ -19,16 +19,16 @@
 //
 // # Order
 //
-//   - Authentication goes in front, and so does everything that should also
-//     see replays and refusals, such as an access log.
-//   - Everything that takes part in the answer goes behind: a middleware in
-//     front that renders c.Errors comes too late, because the answer is on record
-//     by then. Handlers that leave errors in c.Errors and no answer are answered
-//     for with 500.
-//   - gin.Recovery behind the adapter makes a panic a 500, which is recorded and
-//     replayed like any 500. A panic that leaves the adapter, for gin.Recovery in
-//     front of it or for the server, has left the outcome unknown: whoever
-//     repeats the request is told so. If a part of the answer has been sent by
-//     then, the connection is cut, such that the client sees that it is not the
-//     whole, even where Recovery ends the panic.
+//   - Authentication goes before the adapter, and so does everything that should
+//     also see replays and refusals, such as an access log.
+//   - Everything that contributes to the response goes after it: an earlier
+//     middleware that renders c.Errors comes too late, because the response is
+//     recorded by then. If handlers leave errors in c.Errors and no response, the
+//     response is 500.
+//   - gin.Recovery after the adapter makes a panic a 500, which is recorded and
+//     replayed like any 500. A panic that leaves the adapter, for an earlier
+//     gin.Recovery or for the server, leaves the outcome unknown, which is
+//     reported to retries. If part of the response has been sent by then, the
+//     connection is cut, so that the client sees that it is incomplete, even if
+//     Recovery ends the panic.
 package semelgin

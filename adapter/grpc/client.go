@@ -15,7 +15,7 @@ import (
 // whose metadata has none: that of the operation in its context, which
 // semelclient.WithKey and semelclient.WithStep put there, else a fresh one. All tries
 // of the retries that gRPC does by itself carry the same key. Interceptors that
-// retry must come behind it, or use semelclient.NewOperation; a caller that calls
+// retry must come after it, or use semelclient.NewOperation; a caller that calls
 // again, be it after a restart, keeps the key itself.
 //
 // In an execution (semel.CurrentExecution) a fresh key would be another one if

@@ -9,8 +9,8 @@
 //		grpc.ChainStreamInterceptor(authenticateStream, once.Stream),
 //	)
 //
-// The key follows the rules of semelhttp.ParseKey. Interceptors behind this one
-// belong to the execution and are replayed with it; those in front see every call.
+// The key follows the rules of semelhttp.ParseKey. Interceptors after this one
+// belong to the execution and are replayed with it; those before it see every call.
 //
 // # What a handler sees
 //
@@ -28,17 +28,17 @@
 //
 //   - UNAUTHENTICATED and RESOURCE_EXHAUSTED mean that nothing was processed:
 //     the status is passed on and the key is free again (Config.NoEffect).
-//   - CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE, which handlers also hand on
-//     from servers that they call, mean that nobody knows: the client is told so,
-//     and nothing executes under the key before someone resolved the record
+//   - CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE, which handlers also pass on
+//     from servers that they call, leave the outcome unknown: the client gets
+//     OUTCOME_UNKNOWN, and nothing executes under the key before someone has resolved the record
 //     (Config.Indeterminate).
-//   - semel.NoEffect, semel.Final and semel.Indeterminate around the error go
-//     before what its code means.
-//   - A panic leaves the outcome unknown and goes on up. gRPC has the process
-//     end with it, unless an interceptor in front recovers. One behind this one
-//     makes it a status like any other, which is recorded.
+//   - semel.NoEffect, semel.Final and semel.Indeterminate around the error take
+//     precedence over its code.
+//   - A panic leaves the outcome unknown and is passed on. With gRPC it ends the
+//     process, unless an earlier interceptor recovers. A later interceptor that
+//     recovers makes it a status like any other, which is recorded.
 //
-// Where the claim lives in a transaction, only a success commits what the handler
+// If the claim is a transaction, only a success commits what the handler
 // changed in it. For statuses that blame the request or the current state, such
 // as NOT_FOUND, only the status is recorded. All others, such as INTERNAL and
 // UNKNOWN, then had no effect: they are passed on and the key is free again
@@ -71,7 +71,7 @@
 //	BUSY                        UNAVAILABLE          a bound of the guard is reached; safe to re-send
 //	STREAM_NOT_PROTECTED        UNIMPLEMENTED        before any handler code
 //	NOT_PROTOBUF                UNIMPLEMENTED
-//	SCOPE_REFUSED               UNAUTHENTICATED      Config.Scope's error, if it is no status
+//	SCOPE_REFUSED               UNAUTHENTICATED      Config.Scope's error, if it is not a status
 //	SCOPE_INVALID               INTERNAL
 //
 // # Same request?

@@ -38,10 +38,10 @@ type Config struct {
 	// Guard executes and records. Required.
 	Guard *semel.Guard
 
-	// Scope says whose key a call's key is. Required. It is called for calls
-	// with a well-formed key. An empty Operation means the method. If it
-	// returns an error nothing is executed; the answer is that error if it is a
-	// status, else UNAUTHENTICATED. req must not be changed.
+	// Scope says whose key a call's key is. Required. It is called for calls with
+	// a well-formed key. An empty Operation means the method. If it returns an
+	// error nothing is executed; the caller gets that error if it is a status,
+	// else UNAUTHENTICATED. req must not be changed.
 	Scope func(ctx context.Context, method string, req proto.Message) (semel.Scope, error)
 
 	// Protects says which methods are protected, by their full names,
@@ -58,8 +58,8 @@ type Config struct {
 	// KeyRules are further rules for keys. Default: none.
 	KeyRules semel.KeyRules
 
-	// Wait is how long a call waits for another of its identity that is
-	// executing, before it is answered with ABORTED. Default: not at all.
+	// Wait is how long a call waits for another of its identity that is executing,
+	// before it gets ABORTED. Default: not at all.
 	Wait time.Duration
 
 	// MaxResult is the largest reply that is recorded, message or status and

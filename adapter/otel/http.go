@@ -27,12 +27,12 @@ type Exchange struct {
 	Start    time.Time
 	Duration time.Duration
 	// RequestBytes is the declared length of the request's body, or -1.
-	// ResponseBytes is what was written of the answer's.
+	// ResponseBytes is how many bytes of the response's body were written.
 	RequestBytes, ResponseBytes int64
-	// Client is the address of the socket's other side: a proxy's, if there is one
-	// in front.
+	// Client is the address of the socket's other side: a proxy's, if there is
+	// one.
 	Client string
-	// Aborted: the answer was cut off.
+	// Aborted reports whether the response was cut off.
 	Aborted bool
 
 	// Outcome is what was decided; "" for a request that is not protected. Problem

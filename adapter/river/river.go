@@ -43,8 +43,8 @@ type Worker[T river.JobArgs] struct {
 	// Handle works in the transaction that postgres.Tx and postgres.SQLTx return.
 	// Its errors are River's: river.JobCancel and JobSnooze roll back, too.
 	Handle func(ctx context.Context, job *river.Job[T]) error
-	// ID, unless it is nil, says what a job is known by in place of its number: for
-	// jobs that stand for one thing though they were inserted twice.
+	// ID, if not nil, returns the id of a job, in place of its number: for jobs
+	// that are the same work even if they were inserted twice.
 	ID func(job *river.Job[T]) string
 }
 

@@ -414,7 +414,7 @@ func (o *operations) notReady() string {
 	return ""
 }
 
-// readyz says whether requests should come here. Programs read the status only.
+// readyz reports whether requests should come here. Programs read the status only.
 // One that excludes the store hears whether requests would be answered at all: where
 // all gateways share a store, none of them is a better place while it is down.
 func (o *operations) readyz(w http.ResponseWriter, r *http.Request) {

@@ -238,7 +238,7 @@ func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Con
 		wrong("no-resources", "leaves nowhere to put what --in-flight accept, --key-secrets and --prefix are about")
 	}
 	if s.issuedOnly && s.keySecrets == "" {
-		wrong("issued-only", "needs %s, or nobody could get a key", named(cmd, "key-secrets"))
+		wrong("issued-only", "needs %s: without it no client can get a key", named(cmd, "key-secrets"))
 	}
 	var issuer *semelhttp.KeyIssuer
 	if s.keySecrets != "" {

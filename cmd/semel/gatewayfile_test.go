@@ -261,8 +261,8 @@ func TestGatewayInit(t *testing.T) {
 	want(t, "effects", effects.Load(), 7)
 
 	for _, tt := range []struct{ name, text, want string }{
-		{"no document", "hello", "no YAML or JSON document"},
-		{"version 2", `{"swagger": "2.0"}`, "no OpenAPI document of version 3"},
+		{"no document", "hello", "not a YAML or JSON document"},
+		{"version 2", `{"swagger": "2.0"}`, "not an OpenAPI document of version 3"},
 		{"no server", `{"openapi": "3.0.0", "paths": {"/x": {"post": {}}}}`, "name it with --upstream"},
 		{"not to be told apart", `{"openapi": "3.0.0", "servers": [{"url": "http://h"}], "paths": {"/x": {"post": {}}, "/X": {"post": {}}}}`, "do not make a valid configuration"},
 	} {

@@ -353,7 +353,7 @@ func settleable(r semel.Record) error {
 	switch {
 	case r.State == semel.StateCompleted:
 		return refused("is completed: its effect has happened and its key answers replays until "+stamp(r.ExpiresAt),
-			"It cannot be settled again. An operation that is meant anew needs a new key.")
+			"It cannot be settled again. A new operation needs a new key.")
 	case r.State == semel.StateInProgress && !r.Lapsed():
 		return refused("is in progress under a lease: its request may be executing now",
 			fmt.Sprintf("Settling it could repeat the effect. Look again in %v or later; the lease lapses if the owner is dead.", r.Lease.Round(time.Millisecond)))

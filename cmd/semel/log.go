@@ -46,7 +46,7 @@ func (l *logger) guard() *semel.Observer {
 			l.WarnContext(ctx, "store failed", "call", f.Call, "operation", operationName(f.Scope), "record", f.RecordID, "err", f.Err)
 		},
 		LeaseLost: func(ctx context.Context, f semel.LeaseLost) {
-			l.WarnContext(ctx, "lease lost: the outcome is for whoever has the record now", "operation", operationName(f.Scope), "record", f.RecordID, "fence", f.Fence, "cause", f.Cause)
+			l.WarnContext(ctx, "lease lost: the record's new owner settles the outcome", "operation", operationName(f.Scope), "record", f.RecordID, "fence", f.Fence, "cause", f.Cause)
 		},
 		Panicked: func(ctx context.Context, f semel.Panicked) {
 			if f.Err.Value == http.ErrAbortHandler {

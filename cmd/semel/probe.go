@@ -134,7 +134,7 @@ func readPlan(file string) (*plan.Plan, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, probeUsagef("there is no plan %s; semel probe init makes one", file)
+		return nil, probeUsagef("the plan %s does not exist; semel probe init makes one", file)
 	case err != nil:
 		return nil, probeUsagef("the plan is not valid:\n%w", err)
 	}
@@ -172,7 +172,7 @@ func (p *program) probeRun(ctx context.Context, file string, s probeRunSettings)
 	}
 	if s.out != "" {
 		if _, err := os.Lstat(s.out); err == nil {
-			return probeUsagef("--out: %s is there already, and a run is never overwritten", s.out)
+			return probeUsagef("--out: %s exists already, and a run is never overwritten", s.out)
 		}
 	}
 	if s.send && !s.quiet {
@@ -391,7 +391,7 @@ func openSQL(_ context.Context, driver, dsn string) (*sql.DB, error) {
 	return nil, fmt.Errorf("the driver %s is not built in; use postgres or sqlite, or a command reader", driver)
 }
 
-// colour says whether to colour standard output.
+// colour reports whether to colour standard output.
 func (p *program) colour(when string) bool {
 	if when != "auto" {
 		return when == "always"

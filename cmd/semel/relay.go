@@ -126,7 +126,7 @@ func (s *relaySettings) newSink(cmd *cobra.Command, log *logger) (closingSink, e
 	}
 	u, err := url.Parse(s.sink)
 	if err != nil || u.Host == "" {
-		return wrong("is no URL with a host")
+		return wrong("is not a URL with a host")
 	}
 	if len(s.secrets) > 0 {
 		return s.newWebhookSink(cmd, u, log)

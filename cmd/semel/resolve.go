@@ -32,7 +32,7 @@ func (b *bulk) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&b.limit, "limit", 0, "with --where and --apply: settle at most this many records (default all)")
 }
 
-// args says whether one record is named or many are selected.
+// args reports whether one record is named or many are selected.
 func (b *bulk) args(cmd *cobra.Command, args []string) error {
 	if cmd.Flags().Changed("where") {
 		if len(args) > 0 {

@@ -46,7 +46,7 @@ func testStaleKey(s *stage, p tab) {
 	s.expect(2, 2)
 }
 
-// A key that cannot be kept is not used.
+// A key that cannot be stored is not used.
 func testNoStorage(s *stage, p tab) {
 	for _, options := range []string{
 		`{ storage: { getItem: () => null, setItem() { throw new DOMException('full', 'QuotaExceededError') } } }`,
@@ -62,7 +62,7 @@ func testNoStorage(s *stage, p tab) {
 	s.expect(0, 0)
 }
 
-// What is over makes room for what is next.
+// Entries that are over are removed to make room for new ones.
 func testStorageFull(s *stage, p tab) {
 	p.setClock(0)
 	expectTold(s.t, p.once(1, `{}`), 201, false, 1)
@@ -76,7 +76,7 @@ func testStorageFull(s *stage, p tab) {
 	s.expect(3, 3)
 }
 
-// The answer is told, whatever the storage makes of it.
+// The response is returned even if the storage fails.
 func testStorageFullAtTheAnswer(s *stage, p tab) {
 	arrived, release := s.hold()
 	p.setClock(0)
@@ -142,7 +142,7 @@ func testSwept(s *stage, p tab) {
 	expectTold(s.t, p.once(8, forever), 201, true, 8)
 }
 
-// A key that is lost is treated as one that is too old.
+// An entry that cannot be read is treated like a key that is too old.
 func testCorruptStorage(s *stage, p tab) {
 	s.set(&s.front, times(2, lose))
 	if got := p.once(1, `{ tries: 1 }`); got.Error != "TypeError" {

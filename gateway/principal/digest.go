@@ -47,7 +47,7 @@ func NewDigest(c DigestConfig) (*Digest, error) {
 		errs = append(errs, fmt.Errorf("field Cookie is %q, which is not the name of a cookie", c.Cookie))
 	}
 	if whyNoText(c.Challenge) != "" {
-		errs = append(errs, fmt.Errorf("field Challenge is %q, which is no value of a header", c.Challenge))
+		errs = append(errs, fmt.Errorf("field Challenge is %q, which is not a valid header value", c.Challenge))
 	}
 	return made("Digest", &Digest{c, actor}, errs)
 }

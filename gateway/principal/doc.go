@@ -6,7 +6,7 @@
 //
 //   - [JWT]: a token signed by a key that its issuer publishes.
 //   - [MTLS]: the client's certificate.
-//   - [Endpoint]: the answer of a service that is asked about the credential.
+//   - [Endpoint]: the response of a service that is asked about the credential.
 //   - [Header]: what a trusted proxy says.
 //   - [Digest]: a digest of the credential, or of one cookie, which nobody checks.
 //   - [Shared]: nobody in particular; all callers share one scope.

@@ -26,7 +26,7 @@ const (
 	DefaultMaxCalls        = 64
 )
 
-// maxVerdicts is how many answers of a kind are remembered, or up to twice as
+// maxVerdicts is how many responses of a kind are remembered, or up to twice as
 // many.
 const maxVerdicts = 8192
 
@@ -60,7 +60,7 @@ type EndpointConfig struct {
 	// Default DefaultMaxCalls.
 	MaxCalls int
 	// Transport is for the endpoint. Default: one that goes by the environment's
-	// proxy. Its limit for the answer's header must be its own.
+	// proxy. It must limit the response's header itself.
 	Transport http.RoundTripper
 	// Failed is called when the endpoint could not be reached or its response
 	// was unusable. It must not block. May be nil.
@@ -72,11 +72,11 @@ type EndpointConfig struct {
 // Clean.
 //
 // The service gets a GET without body, with the credentials and, of the request,
-// X-Forwarded-Method, -Uri, -Proto, -Host and -For. Its answer is
+// X-Forwarded-Method, -Uri, -Proto, -Host and -For. Its response is
 //
 //   - 2xx with the Subject header, once: that is the caller. Without it the
 //     caller has no name and is refused with 403.
-//   - 401 or 403: the request is refused likewise, with the answer's
+//   - 401 or 403: the request is refused likewise, with the response's
 //     WWW-Authenticate.
 //   - Anything else, redirects included, or none in time: the request is
 //     answered with 503. Nothing of this is remembered.
@@ -133,7 +133,7 @@ func NewEndpoint(c EndpointConfig) (*Endpoint, error) {
 		case why != "":
 			wrong("field Credentials names %q, which %s", name, why)
 		case strings.HasPrefix(strings.ToLower(name), "x-forwarded-"):
-			wrong("field Credentials names %q, which the endpoint is told by the gateway", name)
+			wrong("field Credentials names %q, which the gateway sets itself", name)
 		case spelling.OneOf(name, []string{c.Subject, c.Tenant}):
 			wrong("field Credentials names %q, which the endpoint says in its answer", name)
 		}
@@ -298,8 +298,8 @@ func (e *Endpoint) digest(h http.Header) told {
 	return sha256.Sum256(b)
 }
 
-// maxDrained is how much of an answer's body is read so that the connection can
-// be used again.
+// maxDrained is how much of a response's body is read so that the connection
+// can be used again.
 const maxDrained = 64 << 10
 
 func (e *Endpoint) ask(ctx context.Context, header http.Header) (Principal, error) {
@@ -333,7 +333,7 @@ func (e *Endpoint) ask(ctx context.Context, header http.Header) (Principal, erro
 	return named("auth", subject, func() (string, error) { return e.said(ctx, res.Header, e.config.Tenant) }, e.config.Tenant != "")
 }
 
-// said is the value of a header of the answer; empty if there is none.
+// said returns the value of a header of the response; empty if there is none.
 func (e *Endpoint) said(ctx context.Context, h http.Header, name string) (string, error) {
 	v, lines := only(h, name)
 	if lines > 1 {

@@ -68,7 +68,7 @@ type JWTConfig struct {
 	// 30 s.
 	KeysTimeout time.Duration
 	// Transport is for KeysURL. Default: one that goes by the environment's
-	// proxy. Its limit for the answer's header must be its own.
+	// proxy. It must limit the response's header itself.
 	Transport http.RoundTripper
 	// Failed is called when the keys could not be loaded, at most once in 5 s.
 	// It must not block. May be nil.

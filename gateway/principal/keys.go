@@ -262,7 +262,7 @@ func parseKeys(text []byte) (keySet, error) {
 		Keys *[]json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(text, &set); err != nil || set.Keys == nil {
-		return nil, errors.New("principal: it is no JWK Set")
+		return nil, errors.New("principal: the response is not a JWK Set")
 	}
 	if len(*set.Keys) > maxKeys {
 		return nil, fmt.Errorf("principal: the set has %d keys; at most %d are read", len(*set.Keys), maxKeys)

@@ -87,7 +87,7 @@ func (m *MTLS) certificate(r *http.Request) (*x509.Certificate, error) {
 		}
 		cert, err := parseClientCert(v)
 		if err != nil {
-			return nil, refuse(http.StatusForbidden, "What the proxy passed on is no client certificate.", err)
+			return nil, refuse(http.StatusForbidden, "The proxy did not pass on a client certificate.", err)
 		}
 		return cert, nil
 	}
@@ -138,7 +138,7 @@ func distinguishedName(der []byte) (string, error) {
 	for _, set := range name {
 		for _, attribute := range set {
 			if v, ok := attribute.Value.(string); !ok || strings.TrimSpace(v) == "" {
-				return "", fmt.Errorf("the attribute %v of the certificate's subject is no text", attribute.Type)
+				return "", fmt.Errorf("the attribute %v of the certificate's subject is not text", attribute.Type)
 			}
 		}
 	}

@@ -41,8 +41,9 @@ func benchID() string {
 	return "0198c2a4-8f7e-7d7e-9b57-" + fmt.Sprintf("%012d", benchIDs) // as long as most are, and rising as most do
 }
 
-// Benchmark compares the effect of a message in a transaction of the inbox with that
-// in a bare one, which bare commits with n effects: alone, and 64 together.
+// Benchmark compares the effect of a message in a transaction of the inbox with the
+// same effect in a plain transaction, which bare commits with n effects: one alone,
+// and 64 together.
 func Benchmark(b *testing.B, s inbox.Store, effect func(ctx context.Context) error, bare func(n int) error) {
 	in, err := inbox.New(inbox.Config{Store: s, Consumer: consumer, RetrySpan: time.Hour})
 	if err != nil {
@@ -70,10 +71,10 @@ func Benchmark(b *testing.B, s inbox.Store, effect func(ctx context.Context) err
 	}
 }
 
-// BenchmarkLookUp compares what a message costs that is new, and one that is a
-// duplicate of a recent one: with no look before the transaction, with one before
-// each, and with one where the filter says so. It also reports from which share of
-// duplicates on a look before each pays.
+// BenchmarkLookUp compares the cost of a new message and of a duplicate of a
+// recent one: with no look-up before the transaction, with one before each, and
+// with one if the filter says so. It also reports the share of duplicates from
+// which a look-up before each pays.
 func BenchmarkLookUp(b *testing.B, s inbox.Store, effect func(ctx context.Context) error) {
 	contestants := map[string]func() error{}
 	for _, mode := range []string{"none", "all", "filter"} {

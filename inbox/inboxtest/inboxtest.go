@@ -51,9 +51,9 @@ func Run(t *testing.T, c Config) {
 	}
 }
 
-// Check tests a store against every rule and returns those it breaks, with the
-// first failure of each: for tests of this suite against stores that are known to
-// be wrong.
+// Check tests a store against every rule and returns those that it breaks, each
+// with the first failure. It is for tests of this suite with stores that are
+// known to be wrong.
 func Check(t *testing.T, c Config) map[string]string {
 	broken := map[string]string{}
 	for _, r := range rules {

@@ -19,9 +19,9 @@ const deliveries = 400 // different messages in Killed
 
 func number(n int) string { return fmt.Sprintf("m%03d", n) }
 
-// Consume is what a process does that Killed kills: it handles messages at random,
-// alone and in batches, some of which fail, and writes the id of each that needs no
-// redelivery on a line, until in ends.
+// Consume is the main function of the processes that Killed kills. It handles
+// random messages, alone and in batches, some of which fail, until in ends. It
+// writes a line with the id of each message that needs no redelivery.
 func Consume(s inbox.Store, effect func(ctx context.Context, name string) error, in io.Reader, out io.Writer) error {
 	b, err := inbox.New(inbox.Config{Store: s, Consumer: consumer, RetrySpan: day, Remember: 50})
 	if err != nil {
@@ -60,10 +60,11 @@ func Consume(s inbox.Store, effect func(ctx context.Context, name string) error,
 	return nil
 }
 
-// Killed has processes handle messages of which many come several times, kills
-// them at random, and delivers all once more: every message has one effect, and had
-// it when it was acknowledged. command makes a process that calls Consume with its
-// standard input and output, on the harness's store.
+// Killed starts processes that handle messages, many of them several times, kills
+// the processes at random, and delivers all messages once more. Every message must
+// have one effect, and must have had it when it was acknowledged. command makes a
+// process that calls Consume with its standard input and output, on the harness's
+// store.
 func Killed(t *testing.T, h Harness, kills int, command func() *exec.Cmd) {
 	type process struct {
 		cmd *exec.Cmd

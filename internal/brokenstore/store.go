@@ -496,7 +496,7 @@ func page(limit int) int {
 	return min(limit, 1000)
 }
 
-// is says whether a filter's field lets v pass.
+// is reports whether a filter's field lets v pass.
 func is[T comparable](field, v T) bool {
 	var empty T
 	return field == empty || field == v

@@ -69,7 +69,8 @@ func TestSweeps(t *testing.T) {
 	}
 }
 
-// Everyone who watches is woken once, whoever does not look, until they stop.
+// Every watcher is woken once, even if another does not receive, until it
+// stops.
 func TestHints(t *testing.T) {
 	var h Hints
 	h.Send()

@@ -341,7 +341,7 @@ func (d *Decoder) json(b *bytes.Buffer, n *Node, path string, quote func(string)
 		case jsonNumber.MatchString(n.Value):
 			b.WriteString(n.Value)
 		default:
-			d.Add(path, "is no number of JSON; write it as one, or put it in quotes")
+			d.Add(path, "is not a JSON number; write it as one, or put it in quotes")
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// Benchmark has jobs of one effect each done by queues of some workers: from the claim
-// to the settlement, without their being enqueued.
+// Benchmark measures jobs of one effect each, in queues with different numbers of
+// workers, from the claim to the settlement.
 func Benchmark(b *testing.B, h Harness) {
 	x := &bench{TB: b, Harness: h}
 	round := 0

@@ -1,4 +1,4 @@
-// Package jobstest is what a store's outbox and inbox have to do together for jobs, in
+// Package jobstest is the contract of a store's outbox and inbox for jobs in
 // executable form.
 //
 //	func TestJobs(t *testing.T) {

@@ -19,8 +19,8 @@ import (
 
 // Paused stops a process that calls Work, on the harness's store, with its standard
 // input and output, in the middle of a job: before its transaction, and in it. Another
-// worker takes the job over. The process, which wakes before that one has committed,
-// cannot commit.
+// worker takes the job over. The paused process wakes before that worker has
+// committed, and must not be able to commit.
 func Paused(t *testing.T, h Harness, command func() *exec.Cmd) {
 	for _, at := range []string{"prepare", "inside"} {
 		paused(&bench{TB: t, Harness: h}, command(), at)

@@ -14,8 +14,9 @@ import (
 
 const processLease = time.Second
 
-// Work is what the process does that Paused pauses: it runs the jobs of a queue until
-// in ends. It says where it is on a line, and goes on when it is told to by one.
+// Work is the main function of the process that Paused pauses. It runs the jobs of a
+// queue until in ends. It writes a line that says where it is, and continues when it
+// reads one.
 func Work(s jobs.Store, b inbox.Store, effect func(ctx context.Context, name string) error, in io.Reader, out io.Writer) error {
 	lines := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(context.Background())

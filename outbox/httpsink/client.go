@@ -124,7 +124,7 @@ func request(ctx context.Context, to *url.URL, m outbox.Message, own http.Header
 	for name, value := range m.Headers {
 		canonical := http.CanonicalHeaderKey(name)
 		if !httpfield.IsToken(name) || strings.ContainsFunc(value, isControl) {
-			return nil, outbox.Permanent(fmt.Errorf("%w: its name is no token, or its value holds control characters", ErrHeader))
+			return nil, outbox.Permanent(fmt.Errorf("%w: its name is not a token, or its value holds control characters", ErrHeader))
 		}
 		if reserved[canonical] {
 			return nil, outbox.Permanent(fmt.Errorf("%w: %s is the connection's", ErrHeader, canonical))

@@ -227,7 +227,7 @@ func TestProxyOnlyWhenAsked(t *testing.T) {
 	}
 }
 
-// One delivery is one request, also where a connection that is used again breaks
+// One delivery is one request, even where a connection that is used again breaks
 // after the request was read: the transport would send it again by itself.
 func TestOneDeliveryIsOneRequest(t *testing.T) {
 	for _, payload := range []string{"body", ""} {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Mail is a mail that a MailServer took.
+// Mail is a mail that a MailServer has accepted.
 type Mail struct {
 	From string
 	To   []string
@@ -19,12 +19,12 @@ type Mail struct {
 
 // MailServer speaks as much SMTP as tests of senders need.
 type MailServer struct {
-	// Accept is called with each mail when its last line has come, before that
-	// is answered. Its text is the answer; nil accepts it. Where Accept returns
-	// net.ErrClosed the connection is closed instead.
+	// Accept is called with each mail after its last line, before the reply. The
+	// text of the error is the reply; nil accepts the mail. If Accept returns
+	// net.ErrClosed, the connection is closed instead.
 	Accept func(Mail) error
-	// Answer may answer a command in place of the server; "" is to go on. A
-	// command "CONNECT" stands for the greeting.
+	// Answer may reply to a command in place of the server; if it returns "", the
+	// server replies. The command "CONNECT" stands for the greeting.
 	Answer func(command string) string
 	// TLS is what STARTTLS offers; nil for nothing.
 	TLS *tls.Config

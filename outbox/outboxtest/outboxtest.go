@@ -56,9 +56,10 @@ func Run(t *testing.T, c Config) {
 	}
 }
 
-// Check tests the store against the rules named, or every rule, and returns those
-// it breaks, each with what was wrong first: for tests of this suite against stores
-// known to be wrong. It fails t only where the harness does.
+// Check tests the store against the named rules, or all rules if none are named,
+// and returns those that it breaks, each with the first failure. It is for tests of
+// this suite with stores that are known to be wrong. It fails t only if the harness
+// does.
 func Check(t *testing.T, c Config, only ...string) map[string]string {
 	broken := map[string]string{}
 	for _, r := range rules {

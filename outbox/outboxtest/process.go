@@ -21,11 +21,13 @@ import (
 	"github.com/semelhq/semel/outbox/httpsink"
 )
 
-// RelayInFlight is how many messages a relay of RunRelay has under way at most.
+// RelayInFlight is the maximum number of messages that a relay of RunRelay has
+// under way.
 const RelayInFlight = 8
 
-// RunHTTPRelay is what a relay process does in tests that kill and pause it: it
-// delivers to the URL, with the lease, that the first line of in tells, until in ends.
+// RunHTTPRelay is the main function of a relay process in tests that kill and pause
+// it. It reads a URL and a lease from the first line of in, and delivers to that URL
+// until in ends.
 func RunHTTPRelay(in *bufio.Scanner, s outbox.Store) error {
 	in.Scan()
 	url, lease, _ := strings.Cut(in.Text(), " ")
@@ -40,7 +42,7 @@ func RunHTTPRelay(in *bufio.Scanner, s outbox.Store) error {
 	return RunRelay(in, s, d, outbox.Route{Sink: sink})
 }
 
-// RunRelay says "ready" on the standard output and runs a relay until in ends.
+// RunRelay prints "ready" on standard output and runs a relay until in ends.
 func RunRelay(in *bufio.Scanner, s outbox.Store, lease time.Duration, route outbox.Route) error {
 	route.MaxInFlight, route.MaxAttempts = RelayInFlight, 1<<20
 	route.Backoff, route.MaxBackoff = 10*time.Millisecond, 50*time.Millisecond
@@ -64,8 +66,8 @@ func RunRelay(in *bufio.Scanner, s outbox.Store, lease time.Duration, route outb
 	return r.Run(ctx)
 }
 
-// Keys are the lanes that the writer of a number writes to in a transaction, in
-// opposite orders, and without a key between them.
+// Keys returns the keys that a writer uses in one transaction: those of three
+// lanes and empty ones in between, in reverse order for odd writers.
 func Keys(writer int) []string {
 	keys := []string{"a", "", "b", "", "c", ""}
 	if writer%2 == 1 {
@@ -74,11 +76,12 @@ func Keys(writer int) []string {
 	return keys
 }
 
-// NumberHeader tells a Receiver the number of a message, which rises in its lane.
+// NumberHeader is the header with the number of a message, which rises in its
+// lane. A [Receiver] checks it.
 const NumberHeader = "X-Number"
 
-// Receiver is where messages arrive by HTTP. It drops repetitions by their ids, as
-// receivers shall, and counts them, and refuses one message of ten.
+// Receiver receives messages by HTTP. It drops repetitions by their ids, as
+// receivers must, counts them, and refuses one message of ten.
 type Receiver struct {
 	URL string
 
@@ -92,8 +95,8 @@ type Receiver struct {
 	cut      int
 }
 
-// NewReceiver returns a receiver that ends with the test. If it is cutting it cuts
-// some connections before it answers.
+// NewReceiver returns a receiver that ends with the test. If cutting is set, it
+// cuts some connections before it responds.
 func NewReceiver(t *testing.T, cutting bool) *Receiver {
 	r := &Receiver{first: map[string]bool{}, lanes: map[string][]int64{}, change: make(chan struct{}), cutting: cutting}
 	s := httptest.NewUnstartedServer(r)
@@ -120,8 +123,8 @@ func (r *Receiver) Await(n int, most time.Duration) {
 }
 
 // Torment kills relays and pauses them for longer than their lease, at moments that
-// depend on what arrives. kill starts another relay in the place of the one that it
-// kills; between, unless it is nil, is called before each pause.
+// depend on what arrives. kill must start another relay in place of the one that it
+// kills; between, if not nil, is called before each pause.
 func (r *Receiver) Torment(rounds, relays int, lease time.Duration, kill func(i int), pause func(i int, on bool), between func()) {
 	for range rounds {
 		for range 2 {

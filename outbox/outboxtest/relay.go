@@ -9,7 +9,7 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// Arrivals is a sink that passes on the ids of what arrives.
+// Arrivals is a sink that sends the ids of the messages it gets to the channel.
 type Arrivals chan string
 
 // Deliver implements outbox.Sink.
@@ -54,7 +54,7 @@ func Relay(t testing.TB, s outbox.Store, c outbox.Config) (stop func()) {
 	return stop
 }
 
-// AllDelivered waits until left says that nothing is left to deliver.
+// AllDelivered waits until left returns 0.
 func AllDelivered(t testing.TB, left func() int) {
 	t.Helper()
 	late := time.After(2 * time.Minute)

@@ -38,7 +38,7 @@ func (s *Sink) compose(d outbox.Delivery) (l letter, err error) {
 	for name, value := range d.Headers {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
 		if strings.ContainsFunc(name, notHeader) || strings.ContainsFunc(value, isControl) {
-			return l, errors.New("a header's name is none, or its value holds control characters")
+			return l, errors.New("a header's name is not valid, or its value holds control characters")
 		}
 		if _, ok := h[canonical]; ok {
 			return l, fmt.Errorf("the header %s is there twice", canonical)
@@ -70,7 +70,7 @@ func (s *Sink) compose(d outbox.Delivery) (l letter, err error) {
 		}
 		list, err := mail.ParseAddressList(v)
 		if err != nil {
-			return l, fmt.Errorf("the header %s is no list of addresses", name)
+			return l, fmt.Errorf("the header %s is not a list of addresses", name)
 		}
 		var texts []string
 		for _, a := range list {
@@ -104,7 +104,7 @@ func (s *Sink) compose(d outbox.Delivery) (l letter, err error) {
 	}
 	media, _, err := mime.ParseMediaType(kind)
 	if err != nil || !strings.Contains(media, "/") {
-		return l, errors.New("the header Content-Type is none")
+		return l, errors.New("the header Content-Type is not valid")
 	}
 	for _, name := range sorted(h) {
 		if !free[name] && !strings.HasPrefix(name, "X-") {

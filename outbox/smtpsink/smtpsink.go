@@ -102,11 +102,11 @@ func New(c Config) (*Sink, error) {
 	s.host = host
 	if c.From != "" {
 		if s.from, err = mail.ParseAddress(c.From); err != nil {
-			errs = append(errs, errors.New("field From is no address"))
+			errs = append(errs, errors.New("field From is not an address"))
 		}
 	}
 	if c.TLS > NoTLS {
-		errs = append(errs, errors.New("field TLS is none of its values"))
+		errs = append(errs, errors.New("field TLS is not a known value"))
 	}
 	if c.TLS == NoTLS && c.Password != "" {
 		errs = append(errs, errors.New("field Password needs TLS"))

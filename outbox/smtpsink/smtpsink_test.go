@@ -159,7 +159,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A sink that cannot put on record that it is about to send does not send.
+// A sink that cannot record that it is about to send does not send.
 func TestNothingIsSentOffTheRecord(t *testing.T) {
 	b := serve(t, &box{})
 	o := failingMark{memory.NewOutbox()}

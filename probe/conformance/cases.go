@@ -23,9 +23,9 @@ var (
 	firstTooOld   = refusal{kind: "first-sent-out-of-range", status: 412, retry: "no"}
 	notProtected  = refusal{kind: "not-protected", status: 501, retry: "no"}
 	replayAnswers = map[string]string{
-		"ietf":   "the first answer, Idempotency-Replayed: true",
-		"stripe": "the first answer, Idempotent-Replayed: true",
-		"oasis":  "the first answer, Repeatability-Result: accepted",
+		"ietf":   "the first response, Idempotency-Replayed: true",
+		"stripe": "the first response, Idempotent-Replayed: true",
+		"oasis":  "the first response, Repeatability-Result: accepted",
 	}
 )
 
@@ -47,7 +47,7 @@ func replays(r *run) string { return replayAnswers[r.Contract] }
 // malformed is a case of a key that cannot be used.
 func malformed(name, key string) checkedCase {
 	return checkedCase{name, refuses(keyMalformed), func(t *trial) {
-		t.refused("the answer", t.post(key, t.do()), keyMalformed)
+		t.refused("the response", t.post(key, t.do()), keyMalformed)
 		t.wantEffects(0)
 	}}
 }
@@ -55,14 +55,14 @@ func malformed(name, key string) checkedCase {
 // cases are the table, in its order.
 var cases = []checkedCase{
 	{"first", says("executed once, and answered by the operation"), func(t *trial) {
-		t.executed("the answer", t.post(t.key(), t.do()), 201)
+		t.executed("the response", t.post(t.key(), t.do()), 201)
 		t.wantEffects(1)
 	}},
 	{"replay", replays, func(t *trial) {
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		if got := first.header.Values("X-Conformance"); len(got) != 2 || got[0] != "a" || got[1] != "b" {
-			t.failf("the first answer has X-Conformance %q; the endpoint sent a, b", got)
+			t.failf("the first response has X-Conformance %q; the endpoint sent a, b", got)
 		}
 		for range 3 {
 			t.replayed("a repeated request", first, t.post(t.key(), t.do()))
@@ -73,7 +73,7 @@ var cases = []checkedCase{
 		do := t.do()
 		do.Status = http.StatusNoContent
 		first := t.post(t.key(), do)
-		t.executed("the first answer", first, 204)
+		t.executed("the first response", first, 204)
 		t.replayed("a repeated request", first, t.post(t.key(), do))
 		t.wantEffects(1)
 	}},
@@ -81,7 +81,7 @@ var cases = []checkedCase{
 		do := t.do()
 		do.Status = http.StatusInternalServerError
 		first := t.post(t.key(), do)
-		t.executed("the first answer", first, 500)
+		t.executed("the first response", first, 500)
 		t.replayed("a repeated request", first, t.post(t.key(), do))
 		t.wantEffects(1)
 	}},
@@ -89,16 +89,16 @@ var cases = []checkedCase{
 		do := t.do()
 		do.Busy = 1
 		if a := t.post(t.key(), do); a.err != nil || a.status != 429 || t.marked(a) {
-			t.failf("the first answer: %v; want 429", a)
+			t.failf("the first response: %v; want 429", a)
 		}
-		t.executed("the second answer", t.post(t.key(), do), 201)
+		t.executed("the second response", t.post(t.key(), do), 201)
 		t.wantEffects(1)
 	}},
 	{"key-missing", refuses(keyMissing), func(t *trial) {
 		if t.KeyOptional {
 			t.notApplicable("keys are optional here")
 		}
-		t.refused("the answer", t.post("-", t.do()), keyMissing)
+		t.refused("the response", t.post("-", t.do()), keyMissing)
 		t.wantEffects(0)
 	}},
 	malformed("key-empty", ""),
@@ -109,7 +109,7 @@ var cases = []checkedCase{
 	malformed("key-too-long", strings.Repeat("k", 256)),
 	malformed("key-list", `abc, def`),
 	{"key-twice", refuses(keyMalformed), func(t *trial) {
-		t.refused("the answer", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
+		t.refused("the response", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
 		t.wantEffects(0)
 	}},
 	{"key-quoted", says("a key in double quotes is the same key as without"), func(t *trial) {
@@ -125,7 +125,7 @@ var cases = []checkedCase{
 	}},
 	{"mismatch", refuses(keyMismatch), func(t *trial) {
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		other := t.do()
 		other.Note = "other"
 		t.refused("another request", t.post(t.key(), other), keyMismatch)
@@ -139,7 +139,7 @@ var cases = []checkedCase{
 		other.Note = "other"
 		t.refused("another request", t.post(t.key(), other), keyMismatch)
 		release()
-		t.executed("the first answer", <-first, 201)
+		t.executed("the first response", <-first, 201)
 		t.wantEffects(1)
 	}},
 	{"in-flight", func(r *run) string {
@@ -164,7 +164,7 @@ var cases = []checkedCase{
 			}
 			release()
 			original := <-first
-			t.executed("the first answer", original, 201)
+			t.executed("the first response", original, 201)
 			t.replayed("the duplicate", original, <-again)
 		case "accept":
 			t.accepted(t.send(t.heldRequest()), release, first)
@@ -174,7 +174,7 @@ var cases = []checkedCase{
 				t.failf("status_url is %q; want one below %s/operations/", where, t.Prefix)
 			}
 			release()
-			t.executed("the first answer", <-first, 201)
+			t.executed("the first response", <-first, 201)
 		}
 		t.wantEffects(1)
 	}},
@@ -190,7 +190,7 @@ var cases = []checkedCase{
 		}
 		release()
 		original, second := <-first, <-again
-		t.executed("the first answer", original, 201)
+		t.executed("the first response", original, 201)
 		t.replayed("the duplicate", original, second)
 		if got := second.header.Get("Preference-Applied"); got != "wait=20" {
 			t.failf("Preference-Applied is %q; want wait=20", got)
@@ -205,7 +205,7 @@ var cases = []checkedCase{
 		t.accepted(a, func() { _ = t.get("?release=1&case=" + t.name) }, nil)
 		t.wantEffects(1)
 	}},
-	{"raced", says("ten at once: one executes; the others get its answer or are told that it is in progress"), func(t *trial) {
+	{"raced", says("ten at once: one executes; the others get its response or learn that it is in progress"), func(t *trial) {
 		var requests []wire.Request
 		for range 10 {
 			requests = append(requests, t.request(t.key(), t.do()))
@@ -268,7 +268,7 @@ var cases = []checkedCase{
 		do.Stream = true
 		a := t.post(t.key(), do)
 		if a.err != nil || a.status != 200 || a.body != "data: done\n\n" {
-			t.failf("the first answer: %v, %q", a, a.body)
+			t.failf("the first response: %v, %q", a, a.body)
 		}
 		t.refused("the retry", t.post(t.key(), do), notRetained)
 		t.wantEffects(1)
@@ -278,7 +278,7 @@ var cases = []checkedCase{
 			t.notApplicable("the store cannot be taken away from here")
 		}
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		t.Outage(true)
 		down := t.post(t.key(), t.do())
 		t.Outage(false)
@@ -292,7 +292,7 @@ var cases = []checkedCase{
 		}
 		do := t.do()
 		do.Note = strings.Repeat("x", t.MaxRequestBody)
-		t.refused("the answer", t.post(t.key(), do), bodyTooLarge)
+		t.refused("the response", t.post(t.key(), do), bodyTooLarge)
 		t.wantEffects(0)
 	}},
 	{"other-caller", says("the same key of another caller is another key: executed, and nothing is given away"), func(t *trial) {
@@ -300,13 +300,13 @@ var cases = []checkedCase{
 			t.notApplicable("there are no credentials of another caller")
 		}
 		first := t.post(t.key(), t.do())
-		t.executed("the first answer", first, 201)
+		t.executed("the first response", first, 201)
 		other := t.do()
 		other.Note = "of another caller" // a mismatch, were it the same key
 		theirs := t.post(t.key(), other, wire.Field{Name: asOther})
-		t.executed("the other caller's answer", theirs, 201)
+		t.executed("the other caller's response", theirs, 201)
 		if theirs.body == first.body {
-			t.failf("the other caller got this one's answer")
+			t.failf("the other caller got this one's response")
 		}
 		t.replayed("the first caller's retry", first, t.post(t.key(), t.do()))
 		t.wantEffects(2)
@@ -341,19 +341,19 @@ var cases = []checkedCase{
 	{"first-sent-missing", refuses(firstInvalid), func(t *trial) {
 		t.onlyOASIS()
 		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()})
-		t.refused("the answer", t.send(req), firstInvalid)
+		t.refused("the response", t.send(req), firstInvalid)
 		t.wantEffects(0)
 	}},
 	{"first-sent-malformed", refuses(firstInvalid), func(t *trial) {
 		t.onlyOASIS()
 		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}, wire.Field{Name: "Repeatability-First-Sent", Value: "yesterday"})
-		t.refused("the answer", t.send(req), firstInvalid)
+		t.refused("the response", t.send(req), firstInvalid)
 		t.wantEffects(0)
 	}},
 	{"first-sent-too-old", refuses(firstTooOld), func(t *trial) {
 		t.onlyOASIS()
 		req := t.request("-", t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}, wire.Field{Name: "Repeatability-First-Sent", Value: "Sat, 01 Jan 2000 00:00:00 GMT"})
-		t.refused("the answer", t.send(req), firstTooOld)
+		t.refused("the response", t.send(req), firstTooOld)
 		t.wantEffects(0)
 	}},
 	{"not-protected", refuses(notProtected), func(t *trial) {

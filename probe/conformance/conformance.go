@@ -196,7 +196,7 @@ type answer struct {
 
 func (a answer) String() string {
 	if a.err != nil {
-		return "no answer: " + a.err.Error()
+		return "no response: " + a.err.Error()
 	}
 	return fmt.Sprintf("%d", a.status)
 }

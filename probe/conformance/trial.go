@@ -96,7 +96,7 @@ func (t *trial) marked(a answer) bool {
 // replayed checks that again repeats first to the byte.
 func (t *trial) replayed(what string, first, again answer) {
 	if again.err != nil || again.status != first.status || again.body != first.body {
-		t.failf("%s: %v with %d bytes; want the first answer, %v with %d bytes", what, again, len(again.body), first, len(first.body))
+		t.failf("%s: %v with %d bytes; want the first response, %v with %d bytes", what, again, len(again.body), first, len(first.body))
 	}
 	if t.Contract != "oasis" && !t.marked(again) {
 		t.failf("%s is not marked as a replay", what)
@@ -151,7 +151,7 @@ func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
 		t.failf("%s: a refusal is marked as a replay", what)
 	}
 	if strings.Contains(a.body, t.key()) || strings.Contains(a.body, "nonce") || strings.Contains(fmt.Sprint(a.header), t.key()) {
-		t.failf("%s: the refusal contains the key or a stored answer", what)
+		t.failf("%s: the refusal contains the key or a stored response", what)
 	}
 	if f.retry == "same-key" {
 		if s, err := strconv.Atoi(a.header.Get("Retry-After")); (err != nil || s < 0) && f.kind != "body-unreadable" {
@@ -267,7 +267,7 @@ func (t *trial) accepted(a answer, release func(), first <-chan answer) {
 	result := t.get(s.Result.URL)
 	if first != nil {
 		original := <-first
-		t.executed("the first answer", original, 201)
+		t.executed("the first response", original, 201)
 		t.replayed("the result", original, result)
 	} else if result.status != 201 {
 		t.failf("the result: %v; want 201", result)

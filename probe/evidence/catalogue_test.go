@@ -44,7 +44,7 @@ func TestCatalogue(t *testing.T) {
 	}
 }
 
-// The caller's copy is its own.
+// Changing a returned entry does not change the catalogue.
 func TestCatalogueIsCopied(t *testing.T) {
 	e, _ := Lookup("double-effect-race")
 	e.References[0] = "x"

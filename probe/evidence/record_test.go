@@ -327,7 +327,7 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	}
 }
 
-// Two answers are said to have in common what can be told from them.
+// What two responses are said to have in common can be seen from them.
 func TestSaysOfTwoAnswers(t *testing.T) {
 	for _, c := range []struct {
 		class         SecondClass
@@ -355,7 +355,8 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 	}
 }
 
-// The repeats of another request are no answers to the one in question.
+// Responses to repeats of another request do not count as responses to the one
+// in question.
 func TestWitnessesLeaveOutOtherRequests(t *testing.T) {
 	send := func(n int, role Role, status int) Send { return Send{N: n, Role: role, Status: status} }
 	for _, c := range []struct {
@@ -403,7 +404,7 @@ func TestWaitsThatCannotBeTold(t *testing.T) {
 	}
 }
 
-// What comes after mending another hypothesis says so once.
+// A check that comes after mending another hypothesis says so once.
 func TestNextSaysToMendOnce(t *testing.T) {
 	var o Operation
 	for _, id := range []FindingID{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
@@ -420,7 +421,8 @@ func TestNextSaysToMendOnce(t *testing.T) {
 	}
 }
 
-// The next check of what was ruled out is one that has not been made.
+// The next check of a hypothesis that was ruled out is one that has not been
+// made.
 func TestNextIsNotDoneYet(t *testing.T) {
 	seen := []Reader{{Name: "rows", Seen: true}}
 	try := func(names ...string) Operation {

@@ -51,7 +51,7 @@ func foreignRenderer(t testing.TB) (*Renderer, *Values) {
 	return r, v
 }
 
-// What the target calls a resource goes where the plan has it and nowhere else.
+// The id that the target gives a resource stays in its place in a request.
 func TestForeignText(t *testing.T) {
 	r, v := foreignRenderer(t)
 	const base = "http://127.0.0.1:1"

@@ -48,7 +48,7 @@ func TestStatusURL(t *testing.T) {
 	}
 }
 
-// Words that a plan gives mean what it says, also where the usual ones say
+// Words that a plan gives mean what it says, even where the usual ones say
 // something else.
 func TestPollWords(t *testing.T) {
 	p := Plan{Operations: []Operation{{Poll: &Poll{Done: []string{"Accepted"}}}}}

@@ -451,7 +451,7 @@ func TestJSONEdits(t *testing.T) {
 	}
 }
 
-// The same JSON in other bytes is the same JSON.
+// Rewritten JSON differs in bytes and has the same meaning.
 func TestRewriteJSON(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"a":1,"b":[{"c":1.50,"d":null},"x y"],"e":{}}`: `{ "e" : {  } , "b" : [ { "d" : null , "c" : 1.50 } , "x y" ] , "a" : 1 }` + "\n",

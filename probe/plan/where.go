@@ -54,7 +54,7 @@ func (v *Values) Fresh() []string {
 	return slices.Compact(all)
 }
 
-// isDrawn says whether a value is of digits, or hexadecimal, and long enough not
+// isDrawn reports whether a value is of digits, or hexadecimal, and long enough not
 // to be found in other texts by chance.
 func isDrawn(s string) bool {
 	if len(s) < 6 {

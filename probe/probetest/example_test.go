@@ -22,7 +22,7 @@ type orders struct {
 // CountOrders reads the state.
 func (s *orders) CountOrders() (int64, error) { return s.made.Load(), nil }
 
-// FailWhile makes it fail before it has done anything.
+// FailWhile makes the target fail before it has done anything.
 func (s *orders) FailWhile(on bool) { s.fails.Store(on) }
 
 func newOrders(t *testing.T) *orders {

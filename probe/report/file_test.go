@@ -64,7 +64,7 @@ func TestFileWrittenThroughALink(t *testing.T) {
 	}
 }
 
-// What was there stays until the new file is whole.
+// The old file stays until the new one is whole.
 func TestFileIsWholeOrAsItWas(t *testing.T) {
 	dir := t.TempDir()
 	path, folder := filepath.Join(dir, "junit.xml"), filepath.Join(dir, "folder")

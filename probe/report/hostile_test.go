@@ -315,7 +315,7 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// Terminal keeps to its width, but for words that come whole.
+// Terminal keeps to its width, except for words that cannot be broken.
 func TestTerminalWidth(t *testing.T) {
 	for name, r := range runs() {
 		for _, width := range []int{60, 80, 132} {

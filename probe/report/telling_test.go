@@ -37,7 +37,7 @@ func TestTelling(t *testing.T) {
 	}
 }
 
-// A picture has the sends that a finding names, else the first trial.
+// A timeline shows the sends that a finding names, else the first trial.
 func TestShown(t *testing.T) {
 	r := raceRun()
 	e := &r.Operations[0].Experiments[2]

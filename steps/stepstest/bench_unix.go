@@ -15,8 +15,8 @@ import (
 )
 
 // Benchmark compares an operation of three local steps with one effect each, under a
-// guard over records, with three transactions by hand that have the same effects, and
-// that nothing goes on from after a crash: each made by bare.
+// guard over records, with three plain transactions that have the same effects and
+// cannot be continued after a crash. Each is made by bare.
 func Benchmark(b *testing.B, h Harness, records semel.Store, bare func() error) {
 	const effect = "a business row of some length"
 	measure := func(b *testing.B, one func(i int) error) {
@@ -67,9 +67,9 @@ func Benchmark(b *testing.B, h Harness, records semel.Store, bare func() error) 
 	})
 }
 
-// BenchmarkCompleter is a round over 1,000 operations that are open, and whose records are
-// complete, as one finds them that keeps up with its service; and how much of it is
-// the looks at their records.
+// BenchmarkCompleter measures a round over 1,000 open operations whose records are
+// complete, as a completer finds them that keeps up with its service, and reports how much
+// of it is spent looking up their records.
 func BenchmarkCompleter(b *testing.B, h Harness, records semel.Store) {
 	const n = 1000
 	g, gerr := semel.New(semel.Config{Store: records})

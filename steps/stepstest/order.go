@@ -27,30 +27,30 @@ type Shop struct {
 	Journal steps.Store
 	// Reserve inserts a reservation in the transaction of ctx.
 	Reserve func(ctx context.Context, order string) error
-	// URL is that of a World, and Base how it is reached.
+	// URL is the URL of a World, and Base the transport that reaches it.
 	URL  string
 	Base http.RoundTripper
-	// Point is called between and inside of the steps, unless it is nil.
+	// Point, if not nil, is called between and within the steps.
 	Point func(name string)
-	// Policy of the guard; Charge of the call that charges.
+	// Policy is the policy of the guard, and Charge that of the call that charges.
 	Policy semel.Policy
 	Charge steps.Policy
 }
 
-// Receipt is what an order comes to.
+// Receipt is the result of an order.
 type Receipt struct{ Reservation, Charge, Notice string }
 
-// OrderIdentity is that of an order.
+// OrderIdentity returns the identity of an order.
 func OrderIdentity(order string) semel.Identity { return identity(order) }
 
-// At is a point of that name.
+// At calls Point, if it is not nil.
 func (s *Shop) At(name string) {
 	if s.Point != nil {
 		s.Point(name)
 	}
 }
 
-// Order is the operation.
+// Order performs the operation.
 func (s *Shop) Order(ctx context.Context, order string) (r Receipt, err error) {
 	s.At("before the first step")
 	r.Reservation, err = steps.Local(ctx, "reserve", order, func(ctx context.Context, order string) (string, error) {
@@ -105,7 +105,7 @@ func (s *Shop) service() (*semel.Guard, *steps.Journal, error) {
 	return g, j, errors.Join(gerr, err)
 }
 
-// Place has an order placed, as the handler of a request would.
+// Place places an order, as the handler of a request would.
 func (s *Shop) Place(ctx context.Context, order string) (Receipt, semel.Answer, error) {
 	g, j, err := s.service()
 	if err != nil {
@@ -116,7 +116,7 @@ func (s *Shop) Place(ctx context.Context, order string) (Receipt, semel.Answer, 
 	})
 }
 
-// Completer is one for orders.
+// Completer returns a completer for orders.
 func (s *Shop) Completer() (*steps.Completer, error) {
 	g, j, err := s.service()
 	if err != nil {
@@ -128,8 +128,8 @@ func (s *Shop) Completer() (*steps.Completer, error) {
 	})
 }
 
-// World is the services that the shop calls. Each knows a repetition by its
-// Idempotency-Key, and nothing else.
+// World is the services that the shop calls. Each recognises a repetition only
+// by its Idempotency-Key.
 type World struct {
 	mu      sync.Mutex
 	effects map[string][]string // from service and order to the keys that had one
@@ -198,9 +198,9 @@ func decide(ctx context.Context, s *Shop, order string) error {
 	return j.Resolve(ctx, identity(order), steps.Resolution{Step: "charge", To: steps.StateDone, Result: []byte(`"found"`), By: "ada", Because: "looked it up"})
 }
 
-// KilledDeciding has a process resolve a step of an order, and kills it at each point
-// that it comes to: the resolution and its entry in the trail are there, once, or
-// neither is, and somebody else can decide. command is that of Killed.
+// KilledDeciding starts processes that resolve a step of an order, and kills each at
+// another point. The resolution and its entry in the trail must both be there, once,
+// or neither, and then somebody else can decide. command is as for Killed.
 func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
 	decided := map[bool]int{}
 	for n := 1; ; n++ {
@@ -260,7 +260,8 @@ var named = []string{
 	"between charge and notify", "notify is called", "notify has answered", "behind the last step", "behind the answer",
 }
 
-// CurrentChild returns what this process is to be, if Killed has started it.
+// CurrentChild returns the role of this process if Killed has started it, and
+// nil otherwise.
 func CurrentChild() *Child {
 	f := strings.Fields(os.Getenv(childVariable))
 	if len(f) != 4 {
@@ -273,8 +274,8 @@ func CurrentChild() *Child {
 	return &Child{Order: f[0], left: left, Role: f[2], URL: f[3]}
 }
 
-// Point kills the process if it is the one to die at. It is for Shop.Point, and for
-// each statement that a store and its handlers send.
+// Point kills the process if name is the point to die at. Call it as Shop.Point,
+// and for each statement that a store and its handlers send.
 func (c *Child) Point(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock() // so nobody goes on meanwhile
@@ -295,7 +296,7 @@ func (c *Child) Point(name string) {
 	panic(err)
 }
 
-// Main is what the child does.
+// Main is the main function of the child.
 func (c *Child) Main(s *Shop) error {
 	s.URL, s.Point, s.Policy, s.Charge = c.URL, c.Point, quick, steps.Policy{OnCrash: semel.CrashRetry}
 	switch c.Role {
@@ -341,11 +342,11 @@ func complete(ctx context.Context, s *Shop, order string) error {
 	}
 }
 
-// Killed has a process place an order for each point that it comes to, and kills it
-// there. Then it completes the order, with twice in competition with another process,
-// which is killed at some point of its own, and the client comes back: the order has had
-// one effect of each step, and the services have seen one key. command makes a process
-// that calls Child.Main.
+// Killed starts, for each point of an order, a process that places an order and is
+// killed at that point. Then it completes the order; if twice is set, in competition
+// with another process, which is killed at some point too. Then the client comes back.
+// The order must have had one effect of each step, and the services must have seen one
+// key. command makes a process that calls Child.Main.
 func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int, twice bool, command func() *exec.Cmd) {
 	s.Policy, s.Charge = quick, steps.Policy{OnCrash: semel.CrashRetry}
 	s.Policy.OnCrash = semel.CrashRetry

@@ -1,5 +1,5 @@
 // Package stepstest is the contract of steps.Store in executable form, and an order in
-// three steps for tests that kill processes between and inside of them.
+// three steps for tests that kill processes between and within the steps.
 //
 //	func TestSteps(t *testing.T) {
 //		stepstest.Run(t, stepstest.Config{New: newHarness})
@@ -59,8 +59,8 @@ func Run(t *testing.T, c Config) {
 	}
 }
 
-// Check tests a store against every rule and returns those it breaks: for tests of
-// this suite against stores that are known to be wrong.
+// Check tests a store against every rule and returns those that it breaks. It is
+// for tests of this suite with stores that are known to be wrong.
 func Check(t *testing.T, c Config) map[string]bool {
 	broken := map[string]bool{}
 	for _, r := range rules {

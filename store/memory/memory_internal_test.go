@@ -9,7 +9,7 @@ import (
 )
 
 // A key that is used again whenever its record has expired leaves nothing behind,
-// also where nobody sweeps.
+// even where nobody sweeps.
 func TestReplacedRecordsDoNotPileUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(Config{})

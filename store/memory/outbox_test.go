@@ -21,7 +21,7 @@ func TestOutbox(t *testing.T) {
 	}})
 }
 
-// Beyond the bound nothing is enqueued, and what is delivered makes room.
+// Beyond the bound nothing is enqueued; deliveries make room.
 func TestOutboxThatIsFull(t *testing.T) {
 	o := memory.NewOutbox()
 	o.MaxPending = 2

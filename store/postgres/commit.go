@@ -208,9 +208,9 @@ func isTaken(err error) bool {
 }
 
 // certain reports whether a batch that ends with COMMIT certainly failed with
-// it. While the session lives, it tells: it is still in the transaction, or has
-// answered the commit with an error. The end of the session tells nothing, and
-// neither does an error that claims that nothing was sent: the driver reports a
+// it. A living session shows it: it is still in the transaction, or has
+// answered the commit with an error. The end of the session shows nothing, nor
+// does an error that claims that nothing was sent: the driver reports a
 // connection that broke later in the same way.
 func certain(err error, pg *pgconn.PgConn) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
@@ -233,10 +233,10 @@ func (c *txClaim) fail(ctx context.Context, cause error) error {
 	return rolledBack(cause)
 }
 
-// undo takes back all that the handler did, for certain: what cannot be rolled
-// back loses its connection, and never commits. Whether the transaction is still
-// ours is known by the savepoint; where the session cannot be asked for that, by
-// what it has answered the handler.
+// undo undoes all that the handler did, for certain: a transaction that cannot
+// be rolled back loses its connection, and never commits. The savepoint shows
+// whether the transaction is still ours; if the session cannot be asked, its
+// answers to the handler do.
 func (c *txClaim) undo(ctx context.Context, as txState) {
 	c.state = as
 	conn := c.tx.Conn()
@@ -280,9 +280,9 @@ func (c *txClaim) undoJoined(ctx context.Context) error {
 }
 
 // settleEscape records that nobody knows what became of the handler's work, and
-// returns what the claim answers from then on. The handler has given the lock
-// up, and none is needed: whoever has begun to execute meanwhile finds the record
-// when it writes its own, and is rolled back.
+// returns the error of the claim from then on. The handler has given up the lock,
+// and none is needed: a submit that has begun to execute meanwhile finds the
+// record when it writes its own, and is rolled back.
 func (c *txClaim) settleEscape(ctx context.Context) error {
 	const cause = "the handler ended its transaction itself; what it had done may have been committed"
 	s := c.store
@@ -318,7 +318,8 @@ func (c *txClaim) settleEscape(ctx context.Context) error {
 	return c.over()
 }
 
-// note tells the trail, behind the answer, of a transaction that left nothing.
+// note adds a trail entry, after the answer, for a transaction that left
+// nothing.
 func (c *txClaim) note(kind semel.TrailKind, cause string) {
 	id := c.attempt.Identity
 	c.store.Note(semel.TrailEntry{
@@ -442,8 +443,8 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 	if c.state != txLive {
 		return c.over()
 	}
-	// A handler that is still at it loses its connection: it is what it
-	// waits for.
+	// A handler that is still running loses its connection, so that its statement
+	// ends.
 	if err := c.shut(ctx, func() { _ = c.socket.Close() }); err != nil {
 		return err
 	}
@@ -456,7 +457,7 @@ func (c *txClaim) leave(ctx context.Context, as txState, cause string) error {
 }
 
 // abandon ends the claim because its store is closed. Its connection goes back
-// to the pool also when ctx has ended, or nobody could close that.
+// to the pool even when ctx has ended, or nobody could close that.
 func (c *txClaim) abandon(ctx context.Context) {
 	const cause = "the store was closed"
 	if c.leave(ctx, txRolledBack, cause) == nil {

@@ -258,7 +258,8 @@ func TestCommitStillUnderWay(t *testing.T) {
 	}
 }
 
-// What someone wrote without taking the lock still arbitrates, at the end.
+// A record written without taking the lock is still found by the constraint at
+// the end.
 func TestConstraintIsTheFinalArbiter(t *testing.T) {
 	shop := newShop(t)
 	pool := connect(t, shop.url, nil)

@@ -25,7 +25,7 @@ var sqlErase = `
 	),
 	gone AS (DELETE FROM {s}.piece USING was WHERE piece.body = was.pieces),` + resolved("erased")
 
-// bare: there is nothing to erase.
+// bare selects records with nothing to erase.
 const bare = `(tombstone AND reference IS NULL AND coalesce(octet_length(head), 0) + coalesce(octet_length(body), 0) = 0 AND pieces IS NULL
 	AND fingerprint_scheme = '' AND fingerprint_sum = decode(repeat('00', 32), 'hex'))`
 

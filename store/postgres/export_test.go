@@ -40,7 +40,7 @@ func (s *Store) ForgetPending() {
 	s.pending.counted, s.pending.n = time.Time{}, 0
 }
 
-// ClaimStatement is what a look for at most so many messages of a topic sends.
+// ClaimStatement returns the statement that claims messages of a topic.
 func ClaimStatement(o *Outbox, topic string, most int) (string, []any) {
 	return o.store.sql.claimNamed, append([]any{int64(most), true, int64(0), int64(7), time.Minute}, new(floors).of([]string{topic}, true)...)
 }

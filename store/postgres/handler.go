@@ -14,8 +14,8 @@ import (
 // The store commits it together with the record, or rolls it back.
 var ErrNotYours = errors.New("postgres: the transaction is the store's to commit or roll back")
 
-// errHandlerEnded is why a claim cannot say what became of its work, and what a
-// handler is told that goes on.
+// errHandlerEnded is the error of a claim whose handler ended the transaction,
+// and of later statements of that handler.
 var errHandlerEnded = errors.New("postgres: the handler ended its claim's transaction itself")
 
 type (

@@ -219,7 +219,7 @@ func again2[A, B any](ctx context.Context, s *Store, fn func() (A, B, error)) (a
 // rollBack takes back what the handler of a message did. It returns an error if the
 // handler may have ended the transaction, and committed its work.
 func (c *txClaim) rollBack(ctx context.Context) error {
-	// Who is still at it loses the connection, and comes out.
+	// A handler that is still running loses the connection, and so returns.
 	_ = c.shut(ctx, func() { _ = c.socket.Close() }) // fails only with ctx, which does not end
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()

@@ -108,7 +108,7 @@ func TestSecretIsMissed(t *testing.T) {
 	}
 }
 
-// Each schema has a secret of its own, also where one print of Schema made them.
+// Each schema has a secret of its own, even where one print of Schema made them.
 func TestSecretsAreRandom(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	seen := map[string]bool{}

@@ -26,8 +26,8 @@ const (
 	listenRestMost = 10 * time.Second
 )
 
-// sqlNotify tells who listens of a change. What it carries is the number that
-// is also the identity's advisory lock.
+// sqlNotify notifies listeners of a change. Its payload is the number of the
+// identity's advisory lock.
 const sqlNotify = `SELECT pg_notify($1, $2)`
 
 // ErrPooler reports that the connection for listening goes through a pooler, so
@@ -42,7 +42,7 @@ func (s *Store) payload(id semel.Identity) string {
 	return strconv.FormatInt(lockKey(s.digest(id)), 36)
 }
 
-// queueNotify adds to a batch what tells others of a change of id's record.
+// queueNotify adds to a batch the notification that id's record has changed.
 func (s *Store) queueNotify(b *pgx.Batch, id semel.Identity) {
 	b.Queue(sqlNotify, channelName(s.config.Schema), s.payload(id))
 }
@@ -53,8 +53,8 @@ type batcher interface {
 	batchSender
 }
 
-// told runs a statement that settles the record of id, and tells others in the
-// same transaction. A batch is one, and one message.
+// told runs a statement that settles the record of id, and notifies others in
+// the same transaction. A batch is one transaction, and one round trip.
 func (s *Store) told(ctx context.Context, q batcher, id semel.Identity, sql string, args []any, scan func(pgx.Row) error) error {
 	if !s.config.Notify {
 		return scan(q.QueryRow(ctx, sql, args...))
@@ -247,8 +247,8 @@ func hint(changed chan<- struct{}) {
 }
 
 const (
-	// outboxPayload is what is told of messages that may be due. Those of records are
-	// numbers.
+	// outboxPayload is the payload of notifications that messages may be due. Those
+	// about records are numbers.
 	outboxPayload = "+outbox"
 	// tellRest is how long the process rests between two notifications of messages.
 	tellRest = 20 * time.Millisecond

@@ -35,7 +35,7 @@ func stateOf(n int16) outbox.State {
 }
 
 const (
-	// sqlStatus tells of what is pending, and of what is given up.
+	// sqlStatus counts what is pending, and what is given up.
 	sqlStatus = `
 		WITH RECURSIVE next (topic) AS (
 			SELECT (SELECT topic FROM {s}.outbox_queue WHERE state = 1 ORDER BY topic LIMIT 1)
@@ -159,7 +159,7 @@ func (o *Outbox) Sweep(ctx context.Context, r outbox.Retention, limit int) (remo
 	return removed, nil
 }
 
-// scanEntry reads messageColumns, and what comes behind them.
+// scanEntry reads messageColumns, and the columns after them.
 func scanEntry(row pgx.CollectableRow, further ...any) (e outbox.Entry, err error) {
 	var (
 		position               int64
@@ -272,8 +272,9 @@ const (
 		FROM gone JOIN {s}.outbox AS o ON o.position = gone.position
 		RETURNING position),
 	done AS (SELECT wanted.* FROM wanted JOIN (TABLE back UNION ALL TABLE again) AS b ON b.position = wanted.position)`
-	// sqlCancel gives up what is pending. Who has a claim on it finds another fence; who
-	// is settling it, in a transaction that has not ended, is waited for.
+	// sqlCancel gives up pending messages. The owner of a claim finds another fence. If
+	// an owner is settling the message in a transaction that has not ended, the
+	// statement waits for it.
 	sqlCancel = `
 	WITH wanted AS MATERIALIZED (SELECT position, id, topic, false AS out_of_order FROM {s}.outbox_message%s),
 	gone AS (
@@ -339,8 +340,8 @@ func (o *Outbox) change(ctx context.Context, sql string, args []any) (done []out
 	return done, err
 }
 
-// sqlPurge removes messages. It waits for nobody: what somebody claims or settles at
-// this moment is left alone. What it has locked is looked at again.
+// sqlPurge removes messages. It waits for nobody: a message that is being claimed or
+// settled is left alone. It checks each message again once it is locked.
 const sqlPurge = `
 	WITH wanted AS MATERIALIZED (SELECT * FROM {s}.outbox_message%s),
 	locked AS MATERIALIZED (

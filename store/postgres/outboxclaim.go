@@ -124,7 +124,7 @@ var (
 	// that one is locked, which is not for long, the message is left for another
 	// time. No lock is waited for.
 	//
-	// The first row tells of the whole.
+	// The first row describes the whole.
 	sqlClaimMessages = `
 		each AS MATERIALIZED (SELECT CASE WHEN count(*) > 1 THEN 2 * $1::bigint / count(*) + 1 ELSE $1::bigint END AS n FROM topics),
 		overdue AS MATERIALIZED (
@@ -201,7 +201,7 @@ const (
 	looksAtOnce = 16
 )
 
-// looked is what a look came to.
+// looked is the result of a look.
 type looked struct {
 	at          time.Time // by the server's clock
 	chosen      int
@@ -289,8 +289,9 @@ func (o *Outbox) Exchange(ctx context.Context, s []outbox.Settlement, c outbox.C
 	return claimed, lost, nil
 }
 
-// claim claims, in the transaction of the first look behind the steps that are given.
-// Where that found nothing that can be claimed at once, there are others.
+// claim claims messages, with its first look in the same transaction as the given
+// steps, which come first. If that look found nothing that can be claimed at once,
+// there are others.
 func (o *Outbox) claim(ctx context.Context, steps []step, c outbox.Claim) ([]outbox.Claimed, error) {
 	fully := o.floors.begin(false)
 	for n := 0; ; n++ {
@@ -314,7 +315,7 @@ func (o *Outbox) claim(ctx context.Context, steps []step, c outbox.Claim) ([]out
 	}
 }
 
-// look claims what it finds at one look, at the whole or behind the last ones.
+// look claims what it finds in one look, at everything or after the last ones.
 func (o *Outbox) look(ctx context.Context, steps []step, c outbox.Claim, fully bool) (claimed []outbox.Claimed, l looked, err error) {
 	fence := 1 + rand.Int64N(1<<62)
 	args := []any{int64(c.Max), c.Suspect, int64(c.MaxBytes), fence, whole(c.Lease)}

@@ -259,7 +259,7 @@ func TestPiecesCountForTheLimit(t *testing.T) {
 	}
 }
 
-// One statement of a sweep stays short also where results are large.
+// One statement of a sweep stays short even where results are large.
 func TestSweepOfLargeResults(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	s := open(t, pool, postgres.Config{})

@@ -60,8 +60,8 @@ var (
 	// insertColumns are the values $1 to $12 of insertArgs.
 	insertColumns = `digest, token, tenant, actor, operation, key, fingerprint_scheme, fingerprint_sum, request_id, event_id, trace_id, retention`
 
-	// sqlBegin grants a claim where there is no record, and else answers with the
-	// record in the way, and whether it has expired. No row: the two raced.
+	// sqlBegin grants a claim if there is no record, and else returns the record
+	// in the way, and whether it has expired. It returns no row if the two raced.
 	//
 	// The look comes first because an insert that loses would still take a number.
 	sqlBegin = `
@@ -126,7 +126,7 @@ var (
 	sqlClaim = `SELECT state, expires_at, coalesce(expires_at <= clock_timestamp(), false) FROM {s}.record WHERE ` + claimed
 )
 
-// Statements of resolutions. The trail tells of the operator's request, not of
+// Statements of resolutions. The trail entry names the operator's request, not
 // the record's.
 var (
 	resolveFence = `digest = $1 AND key = $2 AND operation = $3 AND actor = $4 AND tenant = $5 AND coalesce(fence, number) = $6`
@@ -177,9 +177,9 @@ var (
 
 // Statements of claims that live in a transaction.
 var (
-	// sqlLock takes the in-flight marker, or says that another has it. It is a
-	// statement of its own: one that also looked for the record would look
-	// with a snapshot older than the lock. It is told which settings to make.
+	// sqlLock takes the in-flight marker, or reports that another has it. It is a
+	// separate statement: one that also looked for the record would use a snapshot
+	// older than the lock. It also makes the given settings.
 	sqlLock = `SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN nextval('{q}.counter') END, clock_timestamp(), %s`
 	// sqlNoLock is for a database without such locks.
 	sqlNoLock = `SELECT nextval('{q}.counter'), clock_timestamp(), %s`
@@ -200,10 +200,10 @@ var (
 		concat(set_config('tcp_user_timeout', '%[2]s', %[4]s), set_config('tcp_keepalives_idle', '%[3]s', %[4]s),
 			set_config('tcp_keepalives_interval', '%[3]s', %[4]s), set_config('tcp_keepalives_count', '3', %[4]s)) END)`
 
-	// sqlInsertCompleted writes the record once, complete. It fails where the
+	// sqlInsertCompleted writes the record once, complete. It fails if the
 	// identity has one: the transaction must not be committed without it. This is
-	// the statement that every operation pays for. It is a statement of its own,
-	// so the time of the statement is that of the moment.
+	// the statement that every operation pays for. It is a separate statement, so
+	// statement_timestamp is the present time.
 	sqlInsertCompleted = `
 		INSERT INTO {s}.record (` + insertFieldsCompleted + `)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13::bigint, $14::timestamptz, 2, statement_timestamp(), statement_timestamp() + $12::interval,

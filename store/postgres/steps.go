@@ -48,8 +48,9 @@ const (
 		RETURNING ` + journalColumns
 	sqlFindJournal = `SELECT ` + journalColumns + ` FROM {s}.journal WHERE tenant = $1 AND actor = $2 AND operation = $3 AND key = $4`
 	sqlSteps       = `SELECT position, name, input, state, result, cause, at, clock_timestamp() - started FROM {s}.journal_step WHERE journal = $1 ORDER BY position`
-	// sqlPutStep locks the operation's row: who raises its fence waits for this
-	// transaction, and whose fence was overtaken meanwhile finds no row.
+	// sqlPutStep locks the operation's row: a statement that raises its fence
+	// waits for this transaction, and an owner whose fence was overtaken finds no
+	// row.
 	sqlPutStep = `
 		INSERT INTO {s}.journal_step AS s (journal, position, name, input, state, result, cause)
 		SELECT number, $3, $4, $5, $6, $7, $8 FROM {s}.journal WHERE number = $1 AND fence = $2 FOR SHARE

@@ -363,7 +363,7 @@ func TestSlowExecutionIsNotBehindItsReader(t *testing.T) {
 	}
 }
 
-// Whoever takes records away, an operator by hand too, leaves what they say.
+// Records that are removed, even by hand, leave their entries in the trail.
 func TestDeletedByHandStaysInTheTrail(t *testing.T) {
 	pool := connect(t, testenv.Postgres(t), nil)
 	s := open(t, pool, postgres.Config{})

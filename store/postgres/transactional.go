@@ -41,18 +41,20 @@ const (
 		set_config('lock_timeout', $1, true)`
 	restoreWait = `SELECT set_config('lock_timeout', current_setting('semel.lock_timeout'), true)`
 
-	// unseenLease is what is told to be left of a claim that cannot be seen:
-	// it is held for as long as its transaction, and it is alive.
+	// unseenLease is the reported remaining lease of a claim that cannot be seen:
+	// it is held for as long as its transaction, and its owner is alive.
 	unseenLease = time.Second
 
 	// undoTimeout bounds what is done after the caller's time.
 	undoTimeout = time.Second
 )
 
-// errRace: another transaction came between two statements; begin anew.
+// errRace reports that another transaction came between two statements; begin
+// again.
 var errRace = errors.New("postgres: raced")
 
-// errCommitOpen: the commit whose answer was lost may still be under way.
+// errCommitOpen reports that the commit whose answer was lost may still be
+// under way.
 var errCommitOpen = errors.New("postgres: a commit whose answer was lost may still be under way")
 
 type txState uint8

@@ -424,7 +424,8 @@ func withTransactions(t testing.TB, h *storetest.Harness, direct *pgxpool.Pool, 
 
 func TestTransactional(t *testing.T) { testTransactional(t, postgres.Config{}) }
 
-// Here the record is written first, and duplicates wait for it or fail.
+// Without advisory locks the record is written first, and duplicates wait for
+// it or fail.
 func TestTransactionalWithoutAdvisoryLocks(t *testing.T) {
 	testTransactional(t, postgres.Config{NoAdvisoryLocks: true, Isolation: pgx.Serializable})
 }

@@ -39,8 +39,8 @@ type cache struct {
 // log's index. Where they differ, somebody is at it.
 type walHeader [6]uint64
 
-// commits counts them. Nothing else changes the count, but for a recovery after a
-// crash, which sets it to zero.
+// commits returns the number of commits. Nothing else changes the count, except a
+// recovery after a crash, which sets it to zero.
 func (h *walHeader) commits() uint32 {
 	return binary.NativeEndian.Uint32((*[8]byte)(unsafe.Pointer(&h[1]))[:])
 }
@@ -73,7 +73,8 @@ func (c *cache) open(d *database) {
 	}
 }
 
-// close comes before the last connection does: the index is gone with it.
+// close must be called before the last connection is closed, which removes the
+// index.
 func (c *cache) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,14 +176,14 @@ func (s *stored) bytes() int {
 		len(s.Result.Codec) + len(s.Result.Label) + len(s.Result.Reference) + cap(s.Result.Head) + cap(s.Result.Body)
 }
 
-// removing is told by who removes records that expired up to now.
+// removing must be called before records that expired up to now are removed.
 func (c *cache) removing(now int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.swept = max(c.swept, now)
 }
 
-// erasing is told by who changes a completed record in the next commit.
+// erasing must be called before a commit that changes a completed record.
 func (c *cache) erasing() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,8 +198,9 @@ func (c *cache) beforeCommit() {
 	c.committing = true
 }
 
-// afterCommit is told how many commits that was, one or none, or that nobody
-// knows. Any other between the last header and this one was somebody else's.
+// afterCommit is called after a turn with its number of commits, one or none,
+// or with known false. Any other commit between the last header and this one
+// was another process's.
 func (c *cache) afterCommit(commits uint32, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

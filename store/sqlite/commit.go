@@ -210,8 +210,8 @@ func (c *txClaim) learn(ctx context.Context) error {
 	return nil
 }
 
-// forget commits that the claim came to nothing: its fence is used up, and the
-// trail tells of it.
+// forget commits that the claim had no effect: its fence is used up, and the
+// trail has an entry for it.
 func (c *txClaim) forget(t *tx, cause string) error {
 	id := c.attempt.Identity
 	t.fence = max(t.fence, c.record.fence)

@@ -26,8 +26,8 @@ type conn struct {
 	prepared map[string]statement
 	args     []driver.NamedValue
 
-	// fault is a test's: it is told of each statement, and fails it instead of
-	// its being carried out, or after.
+	// fault is set by tests. It is called for each statement, and can fail it
+	// before or after it is executed.
 	fault func(query string, args []driver.Value) (before, after error)
 }
 
@@ -287,8 +287,8 @@ func scan(rows driver.Rows, each func(*row)) error {
 	}
 }
 
-// row reads the columns of a row from left to right. A column of another type
-// than asked for is remembered as an error: the file is not what it should be.
+// row reads the columns of a row from left to right. A column of an unexpected
+// type is remembered as an error: the file is damaged or not ours.
 type row struct {
 	native *native        // where it is read from, or
 	values []driver.Value // by the driver

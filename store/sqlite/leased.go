@@ -14,11 +14,11 @@ import (
 // beginLeased claims an identity with a record under a lease.
 func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
 	// A repeated request is better answered by a look than by a turn of the
-	// writer, for which it may have to wait and whose lock it does not need.
-	// For a first one the look would be wasted, and it costs half as much as
-	// claiming; so known tells which it is likely to be. Being wrong costs
-	// time only: the writer is the arbiter, and a look is taken as well if its
-	// turn is long in coming.
+	// writer, for which it may have to wait and whose lock it does not need. For a
+	// first one the look would be wasted, and it costs half as much as claiming;
+	// so known says which it is likely to be. Being wrong costs time only: the
+	// writer is the arbiter, and a look is taken as well if its turn is long in
+	// coming.
 	digest := s.digest(a.Identity)
 	look := func() error {
 		rec, found, err := s.find(ctx, a.Identity, digest)
@@ -88,7 +88,7 @@ func (t *tx) begin(a *semel.Attempt, digest digest) (*claim, error) {
 	case !found:
 		return nil, errors.New("sqlite: begin: the record in the way cannot be read")
 	case rec.expired(t.now):
-		// A record that is begun anew has another number, and so another id.
+		// A record that replaces this one has another number, and so another id.
 		if _, err := t.remove([]removal{{number: rec.number, position: rec.position}}, nil); err != nil {
 			return nil, err
 		}

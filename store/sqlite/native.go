@@ -21,7 +21,7 @@ type database struct {
 	word   uintptr // eight bytes for what a function returns by reference
 }
 
-// Error is a failure that SQLite tells of.
+// sqliteError is an error reported by SQLite.
 type sqliteError struct {
 	text string
 	code int

@@ -15,9 +15,11 @@ import (
 const stagePieces = 4
 
 var (
-	// errMoved: the record that a body was meant for is settled, or another claim's.
+	// errMoved reports that the record of a body is settled, or belongs to another
+	// claim.
 	errMoved = errors.New("sqlite: the record has moved on")
-	// errIncomplete: the file was changed under a body on its way.
+	// errIncomplete reports that pieces disappeared from the file while a body was
+	// being written.
 	errIncomplete = errors.New("sqlite: pieces of the result are gone from the file; call again")
 )
 
@@ -40,7 +42,7 @@ type staging struct {
 func newStaging(p *semel.Pieces) *staging { return &staging{body: rand.Int64(), from: p} }
 
 // stage puts the rest of a body into the file, for the record with that fence.
-// wanted says whether that still waits for it; once it does not, the error is
+// wanted reports whether that still waits for it; once it does not, the error is
 // errMoved. After any other error but ErrTooLarge it can be called again, and
 // goes on where it was.
 func (s *Store) stage(ctx context.Context, g *staging, fence uint64, wanted func(*tx) (bool, error)) error {

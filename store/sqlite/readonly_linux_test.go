@@ -15,7 +15,7 @@ import (
 )
 
 // asNobody runs fn in a thread whose file accesses are those of an unprivileged
-// user, also where the tests run as root.
+// user, even where the tests run as root.
 func asNobody(t *testing.T, fn func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -36,7 +36,7 @@ func (s *stored) expired(now int64) bool {
 	return s.State == semel.StateCompleted && s.expiresAt <= now
 }
 
-// unsettled: the record may be taken over or resolved.
+// unsettled reports whether the record may be taken over or resolved.
 func (s *stored) unsettled(now int64) bool {
 	return s.State == semel.StateUnknown || s.State == semel.StateInProgress && s.leaseUntil <= now
 }
@@ -125,7 +125,8 @@ type namer interface {
 	Digest(id semel.Identity) [16]byte
 }
 
-// digest tells the identities of one key apart: eight bytes are enough for that.
+// digest distinguishes the identities of one key; eight bytes are enough for
+// that.
 type digest [8]byte
 
 func (s *Store) digest(id semel.Identity) digest {

@@ -11,7 +11,7 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// One turn of a sweep stays short also where results are large.
+// One turn of a sweep stays short even where results are large.
 func TestSweepOfLargeResults(t *testing.T) {
 	s := openFaulty(t, &faults{}, Config{})
 	const n = 6

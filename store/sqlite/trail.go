@@ -71,8 +71,8 @@ func (t *tx) append(at time.Time, e semel.TrailEntry) error {
 	return err
 }
 
-// recordOf splits the id of a record into its number, or what is none of this
-// store's.
+// recordOf returns the number in the id of a record, or the id itself if it is
+// not one of this store's.
 func recordOf(names namer, id string) (number, foreign driver.Value) {
 	if n, ok := names.Number(id); ok && n <= math.MaxInt64 {
 		return int64(n), nil

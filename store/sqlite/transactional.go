@@ -66,8 +66,8 @@ type session struct {
 	db   *sql.DB
 	sql  *sql.Conn
 	conn *conn
-	// committing is set while the store commits. What is committed otherwise,
-	// the handler's own COMMIT or a statement behind it, becomes a rollback.
+	// committing is set while the store commits. Any other commit, by the
+	// handler's own COMMIT or a statement after it, becomes a rollback.
 	committing bool
 }
 
@@ -225,10 +225,10 @@ func (s *transactions) begin(ctx context.Context, a semel.Attempt) (_ semel.Clai
 	return c, nil
 }
 
-// unseenLease is what is told to be left of a claim that has no lease.
+// unseenLease is the reported remaining lease of a claim that has no lease.
 const unseenLease = time.Second
 
-// enter registers c as the one who is at its identity.
+// enter registers c as the owner of its identity.
 func (s *transactions) enter(c *txClaim) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,8 +353,8 @@ func (c *txClaim) drain(ctx context.Context) error {
 	}
 }
 
-// end gives the turn back, and the identity with it: the record tells others
-// what became of a claim in doubt.
+// end gives back the turn and the identity. Others learn from the record what
+// became of a claim in doubt.
 func (c *txClaim) end(as txState) {
 	c.state = as
 	c.store.leave(c)

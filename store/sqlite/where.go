@@ -32,7 +32,7 @@ func (w *where) key(key string) {
 	}
 }
 
-// entry selects by what entries and records have alike, but for the key.
+// entry selects by what entries and records have in common, except the key.
 func (w *where) entry(f semel.TrailFilter) {
 	w.equal("tenant", f.Tenant)
 	w.equal("actor", f.Actor)
@@ -58,7 +58,7 @@ func (w where) with(condition string, args ...driver.Value) where {
 }
 
 // inBuckets returns a query for rows of a table that an index of buckets finds,
-// the first limit in an order. Only buckets behind the id start are looked at.
+// the first limit in an order. Only buckets after the id start are searched.
 func inBuckets(table, id, columns string, start int64, w where, order string, limit int) (string, []driver.Value) {
 	// The buckets that have rows, one after the other, each found by the id
 	// of its first row.

@@ -121,7 +121,7 @@ func (s *Store) submit(ctx context.Context, o *op) error {
 	}
 }
 
-// settle tells ops that they had no effect.
+// settle ends ops with an error that says that they had no effect.
 func settle(ops []*op, err error) {
 	for _, o := range ops {
 		o.settle(fmt.Errorf("sqlite: nothing was written: %w", err))

@@ -46,7 +46,7 @@ type writer struct {
 	crowded time.Time // until then others are taken to want the lock too
 }
 
-// slowTurn tells those who wait that a turn takes long, for as long as it does.
+// slowTurn signals waiters that a turn takes long, for as long as it does.
 func (w *writer) slowTurn() {
 	if w.busy.Load() {
 		w.store.slow.fire()
@@ -203,8 +203,8 @@ func (w *writer) turn(first *op) {
 		w.oneByOne(err)
 	}
 	if time.Now().Before(w.crowded) {
-		// The lock goes to whoever asks at the right moment. Leave one, or
-		// a busy process would keep the others out.
+		// The lock goes to the process that asks at the right moment. Pause, or a
+		// busy process would keep the others out.
 		time.Sleep(2 * time.Millisecond)
 	}
 }
@@ -280,8 +280,8 @@ func (w *writer) lock() error {
 	return nil
 }
 
-// reconnect replaces a connection that is in doubt, and finds out what its last
-// commit came to.
+// reconnect replaces a connection that is in doubt, and finds out whether its
+// last commit took effect.
 func (w *writer) reconnect() error {
 	var c *conn
 	seq := w.seq
@@ -312,7 +312,7 @@ func (w *writer) reconnect() error {
 }
 
 // commit runs ops and writes notes in the transaction that lock began, and
-// settles the ops, also if it is the commit that fails. If a statement fails, it
+// settles the ops, even if it is the commit that fails. If a statement fails, it
 // rolls back and leaves the ops unsettled.
 func (w *writer) commit(ops []*op, notes []storekit.Note) (settled bool, err error) {
 	t := &w.tx

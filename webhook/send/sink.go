@@ -282,7 +282,7 @@ func answered(status int) error {
 	return fmt.Errorf("answered %d", status)
 }
 
-// update changes the state of an endpoint, also where the attempt has used up its
+// update changes the state of an endpoint, even where the attempt has used up its
 // time.
 func (s *Sink) update(ctx context.Context, e Endpoint, to State) (bool, error) {
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)

@@ -20,7 +20,7 @@ import (
 const domain = "semel gateway actor/1"
 
 // Digest is a digest of the parts, in 32 hexadecimal digits. Other parts have
-// another digest, also where they are the same in one piece.
+// another digest, even where they are the same in one piece.
 func Digest(parts ...string) string {
 	digest := sha256.New()
 	var frame [8]byte
@@ -58,7 +58,7 @@ func WhyNot(name string) string {
 	case semelhttp.HeaderKey:
 		return "is the key itself"
 	case "Host":
-		return "is no header to Go programs; use PreserveHost"
+		return "is not part of the header that Go programs see; use PreserveHost"
 	case "Connection", "Content-Length", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
 		return "belongs to the connection"
 	}

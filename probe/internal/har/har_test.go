@@ -113,7 +113,7 @@ func valid(t *testing.T, d Document) string {
 	return b.String()
 }
 
-// The checker has to find what is wrong, or it proves nothing.
+// The checker must find planted defects, or it proves nothing.
 func TestCheckFinds(t *testing.T) {
 	good := func() map[string]any {
 		var v map[string]any
@@ -398,7 +398,7 @@ func TestBodyThatCannotBeSearchedIsWithheld(t *testing.T) {
 	}
 }
 
-// What was written can be read, and is the request that was sent.
+// The HAR can be read back, and holds the request that was sent.
 func TestWrittenCanBeRead(t *testing.T) {
 	xs := exchanges(t, "tok-8d1c5f")
 	var doc Document

@@ -116,7 +116,7 @@ func (p speller) spell(secret string) (spelled, how string) {
 	return spelled, how
 }
 
-// However a secret is spelled, it is found, and what is around it stays.
+// A secret is found in every spelling, and the text around it stays.
 func FuzzSpellings(f *testing.F) {
 	for i := range uint64(100) {
 		f.Add(i, `s3cret/with+special="chars&<%2f>\`)

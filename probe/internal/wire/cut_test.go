@@ -154,7 +154,7 @@ func TestCutHTTP2(t *testing.T) {
 	}
 }
 
-// What the server says before the cut counts, not the cut.
+// What the server sent before the cut counts, not the cut.
 func TestCutDoesNotHideARefusal(t *testing.T) {
 	srv := serve2(t, func(h *h2) { _ = h.fr.WriteRSTStream(h.request(), http2.ErrCodeRefusedStream); h.drain() })
 	x := cutAt(t, sender(t, srv.addr), post(srv.addr, HTTP2), Cut{AfterFirstByte, ByStream})
@@ -178,7 +178,7 @@ func TestCutOfAStreamNeedsStreams(t *testing.T) {
 	}
 }
 
-// A request that was cut after its end has arrived whole, large as it is.
+// A request that was cut after its end has arrived whole, even a large one.
 func TestCutAfterALargeRequest(t *testing.T) {
 	srv := serve(t, func(c *serverConn) {
 		req := c.request(t)

@@ -147,7 +147,7 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// As many interim answers as a server could mean are taken.
+// A plausible number of interim responses is accepted.
 func TestInterimAnswers(t *testing.T) {
 	one := serve(t, func(c *serverConn) {
 		c.request(t)
@@ -169,7 +169,7 @@ func TestInterimAnswers(t *testing.T) {
 	}
 }
 
-// The answers of a race are bounded together.
+// The responses of a race share one limit.
 func TestRaceAnswersAreBounded(t *testing.T) {
 	srv := serve(t, func(c *serverConn) {
 		c.request(t)

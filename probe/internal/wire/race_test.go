@@ -127,7 +127,7 @@ func TestRaceIsTogether(t *testing.T) {
 	}
 }
 
-// Auto takes what the server picks, also for the connections after the first.
+// Auto uses the version that the server picks, for later connections too.
 func TestRaceAuto(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		srv := webServer(t, secure, newMeeting(3).ServeHTTP)
@@ -274,7 +274,7 @@ func TestRaceHTTP2SameBytes(t *testing.T) {
 	}
 }
 
-// One slow connection keeps the ends of all others back.
+// One slow connection holds back the last bytes of all others.
 func TestRaceHTTP1WaitsForTheSlowest(t *testing.T) {
 	const n = 5
 	small, large := Request{}, Request{}
@@ -484,7 +484,7 @@ func couldNot(t *testing.T, r Race, want ...Delivery) {
 	}
 }
 
-// A race whose requests meet different ends says so one by one.
+// A race whose requests end differently reports each one.
 func TestRaceWithMixedEnds(t *testing.T) {
 	srv := serve2(t, func(h *h2) {
 		var ids []uint32

@@ -36,7 +36,7 @@ type Config struct {
 	Allow []string
 	// MaxSends is how many requests may go out in the Sender's life, those
 	// of races and warm-ups counted one by one. A request counts when it is
-	// tried, also if no connection comes about. Required, at least 1.
+	// tried, even if no connection comes about. Required, at least 1.
 	MaxSends int
 
 	// TLS is for https: roots, the server's name, client certificates. The

@@ -154,7 +154,7 @@ type MTLS struct {
 type Endpoint struct {
 	// URL is its address: https, or an address of this machine.
 	URL string `yaml:"url" rule:"required"`
-	// AllowHTTP allows http to other machines: whoever can answer in its place can say who callers are. Default false.
+	// AllowHTTP allows http to other machines: anyone who can respond in its place can say who callers are. Default false.
 	AllowHTTP bool `yaml:"allow_http"`
 	// Credentials are the request headers that are sent to it; no others are.
 	Credentials []string `yaml:"credentials" rule:"required,items=20,names=header"`

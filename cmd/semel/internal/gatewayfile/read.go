@@ -236,7 +236,7 @@ func (c *Config) Digest() string { return c.digest }
 // check reports what is wrong beyond the form.
 func (c *Config) check(f *strict.Findings) {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		f.Add("listen", "is no address to listen on; write it as 127.0.0.1:8080, or :8080 for all of this machine's")
+		f.Add("listen", "is not an address to listen on; write it as 127.0.0.1:8080, or :8080 for all of this machine's")
 	}
 	names := map[string]bool{}
 	for i, u := range c.Upstreams {
@@ -263,7 +263,7 @@ func (c *Config) check(f *strict.Findings) {
 		}
 	}
 	if m := c.Principal.MTLS; m != nil && c.TLS.ClientCAFile == "" && len(m.Proxies.From) == 0 && !m.Proxies.Unix {
-		f.Add("principal.mtls", "has nobody who verifies certificates: set tls.client_ca_file, or proxies")
+		f.Add("principal.mtls", "needs somebody to verify certificates: set tls.client_ca_file, or proxies")
 	}
 	c.checkNetworks(f)
 	if c.Resources.Off {
@@ -295,7 +295,7 @@ func (c *Config) checkNetworks(f *strict.Findings) {
 	check := func(at string, proxies Proxies) {
 		for i, s := range proxies.From {
 			if _, err := netip.ParsePrefix(s); err != nil {
-				f.Add(strict.Index(at+".from", i), "is no network; write it as 10.1.2.0/24, or one address as 10.1.2.3/32")
+				f.Add(strict.Index(at+".from", i), "is not a network; write it as 10.1.2.0/24, or one address as 10.1.2.3/32")
 			}
 		}
 	}
@@ -357,7 +357,7 @@ func (c *Config) checkRoute(f *strict.Findings, i int) {
 			for _, u := range c.Upstreams {
 				names = append(names, u.Name)
 			}
-			wrong("upstream", "is no upstream%s", strict.DidYouMean(s.Upstream, names))
+			wrong("upstream", "is not an upstream%s", strict.DidYouMean(s.Upstream, names))
 		}
 	}
 	for _, m := range s.Methods {
@@ -427,7 +427,7 @@ func (c *Config) checkRoute(f *strict.Findings, i int) {
 		wrong("in_flight", "is accept, but resources.off leaves nowhere to point to")
 	}
 	if s.Key.IssuedOnly && (c.Resources.KeySecrets == "" || c.Resources.Off) {
-		wrong("key.issued_only", "needs resources.key_secrets, or nobody could get a key")
+		wrong("key.issued_only", "needs resources.key_secrets: without them no client can get a key")
 	}
 	if len(s.Key.From) > 1 || len(s.Key.From) == 1 && strings.HasPrefix(s.Key.From[0], "body ") {
 		if set("key.required") && !s.Key.Required {

@@ -114,7 +114,7 @@ var curlOptions = func() map[string]curlOption {
 		"digest":                {refuse: "it takes two requests"},
 		"ntlm":                  {refuse: "it takes several requests"},
 		"negotiate":             {refuse: "it takes several requests"},
-		"aws-sigv4":             {arg: true, refuse: "it signs each request anew"},
+		"aws-sigv4":             {arg: true, refuse: "it signs each request separately"},
 		"range":                 {arg: true, refuse: "write -H 'Range: ...'"},
 		"next":                  {refuse: "give one request alone"},
 		"request":               {arg: true},

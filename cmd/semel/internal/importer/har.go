@@ -70,10 +70,10 @@ func harEntries(b []byte, limit int) ([]harEntry, error) {
 		} `json:"log"`
 	}
 	if err := json.Unmarshal(bytes.TrimPrefix(b, []byte("\xef\xbb\xbf")), &file); err != nil {
-		return nil, fmt.Errorf("this is no HAR file: %w", jsonError(err))
+		return nil, fmt.Errorf("this is not a HAR file: %w", jsonError(err))
 	}
 	if file.Log == nil {
-		return nil, errors.New("this is no HAR file: it has no log")
+		return nil, errors.New("this is not a HAR file: it has no log")
 	}
 	all := make([]harEntry, len(file.Log.Entries))
 	for i, e := range file.Log.Entries {
@@ -141,7 +141,7 @@ func readEntry(raw json.RawMessage) (sentRequest, error) {
 		case p.Text != "" && (p.Encoding == "base64" || p.Ours == "base64"):
 			b, err := base64.StdEncoding.DecodeString(p.Text)
 			if err != nil {
-				return q, errors.New("the body is no base64")
+				return q, errors.New("the body is not base64")
 			}
 			q.Body = b
 		case p.Text != "":
@@ -166,14 +166,14 @@ func readEntry(raw json.RawMessage) (sentRequest, error) {
 func (q *sentRequest) validate() error {
 	u, err := url.Parse(q.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return errors.New("the URL is none of http or https")
+		return errors.New("the URL is not an http or https URL")
 	}
 	if !token.MatchString(q.Method) {
-		return errors.New("the method is none")
+		return errors.New("the method is not valid")
 	}
 	for _, f := range q.Header {
 		if !token.MatchString(f.Name) || strings.ContainsAny(f.Value, "\r\n\x00") {
-			return errors.New("a header line is none")
+			return errors.New("a header line is not valid")
 		}
 	}
 	return nil

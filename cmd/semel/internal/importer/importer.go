@@ -194,7 +194,7 @@ func (r *request) check() error {
 	for _, f := range r.header {
 		switch {
 		case !token.MatchString(f.Name) || len(f.Name) > 200:
-			errs = append(errs, errors.New("a header field has a name that is none"))
+			errs = append(errs, errors.New("the name of a header field is not valid"))
 		case !utf8.ValidString(f.Value) || strings.ContainsAny(f.Value, "\r\n\x00"):
 			errs = append(errs, fmt.Errorf("the header field %s is not one line of UTF-8", f.Name))
 		}
@@ -365,7 +365,7 @@ func (d *drafting) sortCookies(line string) {
 			continue
 		}
 		if !token.MatchString(name) || slices.ContainsFunc(d.cookies, func(c field) bool { return c.Name == name }) {
-			d.note("A cookie was left out: its name is none, or is there twice.")
+			d.note("A cookie was left out: its name is not valid, or occurs twice.")
 			continue
 		}
 		if d.browser && trackers.MatchString(name) {

@@ -343,7 +343,7 @@ func TestBurp(t *testing.T) {
 		"<x/>":                           "it has no items",
 		"<items>":                        "not the XML of Burp",
 		burpFile("nonsense"):             "request line",
-		burpFile("A * HTTP/1.1\r\n\r\n"): "no path",
+		burpFile("A * HTTP/1.1\r\n\r\n"): "not a path",
 		burpFile("A / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"): "chunked",
 	} {
 		if _, err := Burp([]byte(text), Choice{}); err == nil || !strings.Contains(err.Error(), want) {

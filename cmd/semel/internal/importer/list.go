@@ -44,11 +44,11 @@ func ListOpenAPI(data []byte) (*API, error) {
 	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil || len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
-		return nil, errors.New("importer: openapi: this is no YAML or JSON document")
+		return nil, errors.New("importer: openapi: this is not a YAML or JSON document")
 	}
 	p := &pruned{root: doc.Content[0]}
 	if version := member(p.root, "openapi"); version == nil || !strings.HasPrefix(version.Value, "3.") {
-		return nil, errors.New("importer: openapi: this is no OpenAPI document of version 3")
+		return nil, errors.New("importer: openapi: this is not an OpenAPI document of version 3")
 	}
 	a := &API{Title: drop(scalarOf(member(member(p.root, "info"), "title")))}
 	if servers := member(p.root, "servers"); servers != nil && servers.Kind == yaml.SequenceNode && len(servers.Content) > 0 {

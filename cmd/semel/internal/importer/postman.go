@@ -88,10 +88,10 @@ func Postman(data []byte, item string) (*Draft, error) {
 	}
 	var c postmanCollection
 	if err := json.Unmarshal(data, &c); err != nil || c.Info == nil {
-		return nil, errors.New("importer: this is no Postman collection")
+		return nil, errors.New("importer: this is not a Postman collection")
 	}
 	if c.Info.Schema != "" && !strings.Contains(c.Info.Schema, "/v2.") {
-		return nil, errors.New("importer: the collection is not of format 2.0 or 2.1; export it anew")
+		return nil, errors.New("importer: the collection is not of format 2.0 or 2.1; export it again")
 	}
 	found, err := findItem(&c, item)
 	if err != nil {

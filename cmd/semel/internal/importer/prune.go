@@ -35,12 +35,12 @@ const (
 func pruneOpenAPI(data []byte, want string) (text []byte, p *pruned, err error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil || len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
-		return nil, nil, errors.New("this is no YAML or JSON document")
+		return nil, nil, errors.New("this is not a YAML or JSON document")
 	}
 	p = &pruned{root: doc.Content[0], keep: map[string]*yaml.Node{}}
 	version := member(p.root, "openapi")
 	if version == nil || !strings.HasPrefix(version.Value, "3.") {
-		return nil, nil, errors.New("this is no OpenAPI document of version 3")
+		return nil, nil, errors.New("this is not an OpenAPI document of version 3")
 	}
 	path, method, item := p.find(want)
 	if item == nil {

@@ -278,12 +278,12 @@ func rawRequest(raw []byte, at string) (sentRequest, error) {
 	case strings.HasPrefix(target, "http://"), strings.HasPrefix(target, "https://"):
 		q.URL = target
 	default:
-		return sentRequest{}, errors.New("its target is no path")
+		return sentRequest{}, errors.New("its target is not a path")
 	}
 	for _, line := range lines[1:] {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || !token.MatchString(name) {
-			return sentRequest{}, errors.New("it has a header line that is none")
+			return sentRequest{}, errors.New("a header line is not valid")
 		}
 		q.Header = append(q.Header, field{Name: name, Value: strings.Trim(value, " \t")})
 		if strings.EqualFold(name, "Transfer-Encoding") {

@@ -36,7 +36,7 @@ func (p *app) homemade(s Switches, next http.Handler) http.Handler {
 			return
 		}
 
-		// What has begun is brought to its end, also if the client goes away: else a key
+		// What has begun is brought to its end, even if the client goes away: else a key
 		// can be taken for work that is never done.
 		r = r.WithContext(context.WithoutCancel(r.Context()))
 		name, asked := key, "now"

@@ -82,7 +82,7 @@ func (f figure) seen(got string) bool {
 	return got == f.Want
 }
 
-// worth says whether what a trial counts is good or bad.
+// worth reports whether what a trial counts is good or bad.
 func (b *block) worth(f figure) string {
 	switch s := b.Steps[0]; {
 	case s.Verb != "try" || f.Name != "hand" && f.Name != "semel":

@@ -92,7 +92,7 @@ func Answer(r semel.Record, status int, header http.Header, body []byte) (semel.
 	method, _, _ := strings.Cut(r.Identity.Operation, " ")
 	res, err := semelhttp.EncodeResult(method, status, header, nil, body)
 	if err != nil {
-		return semel.Result{}, fmt.Errorf("this is no answer that can be recorded: %w", err)
+		return semel.Result{}, fmt.Errorf("the response cannot be recorded: %w", err)
 	}
 	return res, nil
 }

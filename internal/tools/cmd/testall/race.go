@@ -24,7 +24,7 @@ type raceDetector interface {
 	install() error // installs the C compiler it needs
 }
 
-// decideRace says whether to run under the race detector. Where it cannot and
+// decideRace reports whether to run under the race detector. Where it cannot and
 // need not, note says why; the closing line carries it, so that a weaker run
 // is never taken for a full one.
 func decideRace(mode string, ci bool, d raceDetector) (race bool, note string, err error) {

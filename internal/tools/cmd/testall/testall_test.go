@@ -163,7 +163,7 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// A go command that dies in the middle leaves packages without an end.
+// A go command that dies halfway leaves packages without a result.
 func TestPackageWithoutEnd(t *testing.T) {
 	var out bytes.Buffer
 	r := newReporter(&out)
@@ -207,7 +207,7 @@ func TestTailKeepsTheEnd(t *testing.T) {
 	}
 }
 
-// A name that is no package's would leave the detector's calls in, silently.
+// A misspelt package name would silently leave the race detector's calls in.
 func TestUninstrumentedPackagesExist(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, uninstrumented...)...)
 	cmd.Dir = filepath.Join("..", "..", "..", "..", "store", "sqlite") // tested in the workspace, which these tools are not in
