@@ -346,7 +346,7 @@ func TestReconcileAsksAsTheClient(t *testing.T) {
 		})
 		a.unknown(`"a/b&fence=0#%"`)
 		got := a.post(`"a/b&fence=0#%"`, "If-None-Match: *", "Range: bytes=0-1", "Accept-Encoding: gzip", "Prefer: wait=1", "Cookie: c=1",
-			"Connection: X-Hop", "X-Hop: 1", "X-Forwarded-For: 1.2.3.4", "Cache-Control: max-stale", HeaderFence+": 99")
+			"Connection: close, X-Hop", "X-Forwarded-For: 1.2.3.4", "Cache-Control: max-stale", HeaderFence+": 99")
 		want(t, "the status", got.status, http.StatusOK)
 		want(t, "the number of look-ups", len(a.lookUps), 1)
 		r := a.lookUps[0]
@@ -356,12 +356,25 @@ func TestReconcileAsksAsTheClient(t *testing.T) {
 		for name, value := range map[string]string{
 			"Authorization": "alice", "Cookie": "c=1", HeaderFence: fence, "Cache-Control": "no-cache", "X-Forwarded-For": "192.0.2.1",
 			"Idempotency-Key": `"a/b&fence=0#%"`,
-			"If-None-Match":   "", "Range": "", "Accept-Encoding": "", "Prefer": "", "X-Hop": "", "Content-Type": "", "Content-Length": "",
+			"If-None-Match":   "", "Range": "", "Accept-Encoding": "", "Prefer": "", "Content-Type": "", "Content-Length": "",
 			"Transfer-Encoding": "",
 		} {
 			want(t, name, r.Header.Get(name), value)
 		}
 		want(t, "the length of its body", r.ContentLength, 0)
+	})
+}
+
+// Nobody is asked about without what the service knows callers by: a request cannot
+// have its own credential left out.
+func TestReconcileAsksWithTheCredential(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t, Reconcile{URL: byKey, KeepResponse: true})
+		a.unknown("k")
+		want(t, "the problem", a.post("k", "Connection: keep-alive, authorization").problem(t), "outcome-unknown")
+		want(t, "the number of look-ups", len(a.lookUps), 0)
+		time.Sleep(5 * time.Second)
+		want(t, "the status of an honest one", a.post("k", "Connection: keep-alive").status, http.StatusOK)
 	})
 }
 
