@@ -125,7 +125,8 @@ func (c Config) protection(scope func(*http.Request) (semel.Scope, error), resou
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.inFlight.Add(1)
 	defer g.inFlight.Add(-1)
-	if refuseTarget(w, r, g.config.Contract) {
+	if p, possible := checkTarget(r); p.Status != 0 {
+		g.refuse(w, r, p, g.config.Contract, possible)
 		return
 	}
 	if g.resources != nil && g.resources.Serves(r) {
@@ -138,38 +139,43 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.protected.ServeHTTP(w, r)
 }
 
-// refuseTarget answers requests whose target is none for a reverse proxy, and
-// reports whether it did.
-func refuseTarget(w http.ResponseWriter, r *http.Request, contract semelhttp.Contract) bool {
+// refuse answers with a problem a request that no middleware has seen. In a dry run
+// it only reports it, and forwards the request if that can be done.
+func (g *Gateway) refuse(w http.ResponseWriter, r *http.Request, p semelhttp.Problem, contract semelhttp.Contract, possible bool) {
+	if g.config.DryRun {
+		w.Header().Set(semelhttp.HeaderDryRun, semel.AnswerRejected.String())
+		if f := g.config.Observer.Refused; f != nil {
+			f(r.Context(), p)
+		}
+		if possible {
+			g.forward(w, r)
+			return
+		}
+	}
+	contract.WriteProblem(w, p)
+}
+
+// checkTarget returns the problem with a request whose target is none for a reverse
+// proxy; its status is 0 if there is none. possible reports whether the request could
+// be forwarded all the same.
+func checkTarget(r *http.Request) (p semelhttp.Problem, possible bool) {
 	switch {
 	case r.Method == http.MethodConnect:
-		contract.WriteProblem(w, semelhttp.Problem{
-			Status: http.StatusNotImplemented, Title: http.StatusText(http.StatusNotImplemented), Retry: semel.RetryNo,
-			Detail: "The gateway is a reverse proxy and opens no tunnels.",
-		})
+		p.Status, p.Detail = http.StatusNotImplemented, "The gateway is a reverse proxy and opens no tunnels."
 	case r.Method == "PRI":
 		// How HTTP/2 begins (RFC 9113 3.4), and no request.
-		contract.WriteProblem(w, semelhttp.Problem{
-			Status: http.StatusHTTPVersionNotSupported, Title: http.StatusText(http.StatusHTTPVersionNotSupported), Retry: semel.RetryNo,
-			Detail: "The gateway was not set up for HTTP/2 here. Nothing was executed.",
-		})
+		p.Status, p.Detail = http.StatusHTTPVersionNotSupported, "The gateway was not set up for HTTP/2 here. Nothing was executed."
 	case r.URL.Opaque != "":
 		// It would go to the upstream as it is, past the path that Upstream has.
-		contract.WriteProblem(w, semelhttp.Problem{
-			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
-			Detail: "The request's target has no path.",
-		})
+		p.Status, p.Detail = http.StatusBadRequest, "The request's target has no path."
 	case !oneHost(r):
 		// Whoever goes by the one and whoever goes by the other, as a proxy in front
 		// and the service, would take it for different requests.
-		contract.WriteProblem(w, semelhttp.Problem{
-			Status: http.StatusBadRequest, Title: http.StatusText(http.StatusBadRequest), Retry: semel.RetryNo,
-			Detail: "The request names no host, something else than a host, or two of them. Nothing was executed.",
-		})
-	default:
-		return false
+		p.Status, possible = http.StatusBadRequest, true
+		p.Detail = "The request names no host, something else than a host, or two of them. Nothing was executed."
 	}
-	return true
+	p.Title, p.Retry = http.StatusText(p.Status), semel.RetryNo
+	return p, possible
 }
 
 // oneHost reports whether the request is for one host. HTTP/1.1 needs a Host, and

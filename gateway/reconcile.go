@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httputil"
+	"net/textproto"
 	"net/url"
 	"slices"
 	"strconv"
@@ -428,6 +429,14 @@ func (l *lookUps) request(ctx context.Context, asker *http.Request, rec *semel.R
 	unescaped, err := url.PathUnescape(path.String())
 	if err != nil {
 		return nil, err
+	}
+	for _, line := range asker.Header["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)); asker.Header[name] != nil && !isHopByHop(name) {
+				// It would be left out, and could be what the service knows callers by.
+				return nil, errors.New("the request has headers that it says are for one connection only")
+			}
+		}
 	}
 	e := &exchange{record: rec.ID, fence: rec.Fence}
 	h := l.gateway.requestHeader(asker, e)

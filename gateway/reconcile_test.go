@@ -197,26 +197,27 @@ func TestReconcileJudges(t *testing.T) {
 		status        int
 		body, problem string
 	}{
-		"present, kept":      {keep, nil, "present", 200, `{"status":"done","effects":1}`, ""},
-		"present, as a fact": {fact, nil, "present", 409, "", "result-not-retained"},
-		"absent, too early":  {keep, says(404, ""), "absent", 409, "", "outcome-unknown"},
-		"a failure":          {keep, says(500, ""), "undecided", 409, "", "outcome-unknown"},
-		"no permission":      {keep, says(401, ""), "undecided", 409, "", "outcome-unknown"},
-		"a redirect":         {keep, says(302, "", "Location", "/v1/by-key?key=k"), "undecided", 409, "", "outcome-unknown"},
-		"from a cache":       {keep, says(200, "{}", "Age", "3"), "undecided", 409, "", "outcome-unknown"},
-		"absent, of a cache": {keep, says(404, "", "Age", "0"), "undecided", 409, "", "outcome-unknown"},
-		"broken off":         {keep, says(200, "{", "Content-Length", "10"), "undecided", 409, "", "outcome-unknown"},
-		"nothing in time":    {keep, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "undecided", 409, "", "outcome-unknown"},
-		"too large":          {keep, says(200, strings.Repeat("x", 257<<10)), "present", 409, "", "result-not-retained"},
-		"its value present":  {value, says(200, `{"status":"done"}`), "present", 200, `{"status":"done"}`, ""},
-		"its value a number": {value, says(200, `{"status":1}`), "present", 200, `{"status":1}`, ""},
-		"its value absent":   {value, says(200, `{"status":"none"}`), "absent", 409, "", "outcome-unknown"},
-		"its value another":  {value, says(200, `{"status":"pending"}`), "undecided", 409, "", "outcome-unknown"},
-		"no value":           {value, says(200, `{}`), "undecided", 409, "", "outcome-unknown"},
-		"a value twice":      {value, says(200, `{"status":"done","status":"none"}`), "undecided", 409, "", "outcome-unknown"},
-		"a value, but a 404": {value, says(404, `{"status":"done"}`), "absent", 409, "", "outcome-unknown"},
-		"a value, too large": {value, says(200, `{"status":"done","x":"`+strings.Repeat("x", 257<<10)+`"}`), "undecided", 409, "", "outcome-unknown"},
-		"another status":     {keep, says(299, ""), "undecided", 409, "", "outcome-unknown"},
+		"present, kept":         {keep, nil, "present", 200, `{"status":"done","effects":1}`, ""},
+		"present, as a fact":    {fact, nil, "present", 409, "", "result-not-retained"},
+		"absent, too early":     {keep, says(404, ""), "absent", 409, "", "outcome-unknown"},
+		"a failure":             {keep, says(500, ""), "undecided", 409, "", "outcome-unknown"},
+		"no permission":         {keep, says(401, ""), "undecided", 409, "", "outcome-unknown"},
+		"a redirect":            {keep, says(302, "", "Location", "/v1/by-key?key=k"), "undecided", 409, "", "outcome-unknown"},
+		"from a cache":          {keep, says(200, "{}", "Age", "3"), "undecided", 409, "", "outcome-unknown"},
+		"absent, of a cache":    {keep, says(404, "", "Age", "0"), "undecided", 409, "", "outcome-unknown"},
+		"broken off":            {keep, says(200, "{", "Content-Length", "10"), "undecided", 409, "", "outcome-unknown"},
+		"broken off, as a fact": {fact, says(200, "{", "Content-Length", "10"), "undecided", 409, "", "outcome-unknown"},
+		"nothing in time":       {keep, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "undecided", 409, "", "outcome-unknown"},
+		"too large":             {keep, says(200, strings.Repeat("x", 257<<10)), "present", 409, "", "result-not-retained"},
+		"its value present":     {value, says(200, `{"status":"done"}`), "present", 200, `{"status":"done"}`, ""},
+		"its value a number":    {value, says(200, `{"status":1}`), "present", 200, `{"status":1}`, ""},
+		"its value absent":      {value, says(200, `{"status":"none"}`), "absent", 409, "", "outcome-unknown"},
+		"its value another":     {value, says(200, `{"status":"pending"}`), "undecided", 409, "", "outcome-unknown"},
+		"no value":              {value, says(200, `{}`), "undecided", 409, "", "outcome-unknown"},
+		"a value twice":         {value, says(200, `{"status":"done","status":"none"}`), "undecided", 409, "", "outcome-unknown"},
+		"a value, but a 404":    {value, says(404, `{"status":"done"}`), "absent", 409, "", "outcome-unknown"},
+		"a value, too large":    {value, says(200, `{"status":"done","x":"`+strings.Repeat("x", 257<<10)+`"}`), "undecided", 409, "", "outcome-unknown"},
+		"another status":        {keep, says(299, ""), "undecided", 409, "", "outcome-unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -237,6 +238,9 @@ func TestReconcileJudges(t *testing.T) {
 				want(t, "there is an error", a.last().Err != nil, test.found == "undecided")
 				want(t, "the number of look-ups", len(a.lookUps), 1)
 				want(t, "the number of effects", a.effects["alice k"], 1)
+				if took := a.last().Took; took > DefaultReconcileTimeout {
+					t.Errorf("it took %v", took)
+				}
 			})
 		})
 	}
@@ -342,7 +346,7 @@ func TestReconcileAsksAsTheClient(t *testing.T) {
 		})
 		a.unknown(`"a/b&fence=0#%"`)
 		got := a.post(`"a/b&fence=0#%"`, "If-None-Match: *", "Range: bytes=0-1", "Accept-Encoding: gzip", "Prefer: wait=1", "Cookie: c=1",
-			"Connection: X-Hop", "X-Hop: 1", "X-Forwarded-For: 1.2.3.4", "Cache-Control: max-stale", HeaderFence+": 99")
+			"Connection: close, X-Hop", "X-Forwarded-For: 1.2.3.4", "Cache-Control: max-stale", HeaderFence+": 99")
 		want(t, "the status", got.status, http.StatusOK)
 		want(t, "the number of look-ups", len(a.lookUps), 1)
 		r := a.lookUps[0]
@@ -352,12 +356,25 @@ func TestReconcileAsksAsTheClient(t *testing.T) {
 		for name, value := range map[string]string{
 			"Authorization": "alice", "Cookie": "c=1", HeaderFence: fence, "Cache-Control": "no-cache", "X-Forwarded-For": "192.0.2.1",
 			"Idempotency-Key": `"a/b&fence=0#%"`,
-			"If-None-Match":   "", "Range": "", "Accept-Encoding": "", "Prefer": "", "X-Hop": "", "Content-Type": "", "Content-Length": "",
+			"If-None-Match":   "", "Range": "", "Accept-Encoding": "", "Prefer": "", "Content-Type": "", "Content-Length": "",
 			"Transfer-Encoding": "",
 		} {
 			want(t, name, r.Header.Get(name), value)
 		}
 		want(t, "the length of its body", r.ContentLength, 0)
+	})
+}
+
+// Nobody is asked about without what the service knows callers by: a request cannot
+// have its own credential left out.
+func TestReconcileAsksWithTheCredential(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t, Reconcile{URL: byKey, KeepResponse: true})
+		a.unknown("k")
+		want(t, "the problem", a.post("k", "Connection: keep-alive, authorization").problem(t), "outcome-unknown")
+		want(t, "the number of look-ups", len(a.lookUps), 0)
+		time.Sleep(5 * time.Second)
+		want(t, "the status of an honest one", a.post("k", "Connection: keep-alive").status, http.StatusOK)
 	})
 }
 

@@ -40,7 +40,9 @@ type Route struct {
 //
 // The method, host and path of a request, as they were sent, select its route. A
 // request that matches no route gets 404, and nothing is sent. There are no
-// redirects.
+// redirects. In a dry run, if the routes' gateways have Config.DryRun, what the router
+// would refuse is reported and forwarded: to the upstream that another spelling
+// selects, or the only one. A request that has neither is refused.
 //
 // Servers treat different spellings as the same: they fold case, decode escapes
 // twice, drop what follows a semicolon, merge slashes, or treat a POST as the
@@ -171,7 +173,8 @@ func add(mux *http.ServeMux, p pattern, route int) (c *conflict) {
 func (t *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t.inFlight.Add(1)
 	defer t.inFlight.Add(-1)
-	if refuseTarget(w, r, t.config.Contract) {
+	if p, possible := checkTarget(r); p.Status != 0 {
+		t.refuse(w, r, p, possible)
 		return
 	}
 	if t.config.Resources != nil && t.config.Resources.Serves(r) {
@@ -181,19 +184,49 @@ func (t *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	route, certain := t.route(r)
 	switch {
 	case !certain:
-		t.config.Contract.WriteProblem(w, semelhttp.Problem{
+		t.refuse(w, r, semelhttp.Problem{
 			Title: "The request could be taken for another", Status: http.StatusBadRequest, Retry: semel.RetryNo,
 			Detail: "A server could read the request's path, host or method in a way that has other rules here. Nothing was sent. Spell them as the service documents them: no escapes that are not needed, the same case, no double or final slashes, no method override.",
-		})
+		}, true)
 	case route == noRoute:
-		t.config.Contract.WriteProblem(w, semelhttp.Problem{
+		t.refuse(w, r, semelhttp.Problem{
 			Title: "There is no such route", Status: http.StatusNotFound, Retry: semel.RetryNo,
 			Detail: "The gateway is not configured for this method and path. Nothing was sent.",
-		})
+		}, true)
 	default:
 		r.Pattern = t.config.Routes[route].Patterns[0] // for whoever measures
 		t.config.Routes[route].Gateway.ServeHTTP(w, r)
 	}
+}
+
+// refuse answers with a problem, or as Gateway.refuse in a dry run.
+func (t *Router) refuse(w http.ResponseWriter, r *http.Request, p semelhttp.Problem, possible bool) {
+	route := t.guess(r)
+	t.config.Routes[max(route, 0)].Gateway.refuse(w, r, p, t.config.Contract, possible && route != noRoute)
+}
+
+// guess returns the route whose upstream a request that is refused would go to: that
+// of the request as it is, or else in another spelling, or any if all have one
+// upstream.
+func (t *Router) guess(r *http.Request) target {
+	host := ""
+	if t.hosts {
+		host = hostOf(r.Host)
+	}
+	if route := t.match(t.exact, r.Method, host, url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath}); route != noRoute {
+		return route
+	}
+	for _, p := range foldPath(r.URL.EscapedPath()) {
+		if route := t.match(t.folded, r.Method, host, url.URL{Path: p}); route != noRoute {
+			return route
+		}
+	}
+	for _, other := range t.config.Routes {
+		if other.Gateway.upstream != t.config.Routes[0].Gateway.upstream {
+			return noRoute
+		}
+	}
+	return 0
 }
 
 // InFlight returns the number of requests that are being handled, as for Gateway.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -484,4 +485,67 @@ func TestWebhookRoute(t *testing.T) {
 	status.Store(200)
 	want(t, "after that", deliver("evt_4", "{}", false).status, 503)
 	want(t, "effects", effects.Load(), 4)
+}
+
+// TestRoutesInADryRun: what the router would refuse is reported and reaches the service
+// as it was sent, unless there is no telling which service that is.
+func TestRoutesInADryRun(t *testing.T) {
+	upstream := func(name string) string {
+		return handler(t, func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			_, _ = fmt.Fprintf(w, "%s: %s %s %s", name, r.Method, r.RequestURI, body)
+		})
+	}
+	one, other := upstream("one"), upstream("other")
+	elsewhere, err := url.Parse(other)
+	noError(t, err)
+	via, err := NewUpstream(UpstreamConfig{URL: elsewhere})
+	noError(t, err)
+	defer via.CloseIdle()
+	for _, tt := range []struct {
+		line            string
+		single, several string // what answers: with one upstream, and with two
+		verdict         string
+	}{
+		{"POST /orders", "one: POST /orders x", "one: POST /orders x", "executed"},
+		{"POST /Orders", "one: POST /Orders x", "one: POST /Orders x", "rejected"},
+		{"POST /pay//ments", "one: POST /pay//ments x", "404", "rejected"},
+		{"POST //payments/", "one: POST //payments/ x", "other: POST //payments/ x", "rejected"},
+		{"POST /nowhere", "one: POST /nowhere x", "404", "rejected"},
+		{"POST /%6frders;a", "one: POST /%6frders;a x", "one: POST /%6frders;a x", "rejected"},
+		{"PRI /orders", "505", "505", "rejected"},
+		{"CONNECT /orders", "501", "501", "rejected"},
+	} {
+		for several, wanted := range map[bool]string{false: tt.single, true: tt.several} {
+			var refused atomic.Int32
+			router := routes(t, one, func(name string, c *Config) {
+				c.DryRun, c.Observer = true, &Observer{Refused: func(context.Context, semelhttp.Problem) { refused.Add(1) }}
+				if several && name == "POST /payments" {
+					c.Via = via
+				}
+			}, []string{"POST /orders"}, []string{"POST /payments"})
+			server := httptest.NewServer(router)
+			status, h, body := raw(t, server.Listener.Addr().String(), tt.line+" HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx")
+			server.Close()
+			got := body
+			if status != http.StatusOK {
+				got = fmt.Sprint(status)
+			}
+			what := fmt.Sprintf("%s, several upstreams: %v", tt.line, several)
+			want(t, what+": the answer", got, wanted)
+			want(t, what+": the verdict", h.Get(semelhttp.HeaderDryRun), tt.verdict)
+			want(t, what+": it is reported", refused.Load() == 1, tt.verdict == "rejected")
+		}
+	}
+	// A request for two hosts, which a service alone would take.
+	router := routes(t, one, func(_ string, c *Config) { c.DryRun = true }, []string{"/"})
+	for name, h := range map[string]http.Handler{"router": router, "gateway": router.config.Routes[0].Gateway} {
+		r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader("x"))
+		r.ProtoMajor, r.ProtoMinor = 2, 0
+		r.Header["Host"] = []string{"elsewhere"}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		want(t, name+": the answer to a request for two hosts", w.Body.String(), "one: POST /orders x")
+		want(t, name+": the verdict", w.Header().Get(semelhttp.HeaderDryRun), "rejected")
+	}
 }

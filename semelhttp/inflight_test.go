@@ -296,6 +296,39 @@ func TestStatusOfUnknownAndTombstone(t *testing.T) {
 	directRequest(h, get(t, p.StatusURL+"/result", "alice")).want(t, semelhttp.ProblemResultNotRetained)
 }
 
+// What the status advises is by the policy of the operation, and not by that of the
+// guard that the resources have.
+func TestStatusAdvisesByThePolicy(t *testing.T) {
+	b := newFixture(t)
+	h := b.withResources(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		semelhttp.DeclareIndeterminate(r.Context(), "cut off")
+	}), semelhttp.ResourcesConfig{}, func(c *semelhttp.Config) {
+		var err error
+		if c.Guard, err = b.guard.With(semel.Policy{OnCrash: semel.CrashRetry}); err != nil {
+			t.Fatal(err)
+		}
+		c.Operation.Name = "pay"
+		c.Scope = func(r *http.Request) (semel.Scope, error) {
+			s, err := tester(r)
+			s.Operation = "pay"
+			return s, err
+		}
+	})
+	const advice = `"retry":"same-key"`
+	if a := directRequest(h, preferring(t, "k", "{}", "")); !strings.Contains(a.body, advice) {
+		t.Fatalf("the request gets %s", a.body)
+	}
+	found, err := b.store.List(t.Context(), semel.Filter{})
+	if err != nil || len(found) != 1 {
+		t.Fatal(len(found), err)
+	}
+	for _, suffix := range []string{"", "/result"} {
+		if s := directRequest(h, get(t, semelhttp.DefaultPrefix+"/operations/"+found[0].ID+suffix, "alice")); !strings.Contains(s.body, advice) {
+			t.Fatalf("%s gets %s", suffix, s.body)
+		}
+	}
+}
+
 func TestTwoStepKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(t)

@@ -191,7 +191,7 @@ func (r *Resources) writeStatus(w http.ResponseWriter, status int, rec semel.Rec
 			s.Result.URL = r.StatusURL(rec.ID) + "/result"
 		}
 	case rec.State == semel.StateUnknown, rec.Lapsed():
-		s.State, s.Retry = semel.StateUnknown.String(), r.retry()
+		s.State, s.Retry = semel.StateUnknown.String(), r.retry(rec)
 	default:
 		s.Retry = semel.RetrySameKey
 		w.Header().Set("Retry-After", "1")
@@ -199,9 +199,17 @@ func (r *Resources) writeStatus(w http.ResponseWriter, status int, rec semel.Rec
 	writeJSON(w, status, s)
 }
 
-// retry is the advice about an unknown outcome.
-func (r *Resources) retry() semel.RetryAdvice {
-	if r.config.Guard.Policy().OnCrash == semel.CrashHold {
+// retry is the advice about an unknown outcome, by the policy of the operation.
+func (r *Resources) retry(rec semel.Record) semel.RetryAdvice {
+	crash := r.config.Guard.Policy().OnCrash.String()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, o := range r.operations {
+		if o.Name == rec.Identity.Operation {
+			crash = o.OnCrash
+		}
+	}
+	if crash == semel.CrashHold.String() {
 		return semel.RetryAfterResolution
 	}
 	return semel.RetrySameKey
@@ -236,7 +244,7 @@ func (r *Resources) result(w http.ResponseWriter, req *http.Request) {
 		return
 	case rec.State == semel.StateUnknown, rec.Lapsed():
 		p = ProblemOutcomeUnknown.Problem()
-		p.Retry = r.retry()
+		p.Retry = r.retry(rec)
 	default:
 		p = ProblemInProgress.Problem()
 		p.RetryAfter = time.Second

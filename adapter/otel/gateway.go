@@ -24,10 +24,10 @@ func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 		next = &gateway.Observer{}
 	}
 	for _, what := range []string{"unreached", "cut_off", "answer_cut_off", "gave_up"} {
-		t.upstreamFailures.Add(context.Background(), 0, t.of(series{errType: what}))
+		t.upstreamFailures.Add(context.Background(), 0, t.of(series{errType: what}).add...)
 	}
 	for _, found := range []string{"present", "absent", "undecided"} {
-		t.reconciliations.Add(context.Background(), 0, t.of(series{outcome: found}))
+		t.reconciliations.Add(context.Background(), 0, t.of(series{outcome: found}).add...)
 	}
 	t.spoolFailures.Add(context.Background(), 0)
 	return &gateway.Observer{
@@ -41,7 +41,7 @@ func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 			case f.Sent:
 				what = "cut_off"
 			}
-			t.upstreamFailures.Add(ctx, 1, t.of(series{errType: what}))
+			t.upstreamFailures.Add(ctx, 1, t.of(series{errType: what}).add...)
 			if next.Failed != nil {
 				next.Failed(ctx, f)
 			}
@@ -60,7 +60,7 @@ func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 			}
 		},
 		Reconciled: func(ctx context.Context, r gateway.Reconciled) {
-			t.reconciliations.Add(ctx, 1, t.of(series{outcome: r.Found}))
+			t.reconciliations.Add(ctx, 1, t.of(series{outcome: r.Found}).add...)
 			if next.Reconciled != nil {
 				next.Reconciled(ctx, r)
 			}
@@ -107,7 +107,7 @@ func (t *Telemetry) forwarding(ctx context.Context, f gateway.Forwarding) func(i
 		case status >= 400:
 			s.errType = strconv.Itoa(status)
 		}
-		t.clientDuration.Record(ctx, since(start), t.of(s))
+		t.clientDuration.Record(ctx, since(start), t.of(s).record...)
 		if span.IsRecording() {
 			span.SetAttributes(s.attributes()...)
 			if f.RecordID != "" {

@@ -49,20 +49,27 @@ type Exchange struct {
 
 type exchangeKey struct{}
 
-// exchange is a request that is being answered. What its handler has the guard do
-// may be told from other goroutines.
+// exchange is a request that is being answered, and the context of its handler, in one
+// allocation. What the handler has the guard do may be told from other goroutines.
 type exchange struct {
-	Exchange
+	context.Context
 	mu sync.Mutex
+	Exchange
+	meter meter
 }
 
-// note has f note something of the request that ctx belongs to, if it does.
-func note(ctx context.Context, f func(*Exchange)) {
-	if x, ok := ctx.Value(exchangeKey{}).(*exchange); ok {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		f(&x.Exchange)
+// Value implements context.Context.
+func (x *exchange) Value(key any) any {
+	if key == (exchangeKey{}) {
+		return x
 	}
+	return x.Context.Value(key)
+}
+
+// exchangeOf returns the exchange that ctx belongs to, or nil.
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
 }
 
 // Handler measures requests to next, and starts a span for each. The observer that
@@ -81,8 +88,8 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 			ctx, span = t.tracer.Start(ctx, x.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(x.Start),
 				trace.WithAttributes(attribute.String("http.request.method", x.Method), attribute.String("url.scheme", x.Scheme)))
 		}
-		ctx = context.WithValue(ctx, exchangeKey{}, x)
-		r = r.WithContext(ctx)
+		x.Context = ctx
+		r = r.WithContext(x)
 		if own := trace.SpanContextFromContext(ctx); own.IsValid() {
 			x.TraceID = own.TraceID().String()
 			if own.SpanID() != client.SpanID() {
@@ -91,25 +98,32 @@ func (t *Telemetry) Handler(next http.Handler) http.Handler {
 				inject(ctx, r.Header)
 			}
 		}
-		m := &meter{ResponseWriter: w}
-		active := t.of(series{method: x.Method, scheme: x.Scheme})
-		t.active.Add(ctx, 1, active)
+		x.meter.ResponseWriter = w
+		secure := 0
+		if r.TLS != nil {
+			secure = 1
+		}
+		active := &t.inFlight[x.Method][secure]
+		active.n.Add(1)
+		if !active.seen.Load() {
+			active.seen.Store(true)
+		}
 		returned := false
 		defer func() {
-			t.active.Add(ctx, -1, active)
+			active.n.Add(-1)
 			x.mu.Lock()
 			done := x.Exchange // what comes later is not its any more
 			x.mu.Unlock()
 			done.Aborted = !returned
-			t.completed(ctx, span, m, r, done)
+			t.completed(x, span, r, done)
 		}()
-		next.ServeHTTP(m, r)
+		next.ServeHTTP(&x.meter, r)
 		returned = true
 	})
 }
 
-func (t *Telemetry) completed(ctx context.Context, span trace.Span, m *meter, r *http.Request, x Exchange) {
-	x.Duration, x.Status, x.ResponseBytes = time.Since(x.Start), m.status, m.bytes
+func (t *Telemetry) completed(ctx *exchange, span trace.Span, r *http.Request, x Exchange) {
+	x.Duration, x.Status, x.ResponseBytes = time.Since(x.Start), ctx.meter.status, ctx.meter.bytes
 	if x.Status == 0 && !x.Aborted {
 		x.Status = http.StatusOK // net/http's
 	}
@@ -128,7 +142,7 @@ func (t *Telemetry) completed(ctx context.Context, span trace.Span, m *meter, r 
 	case x.Status >= 500:
 		s.errType = strconv.Itoa(x.Status)
 	}
-	t.serverDuration.Record(ctx, x.Duration.Seconds(), t.of(s))
+	t.serverDuration.Record(ctx, x.Duration.Seconds(), t.of(s).record...)
 	if span.IsRecording() {
 		if x.Route != "" {
 			span.SetName(x.Method + " " + x.Route)
@@ -173,8 +187,10 @@ func knownMethod(method string) string {
 		http.MethodConnect, http.MethodOptions, http.MethodTrace:
 		return method
 	}
-	return "_OTHER"
+	return otherMethod
 }
+
+const otherMethod = "_OTHER"
 
 // meter notes what is answered.
 type meter struct {

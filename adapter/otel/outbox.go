@@ -58,7 +58,7 @@ func (t *Telemetry) Outbox(next *outbox.Observer) *outbox.Observer {
 		Claimed:   next.Claimed,
 		Swept:     next.Swept,
 		StoreFailed: func(ctx context.Context, call string, err error) {
-			t.outboxStoreFailures.Add(ctx, 1, t.of(series{call: call}))
+			t.outboxStoreFailures.Add(ctx, 1, t.of(series{call: call}).add...)
 			if next.StoreFailed != nil {
 				next.StoreFailed(ctx, call, err)
 			}
@@ -68,8 +68,8 @@ func (t *Telemetry) Outbox(next *outbox.Observer) *outbox.Observer {
 
 func (t *Telemetry) attempted(ctx context.Context, outcome string, a outbox.Attempted) {
 	topic := t.topic(a.Topic)
-	t.outboxAttempts.Add(ctx, 1, t.of(series{topic: topic, outcome: outcome}))
-	t.attemptDuration.Record(ctx, a.Took.Seconds(), t.of(series{topic: topic}))
+	t.outboxAttempts.Add(ctx, 1, t.of(series{topic: topic, outcome: outcome}).add...)
+	t.attemptDuration.Record(ctx, a.Took.Seconds(), t.of(series{topic: topic}).record...)
 	end := time.Now()
 	_, span := t.tracer.Start(ctx, "send "+topic, trace.WithSpanKind(trace.SpanKindProducer), trace.WithTimestamp(end.Add(-a.Took)),
 		trace.WithAttributes(
@@ -107,9 +107,9 @@ func (t *waiting) status(ctx context.Context, all []outbox.TopicStatus) {
 		together[name], t.told[name] = sum, true
 	}
 	for name, s := range together {
-		t.outboxOldest.Record(ctx, s.OldestAge.Seconds(), t.of(series{topic: name}))
+		t.outboxOldest.Record(ctx, s.OldestAge.Seconds(), t.of(series{topic: name}).record...)
 		for state, n := range map[string]int{"pending": s.Pending, "dead": s.Dead, "unknown": s.Unknown, "blocked": s.Blocked} {
-			t.outboxMessages.Record(ctx, int64(n), t.of(series{topic: name, state: state}))
+			t.outboxMessages.Record(ctx, int64(n), t.of(series{topic: name, state: state}).record...)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,15 +55,21 @@ type Telemetry struct {
 	upstreamFailures, spoolFailures, sweptRecords, sweepFailures         metric.Int64Counter
 	reconciliations                                                      metric.Int64Counter
 	outboxAttempts, outboxStoreFailures                                  metric.Int64Counter
-	active                                                               metric.Int64UpDownCounter
 	records, outboxMessages                                              metric.Int64Gauge
 	outboxOldest                                                         metric.Float64Gauge
 
 	executions, maxExecutions, waiters, maxWaiters, spool, maxSpool metric.Int64ObservableGauge
+	active                                                          metric.Int64ObservableUpDownCounter
 
 	// The options that measurements have been given, by what they are made of.
 	// There are no more than the metrics have series. It is replaced whole.
-	options atomic.Pointer[map[series]metric.MeasurementOption]
+	options atomic.Pointer[map[series]*options]
+
+	// Those that each request needs, made ahead: by answer, without an operation.
+	answers [semel.AnswerUnavailable + 1]*options
+	// The requests that are being answered: by method, without TLS and with it. They
+	// are counted here, and measured when somebody looks.
+	inFlight map[string]*[2]inFlight
 
 	mu     sync.Mutex
 	topics map[string]bool // that have a name of their own
@@ -85,9 +92,18 @@ func New(c Config) (*Telemetry, error) {
 	}
 	t := &Telemetry{
 		config: c, traced: traced, tracer: c.TracerProvider.Tracer(scopeName), meter: c.MeterProvider.Meter(scopeName),
-		topics: map[string]bool{},
+		topics: map[string]bool{}, inFlight: map[string]*[2]inFlight{},
 	}
-	t.options.Store(&map[series]metric.MeasurementOption{})
+	t.options.Store(&map[series]*options{})
+	for answer := range t.answers {
+		t.answers[answer] = t.of(series{outcome: semel.Answer(answer).String(), dryRun: c.DryRun})
+	}
+	for _, method := range []string{
+		http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodConnect, http.MethodOptions, http.MethodTrace, otherMethod,
+	} {
+		t.inFlight[method] = &[2]inFlight{{series: series{method: method, scheme: "http"}}, {series: series{method: method, scheme: "https"}}}
+	}
 	var errs []error
 	for _, i := range []struct {
 		into             any
@@ -127,8 +143,8 @@ func New(c Config) (*Telemetry, error) {
 			*into, err = t.meter.Float64Histogram(i.name, unit, text, durations)
 		case *metric.Int64Counter:
 			*into, err = t.meter.Int64Counter(i.name, unit, text)
-		case *metric.Int64UpDownCounter:
-			*into, err = t.meter.Int64UpDownCounter(i.name, unit, text)
+		case *metric.Int64ObservableUpDownCounter:
+			*into, err = t.meter.Int64ObservableUpDownCounter(i.name, unit, text)
 		case *metric.Int64Gauge:
 			*into, err = t.meter.Int64Gauge(i.name, unit, text)
 		case *metric.Float64Gauge:
@@ -141,7 +157,28 @@ func New(c Config) (*Telemetry, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("semelotel: %w", err)
 	}
+	if _, err := t.meter.RegisterCallback(t.observeActive, t.active); err != nil {
+		return nil, fmt.Errorf("semelotel: %w", err)
+	}
 	return t, nil
+}
+
+// inFlight counts requests.
+type inFlight struct {
+	series series
+	n      atomic.Int64
+	seen   atomic.Bool
+}
+
+func (t *Telemetry) observeActive(_ context.Context, o metric.Observer) error {
+	for _, both := range t.inFlight {
+		for i := range both {
+			if f := &both[i]; f.seen.Load() {
+				o.ObserveInt64(t.active, f.n.Load(), t.of(f.series).observe)
+			}
+		}
+	}
+	return nil
 }
 
 // series are the attributes of a measurement.
@@ -153,15 +190,24 @@ type series struct {
 	dryRun                      bool
 }
 
-// of returns the option for a measurement with these attributes.
-func (t *Telemetry) of(s series) metric.MeasurementOption {
+// options are those of a measurement, as instruments take them: a slice that were made
+// for a call would be an allocation.
+type options struct {
+	add     []metric.AddOption
+	record  []metric.RecordOption
+	observe metric.ObserveOption
+}
+
+// of returns the options for a measurement with these attributes.
+func (t *Telemetry) of(s series) *options {
 	if made, ok := (*t.options.Load())[s]; ok {
 		return made
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	all := maps.Clone(*t.options.Load())
-	all[s] = metric.WithAttributeSet(attribute.NewSet(s.attributes()...))
+	set := metric.WithAttributeSet(attribute.NewSet(s.attributes()...))
+	all[s] = &options{[]metric.AddOption{set}, []metric.RecordOption{set}, set}
 	t.options.Store(&all)
 	return all[s]
 }
@@ -248,7 +294,7 @@ func (t *Telemetry) CountRecords(ctx context.Context, store semel.Lister) error 
 			}
 			f.After = page[len(page)-1].Fence
 		}
-		t.records.Record(ctx, int64(n), t.of(series{state: of.state}))
+		t.records.Record(ctx, int64(n), t.of(series{state: of.state}).record...)
 	}
 	return nil
 }

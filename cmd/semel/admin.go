@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -77,6 +75,7 @@ type operations struct {
 	registry *prometheus.Registry // nil without an admin listener
 	listener net.Listener
 	server   *http.Server
+	gate     *console.Gate // has the token
 	console  *console.Console
 	exports  []func(context.Context) error // flush and stop what exports
 
@@ -295,9 +294,9 @@ func (o *operations) start(guard *semel.Guard, spools *semelhttp.Spools, explain
 	if o.listener == nil {
 		return nil
 	}
+	o.gate = console.NewGate(o.token, func(times int) { o.log.Warn("a wrong admin token was given", "times", times) })
 	o.console = console.New(console.Config{
-		Token: o.token, Store: o.store, Guard: guard, Metrics: o.registry, Configuration: explain, Ready: o.notReady,
-		Refused: func(times int) { o.log.Warn("a wrong admin token was given to the page", "times", times) },
+		Gate: o.gate, Store: o.store, Guard: guard, Metrics: o.registry, Configuration: explain, Ready: o.notReady,
 	})
 	o.running.Go(func() { o.console.Run(ctx) })
 	o.server = &http.Server{
@@ -393,10 +392,16 @@ func (o *operations) authorized(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "Ask by address or as localhost, or set a token.", http.StatusMisdirectedRequest)
 		return false
 	}
-	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	want, got := sha256.Sum256([]byte(o.token)), sha256.Sum256([]byte(given))
-	if ok && subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
-		return true
+	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
+		right, wait := o.gate.Admit(r, given)
+		if right {
+			return true
+		}
+		if wait > 0 {
+			w.Header().Set("Retry-After", console.RetryAfter(wait))
+			http.Error(w, "Too many wrong tokens were given. Try again later; it is safe.", http.StatusTooManyRequests)
+			return false
+		}
 	}
 	w.Header().Set("WWW-Authenticate", `Bearer realm="semel"`)
 	http.Error(w, "This needs the admin token, as Authorization: Bearer.", http.StatusUnauthorized)

@@ -173,6 +173,15 @@ func TestAdminToken(t *testing.T) {
 		}
 		want(t, path+" with the token", ask(t, admin+path, "Authorization: Bearer "+token).status, 200)
 	}
+	var last answer
+	for range 30 {
+		last = ask(t, admin+"/metrics", "Authorization: Bearer 0123456789")
+	}
+	want(t, "many wrong tokens", last.status, 429)
+	if last.header.Get("Retry-After") == "" || !strings.Contains(last.body, "later") {
+		t.Errorf("it says %q: %v", last.body, last.header)
+	}
+	want(t, "the right one from there, where it has come from", ask(t, admin+"/metrics", "Authorization: Bearer "+token).status, 200)
 	want(t, "livez without it", ask(t, admin+"/livez", "").status, 200)
 	want(t, "readyz without it", ask(t, admin+"/readyz", "").status, 200)
 	if strings.Contains(g.stderr(), token) {

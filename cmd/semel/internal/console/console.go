@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -41,8 +40,8 @@ type Store interface {
 
 // Config is what the page is made of. All fields are required.
 type Config struct {
-	// Token opens the page. Without one it only says so.
-	Token string
+	// Gate has the token that opens the page. Without one the page only says so.
+	Gate  *Gate
 	Store Store
 	// Guard settles. Its store is Store.
 	Guard *semel.Guard
@@ -52,8 +51,6 @@ type Config struct {
 	Configuration func() gatewayfile.Explanation
 	// Ready says what the gateway is not ready for; "" if it is ready.
 	Ready func() string
-	// Refused is told that somebody gave a wrong token, at most once a minute.
-	Refused func(times int)
 }
 
 // Console is the page. New makes one.
@@ -65,9 +62,7 @@ type Console struct {
 
 	mu       sync.Mutex
 	sessions map[[sha256.Size]byte]*session
-	refused  int
-	told     time.Time // of refusals
-	runs     []*run    // the oldest first
+	runs     []*run // the oldest first
 	closed   bool
 	running  sync.WaitGroup
 
@@ -170,9 +165,9 @@ func (c *Console) Handler() http.Handler {
 		"POST /console/logout":        c.logout,
 	} {
 		inside.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			s := c.session(r)
+			s, wait := c.session(r)
 			if s == nil {
-				c.showLogin(w, r, http.StatusUnauthorized, "")
+				c.showLogin(w, r, wait, "")
 				return
 			}
 			h(w, r, s)
@@ -199,43 +194,32 @@ func (c *Console) Handler() http.Handler {
 	})
 }
 
-func (c *Console) right(token string) bool {
-	want, got := sha256.Sum256([]byte(c.Token)), sha256.Sum256([]byte(token))
-	return c.Token != "" && subtle.ConstantTimeCompare(want[:], got[:]) == 1
-}
-
 // session returns that of the request, or nil. A program may send the token with
-// each request instead.
-func (c *Console) session(r *http.Request) *session {
-	if token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && c.right(token) {
-		return &session{}
+// each request instead; wait is then for how long not to.
+func (c *Console) session(r *http.Request) (s *session, wait time.Duration) {
+	if token, given := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); given {
+		ok, wait := c.Gate.Admit(r, token)
+		if ok {
+			return &session{}, 0
+		}
+		return nil, wait
 	}
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
-		return nil
+		return nil, 0
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.sessions[sha256.Sum256([]byte(cookie.Value))]
+	s = c.sessions[sha256.Sum256([]byte(cookie.Value))]
 	if s == nil || time.Now().After(s.ends) {
-		return nil
+		return nil, 0
 	}
-	return s
+	return s, 0
 }
 
 func (c *Console) login(w http.ResponseWriter, r *http.Request) {
-	if !c.right(strings.TrimSpace(r.PostFormValue("token"))) {
-		c.mu.Lock()
-		c.refused++
-		times := 0
-		if now := time.Now(); now.Sub(c.told) >= time.Minute {
-			times, c.refused, c.told = c.refused, 0, now
-		}
-		c.mu.Unlock()
-		if times > 0 {
-			c.Refused(times)
-		}
-		c.showLogin(w, r, http.StatusUnauthorized, "This is not the admin token.")
+	if ok, wait := c.Gate.Admit(r, strings.TrimSpace(r.PostFormValue("token"))); !ok {
+		c.showLogin(w, r, wait, "This is not the admin token.")
 		return
 	}
 	value := rand.Text()
@@ -273,8 +257,14 @@ func (c *Console) logout(w http.ResponseWriter, r *http.Request, _ *session) {
 	http.Redirect(w, r, Prefix, http.StatusSeeOther)
 }
 
-func (c *Console) showLogin(w http.ResponseWriter, r *http.Request, status int, wrong string) {
-	c.show(w, r, status, "login", view{Title: "Log in", Wrong: wrong, NoToken: c.Token == ""})
+// showLogin asks for the token. wait is for how long not to try again.
+func (c *Console) showLogin(w http.ResponseWriter, r *http.Request, wait time.Duration, wrong string) {
+	status, v := http.StatusUnauthorized, view{Title: "Log in", Wrong: wrong, NoToken: !c.Gate.open}
+	if wait > 0 {
+		w.Header().Set("Retry-After", RetryAfter(wait))
+		status, v = http.StatusTooManyRequests, view{Title: "Log in", Wrong: "Too many wrong tokens were given. Wait a minute, and try again."}
+	}
+	c.show(w, r, status, "login", v)
 }
 
 // view is what a page shows.

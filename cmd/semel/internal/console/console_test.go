@@ -78,11 +78,11 @@ func newWorld(t *testing.T) *world {
 	registry.MustRegister(decisions)
 	decisions.WithLabelValues("executed").Add(1234)
 	w.page = New(Config{
-		Token: token, Store: w.store, Guard: guard, Metrics: registry, Ready: func() string { return "" },
+		Gate:  NewGate(token, func(times int) { w.wrong.Add(int64(times)) }),
+		Store: w.store, Guard: guard, Metrics: registry, Ready: func() string { return "" },
 		Configuration: func() gatewayfile.Explanation {
 			return gatewayfile.Explanation{Server: []gatewayfile.Setting{{Name: "store", Value: "sqlite:semel.db", From: "default"}}}
 		},
-		Refused: func(times int) { w.wrong.Add(int64(times)) },
 	})
 	server := httptest.NewServer(w.page.Handler())
 	w.url, w.client = server.URL, newClient(t)
@@ -281,7 +281,7 @@ func TestLogin(t *testing.T) {
 	req, _ = http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+Prefix, nil)
 	want(t, "status of the oldest", w.do(first, req).status, 401)
 
-	w.page.Token = ""
+	w.page.Gate = NewGate("", func(int) {})
 	req.Header.Set("Authorization", "Bearer ")
 	a = w.do(newClient(t), req)
 	want(t, "status where there is no token", a.status, 401)
