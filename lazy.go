@@ -14,7 +14,9 @@ import (
 type lazyContext struct {
 	parent   context.Context
 	deadline time.Time
-	expired  error // the cause at the deadline; nil for context.DeadlineExceeded
+	// expired is the cause at the deadline. It is nil for calls of the store, which
+	// nobody ends for a reason.
+	expired error
 
 	mu    sync.Mutex
 	made  *madeContext // by package context, once it is needed
@@ -24,7 +26,7 @@ type lazyContext struct {
 
 type madeContext struct {
 	context.Context
-	cancel context.CancelCauseFunc
+	cancel context.CancelCauseFunc // nil if there are no causes
 	stop   context.CancelFunc
 }
 
@@ -62,12 +64,18 @@ func (c *lazyContext) make() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.made == nil {
-		ctx, cancel := context.WithCancelCause(context.WithoutCancel(c.parent))
-		if c.ended {
-			cancel(c.cause)
+		ctx := context.WithoutCancel(c.parent)
+		c.made = &madeContext{}
+		if c.expired != nil {
+			ctx, c.made.cancel = context.WithCancelCause(ctx)
+			if c.ended {
+				c.made.cancel(c.cause)
+			}
 		}
-		c.made = &madeContext{cancel: cancel}
 		c.made.Context, c.made.stop = context.WithDeadlineCause(ctx, c.deadline, c.expired)
+		if c.ended {
+			c.made.stop()
+		}
 	}
 	return c.made.Context
 }
@@ -93,7 +101,9 @@ func (c *lazyContext) over() {
 
 func (c *lazyContext) cancel(cause error) {
 	if c.made != nil {
-		c.made.cancel(cause)
+		if c.made.cancel != nil {
+			c.made.cancel(cause)
+		}
 		c.made.stop()
 		return
 	}

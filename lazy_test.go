@@ -12,7 +12,12 @@ import (
 func TestLazyContext(t *testing.T) {
 	type valueKey struct{}
 	boom := errors.New("boom")
-	for _, early := range []bool{false, true} { // asked for before or after it ends
+	for i := range 4 {
+		early := i&1 > 0 // asked for before it ends, not after
+		var expired error
+		if i&2 > 0 {
+			expired = ErrDeadline
+		}
 		for name, tc := range map[string]struct {
 			end       func(*lazyContext)
 			err, what error
@@ -26,9 +31,15 @@ func TestLazyContext(t *testing.T) {
 				c.end(boom)
 			}, context.DeadlineExceeded, ErrDeadline},
 		} {
+			if expired == nil { // it has no causes
+				if tc.what == boom {
+					continue
+				}
+				tc.what = tc.err
+			}
 			synctest.Test(t, func(t *testing.T) {
 				parent, cancel := context.WithCancel(context.WithValue(t.Context(), valueKey{}, 7))
-				c := &lazyContext{parent: parent, deadline: time.Now().Add(time.Hour), expired: ErrDeadline}
+				c := &lazyContext{parent: parent, deadline: time.Now().Add(time.Hour), expired: expired}
 				cancel() // nothing of which is the child's
 				var child context.Context
 				var after int

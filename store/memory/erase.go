@@ -24,10 +24,13 @@ func (s *Store) Erase(ctx context.Context, e semel.Erasure) (erased bool, err er
 	case r.Erased():
 		return false, nil
 	}
-	r.conflict = &semel.ConflictError{Record: *r.Record} // who was told of the former goes on reading it
-	r.Record = &r.conflict.Record
-	r.Fingerprint = semel.Fingerprint{}
-	r.Result = semel.Result{Codec: r.Result.Codec, Label: r.Result.Label, Tombstone: true}
-	s.enter(now, semel.TrailErased, r, e.Origin, "", e.Cause)
+	// Another record in its place: who was told of it goes on reading it, and the
+	// claim that has completed it is answered by it.
+	bare := *r
+	bare.Record = &bare.conflict.Record
+	bare.Fingerprint = semel.Fingerprint{}
+	bare.Result = semel.Result{Codec: r.Result.Codec, Label: r.Result.Label, Tombstone: true}
+	s.records[r.Identity], s.expiry[r.place] = &bare, &bare
+	s.enter(now, semel.TrailErased, &bare, e.Origin, "", e.Cause)
 	return true, nil
 }

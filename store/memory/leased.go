@@ -27,7 +27,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 		if len(s.records) >= s.config.MaxRecords && s.sweep(now, 1) == 0 {
 			return nil, ErrFull
 		}
-		r = &record{conflict: &semel.ConflictError{Record: semel.Record{
+		r = &record{conflict: semel.ConflictError{Record: semel.Record{
 			ID: s.names.ID(s.fence + 1), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress,
 		}}}
 		r.Record = &r.conflict.Record
@@ -39,7 +39,7 @@ func (s *Store) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error)
 		r.State = semel.StateInProgress
 		r.Reopened, r.Cause, r.SettledAt = false, "", time.Time{}
 	case r.State == semel.StateCompleted: // which it stays, as it is
-		return nil, r.conflict
+		return nil, &r.conflict
 	default:
 		return nil, &semel.ConflictError{Record: r.read(now)}
 	}

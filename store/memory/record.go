@@ -10,7 +10,7 @@ import (
 
 type record struct {
 	*semel.Record // that of conflict; its Lease is not kept up: leaseEnd is
-	conflict      *semel.ConflictError
+	conflict      semel.ConflictError
 	token         semel.Token
 	leaseEnd      time.Time
 	place         int  // in the expiry heap, if it is completed

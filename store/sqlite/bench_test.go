@@ -44,7 +44,8 @@ func BenchmarkPair(b *testing.B) {
 func BenchmarkReplay(b *testing.B) {
 	for _, callers := range []int{1, 64} {
 		b.Run(fmt.Sprint(callers), func(b *testing.B) {
-			s, err := sqlite.Open(b.Context(), sqlite.Config{Path: filepath.Join(b.TempDir(), "semel.db")})
+			path := filepath.Join(b.TempDir(), "semel.db")
+			s, err := sqlite.Open(b.Context(), sqlite.Config{Path: path})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -56,6 +57,9 @@ func BenchmarkReplay(b *testing.B) {
 			if _, err = c.Complete(b.Context(), result); err != nil {
 				b.Fatal(err)
 			}
+			// As a store finds its directory that has been open for some seconds.
+			awaitTick(b, filepath.Dir(path))
+			s.Settle()
 			b.ReportAllocs()
 			run(b, callers, func(ctx context.Context) error {
 				if _, err := s.Begin(ctx, attempt(key)); err == nil {

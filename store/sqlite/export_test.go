@@ -67,3 +67,14 @@ func (s *Store) ForgetPending() {
 	defer s.pending.mu.Unlock()
 	s.pending.counted = time.Time{}
 }
+
+// Settle has the store take its directory for one that has been left alone, and
+// reports whether it does.
+func (s *Store) Settle() bool {
+	s.files.settle = 0
+	return s.files.look() == nil && s.Settled()
+}
+
+// Settled reports whether the store takes its directory for one that has been left
+// alone.
+func (s *Store) Settled() bool { return s.files.calm.Load() != nil }

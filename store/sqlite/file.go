@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // ParseURL returns the path in a URL of scheme "sqlite", for Config.Path:
@@ -135,12 +137,16 @@ type files struct {
 	path  string
 	names [3]string
 	seen  [3]fileID
+
+	dir    string
+	calm   atomic.Pointer[place] // the directory, as it was when the files were last seen in it
+	settle time.Duration         // after which a change of the directory is over
 }
 
 var companions = [3]string{"", "-wal", "-shm"}
 
 func observeFiles(path string) (*files, error) {
-	f := &files{path: path}
+	f := &files{path: path, dir: filepath.Dir(path), settle: 3 * time.Second}
 	for i, suffix := range companions {
 		f.names[i] = path + suffix
 		id, err := identify(f.names[i])
@@ -163,6 +169,27 @@ func (f *files) check() error {
 		if !sameFile(id, f.seen[i]) {
 			return fmt.Errorf("%w: %s is another file now", ErrFileLost, name)
 		}
+	}
+	return nil
+}
+
+// look is check for those who only read, in a third of its time. A file is
+// removed, moved or replaced by a change of its directory. So while that has not
+// changed since the files were last seen, they are still there.
+//
+// A change at the same time by the file system's clock, of which some go by whole
+// seconds, could not be told from the one before. That is why the directory must
+// have been left alone for a while.
+func (f *files) look() error {
+	now, unknown := placeOf(f.dir)
+	if calm := f.calm.Load(); calm != nil && *calm == now {
+		return nil
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	if unknown == nil && now.age() > f.settle {
+		f.calm.Store(new(now))
 	}
 	return nil
 }

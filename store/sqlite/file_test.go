@@ -237,13 +237,20 @@ func TestLostFiles(t *testing.T) {
 		return // open files cannot be moved there
 	}
 	for _, suffix := range []string{"", "-wal", "-shm"} {
-		for _, replace := range []bool{false, true} {
+		for i := range 4 {
+			replace, settled := i&1 > 0, i&2 > 0
 			path := filepath.Join(t.TempDir(), "semel.db")
 			s := open(t, sqlite.Config{Path: path})
 			fill(t, s, 3)
 			running, err := s.Begin(t.Context(), attempt("running"))
 			if err != nil {
 				t.Fatal(err)
+			}
+			if settled {
+				awaitTick(t, filepath.Dir(path))
+				if !s.Settle() {
+					t.Fatal("the directory does not count as left alone")
+				}
 			}
 			if err := os.Rename(path+suffix, path+".away"); err != nil {
 				t.Fatal(err)
@@ -261,7 +268,7 @@ func TestLostFiles(t *testing.T) {
 				"Complete":     func() error { _, err := running.Complete(t.Context(), semel.Result{}); return err },
 			} {
 				if err := call(); !errors.Is(err, sqlite.ErrFileLost) {
-					t.Errorf("%s without the file %q (replaced: %v): %v", name, suffix, replace, err)
+					t.Errorf("%s without the file %q (replaced: %v, settled: %v): %v", name, suffix, replace, settled, err)
 				}
 			}
 			if err := os.Rename(path+".away", path+suffix); err != nil {
@@ -271,6 +278,73 @@ func TestLostFiles(t *testing.T) {
 				t.Errorf("Complete with the file %q back: %v", suffix, err)
 			}
 		}
+	}
+}
+
+// awaitTick returns when the next change of a directory has a later time than the
+// last one of dir.
+func awaitTick(t testing.TB, dir string) {
+	t.Helper()
+	last, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for clock := filepath.Join(t.TempDir(), "clock"); ; {
+		if err := os.WriteFile(clock, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		now, err := os.Stat(clock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.ModTime().After(last.ModTime()) {
+			return
+		}
+	}
+}
+
+// A directory that has just changed is not taken for one that has been left alone: the
+// next change may have the same time. Nor is another directory in its place, or one
+// that is gone.
+func TestWhichDirectoryIsSettled(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		return // there the files themselves are looked at each time
+	}
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "data")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, sqlite.Config{Path: filepath.Join(dir, "semel.db")})
+	fill(t, s, 1)
+	find := func() error { _, err := s.Find(t.Context(), identity("key 0")); return err }
+	if err := find(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Settled() {
+		t.Error("the directory has just been written to, and counts as left alone")
+	}
+	awaitTick(t, dir)
+	if !s.Settle() {
+		t.Fatal("the directory does not count as left alone")
+	}
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := find(); !errors.Is(err, sqlite.ErrFileLost) {
+		t.Errorf("Find without the directory: %v", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := find(); !errors.Is(err, sqlite.ErrFileLost) {
+		t.Errorf("Find with another directory in its place: %v", err)
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := find(); err != nil {
+		t.Errorf("Find with the directory back: %v", err)
 	}
 }
 

@@ -57,7 +57,7 @@ func (s *Store) read(ctx context.Context, fn func(*conn) error) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	err := s.files.check()
+	err := s.files.look()
 	if err == nil {
 		err = patient(ctx, s.config.BusyTimeout, func() (err error) {
 			if c == nil {

@@ -170,7 +170,7 @@ func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
 func (s *Store) find(ctx context.Context, id semel.Identity, digest digest) (rec stored, found bool, err error) {
 	if rec, found = s.cache.get(&id, time.Now().UnixMicro()); found {
 		if err = s.usable(ctx); err == nil {
-			if err = s.files.check(); err != nil {
+			if err = s.files.look(); err != nil {
 				err = fmt.Errorf("sqlite: %w", err)
 			}
 		}
