@@ -14,6 +14,7 @@ STAMP = -buildvcs=$(shell git status --porcelain >/dev/null 2>&1 && echo auto ||
 RACE      ?= auto
 TIMEOUT   ?= 30m
 PKG       ?= work
+LONGEST   ?= cmd/semel cmd/semel/internal/lab store/sqlite store/postgres probe internal/matrix
 ARGS      ?=
 BENCH     ?= .
 BENCHTIME ?= 1s
@@ -45,7 +46,7 @@ build: ## build bin/semel and bin/orders
 
 test: tools ## run the tests of every module, with the race detector where it works
 	@echo 'testing $(PKG): a package is named when it has ended; on a new machine all is compiled first, which takes minutes'
-	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -alone='adapter/caddy internal/tools' -- $(ARGS)
+	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -first='$(LONGEST)' -alone='adapter/caddy internal/tools' -- $(ARGS)
 
 quick: ## run the tests that take a minute together, from go test's cache where nothing changed
 	go test -short $(ARGS) $(PKG)

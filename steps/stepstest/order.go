@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,8 +201,9 @@ func decide(ctx context.Context, s *Shop, order string) error {
 
 // KilledDeciding starts processes that resolve a step of an order, and kills each at
 // another point. The resolution and its entry in the trail must both be there, once,
-// or neither, and then somebody else can decide. command is as for Killed.
-func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
+// or neither, and then somebody else can decide.
+func KilledDeciding(t *testing.T, v Victim) {
+	s := v.Shop
 	decided := map[bool]int{}
 	for n := 1; ; n++ {
 		order := fmt.Sprintf("d%d", n)
@@ -215,7 +217,7 @@ func KilledDeciding(t *testing.T, s *Shop, command func() *exec.Cmd) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := command()
+		c := v.Command()
 		c.Env = append(c.Env, fmt.Sprintf("%s=%s %d decide %s", childVariable, order, n, s.URL))
 		c.Stderr = os.Stderr
 		point, ended := c.Output()
@@ -342,16 +344,51 @@ func complete(ctx context.Context, s *Shop, order string) error {
 	}
 }
 
+// Victim is a shop whose processes Killed kills.
+type Victim struct {
+	Shop         *Shop
+	World        *World
+	Reservations func(order string) int
+	// Command makes a process that calls Child.Main.
+	Command func() *exec.Cmd
+}
+
 // Killed starts, for each point of an order, a process that places an order and is
 // killed at that point. Then it completes the order; if twice is set, in competition
 // with another process, which is killed at some point too. Then the client comes back.
 // The order must have had one effect of each step, and the services must have seen one
-// key. command makes a process that calls Child.Main.
-func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int, twice bool, command func() *exec.Cmd) {
+// key. Each time the lease of the killed process has to end, so four shops of victim's,
+// which share nothing, run side by side, each with one point in four.
+func Killed(t *testing.T, twice bool, victim func(t *testing.T) Victim) {
+	const shops = 4
+	var points, repeated atomic.Int64 // repeated calls
+	t.Run("points", func(t *testing.T) {
+		var all sync.WaitGroup
+		defer all.Wait()
+		for i := range shops {
+			all.Go(func() {
+				t.Run(fmt.Sprint("shop ", i), func(t *testing.T) {
+					v := victim(t)
+					for n := i - len(named); v.killedAt(t, n, twice, &repeated); n += shops {
+						points.Add(1)
+					}
+				})
+			})
+		}
+	})
+	if repeated.Load() == 0 {
+		t.Error("no call was ever repeated")
+	}
+	t.Logf("%d points; %d calls were repeated", points.Load(), repeated.Load())
+}
+
+// killedAt does what Killed does for the point n, and reports whether there is one.
+func (v Victim) killedAt(t *testing.T, n int, twice bool, repeated *atomic.Int64) bool {
+	s, w := v.Shop, v.World
 	s.Policy, s.Charge = quick, steps.Policy{OnCrash: semel.CrashRetry}
 	s.Policy.OnCrash = semel.CrashRetry
 	run := func(order, role string, at int) (point string) {
-		c := command()
+		c := v.Command()
 		c.Env = append(c.Env, fmt.Sprintf("%s=%s %d %s %s", childVariable, order, at, role, s.URL))
 		c.Stderr = os.Stderr
 		out, err := c.Output()
@@ -363,49 +400,39 @@ func Killed(t *testing.T, s *Shop, w *World, reservations func(order string) int
 		}
 		return strings.TrimSpace(string(out))
 	}
-	points, repeated := 0, 0 // calls
-	for n := -len(named); ; n++ {
-		if n == 0 {
-			continue
-		}
-		order := fmt.Sprintf("o%d", n)
-		if twice {
-			order = fmt.Sprintf("t%d", n)
-		}
-		point := run(order, "place", n)
-		if n < 0 && point != named[-n-1] {
-			t.Fatalf("no process died %q", named[-n-1])
-		}
-		var second string
-		var rival sync.WaitGroup
-		if twice && point != "" {
-			rival.Go(func() { second = run(order, "complete", 1+(n+len(named))*5%23) })
-		}
-		if err := complete(t.Context(), s, order); err != nil {
-			t.Errorf("killed at %d, %s: %v", n, point, err)
-		}
-		rival.Wait()
-		got, answer, err := s.Place(t.Context(), order)                                                       // the client comes back
-		for end := time.Now().Add(time.Minute); answer == semel.AnswerInProgress && time.Now().Before(end); { // until the lease has lapsed
-			got, answer, err = s.Place(t.Context(), order)
-		}
-		if want := (Receipt{"reserved " + order, "/charge for " + order, "/notify for " + order}); err != nil || got != want {
-			t.Errorf("the client has %+v, %v", got, err)
-		}
-		w.WantOnce(t, order, reservations(order))
-		if t.Failed() {
-			t.Fatalf("killed at %d, %s; %s", n, point, second)
-		}
-		_, charges := w.Seen("charge", order)
-		_, notices := w.Seen("notify", order)
-		repeated += charges + notices - 2
-		if point == "" {
-			break
-		}
-		points++
+	if n >= 0 {
+		n++ // zero is no point
 	}
-	if repeated == 0 {
-		t.Error("no call was ever repeated")
+	order := fmt.Sprintf("o%d", n)
+	if twice {
+		order = fmt.Sprintf("t%d", n)
 	}
-	t.Logf("%d points; %d calls were repeated", points, repeated)
+	point := run(order, "place", n)
+	if n < 0 && point != named[-n-1] {
+		t.Fatalf("no process died %q", named[-n-1])
+	}
+	var second string
+	var rival sync.WaitGroup
+	if twice && point != "" {
+		rival.Go(func() { second = run(order, "complete", 1+(n+len(named))*5%23) })
+	}
+	if err := complete(t.Context(), s, order); err != nil {
+		t.Errorf("killed at %d, %s: %v", n, point, err)
+	}
+	rival.Wait()
+	got, answer, err := s.Place(t.Context(), order)                                                       // the client comes back
+	for end := time.Now().Add(time.Minute); answer == semel.AnswerInProgress && time.Now().Before(end); { // until the lease has lapsed
+		got, answer, err = s.Place(t.Context(), order)
+	}
+	if want := (Receipt{"reserved " + order, "/charge for " + order, "/notify for " + order}); err != nil || got != want {
+		t.Errorf("the client has %+v, %v", got, err)
+	}
+	w.WantOnce(t, order, v.Reservations(order))
+	if t.Failed() {
+		t.Fatalf("killed at %d, %s; %s", n, point, second)
+	}
+	_, charges := w.Seen("charge", order)
+	_, notices := w.Seen("notify", order)
+	repeated.Add(int64(charges + notices - 2))
+	return point != ""
 }

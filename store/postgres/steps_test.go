@@ -128,7 +128,7 @@ const stepsVariable = "SEMEL_POSTGRES_TEST_STEPS" // the URL to take an order at
 // Processes that take an order are killed before every statement, and between and in
 // the steps.
 func TestStepsKilledAtEveryPoint(t *testing.T) {
-	newShop := func(pool *pgxpool.Pool) *stepstest.Shop {
+	newShop := func(t *testing.T, pool *pgxpool.Pool) *stepstest.Shop {
 		s := open(t, pool, postgres.Config{})
 		return &stepstest.Shop{Records: s, Journal: s.Steps(), Reserve: func(ctx context.Context, order string) error { return effect(ctx, "semel", order) }}
 	}
@@ -142,7 +142,7 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 				}
 			})
 		})
-		shop = newShop(pool)
+		shop = newShop(t, pool)
 		armed = true // nothing is sent meanwhile
 		if err := c.Main(shop); err != nil {
 			t.Fatal(err)
@@ -150,26 +150,30 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 		os.Exit(0)
 	}
 	t.Parallel()
-	server := testenv.Postgres(t)
-	pool := connect(t, server, nil)
-	shop, world := newShop(pool), &stepstest.World{}
-	exec(t, pool, "CREATE TABLE semel.effect (name text NOT NULL)")
-	remote := httptest.NewServer(world)
-	defer remote.Close()
-	shop.URL = remote.URL
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := func() *osexec.Cmd {
-		c := osexec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
-		c.Env = append(os.Environ(), stepsVariable+"="+server)
-		return c
+	victim := func(t *testing.T) stepstest.Victim {
+		server := testenv.Postgres(t)
+		pool := connect(t, server, nil)
+		shop, world := newShop(t, pool), &stepstest.World{}
+		exec(t, pool, "CREATE TABLE semel.effect (name text NOT NULL)")
+		remote := httptest.NewServer(world)
+		t.Cleanup(remote.Close)
+		shop.URL = remote.URL
+		return stepstest.Victim{
+			Shop: shop, World: world,
+			Reservations: func(order string) int { return effects(t, pool, "semel")[order] },
+			Command: func() *osexec.Cmd {
+				c := osexec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
+				c.Env = append(os.Environ(), stepsVariable+"="+server)
+				return c
+			},
+		}
 	}
-	t.Run("deciding", func(t *testing.T) { stepstest.KilledDeciding(t, shop, command) })
+	t.Run("deciding", func(t *testing.T) { stepstest.KilledDeciding(t, victim(t)) })
 	for _, twice := range []bool{false, true} {
-		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) {
-			stepstest.Killed(t, shop, world, func(order string) int { return effects(t, pool, "semel")[order] }, twice, command)
-		})
+		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) { stepstest.Killed(t, twice, victim) })
 	}
 }

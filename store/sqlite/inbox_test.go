@@ -84,6 +84,7 @@ func playConsume(path string, _ *bufio.Scanner) error {
 
 // Four processes handle messages that come several times, and are killed at random.
 func TestInboxProcessesKilled(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	h := inboxHarness(t, path)
 	inboxtest.Killed(t, h, 20, func() *exec.Cmd { return command(t, "consume", path) })

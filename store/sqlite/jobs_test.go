@@ -29,6 +29,7 @@ func jobsHarness(t testing.TB, path string) jobstest.Harness {
 
 func TestJobs(t *testing.T) {
 	quick.LeaveOut(t)
+	t.Parallel()
 	jobstest.Run(t, jobstest.Config{New: func(t testing.TB) jobstest.Harness {
 		return jobsHarness(t, filepath.Join(t.TempDir(), "semel.db"))
 	}})

@@ -60,6 +60,7 @@ func bodyOf(key string) []byte { return []byte(strings.Repeat(key, 300)) }
 // Processes are killed in the middle of their groups, again and again. What
 // they acknowledged stands; what they did not is there whole or not at all.
 func TestKilledProcessesLeaveNoHalfState(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	type claim struct {
 		fence string
@@ -248,6 +249,7 @@ func playSweep(path string, _ *bufio.Scanner) error {
 // to be, an execution that was acknowledged is in the trail once, where a reader
 // who follows comes across it.
 func TestKilledSweepsLoseNoEntry(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	s := open(t, sqlite.Config{Path: path})
 	completed, seen := map[string]bool{}, map[string]int{}

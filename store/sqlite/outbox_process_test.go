@@ -158,6 +158,7 @@ func relayProcess(t *testing.T, path, url string, lease time.Duration) *child {
 // Four relay processes deliver what eight writers commit, beside a receiver that
 // fails at times. Without a kill, a pause or a cut nothing comes twice.
 func TestRelayProcessesDeliverOnce(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	open(t, sqlite.Config{Path: path})
 	r := outboxtest.NewReceiver(t, false)

@@ -22,6 +22,7 @@ import (
 
 func TestOutbox(t *testing.T) {
 	quick.LeaveOut(t)
+	t.Parallel()
 	outboxtest.Run(t, outboxtest.Config{New: newOutboxHarness})
 }
 

@@ -26,6 +26,7 @@ import (
 // order, and what comes twice is what was under way at a kill or a pause.
 func TestRelaysKilledAndPaused(t *testing.T) {
 	quick.LeaveOut(t)
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	open(t, sqlite.Config{Path: path})
 	r := outboxtest.NewReceiver(t, true)
@@ -75,8 +76,10 @@ func TestRelaysKilledAndPaused(t *testing.T) {
 // Message-ID of the first.
 func TestMailUnderKills(t *testing.T) {
 	quick.LeaveOut(t)
+	t.Parallel()
 	for _, policy := range []string{"hold", "retry"} {
 		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
 			const mails = 1200
 			path := filepath.Join(t.TempDir(), "semel.db")
 			o := open(t, sqlite.Config{Path: path}).Outbox()

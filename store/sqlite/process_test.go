@@ -126,6 +126,7 @@ func playOpen(path string, in *bufio.Scanner) error {
 
 // Two processes that find no file, or an empty one, both set it up.
 func TestProcessesOpenANewFileTogether(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	var children []*child
 	for range 6 {
@@ -246,6 +247,7 @@ func playRace(path string, in *bufio.Scanner) error {
 }
 
 func TestProcessesRaceOnOneIdentity(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	var children []*child
 	for range 8 {
@@ -328,6 +330,7 @@ func playMeddle(path string, in *bufio.Scanner) error {
 // writes as well.
 func TestReplaysSeeWhatOthersChange(t *testing.T) {
 	quick.LeaveOut(t)
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	s := open(t, sqlite.Config{Path: path, BusyTimeout: time.Minute})
 	c, err := s.Begin(t.Context(), attempt("a"))

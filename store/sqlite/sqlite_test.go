@@ -94,6 +94,7 @@ func identity(key string) semel.Identity {
 }
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, storetest.Config{
 		Name:      "sqlite",
 		SkipTable: "../../storetest/skips.txt",

@@ -11,6 +11,7 @@ import (
 )
 
 func TestSteps(t *testing.T) {
+	t.Parallel()
 	stepstest.Run(t, stepstest.Config{New: func(t testing.TB) stepstest.Harness {
 		path := filepath.Join(t.TempDir(), "semel.db")
 		store := func() steps.Store { return openTx(t, sqlite.Config{Path: path, BusyTimeout: time.Minute}).Steps() }

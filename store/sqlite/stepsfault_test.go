@@ -52,38 +52,42 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 		os.Exit(0)
 	}
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "semel.db")
-	shop, world := newStepsShop(openFaulty(t, &faults{}, Config{Path: path})), &stepstest.World{}
-	db, err := sql.Open("sqlite", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	if _, err := db.Exec("CREATE TABLE reservation (order_id TEXT NOT NULL) STRICT"); err != nil {
-		t.Fatal(err)
-	}
-	remote := httptest.NewServer(world)
-	defer remote.Close()
-	shop.URL = remote.URL
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := func() *exec.Cmd {
-		c := exec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
-		c.Env = append(os.Environ(), stepsVariable+"="+path)
-		return c
-	}
-	t.Run("deciding", func(t *testing.T) { stepstest.KilledDeciding(t, shop, command) })
-	for _, twice := range []bool{false, true} {
-		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) {
-			stepstest.Killed(t, shop, world, func(order string) (n int) {
+	victim := func(t *testing.T) stepstest.Victim {
+		path := filepath.Join(t.TempDir(), "semel.db")
+		shop, world := newStepsShop(openFaulty(t, &faults{}, Config{Path: path})), &stepstest.World{}
+		db, err := sql.Open("sqlite", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = db.Close() })
+		if _, err := db.Exec("CREATE TABLE reservation (order_id TEXT NOT NULL) STRICT"); err != nil {
+			t.Fatal(err)
+		}
+		remote := httptest.NewServer(world)
+		t.Cleanup(remote.Close)
+		shop.URL = remote.URL
+		return stepstest.Victim{
+			Shop: shop, World: world,
+			Reservations: func(order string) (n int) {
 				if err := db.QueryRow("SELECT count(*) FROM reservation WHERE order_id = ?", order).Scan(&n); err != nil {
 					t.Error(err)
 				}
 				return n
-			}, twice, command)
-		})
+			},
+			Command: func() *exec.Cmd {
+				c := exec.CommandContext(t.Context(), self, "-test.run=^TestStepsKilledAtEveryPoint$")
+				c.Env = append(os.Environ(), stepsVariable+"="+path)
+				return c
+			},
+		}
+	}
+	t.Run("deciding", func(t *testing.T) { stepstest.KilledDeciding(t, victim(t)) })
+	for _, twice := range []bool{false, true} {
+		t.Run(fmt.Sprint("twice ", twice), func(t *testing.T) { stepstest.Killed(t, twice, victim) })
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 func TestTransactional(t *testing.T) {
 	quick.LeaveOut(t)
+	t.Parallel()
 	storetest.Run(t, storetest.Config{
 		Name:      "sqlite-transactional",
 		SkipTable: "../../storetest/skips.txt",

@@ -21,7 +21,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -40,6 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	race := flags.String("race", "auto", "race detector: on, off, or auto (on where it works)")
 	timeout := flags.Duration("timeout", 20*time.Minute, "time limit of one package")
 	packages := flags.String("packages", "work", "package patterns, separated by spaces")
+	first := flags.String("first", "", "folders of packages of the workspace to begin with where the pattern work is given, separated by spaces: those that take longest, so that none of them goes on when all others have ended")
 	alone := flags.String("alone", "", "folders of modules outside of the workspace that belong to the pattern work, separated by spaces")
 	if err := flags.Parse(args); err != nil {
 		return 2
@@ -55,7 +58,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 	// An earlier result is no proof: files and programs that a test reads
 	// outside its module are not part of the test cache's key.
-	goArgs := []string{"test", "-json", "-count=1", "-timeout=" + timeout.String()}
+	// make lint vets everything, and here it would be all again, as it is compiled
+	// with the race detector. Half of the time most tests wait, for processes and
+	// leases, so that more of them go on at a time than there are processors.
+	procs := runtime.GOMAXPROCS(0)
+	goArgs := []string{
+		"test", "-json", "-count=1", "-timeout=" + timeout.String(), "-vet=off",
+		"-p=" + strconv.Itoa(procs*3/2), "-parallel=" + strconv.Itoa(procs*2),
+	}
 	env := os.Environ()
 	switch {
 	case useRace:
@@ -68,11 +78,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		env = append(env, "CGO_ENABLED=0")
 	}
 	goArgs = append(goArgs, flags.Args()...)
-	for _, m := range split(strings.Fields(*packages), strings.Fields(*alone)) {
+	for _, m := range split(strings.Fields(*packages), strings.Fields(*first), strings.Fields(*alone)) {
 		failed := r.failed
 		args, env := slices.Clone(goArgs), slices.Clone(env)
 		if m.dir != "" {
-			args, env = slices.Insert(args, 1, "-p=1"), append(env, "GOWORK=off") // what stays out is large
+			args, env = append(args, "-p=1"), append(env, "GOWORK=off") // what stays out is large
 		}
 		if err := goTest(ctx, r, m.dir, append(args, m.patterns...), env, stderr); err != nil {
 			// A failed test has already been counted. What is left is a go
@@ -95,8 +105,16 @@ type part struct {
 }
 
 // split has each pattern tested where it can be: the folder of a module that is
-// outside of the workspace, and what is below it, in that module.
-func split(patterns, alone []string) (parts []part) {
+// outside of the workspace, and what is below it, in that module. The go command
+// begins with what is named first.
+func split(patterns, first, alone []string) (parts []part) {
+	if slices.Contains(patterns, "work") {
+		named := make([]string, len(first))
+		for i, dir := range first {
+			named[i] = "./" + dir
+		}
+		patterns = slices.Concat(named, patterns)
+	}
 	for _, p := range patterns {
 		at, within := "", p
 		for _, dir := range alone {

@@ -151,6 +151,20 @@ func TestRunAlone(t *testing.T) {
 	}
 }
 
+// TestSplit has the longest begin where all are tested, and nowhere else.
+func TestSplit(t *testing.T) {
+	for packages, want := range map[string]string{
+		"work":        "[{ [./b ./c work]} {out [./...]}]",
+		"./a":         "[{ [./a]}]",
+		"./out ./a":   "[{out [.]} { [./a]}]",
+		"./outer/...": "[{ [./outer/...]}]",
+	} {
+		if got := fmt.Sprint(split(strings.Fields(packages), []string{"b", "c"}, []string{"out"})); got != want {
+			t.Errorf("%s is split into %s, want %s", packages, got, want)
+		}
+	}
+}
+
 func TestRunInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
