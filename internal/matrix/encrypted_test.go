@@ -75,7 +75,9 @@ func (e *encrypted) process(letters string, edit func(*semel.Config)) *gatewayOf
 	if p.guard, err = semel.New(c); err != nil {
 		e.Fatal(err)
 	}
-	scope := func(r *http.Request) (semel.Scope, error) { return semel.Scope{Actor: "alice", Operation: "orders"}, nil }
+	scope := func(r *http.Request) (semel.Scope, error) {
+		return semel.Scope{Actor: "alice", Operation: "orders"}, nil
+	}
 	resources, err := semelhttp.NewResources(semelhttp.ResourcesConfig{Guard: p.guard, Scope: scope})
 	if err != nil {
 		e.Fatal(err)
@@ -507,7 +509,9 @@ var encryptedCases = map[string]func(e *encrypted){
 		}
 	},
 	"retention over": func(e *encrypted) {
-		short := func(c *semel.Config) { c.Policy.Deadline, c.Policy.Retention = 700*time.Millisecond, 700*time.Millisecond }
+		short := func(c *semel.Config) {
+			c.Policy.Deadline, c.Policy.Retention = 700*time.Millisecond, 700*time.Millisecond
+		}
 		e.process("a", short).post("k")
 		p := e.process("b", nil) // which cannot read it, and need not
 		w := p.post("k")
@@ -745,4 +749,3 @@ func countPlain(t *testing.T, with bool, query string, ask func(string) (int, er
 		t.Errorf("%d results are not encrypted, %v", n, err)
 	}
 }
-
