@@ -186,6 +186,35 @@ func TestZombieMeetsAnEncryptedResult(t *testing.T) {
 	}
 }
 
+// The tombstone of a result that the store does not take is encrypted too: its
+// reference may say as much as a result.
+func TestEncryptedTombstone(t *testing.T) {
+	mem := newStore(t)
+	tries := 0
+	s := &faulty{Store: mem, before: func(call string) error {
+		if tries++; call == "complete" && tries == 2 {
+			return semel.ErrTooLarge
+		}
+		return nil
+	}}
+	g, err := semel.New(semel.Config{Store: s, Cipher: newCipher(t, "a")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := g.Do(t.Context(), submit("k"), func(context.Context) (semel.Result, error) {
+		return semel.Result{Codec: "c", Head: []byte("secret"), Body: []byte("secret"), Reference: "/secret", Label: "201"}, nil
+	})
+	wantAnswer(t, out, err, semel.AnswerExecuted)
+	if r, err := mem.Find(t.Context(), submit("k").Identity); err != nil || !r.Result.Tombstone || strings.Contains(fmt.Sprintf("%s %s %s", r.Result.Head, r.Result.Body, r.Result.Reference), "secret") {
+		t.Errorf("on record is %+v, %v", r.Result, err)
+	}
+	out, err = g.Do(t.Context(), submit("k"), nil)
+	wantAnswer(t, out, err, semel.AnswerReplayed)
+	if want := (semel.Result{Codec: "c", Reference: "/secret", Label: "201", Tombstone: true}); fmt.Sprintf("%+v", out.Result) != fmt.Sprintf("%+v", want) {
+		t.Errorf("replayed %+v; want %+v", out.Result, want)
+	}
+}
+
 // Keys are replaced while results are encrypted and decrypted.
 func TestRotateWhileInUse(t *testing.T) {
 	c := newCipher(t, "a", "b")

@@ -444,20 +444,29 @@ var encryptedCases = map[string]func(e *encrypted){
 			return // a store that holds it as a whole
 		}
 		whole := e.s.store
-		for _, swap := range []int{0, 2} {
+		flip := func(piece, n int, b []byte) []byte {
+			if b = bytes.Clone(b); n == piece {
+				b[20] ^= 1
+			}
+			return b
+		}
+		for what, edit := range map[string]func(n int, read func(int) []byte) []byte{
+			"the first":     func(n int, read func(int) []byte) []byte { return flip(0, n, read(n)) },
+			"two exchanged": func(n int, read func(int) []byte) []byte { return read([]int{1, 0, 2}[n]) },
+			"the last":      func(n int, read func(int) []byte) []byte { return flip(2, n, read(n)) },
+			"one twice":     func(n int, read func(int) []byte) []byte { return read([]int{0, 0, 2}[n]) },
+		} {
 			e.s.store = edited{whole, func(r *semel.Record) {
 				read := r.Result.Pieces.Read
-				r.Result.Pieces = &semel.Pieces{Size: r.Result.Pieces.Size, Read: func(ctx context.Context, n int) ([]byte, error) {
-					b, err := read(ctx, n)
-					if n == swap {
-						b = bytes.Clone(b)
-						b[20] ^= 1
-					}
-					return b, err
+				r.Result.Pieces = &semel.Pieces{Size: r.Result.Pieces.Size, Read: func(ctx context.Context, n int) (_ []byte, err error) {
+					return edit(n, func(n int) (b []byte) {
+						b, err = read(ctx, n)
+						return b
+					}), err
 				}}
 			}}
 			p = e.process("a", nil)
-			if swap == 0 {
+			if what != "the last" { // what is sent first has a part of the second
 				p.refusedFor("k", size)
 				continue
 			}
