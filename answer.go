@@ -29,7 +29,8 @@ const (
 	AnswerRejected
 	// AnswerUnavailable means that the store could not be asked, that a limit of
 	// the guard is reached, or that the guard is draining. This submit executed
-	// nothing, but an earlier one of the identity may have. If Error.Claimed is
+	// nothing, but an earlier one of the identity may have. With ErrUnreadable, an
+	// earlier one has, and its result cannot be decrypted. If Error.Claimed is
 	// set, this submit did execute, and its outcome could not be recorded.
 	AnswerUnavailable
 )

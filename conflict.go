@@ -26,8 +26,12 @@ func (g *Guard) meet(ctx context.Context, a *Attempt, r *Record, out *Outcome) (
 	}
 	switch {
 	case r.State == StateCompleted:
-		*out = Outcome{Answer: AnswerReplayed, Result: r.Result, Record: *r}
-		return false, recordedFailure(r)
+		whole, err := g.opened(ctx, a.Identity, *r)
+		if err != nil {
+			return answer(unreadable(err))
+		}
+		*out = Outcome{Answer: AnswerReplayed, Result: whole.Result, Record: whole}
+		return false, recordedFailure(&whole)
 	case r.State == StateInProgress && !r.Lapsed():
 		// The lease is renewed while the owner lives, so what is left of it
 		// says little about when the owner will be done.
@@ -119,7 +123,7 @@ func (g *Guard) reconcile(ctx context.Context, a *Attempt, r *Record) (decided b
 func (g *Guard) resolve(ctx context.Context, r Resolution) (Record, error) {
 	call := g.storeContext(ctx)
 	defer call.over()
-	rec, err := g.resolver.Resolve(call, r)
+	rec, err := g.resolved(call, r)
 	if err != nil && g.observe.StoreFailed != nil && !errors.Is(err, ErrStaleFence) && !errors.Is(err, ErrNotFound) {
 		g.observe.StoreFailed(ctx, StoreFailed{Scope: r.Identity.Scope, Call: "resolve", Err: err})
 	}

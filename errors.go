@@ -76,7 +76,10 @@ func (e *Error) Error() string {
 		what = "the submit was rejected; nothing was executed"
 	case AnswerUnavailable:
 		what = "the record could not be consulted, so this submit executed nothing; retry with the same key"
-		if e.Claimed {
+		switch {
+		case errors.Is(e.Err, ErrUnreadable):
+			what = "the operation has completed, but its recorded result cannot be read; retry with the same key once that is settled"
+		case e.Claimed:
 			what = "the operation was executed, but what came of it could not be recorded; ask again with the same key, and with no other"
 		}
 	default:
@@ -127,6 +130,12 @@ func (e *RecordedError) Unwrap() error { return e.Err }
 
 // Is reports whether target is ErrRecorded.
 func (e *RecordedError) Is(target error) bool { return target == ErrRecorded }
+
+// unreadable is the answer about a completed record whose result cannot be decrypted
+// until an operator has seen to it.
+func unreadable(err error) *Error {
+	return &Error{Answer: AnswerUnavailable, RetryAfter: 30 * time.Second, Err: err}
+}
 
 // ErrDraining means that the guard accepts no new submits because Drain was
 // called.

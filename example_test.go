@@ -98,6 +98,36 @@ func ExampleGuard_Resolve() {
 	// replayed sent <nil>
 }
 
+// Results are encrypted in the store. The keys come from where the service has its
+// secrets, and can be replaced while it runs.
+func ExampleCipher() {
+	ctx := context.Background()
+	secrets := "2026b: bmV3LW5ldy1uZXctbmV3LW5ldy1uZXctbmV3LW5ldy0=\n" +
+		"2026a: b2xkLW9sZC1vbGQtb2xkLW9sZC1vbGQtb2xkLW9sZC0=\n"
+	keys, _ := semel.ParseEncryptionKeys([]byte(secrets))
+	cipher, _ := semel.NewCipher(keys...) // the first encrypts, both decrypt
+	store, _ := memory.New(memory.Config{})
+	guard, _ := semel.New(semel.Config{Store: store, Cipher: cipher})
+	s := semel.Submit{Identity: semel.Identity{Scope: semel.Scope{Operation: "cards.issue"}, Key: "card-42-b6589fc6"}}
+
+	issue := func(context.Context) (string, error) { return "4111 1111 1111 1111", nil }
+	for range 2 {
+		card, answer, err := semel.Call(ctx, guard, s, issue)
+		fmt.Println(card, answer, err)
+	}
+	stored, _ := store.Find(ctx, s.Identity)
+	fmt.Println(stored.Result.Codec, stored.Result.Label)
+
+	_ = cipher.Rotate(keys[1]) // without the key that it needs, it is not executed again either
+	_, answer, err := semel.Call(ctx, guard, s, issue)
+	fmt.Println(answer, errors.Is(err, semel.ErrUnreadable))
+	// Output:
+	// 4111 1111 1111 1111 executed <nil>
+	// 4111 1111 1111 1111 replayed <nil>
+	// encrypted/1:2026b ok
+	// unavailable true
+}
+
 func ExampleCompositeKey() {
 	confirm := semel.CompositeKey{Name: "orders.confirm", Version: 1, Fields: []string{"order", "action"}}
 	key, err := confirm.Key(map[string]string{"order": "42", "action": "confirm"})

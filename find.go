@@ -8,11 +8,32 @@ import (
 )
 
 // Find returns the record of id, or ErrNotFound. Like all look-ups of a guard, it
-// takes no longer than the policy's StoreTimeout.
+// takes no longer than the policy's StoreTimeout. If the result cannot be decrypted,
+// the error is ErrUnreadable, and the record is returned without it.
 func (g *Guard) Find(ctx context.Context, id Identity) (Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
 	defer cancel()
-	return g.store.Find(ctx, id)
+	r, err := g.store.Find(ctx, id)
+	if err != nil {
+		return r, err
+	}
+	return g.opened(ctx, id, r)
+}
+
+// opened returns r with its result decrypted or, if that fails, with nothing of the
+// result but its label.
+func (g *Guard) opened(ctx context.Context, id Identity, r Record) (_ Record, err error) {
+	if r.State != StateCompleted {
+		return r, nil
+	}
+	label := r.Result.Label
+	if r.Result, err = g.cipher.decrypt(id, r.Result); err != nil {
+		r.Result = Result{Label: label}
+		if g.observe.StoreFailed != nil {
+			g.observe.StoreFailed(ctx, StoreFailed{Scope: id.Scope, RecordID: r.ID, Call: "decrypt", Err: err})
+		}
+	}
+	return r, err
 }
 
 // FindID returns the record with the given ID if it belongs to the tenant and the

@@ -15,7 +15,8 @@ type Observer struct {
 	// Answered is called when a submit is answered: once for each Do, in its
 	// goroutine.
 	Answered func(context.Context, Answered)
-	// StoreFailed is called when a call of the store fails. It may be retried.
+	// StoreFailed is called when a call of the store fails, after which it may be
+	// retried, and when a result cannot be decrypted.
 	StoreFailed func(context.Context, StoreFailed)
 	// LeaseLost is called when an execution is canceled because its claim was lost
 	// or could not be renewed.
@@ -57,7 +58,7 @@ func Digest(s string) string {
 type StoreFailed struct {
 	Scope    Scope
 	RecordID string
-	Call     string // begin, renew, complete, release, hold or resolve
+	Call     string // begin, renew, complete, release, hold or resolve; decrypt for a result
 	Err      error
 }
 

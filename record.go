@@ -57,7 +57,8 @@ type Origin struct {
 // does not interpret it. Head and Body are shared: their bytes must not be changed
 // once they are in a Result.
 type Result struct {
-	// Codec names the encoding of Head and Body, for example "http/1".
+	// Codec names the encoding of Head and Body, for example "http/1". Names that
+	// begin with "encrypted/" are those of results that a Cipher has encrypted.
 	Codec string
 	// Head describes the body. For HTTP it holds the status, the header and the
 	// trailer.

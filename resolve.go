@@ -65,5 +65,17 @@ func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
 	defer cancel()
-	return g.resolver.Resolve(ctx, r)
+	return g.resolved(ctx, r)
+}
+
+// resolved has the store apply r, whose result is encrypted on its way.
+func (g *Guard) resolved(ctx context.Context, r Resolution) (Record, error) {
+	if r.Decision == DecideResult {
+		r.Result = g.cipher.encrypt(r.Identity, r.Result)
+	}
+	rec, err := g.resolver.Resolve(ctx, r)
+	if err == nil && r.Decision == DecideResult {
+		rec, _ = g.opened(ctx, r.Identity, rec) // it is settled, whatever can be read
+	}
+	return rec, err
 }

@@ -98,11 +98,12 @@ func (x *Execution) held(err, told error) {
 // res records.
 func (x *Execution) complete(res Result, failure error) {
 	var expires time.Time
+	stored := x.guard.cipher.encrypt(x.submit.Identity, res)
 	tell := func() error {
 		// A large result takes its time on its way to a store over a slow link.
 		timeout := x.guard.policy.StoreTimeout + time.Duration(res.Size()>>20)*time.Second
 		return x.tellWithin(timeout, "complete", func(ctx context.Context) (err error) {
-			expires, err = x.claim.Complete(ctx, res)
+			expires, err = x.claim.Complete(ctx, stored)
 			return err
 		})
 	}
@@ -110,6 +111,7 @@ func (x *Execution) complete(res Result, failure error) {
 	if errors.Is(err, ErrTooLarge) && !res.Tombstone {
 		// It has happened, so it must be on record, if only as a tombstone.
 		res = Result{Codec: res.Codec, Label: res.Label, Reference: res.Reference, Failed: res.Failed, Tombstone: true}
+		stored = x.guard.cipher.encrypt(x.submit.Identity, res)
 		err = tell()
 	}
 	switch {
@@ -256,6 +258,10 @@ func (x *Execution) answerFromRecord() {
 		return
 	}
 	if r.State == StateCompleted {
+		if r, err = x.guard.opened(x.work.parent, x.submit.Identity, r); err != nil {
+			x.failAbout(&r, unreadable(err))
+			return
+		}
 		x.answer, x.result, x.found, x.err = AnswerReplayed, r.Result, &r, recordedFailure(&r)
 		return
 	}

@@ -119,6 +119,9 @@ func (e *exchange) unavailable(ctx context.Context, out semel.Outcome, failure *
 	busy, isBusy := errors.AsType[*semel.BusyError](failure)
 	p := ProblemStoreUnavailable.Problem()
 	switch {
+	case errors.Is(failure, semel.ErrUnreadable):
+		p = ProblemResultUnreadable.Problem()
+		p.StatusURL = e.Resources.StatusURL(out.Record.ID)
 	case errors.Is(failure, semel.ErrDraining):
 		p = stopping()
 	case isBusy:

@@ -244,7 +244,8 @@ func (c Contract) WriteProblem(w http.ResponseWriter, p Problem) {
 // request certainly took no effect, neither now nor before.
 func resultOf(c ProblemCase) string {
 	switch c {
-	case ProblemInProgress, ProblemOutcomeUnknown, ProblemResultNotRetained, ProblemStoreUnavailable, ProblemSpoolUnavailable, ProblemBodyUnreadable:
+	case ProblemInProgress, ProblemOutcomeUnknown, ProblemResultNotRetained, ProblemResultUnreadable, ProblemStoreUnavailable, ProblemSpoolUnavailable,
+		ProblemBodyUnreadable:
 		return "accepted"
 	}
 	return "rejected"

@@ -33,6 +33,7 @@ const (
 	ProblemInProgress        ProblemCase = "in-progress"
 	ProblemOutcomeUnknown    ProblemCase = "outcome-unknown"
 	ProblemResultNotRetained ProblemCase = "result-not-retained"
+	ProblemResultUnreadable  ProblemCase = "result-unreadable"
 	ProblemStoreUnavailable  ProblemCase = "store-unavailable"
 	ProblemRolledBack        ProblemCase = "rolled-back"
 	ProblemBodyTooLarge      ProblemCase = "body-too-large"
@@ -82,6 +83,10 @@ var problemCases = map[ProblemCase]struct {
 	ProblemResultNotRetained: {
 		http.StatusConflict, semel.RetryNo, "The operation completed, but its result was not retained",
 		"The operation with this Idempotency-Key completed and is not executed again. Its answer could not be kept for replay.",
+	},
+	ProblemResultUnreadable: {
+		http.StatusServiceUnavailable, semel.RetrySameKey, "The operation completed, but its result cannot be read now",
+		"The operation with this Idempotency-Key completed and is not executed again. The server cannot decrypt its recorded answer now. Keep the key: another key would cause the effect twice.",
 	},
 	ProblemStoreUnavailable: {
 		http.StatusServiceUnavailable, semel.RetrySameKey, "The idempotency store is unavailable",

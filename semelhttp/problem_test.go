@@ -30,6 +30,7 @@ func TestProblemCases(t *testing.T) {
 		"in-progress":         {409, "same-key"},
 		"outcome-unknown":     {409, "after-resolution"},
 		"result-not-retained": {409, "no"},
+		"result-unreadable":   {503, "same-key"},
 		"store-unavailable":   {503, "same-key"},
 		"rolled-back":         {503, "same-key"},
 		"body-too-large":      {413, "no"},

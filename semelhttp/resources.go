@@ -134,6 +134,10 @@ type resultStatus struct {
 	Reference string `json:"reference,omitempty"`
 }
 
+// unreadableFor is when to ask again for a result that an operator has to make
+// readable.
+const unreadableFor = 30 * time.Second
+
 // find looks the operation of the request up, and answers if there is none.
 func (r *Resources) find(w http.ResponseWriter, req *http.Request) (semel.Record, bool) {
 	scope, ok := r.scope(w, req)
@@ -154,6 +158,10 @@ func (r *Resources) find(w http.ResponseWriter, req *http.Request) (semel.Record
 		return rec, true
 	case errors.Is(err, semel.ErrNotFound):
 		r.config.Contract.WriteProblem(w, ProblemNotFound.Problem())
+	case errors.Is(err, semel.ErrUnreadable):
+		p := ProblemResultUnreadable.Problem()
+		p.RetryAfter = unreadableFor
+		r.config.Contract.WriteProblem(w, p)
 	default:
 		p := ProblemStoreUnavailable.Problem()
 		p.Detail, p.RetryAfter = "The operation could not be looked up.", time.Second

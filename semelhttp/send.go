@@ -51,7 +51,12 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 		if err != nil {
 			problem := ProblemStoreUnavailable.Problem()
 			problem.Detail = "The operation completed, but its recorded answer could not be read now. Nothing was executed again."
-			problem.RetryAfter, problem.StatusURL = time.Second, r.status
+			problem.RetryAfter = time.Second
+			if errors.Is(err, semel.ErrUnreadable) {
+				problem = ProblemResultUnreadable.Problem()
+				problem.RetryAfter = unreadableFor
+			}
+			problem.StatusURL = r.status
 			r.contract.WriteProblem(w, problem)
 			return
 		}

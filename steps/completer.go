@@ -230,7 +230,7 @@ func (c *Completer) look(ctx context.Context, o Operation) Report {
 				m.Phase, m.Cause = PhaseHeld, "steps have been done, but the operation has no record: it was resolved as without effect, or has expired"
 			}
 		}
-	case err != nil:
+	case err != nil && !errors.Is(err, semel.ErrUnreadable): // what is on record need not be read
 		return Report{Err: err}
 	case r.State == semel.StateCompleted:
 		m.Phase = PhaseFinished
@@ -262,6 +262,9 @@ func (c *Completer) mark(ctx context.Context, m Mark) Report {
 // execute takes the operation over.
 func (c *Completer) execute(ctx context.Context, o Operation, m Mark) Report {
 	before := m.Fence
+	if err := c.config.Journal.open(&o); err != nil { // until somebody has put the key back
+		return Report{Err: err}
+	}
 	out, err := func() (out semel.Outcome, err error) {
 		returned := false
 		defer func() {

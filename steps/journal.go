@@ -84,6 +84,10 @@ type Config struct {
 	// LookAfter is how long after the beginning of an execution the operation is
 	// due for a completer. Default 30 s.
 	LookAfter time.Duration
+	// Cipher, if not nil, encrypts inputs and results in the journal. What was
+	// recorded without it can still be read. MaxInput and MaxResult are sizes before
+	// encryption, which adds less than 200 bytes.
+	Cipher *semel.Cipher
 	// StoreTimeout limits each write of a step's outcome, which continues even if
 	// the execution's context has ended. Default 5 s.
 	StoreTimeout time.Duration
@@ -122,15 +126,59 @@ func New(c Config) (*Journal, error) {
 	return &Journal{c}, nil
 }
 
-// Find returns the operation with this identity, or ErrNotFound.
+// Find returns the operation with this identity, or ErrNotFound, or
+// semel.ErrUnreadable if it cannot be decrypted.
 func (j *Journal) Find(ctx context.Context, id semel.Identity) (Operation, error) {
-	return j.config.Store.Find(ctx, id)
+	o, err := j.config.Store.Find(ctx, id)
+	if err == nil {
+		err = j.open(&o)
+	}
+	return o, err
 }
 
 // List returns operations without their steps: Filter{Phases: []Phase{Held}} selects
-// those that wait for a person.
+// those that wait for a person. Inputs that cannot be decrypted are left out.
 func (j *Journal) List(ctx context.Context, f Filter) ([]Operation, error) {
-	return j.config.Store.List(ctx, f)
+	all, err := j.config.Store.List(ctx, f)
+	for i := range all {
+		if j.open(&all[i]) != nil {
+			all[i].Input = nil
+		}
+	}
+	return all, err
+}
+
+// seal encrypts an input or a result.
+func (j *Journal) seal(id semel.Identity, what string, b []byte) []byte {
+	if len(b) == 0 { // a step has no result yet
+		return b
+	}
+	return j.config.Cipher.Encrypt(id, what, b)
+}
+
+// open decrypts what the store has of an operation.
+func (j *Journal) open(o *Operation) (err error) {
+	decrypt := func(what string, b []byte) (text []byte) {
+		text, failed := j.config.Cipher.Decrypt(o.Identity, what, b)
+		err = errors.Join(err, failed)
+		return text
+	}
+	o.Input = decrypt("input", o.Input)
+	for i := range o.Steps {
+		s := &o.Steps[i]
+		s.stored = s.Input
+		s.Input, s.Result = decrypt("input of "+s.Name, s.Input), decrypt("result of "+s.Name, s.Result)
+	}
+	if err != nil {
+		return fmt.Errorf("steps: %w", err)
+	}
+	return nil
+}
+
+// sealed returns s as it is stored. Its input stays what it was, byte by byte.
+func (j *Journal) sealed(id semel.Identity, s Step) Step {
+	s.Input, s.Result = s.stored, j.seal(id, "result of "+s.Name, s.Result)
+	return s
 }
 
 // Resolution is what a person has found out about an unknown step.
@@ -202,6 +250,7 @@ func (j *Journal) decidable(ctx context.Context, id semel.Identity, by, because 
 }
 
 func (j *Journal) decide(ctx context.Context, o Operation, s Step, kind semel.TrailKind, label, by, because string) error {
+	s.Result = j.seal(o.Identity, "result of "+s.Name, s.Result)
 	return j.config.Store.Decide(ctx, Decision{o.Number, o.Fence, s, semel.TrailEntry{
 		Kind: kind, Tenant: o.Identity.Tenant, Actor: o.Identity.Actor, Operation: o.Identity.Operation, Key: o.Identity.Key, Fence: o.Fence,
 		Label: label, Cause: because, Origin: semel.Origin{RequestID: "operator:" + by},
@@ -243,7 +292,7 @@ func Run[In, Out any](ctx context.Context, j *Journal, in In, fn func(ctx contex
 		return zero, semel.NoEffect(err)
 	}
 	op, err := j.config.Store.Open(ctx, Opening{
-		Identity: x.Identity(), Fingerprint: x.Fingerprint(), Input: input, Fence: x.Fence(), Due: j.config.LookAfter,
+		Identity: x.Identity(), Fingerprint: x.Fingerprint(), Input: j.seal(x.Identity(), "input", input), Fence: x.Fence(), Due: j.config.LookAfter,
 	})
 	switch {
 	case errors.Is(err, ErrStale):
@@ -256,6 +305,9 @@ func Run[In, Out any](ctx context.Context, j *Journal, in In, fn func(ctx contex
 	}
 	if err := op.check(); err != nil {
 		return zero, semel.Indeterminate("the journal is corrupt", err)
+	}
+	if err := j.open(&op); err != nil {
+		return zero, semel.Indeterminate("the journal cannot be decrypted", err)
 	}
 	if in, err = decode[In](op.Input); err != nil {
 		return zero, semel.Indeterminate("the journal's input does not fit", err)
@@ -356,7 +408,7 @@ func enter(ctx context.Context, name string, in any) (_ *run, _ *Step, err error
 		if r.next >= r.config.MaxSteps {
 			return nil, nil, semel.NoEffect(fmt.Errorf("%w: %d", ErrTooMany, r.config.MaxSteps))
 		}
-		r.op.Steps = append(r.op.Steps, Step{Position: r.next, Name: name, Input: input, State: StateFree})
+		r.op.Steps = append(r.op.Steps, Step{Position: r.next, Name: name, Input: input, State: StateFree, stored: r.seal(r.op.Identity, "input of "+name, input)})
 	}
 	s := &r.op.Steps[r.next]
 	if s.Name != name || !bytes.Equal(s.Input, input) {
@@ -388,7 +440,7 @@ func (r *run) put(ctx context.Context, s *Step) (err error) {
 		err = func() error {
 			ctx, cancel := context.WithTimeout(ctx, r.config.StoreTimeout)
 			defer cancel()
-			return r.config.Store.Put(ctx, r.op.Number, r.op.Fence, *s)
+			return r.config.Store.Put(ctx, r.op.Number, r.op.Fence, r.sealed(r.op.Identity, *s))
 		}()
 		if err == nil || errors.Is(err, ErrStale) {
 			return err

@@ -86,11 +86,11 @@ func Local[In, Out any](ctx context.Context, name string, in In, fn func(ctx con
 			return zero, changed(s.Position, name+" (remote)", name+" (local)")
 		}
 		var failed error // fn's
-		err = r.config.Store.Transact(ctx, r.op.Number, r.op.Fence, *s, func(ctx context.Context) (b []byte, err error) {
+		err = r.config.Store.Transact(ctx, r.op.Number, r.op.Fence, r.sealed(r.op.Identity, *s), func(ctx context.Context) (b []byte, err error) {
 			if out, failed = fn(ctx, in); failed == nil {
 				b, failed = encode(out, r.config.MaxResult)
 			}
-			return b, failed
+			return r.seal(r.op.Identity, "result of "+name, b), failed
 		})
 		answer, _ := semel.Declared(failed)
 		switch {

@@ -63,6 +63,8 @@ type Step struct {
 	// started or, if it never was, recorded. Both are by the store's clock.
 	At  time.Time     `json:"at"`
 	Age time.Duration `json:"age"`
+
+	stored []byte // Input as the store has it
 }
 
 // Phase says what a completer has to do with an operation.

@@ -268,6 +268,10 @@ var texts = map[semelhttp.ProblemCase]struct{ title, detail string }{
 		"The event has been processed",
 		"An earlier delivery of this event was processed. It is not processed again.",
 	},
+	semelhttp.ProblemResultUnreadable: {
+		"The event has been processed, but the answer cannot be read now",
+		"An earlier delivery of this event was processed. It is not processed again. Deliver it again to learn what was answered.",
+	},
 	semelhttp.ProblemKeyMismatch: {
 		"The event id is taken by another event",
 		"An event with this id but another body was delivered before. This one was not processed. An id stands for one event.",

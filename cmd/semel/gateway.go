@@ -24,6 +24,7 @@ import (
 
 // gatewaySettings are the flags of semel gateway.
 type gatewaySettings struct {
+	encryption             encryptionFlag
 	config                 string
 	upstream, store        string
 	at                     listening
@@ -155,6 +156,7 @@ old one stays in use.`,
 	f.Var(&s.minRate, "min-rate", "slowest average rate, in bytes per second, at which a client sends a protected request's body or reads an answer, after 10s of waiting for it")
 	f.DurationVar(&s.clientIdle, "client-idle", 30*time.Second, "how long a client may send or read nothing of a body")
 	f.DurationVar(&s.drain, "drain", 30*time.Second, "how long to wait for running requests before ending")
+	s.encryption.add(cmd, "file with keys to encrypt recorded answers with, one in each line as NAME: SECRET, with a secret of 32 bytes in base64; the first encrypts, all decrypt (default: answers are not encrypted)")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "what to do when an owner died: hold the key until it is resolved, or retry, only where the service itself deduplicates by key")
 	f.BoolVar(&s.failOpen, "fail-open", false, "let requests pass UNPROTECTED while the store is down, instead of answering 503")
 	f.DurationVar(&s.idleTimeout, "idle-timeout", gateway.DefaultIdleTimeout, "how long an unused connection to the service is kept; must be shorter than the service's own limit")
@@ -341,6 +343,10 @@ func (p *program) serveFlags(ctx context.Context, cmd *cobra.Command, s gatewayS
 	if err != nil {
 		return err
 	}
+	cipher, err := s.encryption.cipher(cmd)
+	if err != nil {
+		return err
+	}
 	log := newLog(p.stderr, s.logFormat.value)
 	spools, err := semelhttp.NewSpools(semelhttp.SpoolsConfig{Dir: s.spoolDir, MaxBytes: int64(s.maxSpool), Failed: log.gateway().SpoolFailed})
 	if err != nil {
@@ -354,7 +360,7 @@ func (p *program) serveFlags(ctx context.Context, cmd *cobra.Command, s gatewayS
 		admin: s.admin, spools: spools,
 		maxResult: int64(s.maxResult), drain: func() time.Duration { return s.drain },
 		guard: semel.Config{
-			Policy: policy, MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
+			Cipher: cipher, Policy: policy, MaxExecutions: s.maxExecutions, MaxTenantExecutions: s.maxTenantExecutions, MaxWaiters: s.maxWaiters,
 		},
 		handler: func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error) {
 			config.Guard, config.Observer, config.Spools = guard, observer, spools

@@ -56,6 +56,7 @@ type live struct {
 	log     *logger
 	runtime *gatewayfile.Runtime
 	store   *lateStore
+	cipher  *semel.Cipher // nil if nothing is encrypted
 
 	mu      sync.Mutex // held while it is replaced
 	current atomic.Pointer[liveConfig]
@@ -68,9 +69,19 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // use puts a configuration to work.
 func (l *live) use(c *gatewayfile.Config) error {
+	keys, err := c.EncryptionKeys()
+	if err != nil {
+		return fmt.Errorf("%s: encryption cannot be used: %w", l.file, err)
+	}
 	built, err := c.Build(l.runtime)
 	if err != nil {
 		return err
+	}
+	if l.cipher != nil {
+		if err := l.cipher.Rotate(keys...); err != nil {
+			_ = built.Close()
+			return err
+		}
 	}
 	next := &liveConfig{c, built, built}
 	if !c.Resources.Off {
@@ -137,6 +148,13 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 		return usagef("%s: spool.dir cannot be used: %w", file, err)
 	}
 	l := &live{p: p, file: file, log: log}
+	if keys, err := c.EncryptionKeys(); err != nil {
+		return usagef("%s: encryption cannot be used: %w", file, err)
+	} else if len(keys) > 0 {
+		if l.cipher, err = semel.NewCipher(keys...); err != nil {
+			return err
+		}
+	}
 	defer func() {
 		if l.runtime != nil {
 			l.runtime.Close()
@@ -147,7 +165,7 @@ func (p *program) serveFile(ctx context.Context, cmd *cobra.Command, file string
 		admin: adminOf(c), spools: spools,
 		maxResult: c.MaxResult(), drain: func() time.Duration { return l.current.Load().Drain },
 		guard: semel.Config{
-			MaxExecutions: c.Bounds.Executions, MaxTenantExecutions: c.Bounds.TenantExecutions, MaxWaiters: c.Bounds.Waiters,
+			Cipher: l.cipher, MaxExecutions: c.Bounds.Executions, MaxTenantExecutions: c.Bounds.TenantExecutions, MaxWaiters: c.Bounds.Waiters,
 		},
 		handler: func(guard *semel.Guard, store *lateStore, observer *gateway.Observer) (http.Handler, error) {
 			l.store = store

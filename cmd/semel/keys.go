@@ -243,6 +243,7 @@ func noRecord(id string) error {
 type decided struct {
 	because, by string
 	json        bool
+	cipher      *semel.Cipher // of results that go with decisions
 }
 
 func (d *decided) add(cmd *cobra.Command) {
@@ -293,7 +294,11 @@ func (p *program) settle(ctx context.Context, s store, id string, d decided, dec
 			return usagef("%w", err)
 		}
 	}
-	after, err := s.Resolve(ctx, resolution)
+	guard, err := semel.New(semel.Config{Store: s, Cipher: d.cipher})
+	if err != nil {
+		return err
+	}
+	after, err := guard.Resolve(ctx, resolution)
 	switch {
 	case errors.Is(err, semel.ErrNotFound):
 		return noRecord(id)
@@ -391,6 +396,7 @@ func (p *program) keysResolveCommand() *cobra.Command {
 		status  int
 		headers []string
 		body    string
+		keys    encryptionFlag
 	)
 	cmd := &cobra.Command{
 		Use:   "resolve ID | --where NAME=VALUE...",
@@ -454,6 +460,10 @@ if it was interrupted or the store failed; and with 2 for wrong usage.`,
 				}
 			}
 		}
+		var err error
+		if d.cipher, err = keys.cipher(cmd); err != nil {
+			return err
+		}
 		decision := settle.Decision(as.value)
 		var result func(semel.Record) (semel.Result, error)
 		if decision == semel.DecideResult {
@@ -472,7 +482,7 @@ if it was interrupted or the store failed; and with 2 for wrong usage.`,
 		}
 		if len(many.where) > 0 {
 			return p.settleMany(ctx, s, bulkSettlement{
-				bulk: many, decided: d, as: as.value, decision: decision, result: result, repeat: p.repeatable(cmd),
+				bulk: many, decided: d, as: as.value, decision: decision, result: result, repeat: p.repeatable(cmd, encryptionFlagName),
 			})
 		}
 		return p.settle(ctx, s, args[0], d, decision, result)
@@ -480,6 +490,8 @@ if it was interrupted or the store failed; and with 2 for wrong usage.`,
 	choiceFlag(cmd, &as, "as", "what became of the effect (required)")
 	cmd.Flags().IntVar(&status, "status", http.StatusOK, "with --as result: status of the response")
 	cmd.Flags().StringArrayVar(&headers, "header", nil, "with --as result: a header of the response, as 'Name: value'; may be repeated")
+	keys.add(cmd, "with --as result: the gateway's file of encryption keys; the response is encrypted as the gateway's are")
+	fromEnv(cmd, encryptionFlagName)
 	cmd.Flags().StringVar(&body, "body", "", "with --as result: body of the response: the text itself, @file, or - for standard input")
 	d.add(cmd)
 	many.add(cmd)

@@ -165,7 +165,7 @@ func (p *program) settleMany(ctx context.Context, s store, b bulkSettlement) err
 			return err
 		}
 	}
-	guard, err := semel.New(semel.Config{Store: s})
+	guard, err := semel.New(semel.Config{Store: s, Cipher: b.cipher})
 	if err != nil {
 		return err
 	}

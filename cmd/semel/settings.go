@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
 )
 
@@ -27,6 +28,31 @@ func fromEnv(cmd *cobra.Command, names ...string) {
 		}
 		f.Annotations[envAnnotation] = []string{env}
 	})
+}
+
+// encryptionFlag is the flag for the keys that encrypt what is in a store.
+type encryptionFlag struct{ file string }
+
+const encryptionFlagName = "encryption-keys"
+
+func (e *encryptionFlag) add(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringVar(&e.file, encryptionFlagName, "", usage)
+}
+
+// cipher reads the keys; nil if none are given.
+func (e *encryptionFlag) cipher(cmd *cobra.Command) (*semel.Cipher, error) {
+	if e.file == "" {
+		return nil, nil
+	}
+	keys, err := gatewayfile.ReadEncryptionKeys(e.file)
+	var c *semel.Cipher
+	if err == nil {
+		c, err = semel.NewCipher(keys...)
+	}
+	if err != nil {
+		return nil, usagef("%s cannot be used: %w", named(cmd, encryptionFlagName), err)
+	}
+	return c, nil
 }
 
 // readEnv sets the flags that were not given from the environment. Where a file

@@ -248,6 +248,7 @@ func (p *program) stepsShowCommand() *cobra.Command {
 	var (
 		asJSON, input, result bool
 		step                  string
+		keys                  encryptionFlag
 	)
 	cmd := &cobra.Command{
 		Use:   "show NUMBER",
@@ -272,6 +273,11 @@ that of the step, as it is, and nothing else; --result prints the result of the 
 		if err != nil {
 			return err
 		}
+		if input || result {
+			if o, err = keys.decrypted(ctx, cmd, j, o); err != nil {
+				return err
+			}
+		}
 		bytes := o.Input
 		if step != "" {
 			s, err := findStep(o, step)
@@ -293,9 +299,34 @@ that of the step, as it is, and nothing else; --result prints the result of the 
 	})
 	jsonFlag(cmd, &asJSON)
 	cmd.Flags().StringVar(&step, "step", "", "with --input or --result: name of the step")
+	keys.add(cmd, "the service's file of encryption keys, for --input and --result, if its journal is encrypted")
+	fromEnv(cmd, encryptionFlagName)
 	cmd.Flags().BoolVar(&input, "input", false, "print the input, as it is")
 	cmd.Flags().BoolVar(&result, "result", false, "print the result of a step, as it is; of one that failed, the text of its error")
 	return cmd
+}
+
+// decrypted returns an operation with its inputs and results decrypted.
+func (e *encryptionFlag) decrypted(ctx context.Context, cmd *cobra.Command, store steps.Store, o steps.Operation) (steps.Operation, error) {
+	cipher, err := e.cipher(cmd)
+	if err != nil {
+		return o, err
+	}
+	j, err := steps.New(steps.Config{Store: store, Cipher: cipher})
+	if err != nil {
+		return o, err
+	}
+	o, err = j.Find(ctx, o.Identity)
+	switch {
+	case errors.Is(err, semel.ErrUnreadable):
+		return o, &fault{
+			code: exitRefused, err: err,
+			do: fmt.Sprintf("Name the service's file of keys with --%s, with the key in it. Nothing was changed.", encryptionFlagName),
+		}
+	case err != nil:
+		return o, stepsFault("the operation could not be read", err)
+	}
+	return o, nil
 }
 
 func (p *program) printOperation(o operationJSON) error {
@@ -350,7 +381,7 @@ func (p *program) stepsDecide(ctx context.Context, store steps.Store, number str
 		return err
 	}
 	// What the service's own journal bounds is bounded by the database here.
-	j, err := steps.New(steps.Config{Store: store, MaxResult: 1 << 20})
+	j, err := steps.New(steps.Config{Store: store, MaxResult: 1 << 20, Cipher: d.cipher})
 	if err != nil {
 		return err
 	}
@@ -391,6 +422,7 @@ func (p *program) stepsResolveCommand() *cobra.Command {
 	var (
 		step, result string
 		d            decided
+		keys         encryptionFlag
 		as           = choice{of: []string{string(steps.StateDone), string(steps.StateFailed), string(steps.StateFree)}}
 	)
 	cmd := &cobra.Command{
@@ -429,6 +461,10 @@ only after the longest time that the call can take; semel steps show prints its 
 				return err
 			}
 		}
+		var err error
+		if d.cipher, err = keys.cipher(cmd); err != nil {
+			return err
+		}
 		r := steps.Resolution{Step: step, To: steps.State(as.value), Result: b, Because: d.because}
 		return p.stepsDecide(ctx, s, args[0], &d, func(o steps.Operation, j *steps.Journal) error {
 			if _, err := findStep(o, step); err != nil {
@@ -444,6 +480,8 @@ only after the longest time that the call can take; semel steps show prints its 
 	})
 	cmd.Flags().StringVar(&step, "step", "", "name of the unknown step (required)")
 	choiceFlag(cmd, &as, "as", "what became of its call (required)")
+	keys.add(cmd, "the service's file of encryption keys: the result is encrypted as those of its journal are")
+	fromEnv(cmd, encryptionFlagName)
 	cmd.Flags().StringVar(&result, "result", "", "what the call answered, in JSON, or the text of its error: the text itself, @file, or - for standard input")
 	d.add(cmd)
 	return cmd

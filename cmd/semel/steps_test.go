@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,17 +23,24 @@ func TestStepsCommands(t *testing.T) {
 	for name, url := range map[string]func(testing.TB) string{
 		"sqlite": func(testing.TB) string { return newStore(t) }, "postgres": func(t testing.TB) string { return testenv.Postgres(t) },
 	} {
-		t.Run(name, func(t *testing.T) { testStepsCommands(t, url(t)) })
+		t.Run(name, func(t *testing.T) { testStepsCommands(t, url(t), "") })
 	}
+	t.Run("encrypted", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "keys")
+		noError(t, os.WriteFile(file, []byte("a: YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\n"), 0o600))
+		testStepsCommands(t, newStore(t), file)
+	})
 }
 
-func testStepsCommands(t *testing.T, url string) {
+func testStepsCommands(t *testing.T, url, encryptionKeys string) {
 	s, err := openStore(t.Context(), nil, url, 0, func(int, error) {})
 	noError(t, err)
 	defer func() { noError(t, s.Close(context.Background())) }()
-	j, err := steps.New(steps.Config{Store: journalOf(s), LookAfter: time.Millisecond})
+	cipher, err := (&encryptionFlag{encryptionKeys}).cipher(nil)
 	noError(t, err)
-	guard, err := semel.New(semel.Config{Store: s, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
+	j, err := steps.New(steps.Config{Store: journalOf(s), LookAfter: time.Millisecond, Cipher: cipher})
+	noError(t, err)
+	guard, err := semel.New(semel.Config{Store: s, Cipher: cipher, Policy: semel.Policy{OnCrash: semel.CrashRetry}})
 	noError(t, err)
 	identity := func(key string) semel.Identity {
 		return semel.Identity{Scope: semel.Scope{Tenant: "acme", Operation: "orders.create"}, Key: key}
@@ -89,7 +98,7 @@ func testStepsCommands(t *testing.T, url string) {
 
 	run := func(code int, args ...string) string {
 		t.Helper()
-		out := semelWith([]string{"USER=ada"}, `"charged"`, append(append([]string{"steps"}, args...), "--store", url)...)
+		out := semelWith([]string{"USER=ada", "SEMEL_ENCRYPTION_KEYS=" + encryptionKeys}, `"charged"`, append(append([]string{"steps"}, args...), "--store", url)...)
 		if out.code != code {
 			t.Fatalf("%v: exit %d: %s%s", args, out.code, out.stdout, out.stderr)
 		}
@@ -124,6 +133,12 @@ func testStepsCommands(t *testing.T, url string) {
 	}
 	if len(number) != 4 {
 		t.Errorf("not finished are %v", number)
+	}
+	if encryptionKeys != "" {
+		out := semelWith(nil, "", "steps", "show", "--store", url, number["done"], "--input")
+		if out.code != exitRefused || out.stdout != "" || !strings.Contains(out.stderr, "--encryption-keys") {
+			t.Errorf("without its key: %+v", out)
+		}
 	}
 	if all := run(exitOK, "list", "--key", "free", "--operation", "orders.create", "--phase", "held"); strings.Count(all, "\n") != 2 {
 		t.Errorf("with the key:\n%s", all)

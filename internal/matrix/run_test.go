@@ -303,8 +303,26 @@ func (r *run) policy(onCrash semel.CrashPolicy) semel.Policy {
 	return p
 }
 
+// cipher encrypts the results of every other key, those of the first process with
+// another key than those of the others.
+func (r *run) cipher(first bool) (*semel.Cipher, error) {
+	if r.key[len(r.key)-1]%2 == 0 {
+		return nil, nil
+	}
+	a := semel.EncryptionKey{Name: "a", Secret: bytes.Repeat([]byte("a"), 32)}
+	b := semel.EncryptionKey{Name: "b", Secret: bytes.Repeat([]byte("b"), 32)}
+	if !first {
+		a, b = b, a
+	}
+	return semel.NewCipher(a, b)
+}
+
 func (r *run) start(net network, s store, onCrash semel.CrashPolicy, spools *semelhttp.Spools, first bool) (*process, error) {
-	guard, err := semel.New(semel.Config{Store: s, Policy: r.policy(onCrash)})
+	cipher, err := r.cipher(first)
+	if err != nil {
+		return nil, err
+	}
+	guard, err := semel.New(semel.Config{Store: s, Policy: r.policy(onCrash), Cipher: cipher})
 	if err != nil {
 		return nil, err
 	}
@@ -629,6 +647,9 @@ func (r *run) check(first, retry saw, before, after map[int]int, record semel.Re
 	}
 	if k.transactional && nBefore > 0 && record.State != semel.StateCompleted {
 		r.wrong("there is an effect and the record is %v", record.State)
+	}
+	if cipher, _ := r.cipher(true); record.State == semel.StateCompleted && (cipher != nil) != strings.HasPrefix(record.Result.Codec, "encrypted/") {
+		r.wrong("the codec on record is %q", record.Result.Codec)
 	}
 	if k.transactional && c.rival == duplicate && record.State == semel.StateCompleted {
 		if want := c.status(k) < 400; want != (before[1] == 2) {

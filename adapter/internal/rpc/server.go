@@ -218,6 +218,9 @@ func (s *Server) answer(ctx context.Context, out semel.Outcome, err error, mine 
 		timedOut := errors.Is(err, semel.ErrDeadline) || mine != nil && Code(mine.Status.GetCode()) == DeadlineExceeded
 		return failed(cutOff(failure, timedOut))
 	case semel.AnswerUnavailable:
+		if errors.Is(err, semel.ErrUnreadable) {
+			return failed(unreadable(soon))
+		}
 		if out.Claimed {
 			return failed(notRecorded(failure.Retry(), soon))
 		}
@@ -270,7 +273,7 @@ func failed(s *spb.Status) Reply { return Reply{Status: s} }
 func (s *Server) fromRecord(ctx context.Context, out semel.Outcome) Reply {
 	body, err := wholeBody(ctx, out.Result, s.Guard.Policy().StoreTimeout)
 	if err != nil {
-		return failed(unreadable())
+		return failed(unreadable(time.Second))
 	}
 	reply, err := decode(out.Result, body)
 	if err != nil {

@@ -88,8 +88,8 @@ func notRecorded(retry semel.RetryAdvice, after time.Duration) *spb.Status {
 }
 
 // unreadable answers a call whose recorded reply is there but could not be read.
-func unreadable() *spb.Status {
-	return status(Unavailable, reason(semelhttp.ProblemStoreUnavailable), semel.RetrySameKey, time.Second,
+func unreadable(after time.Duration) *spb.Status {
+	return status(Unavailable, reason(semelhttp.ProblemStoreUnavailable), semel.RetrySameKey, after,
 		"The operation completed, but its recorded answer could not be read from the idempotency store. Send the same request with the same key again.")
 }
 

@@ -165,6 +165,9 @@ func (c *Config) tryBuild(f *strict.Findings) {
 	if err != nil {
 		f.Add("spool", "cannot be used: %v", err)
 	}
+	if _, err := c.EncryptionKeys(); err != nil {
+		f.Add("encryption", "cannot be used: %v", err)
+	}
 	rt := &Runtime{Guard: guard, Spools: spools}
 	if built := c.build(f, rt); built != nil {
 		_ = built.Close()
@@ -484,6 +487,44 @@ func ReadSecrets(file string) (secrets [][]byte, err error) {
 		return nil, fmt.Errorf("%s: there is no secret in it; put one in, as from openssl rand -hex 32", file)
 	}
 	return secrets, nil
+}
+
+// EncryptionKeys returns the keys that encrypt responses; none if that is off. It
+// reads the file that is named. Errors hold no secret.
+func (c *Config) EncryptionKeys() ([]semel.EncryptionKey, error) {
+	if !c.encrypts() {
+		return nil, nil
+	}
+	var keys []semel.EncryptionKey
+	if c.Encryption.KeysFile != "" {
+		var err error
+		if keys, err = ReadEncryptionKeys(c.Encryption.KeysFile); err != nil {
+			return nil, err
+		}
+	}
+	more, err := semel.ParseEncryptionKeys([]byte(strings.Join(c.Encryption.Keys, "\n")))
+	if err != nil {
+		return nil, fmt.Errorf("keys: %w", err)
+	}
+	keys = append(keys, more...)
+	_, err = semel.NewCipher(keys...)
+	return keys, err
+}
+
+// ReadEncryptionKeys reads a file of keys. Errors hold no secret.
+func ReadEncryptionKeys(file string) ([]semel.EncryptionKey, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := semel.ParseEncryptionKeys(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%s: there is no key in it; write one as NAME: SECRET, with a secret as from openssl rand -base64 32", file)
+	}
+	return keys, nil
 }
 
 // source makes the source of principals; nil if it cannot be.

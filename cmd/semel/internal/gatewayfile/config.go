@@ -23,6 +23,9 @@ type Config struct {
 	Admin Admin `yaml:"admin"`
 	// Store is where records are kept. A reload cannot change it.
 	Store Store `yaml:"store" rule:"required"`
+	// Encryption encrypts recorded responses in the store. A reload can change its keys, but not turn it on
+	// or off. Default: off.
+	Encryption Encryption `yaml:"encryption"`
 	// Principal says who a caller is. It is evaluated before any store lookup, for each request with a key.
 	Principal Principal `yaml:"principal" rule:"required"`
 	// Upstreams are the services.
@@ -90,6 +93,15 @@ type Store struct {
 	// Required makes the gateway exit if the store cannot be opened at start, instead of responding with 503
 	// until it can. Default false.
 	Required bool `yaml:"required"`
+}
+
+// Encryption says under which keys responses are encrypted. The first encrypts, and each decrypts what it has
+// encrypted. Keys are written NAME: SECRET, with a secret of 32 bytes in base64, as from openssl rand -base64 32.
+type Encryption struct {
+	// KeysFile is a file with keys, one on each line. It is reread on a reload.
+	KeysFile string `yaml:"keys_file"`
+	// Keys are more keys, after those of the file. Take their secrets from the environment: "2026a: ${NAME}".
+	Keys []string `yaml:"keys" rule:"secret,items=20"`
 }
 
 // Principal says who a caller is. Keys of two callers never meet.

@@ -56,6 +56,7 @@ func NeedsRestart(a, b *Config) (keys []string) {
 		{"drain_delay", a.DrainDelay, b.DrainDelay},
 		{"dry_run", a.DryRun, b.DryRun},
 		{"store", a.Store, b.Store},
+		{"encryption (on or off)", a.encrypts(), b.encrypts()},
 		{"spool", a.Spool, b.Spool},
 		{"bounds", a.Bounds, b.Bounds},
 		{"log_format", a.LogFormat, b.LogFormat},
@@ -68,6 +69,11 @@ func NeedsRestart(a, b *Config) (keys []string) {
 		keys = append(keys, "max_result (to more than the store was opened for)")
 	}
 	return keys
+}
+
+func (c *Config) encrypts() bool {
+	_, on := c.source.Written("encryption")
+	return on
 }
 
 // Cut is what a change of the configuration does to keys that were used before.
