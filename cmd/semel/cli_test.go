@@ -28,7 +28,7 @@ func TestUsage(t *testing.T) {
 		{args: []string{"keys"}, want: []string{"list, release, resolve, show"}},
 		{args: []string{"keys", "list"}, want: []string{"--store (SEMEL_STORE): it is not set"}},
 		{args: []string{"keys", "list", "--store", "memory:"}, want: []string{"lives in its gateway's process"}},
-		{args: []string{"keys", "list", "--store", "mysql:x"}, want: []string{`"mysql:x", which names no store`}},
+		{args: []string{"keys", "list", "--store", "mysql:x"}, want: []string{`"mysql:x", which does not name a store`}},
 		{args: []string{"keys", "list", "--store", "sqlite:"}, want: []string{"without a path"}},
 		{args: []string{"keys", "list", "--store", "sqlite://x.db"}, want: []string{"must be absolute"}},
 		{args: []string{"keys", "list", "--store", db, "--state", "done"}, want: []string{"--state", "in_progress, completed, unknown"}},
