@@ -122,6 +122,11 @@ type Config struct {
 	// semelhttp.ForwardedIndeterminate.
 	NoEffectStatus, IndeterminateStatus func(status int, h http.Header) bool
 
+	// Reconcile looks up, with the upstream, what became of operations whose outcome
+	// is unknown. The policy of Guard must then be semel.CrashHold. Nil for none,
+	// and not used with DryRun.
+	Reconcile *Reconcile
+
 	// DryRun decides and reports, but protects nothing, as in semelhttp.Config.
 	DryRun bool
 	// FailOpen lets requests through unprotected while the store is
@@ -180,6 +185,9 @@ func (c Config) validate() error {
 	}
 	if c.Webhook != nil && (c.Operation == "" || c.Pass || c.KeyOf != nil || c.Protects != nil || c.IssuedOnly || c.FailOpen) {
 		errs = append(errs, errors.New("field Webhook is set; it needs Operation, and has no use for Pass, KeyOf, Protects, IssuedOnly and FailOpen"))
+	}
+	if c.Reconcile != nil && (c.Webhook != nil || c.Pass) {
+		errs = append(errs, errors.New("field Reconcile is set, but so is Webhook or Pass, which have no use for it"))
 	}
 	if c.Webhook != nil && c.DryRun {
 		errs = append(errs, errors.New("field Webhook is set, but so is DryRun: deliveries cannot be rehearsed"))

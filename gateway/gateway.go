@@ -34,6 +34,7 @@ type Gateway struct {
 	protected http.Handler
 	resources *semelhttp.Resources // that it serves itself; nil for none
 	upstream  *Upstream
+	lookUps   *lookUps // nil for none
 	inFlight  atomic.Int64
 }
 
@@ -48,6 +49,15 @@ func New(c Config) (*Gateway, error) {
 		if err != nil {
 			errs = append(errs, errors.Unwrap(err))
 		}
+	}
+	if c.Reconcile != nil && c.Guard != nil && !c.DryRun {
+		policy := c.Guard.Policy()
+		var err error
+		if g.lookUps, err = newLookUps(g, *c.Reconcile, &policy); err == nil {
+			c.Guard, err = c.Guard.With(policy)
+			g.config.Guard = c.Guard
+		}
+		errs = append(errs, err)
 	}
 	scope := c.Scope
 	if scope == nil {
@@ -121,6 +131,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if g.resources != nil && g.resources.Serves(r) {
 		g.resources.ServeHTTP(w, r)
 		return
+	}
+	if g.lookUps != nil {
+		r = remember(r)
 	}
 	g.protected.ServeHTTP(w, r)
 }

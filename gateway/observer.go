@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"time"
 
 	"github.com/semelhq/semel/semelhttp"
 )
@@ -18,6 +19,8 @@ type Observer struct {
 	// that it returns, if not nil, is called when the upstream's response has
 	// begun, or when there will be none: then status is 0, and err says why.
 	Forwarding func(context.Context, Forwarding) (answered func(status int, err error))
+	// Reconciled is called after a look-up of Config.Reconcile.
+	Reconciled func(context.Context, Reconciled)
 	// Refused is called when a request was refused with a problem before
 	// any store lookup, as in semelhttp.Config.
 	Refused func(context.Context, semelhttp.Problem)
@@ -35,6 +38,20 @@ type Forwarding struct {
 	Header http.Header
 	// RecordID is that of the execution; empty for an unprotected request.
 	RecordID string
+}
+
+// Reconciled is a look-up of what became of an operation.
+type Reconciled struct {
+	RecordID string
+	// Found is present, absent, which means no effect only after
+	// Reconcile.SettleAfter, or undecided.
+	Found string
+	// Status is that of the upstream's response, 0 if there was none.
+	Status int
+	// Took is how long the look-up took.
+	Took time.Duration
+	// Err says why nothing was decided.
+	Err error
 }
 
 // Failed is a request that got no complete response.

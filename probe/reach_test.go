@@ -22,28 +22,7 @@ import (
 )
 
 // What it takes to reach a target changes nothing in what is found out about it.
-func TestReach(t *testing.T) {
-	for _, target := range targets.Reach() {
-		if *only != "" && target.Name != *only {
-			continue
-		}
-		t.Run(target.Name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				for seed := range *seeds {
-					n := targets.NewNetwork()
-					run := judged(t, target, seed, n.Listen, n.Dial, func(*plan.Plan) {})
-					for _, why := range misjudged(target.Expect, run) {
-						t.Errorf("seed %d: %s", seed, why)
-					}
-					if t.Failed() || *only != "" {
-						t.Log(target.About + "\n" + describe(run.Operations[0]))
-					}
-				}
-			})
-		})
-	}
-}
+func TestReach(t *testing.T) { wantTruth(t, targets.Reach(), onNetwork) }
 
 // finer runs a target of Finer, with another instance.
 func finer(t *testing.T, target targets.Target, o probe.Options) *probe.Result {
@@ -62,25 +41,9 @@ func finer(t *testing.T, target targets.Target, o probe.Options) *probe.Result {
 // Each of the finer experiments finds the wrong target, and accuses no right
 // one.
 func TestFiner(t *testing.T) {
-	for _, target := range targets.Finer() {
-		if *only != "" && target.Name != *only {
-			continue
-		}
-		t.Run(target.Name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				for seed := range *seeds {
-					run := finer(t, target, probe.Options{Send: true, Source: plan.Source{Random: rand.NewChaCha8([32]byte{byte(seed)})}}).Run
-					for _, why := range misjudged(target.Expect, run) {
-						t.Errorf("seed %d: %s", seed, why)
-					}
-					if t.Failed() || *only != "" {
-						t.Log(target.About + "\n" + describe(run.Operations[0]))
-					}
-				}
-			})
-		})
-	}
+	wantTruth(t, targets.Finer(), func(t *testing.T, target targets.Target, seed int) *evidence.Run {
+		return finer(t, target, probe.Options{Send: true, Source: plan.Source{Random: rand.NewChaCha8([32]byte{byte(seed)})}}).Run
+	})
 }
 
 func reach(t *testing.T, name string) targets.Target {

@@ -50,11 +50,13 @@ var only = flag.String("target", "", "run this target only, and say what came of
 
 var seeds = flag.Int("seeds", 1, "how often each target is run, each time with other values")
 
-// Every wrong target is found for the right reason, and no right one is
-// accused. Time is virtual, so that a busy machine does not change what a
-// target does.
-func TestTargets(t *testing.T) {
-	for _, target := range targets.All() {
+// Every wrong target is found for the right reason, and no right one is accused.
+func TestTargets(t *testing.T) { wantTruth(t, targets.All(), onNetwork) }
+
+// wantTruth runs each target with several sets of values. Time is virtual, so
+// that a busy machine does not change what a target does.
+func wantTruth(t *testing.T, all []targets.Target, run func(t *testing.T, target targets.Target, seed int) *evidence.Run) {
+	for _, target := range all {
 		if *only != "" && target.Name != *only {
 			continue
 		}
@@ -62,8 +64,7 @@ func TestTargets(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				for seed := range *seeds {
-					n := targets.NewNetwork()
-					run := judged(t, target, seed, n.Listen, n.Dial, func(*plan.Plan) {})
+					run := run(t, target, seed)
 					for _, why := range misjudged(target.Expect, run) {
 						t.Errorf("seed %d: %s", seed, why)
 					}
@@ -74,6 +75,12 @@ func TestTargets(t *testing.T) {
 			})
 		})
 	}
+}
+
+// onNetwork runs a target over a network in memory.
+func onNetwork(t *testing.T, target targets.Target, seed int) *evidence.Run {
+	n := targets.NewNetwork()
+	return judged(t, target, seed, n.Listen, n.Dial, func(*plan.Plan) {})
 }
 
 // misjudged compares a run with what it has to come to.

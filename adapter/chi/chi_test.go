@@ -2,12 +2,9 @@ package semelchi_test
 
 import (
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
+	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
@@ -15,60 +12,17 @@ import (
 
 	"github.com/semelhq/semel"
 	semelchi "github.com/semelhq/semel/adapter/chi"
-	"github.com/semelhq/semel/semelhttp"
-	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/internal/routertest"
 )
 
 func newOnce(t *testing.T) func(http.Handler) http.Handler {
 	t.Helper()
-	store, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	guard, err := semel.New(semel.Config{Store: store})
-	if err != nil {
-		t.Fatal(err)
-	}
-	resources, err := semelhttp.NewResources(semelhttp.ResourcesConfig{
-		Guard: guard, Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	protect, err := semelhttp.New(semelhttp.Config{
-		Guard:     guard,
-		Scope:     func(r *http.Request) (semel.Scope, error) { return semel.Scope{Operation: semelchi.Route(r)}, nil },
-		Resources: resources,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return semelchi.New(protect)
+	return semelchi.New(routertest.NewProtect(t, semel.Policy{}, func(r *http.Request) (semel.Scope, error) {
+		return semel.Scope{Operation: semelchi.Route(r)}, nil
+	}))
 }
 
-func post(path, key string) *http.Request {
-	r := httptest.NewRequest(http.MethodPost, path, nil)
-	if key != "" {
-		r.Header.Set(semelhttp.HeaderKey, key)
-	}
-	return r
-}
-
-func do(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	return w
-}
-
-func check(t *testing.T, w *httptest.ResponseRecorder, status int, body string, replayed bool) {
-	t.Helper()
-	if w.Code != status || body != "" && w.Body.String() != body {
-		t.Errorf("answer is %d %q, want %d %q", w.Code, w.Body, status, body)
-	}
-	if got := w.Header().Get(semelhttp.HeaderReplayed) == "true"; got != replayed {
-		t.Errorf("replayed: %v, want %v", got, replayed)
-	}
-}
+func post(path, key string) *http.Request { return routertest.Post(path, key, "", "") }
 
 // TestRoute: the operation is the route's pattern, through sub-routers too, and
 // so a key of one order cannot be used for another.
@@ -83,9 +37,9 @@ func TestRoute(t *testing.T) {
 			_, _ = fmt.Fprint(w, chi.URLParam(r, "shop"), chi.URLParam(r, "id"), r.PathValue("id"))
 		})
 	})
-	check(t, do(router, post("/shops/a/orders/7", "k")), http.StatusOK, "a77", false)
-	check(t, do(router, post("/shops/a/orders/7", "k")), http.StatusOK, "a77", true)
-	check(t, do(router, post("/shops/a/orders/8", "k")), http.StatusUnprocessableEntity, "", false)
+	routertest.Check(t, routertest.Do(router, post("/shops/a/orders/7", "k")), http.StatusOK, "a77", false)
+	routertest.Check(t, routertest.Do(router, post("/shops/a/orders/7", "k")), http.StatusOK, "a77", true)
+	routertest.Check(t, routertest.Do(router, post("/shops/a/orders/8", "k")), http.StatusUnprocessableEntity, "", false)
 	if operation != "POST /shops/{shop}/orders/{id}" {
 		t.Errorf("the operation is %q", operation)
 	}
@@ -94,59 +48,34 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestRouteOutlivesRequest: a client prefers not to wait and is answered, chi
-// gives its routing context to thousands of other requests, and the handler still
-// sees its own.
+// TestRouteOutlivesRequest: chi gives its routing context to other requests, and
+// the handler still sees its own.
 func TestRouteOutlivesRequest(t *testing.T) {
 	for _, use := range []string{"With", "Use"} { // behind the routing and in front of it
 		t.Run(use, func(t *testing.T) {
-			once := newOnce(t)
-			var (
-				entered, proceed = make(chan struct{}), make(chan struct{})
-				effects          atomic.Int64
-			)
-			router := chi.NewRouter()
-			var to chi.Router = router
-			if use == "Use" {
-				router.Use(once)
-			} else {
-				to = router.With(once)
-			}
-			to.Post("/orders/{id}/pay/{with}", func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Query().Has("slow") {
-					close(entered)
-					<-proceed
-					effects.Add(1)
-				}
-				_, _ = fmt.Fprint(w, chi.URLParam(r, "id"), " ", chi.URLParam(r, "with"), " ", r.PathValue("id"), " ",
-					chi.RouteContext(r.Context()).RoutePattern())
-			})
-			mine := post("/orders/mine/pay/card?slow", "k")
-			mine.Header.Set("Prefer", "respond-async")
-			check(t, do(router, mine), http.StatusAccepted, "", false)
-			<-entered
-
-			var others sync.WaitGroup
-			for g := range 8 {
-				others.Go(func() {
-					for i := range 500 {
-						w := do(router, post(fmt.Sprintf("/orders/other%d/pay/cash", i), fmt.Sprintf("k-%d-%d", g, i)))
-						if want := fmt.Sprintf("other%d cash other%d /orders/{id}/pay/{with}", i, i); w.Body.String() != want {
-							t.Errorf("answer is %d %q, want %q", w.Code, w.Body, want)
-						}
-						if i == 250 && g == 0 {
-							close(proceed) // in the midst of them
-						}
-					}
+			routertest.ClientGone(t, func(t *testing.T, pay, over func(slow bool)) routertest.Shop {
+				router := chi.NewRouter()
+				router.Use(func(next http.Handler) http.Handler {
+					return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						next.ServeHTTP(w, r)
+						over(r.URL.Query().Has("slow") && r.Header.Get("Prefer") == "") // who prefers not to wait does not
+					})
 				})
-			}
-			others.Wait()
-			again := post("/orders/mine/pay/card?slow", "k")
-			again.Header.Set("Prefer", "wait=30")
-			check(t, do(router, again), http.StatusOK, "mine card mine /orders/{id}/pay/{with}", true)
-			if n := effects.Load(); n != 1 {
-				t.Errorf("%d effects, want 1", n)
-			}
+				var to chi.Router = router
+				if use == "Use" {
+					router.Use(newOnce(t))
+				} else {
+					to = router.With(newOnce(t))
+				}
+				to.Post("/orders/{id}/pay/{with}", func(w http.ResponseWriter, r *http.Request) {
+					pay(r.URL.Query().Has("slow"))
+					_, _ = fmt.Fprint(w, chi.URLParam(r, "id"), " ", chi.URLParam(r, "with"), " ", r.PathValue("id"), " ",
+						chi.RouteContext(r.Context()).RoutePattern())
+				})
+				return routertest.Shop{Router: router, ByPath: use == "Use", Body: func(id, with, _ string) string {
+					return id + " " + with + " " + id + " /orders/{id}/pay/{with}"
+				}}
+			})
 		})
 	}
 }
@@ -165,70 +94,28 @@ func TestRouteInFront(t *testing.T) {
 			})
 		}, once)
 		router.Post("/orders/{id}", func(http.ResponseWriter, *http.Request) {})
-		check(t, do(router, post("/orders/7", key)), http.StatusOK, "", false)
+		routertest.Check(t, routertest.Do(router, post("/orders/7", key)), http.StatusOK, "", false)
 		if pattern != "POST /orders/{id}" {
 			t.Errorf("with the key %q, the route in front is %q", key, pattern)
 		}
 	}
 }
 
-// TestMiddleware: with chi's own middlewares in front and behind, a replay equals
-// the first answer as a client sees it.
 func TestMiddleware(t *testing.T) {
-	chain := chi.Middlewares{
-		middleware.Recoverer, middleware.RequestID, middleware.SetHeader("X-Frame-Options", "DENY"), middleware.Compress(5), middleware.StripSlashes,
+	all := map[string]func(http.Handler) http.Handler{
+		"recover": middleware.Recoverer, "request id": middleware.RequestID, "frames": middleware.SetHeader("X-Frame-Options", "DENY"),
+		"compress": middleware.Compress(5), "slashes": middleware.StripSlashes,
 	}
-	for _, place := range []string{"front", "behind", "both"} {
-		t.Run(place, func(t *testing.T) {
-			once := newOnce(t)
-			effects := 0
-			router := chi.NewRouter()
-			if place != "behind" {
-				router.Use(chain...)
-			}
-			router.Use(once)
-			if place != "front" {
-				router.Use(chain...)
-			}
-			router.Post("/orders/{id}", func(w http.ResponseWriter, r *http.Request) {
-				effects++
-				w.Header().Set("Content-Type", "text/plain")
-				w.WriteHeader(http.StatusCreated)
-				_, _ = fmt.Fprint(w, chi.URLParam(r, "id"), strings.Repeat(" long", 1000))
-			})
-			server := httptest.NewServer(router)
-			defer server.Close()
-			send := func() (*http.Response, string) {
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/orders/7/", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				r.Header.Set(semelhttp.HeaderKey, "k")
-				resp, err := server.Client().Do(r) // it asks for gzip
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = resp.Body.Close() }()
-				body, err := io.ReadAll(resp.Body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return resp, string(body)
-			}
-			first, body := send()
-			again, replayed := send()
-			if !first.Uncompressed || body != "7"+strings.Repeat(" long", 1000) || again.Header.Get(semelhttp.HeaderReplayed) != "true" {
-				t.Errorf("the first answer is %v %q, the replay %v", first, body, again)
-			}
-			first.Header.Del("Date")
-			again.Header.Del("Date")
-			again.Header.Del(semelhttp.HeaderReplayed)
-			if fmt.Sprint(first.StatusCode, first.Header, body) != fmt.Sprint(again.StatusCode, again.Header, replayed) {
-				t.Errorf("the first answer is %v, the replay %v", first, again)
-			}
-			if effects != 1 {
-				t.Errorf("%d effects, want 1", effects)
-			}
+	routertest.Middlewares(t, all, []string{"/orders/7"}, func(t *testing.T, front, behind []func(http.Handler) http.Handler) http.Handler {
+		effects := 0
+		router := chi.NewRouter()
+		router.Use(slices.Concat(front, []func(http.Handler) http.Handler{newOnce(t)}, behind)...)
+		router.Post("/orders/{id}", func(w http.ResponseWriter, r *http.Request) {
+			effects++
+			w.Header().Set("Content-Type", "text/plain")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = fmt.Fprint(w, effects, chi.URLParam(r, "id"), strings.Repeat(" long", 1000))
 		})
-	}
+		return router
+	})
 }

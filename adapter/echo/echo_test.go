@@ -1,20 +1,14 @@
 package semelecho_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/labstack/echo/v4"
@@ -22,39 +16,16 @@ import (
 
 	"github.com/semelhq/semel"
 	semelecho "github.com/semelhq/semel/adapter/echo"
-	"github.com/semelhq/semel/semelhttp"
-	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/internal/routertest"
 )
 
 // newOnce returns the adapter over a store of its own.
 func newOnce(t *testing.T) echo.MiddlewareFunc {
 	t.Helper()
-	store, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	guard, err := semel.New(semel.Config{Store: store})
-	if err != nil {
-		t.Fatal(err)
-	}
-	resources, err := semelhttp.NewResources(semelhttp.ResourcesConfig{
-		Guard: guard, Scope: func(*http.Request) (semel.Scope, error) { return semel.Scope{}, nil },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	protect, err := semelhttp.New(semelhttp.Config{
-		Guard: guard,
-		Scope: func(r *http.Request) (semel.Scope, error) {
-			user, _ := semelecho.Context(r).Get("user").(string)
-			return semel.Scope{Actor: user, Operation: semelecho.Route(r)}, nil
-		},
-		Resources: resources,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return semelecho.New(protect)
+	return semelecho.New(routertest.NewProtect(t, semel.Policy{}, func(r *http.Request) (semel.Scope, error) {
+		user, _ := semelecho.Context(r).Get("user").(string)
+		return semel.Scope{Actor: user, Operation: semelecho.Route(r)}, nil
+	}))
 }
 
 func newEcho() *echo.Echo {
@@ -67,39 +38,6 @@ func authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		c.Set("user", c.Request().Header.Get("X-User"))
 		return next(c)
-	}
-}
-
-func post(path, key, user, body string) *http.Request {
-	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
-	r.Header.Set("X-User", user)
-	if key != "" {
-		r.Header.Set(semelhttp.HeaderKey, key)
-	}
-	return r
-}
-
-func do(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	return w
-}
-
-// doPanic is do for a handler that may panic.
-func doPanic(h http.Handler, r *http.Request) (w *httptest.ResponseRecorder, panicked any) {
-	w = httptest.NewRecorder()
-	defer func() { panicked = recover() }()
-	h.ServeHTTP(w, r)
-	return w, nil
-}
-
-func check(t *testing.T, w *httptest.ResponseRecorder, status int, body string, replayed bool) {
-	t.Helper()
-	if got := strings.TrimSpace(w.Body.String()); w.Code != status || body != "" && got != body {
-		t.Errorf("answer is %d %q, want %d %q", w.Code, got, status, body)
-	}
-	if got := w.Header().Get(semelhttp.HeaderReplayed) == "true"; got != replayed {
-		t.Errorf("replayed: %v, want %v", got, replayed)
 	}
 }
 
@@ -141,18 +79,18 @@ func TestReplay(t *testing.T) {
 		})
 	})
 	want := `{"body":"x","effects":1,"id":"7","part":"a","route":"/orders/:id/:part","user":"ann"}`
-	w := do(e, post("/orders/7/a", "k", "ann", "x"))
-	check(t, w, http.StatusCreated, want, false)
-	again := do(e, post("/orders/7/a", "k", "ann", "x"))
-	check(t, again, http.StatusCreated, want, true)
+	w := routertest.Do(e, routertest.Post("/orders/7/a", "k", "ann", "x"))
+	routertest.Check(t, w, http.StatusCreated, want, false)
+	again := routertest.Do(e, routertest.Post("/orders/7/a", "k", "ann", "x"))
+	routertest.Check(t, again, http.StatusCreated, want, true)
 	if again.Header().Get("X-Behind") != "1" || again.Header().Get("Content-Type") != w.Header().Get("Content-Type") {
 		t.Errorf("the replay's header is %v, the original's %v", again.Header(), w.Header())
 	}
-	check(t, do(e, post("/orders/7/a", "k", "ann", "y")), http.StatusUnprocessableEntity, "", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/orders/7/a", "k", "ann", "y")), http.StatusUnprocessableEntity, "", false)
 	// The route is the operation, so this is the same identity and another path.
-	check(t, do(e, post("/orders/8/a", "k", "ann", "x")), http.StatusUnprocessableEntity, "", false)
-	check(t, do(e, post("/orders/7/a", "k", "bob", "x")), http.StatusCreated, "", false)
-	check(t, do(e, post("/orders/7/a", "", "ann", "x")), http.StatusCreated, "", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/orders/8/a", "k", "ann", "x")), http.StatusUnprocessableEntity, "", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/orders/7/a", "k", "bob", "x")), http.StatusCreated, "", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/orders/7/a", "", "ann", "x")), http.StatusCreated, "", false)
 	if effects != 3 {
 		t.Errorf("%d effects, want 3: ann's, bob's and the one without a key", effects)
 	}
@@ -165,77 +103,27 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestClientGone: a client goes away, or would rather not wait, while thousands
-// of others take Echo's contexts and give them back. The handler keeps its own to
-// its end, and only then is the request over.
 func TestClientGone(t *testing.T) {
-	for _, prefer := range []string{"", "respond-async"} {
-		t.Run("prefer "+prefer, func(t *testing.T) {
-			var (
-				entered, proceed = make(chan struct{}), make(chan struct{})
-				effects, over    atomic.Int64
-			)
-			e := newEcho()
-			e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
-				return func(c echo.Context) error {
-					slow := c.QueryParam("slow") != ""
-					err := next(c)
-					if slow && over.Add(1) == 1 && effects.Load() != 1 {
-						t.Error("the request was over before its handler")
-					}
-					return err
-				}
-			}, authenticate, newOnce(t))
-			e.POST("/orders/:id/pay/:with", func(c echo.Context) error {
-				if c.QueryParam("slow") != "" {
-					close(entered)
-					<-proceed
-					effects.Add(1)
-				}
-				c.Set("paid", c.Param("id"))
-				return c.String(http.StatusOK, fmt.Sprint(c.Param("id"), " ", c.Param("with"), " ", c.Path(), " ", c.Get("user"), " ",
-					c.Request().Context().Err(), " ", c.Get("paid")))
-			})
-
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			mine := func() *http.Request {
-				r := post("/orders/mine/pay/card?slow=1", "k", "ann", "").WithContext(ctx)
-				if prefer != "" {
-					r.Header.Set("Prefer", prefer)
-				}
-				return r
+	routertest.ClientGone(t, func(t *testing.T, pay, over func(slow bool)) routertest.Shop {
+		e := newEcho()
+		e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) error {
+				slow := c.QueryParam("slow") != ""
+				err := next(c)
+				over(slow)
+				return err
 			}
-			var all sync.WaitGroup
-			all.Go(func() { do(e, mine()) })
-			<-entered
-			if prefer == "" {
-				cancel()
-			}
-			for g := range 8 {
-				all.Go(func() {
-					for i := range 500 {
-						w := do(e, post(fmt.Sprintf("/orders/other%d/pay/cash", i), fmt.Sprintf("k-%d-%d", g, i/2), "eve", ""))
-						want := fmt.Sprintf("other%d cash /orders/:id/pay/:with eve <nil> other%d", i, i)
-						if i%2 == 1 { // a key that was used for another order
-							check(t, w, http.StatusUnprocessableEntity, "", false)
-						} else {
-							check(t, w, http.StatusOK, want, false)
-						}
-						if i == 250 && g == 0 {
-							close(proceed) // in the midst of them
-						}
-					}
-				})
-			}
-			all.Wait()
-			ctx = t.Context()
-			check(t, do(e, mine()), http.StatusOK, "mine card /orders/:id/pay/:with ann <nil> mine", true)
-			if n := effects.Load(); n != 1 {
-				t.Errorf("%d effects, want 1", n)
-			}
+		}, authenticate, newOnce(t))
+		e.POST("/orders/:id/pay/:with", func(c echo.Context) error {
+			pay(c.QueryParam("slow") != "")
+			c.Set("paid", c.Param("id"))
+			return c.String(http.StatusOK, fmt.Sprint(c.Param("id"), " ", c.Param("with"), " ", c.Path(), " ", c.Get("user"), " ",
+				c.Request().Context().Err(), " ", c.Get("paid")))
 		})
-	}
+		return routertest.Shop{Router: e, Body: func(id, with, user string) string {
+			return id + " " + with + " /orders/:id/pay/:with " + user + " <nil> " + id
+		}}
+	})
 }
 
 // TestErrors: what the handler returns is rendered where it is recorded.
@@ -273,141 +161,64 @@ func TestErrors(t *testing.T) {
 				effects++
 				return tt.err
 			}, once)
-			check(t, do(e, post("/orders/7", "k", "", "")), tt.status, tt.body, false)
+			routertest.Check(t, routertest.Do(e, routertest.Post("/orders/7", "k", "", "")), tt.status, tt.body, false)
 			if came != nil {
 				t.Errorf("the error in front is %v; it was rendered already", came)
 			}
-			check(t, do(e, post("/orders/7", "k", "", "")), tt.status, tt.body, true)
+			routertest.Check(t, routertest.Do(e, routertest.Post("/orders/7", "k", "", "")), tt.status, tt.body, true)
 			if effects != 1 {
 				t.Errorf("%d effects, want 1", effects)
 			}
 		})
 	}
+}
+
+func recoverer() echo.MiddlewareFunc {
+	return middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true})
 }
 
 func TestPanic(t *testing.T) {
-	rec := middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true})
-	tests := []struct {
-		name          string
-		front, behind []echo.MiddlewareFunc
-		panics        bool // out of the router
-		status, again int
-	}{
-		{"no Recover", nil, nil, true, http.StatusOK, http.StatusConflict}, // 200 is what nothing looks like to httptest
-		{"Recover in front", []echo.MiddlewareFunc{rec}, nil, false, http.StatusInternalServerError, http.StatusConflict},
-		{"Recover behind", nil, []echo.MiddlewareFunc{rec}, false, http.StatusInternalServerError, http.StatusInternalServerError},
-		{"Recover on both sides", []echo.MiddlewareFunc{rec}, []echo.MiddlewareFunc{rec}, false, http.StatusInternalServerError, http.StatusInternalServerError},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			effects := 0
-			e := newEcho()
-			e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
-				return func(c echo.Context) error {
-					request, response := c.Request(), c.Response()
-					defer func() {
-						if c.Request() != request || c.Response() != response {
-							t.Error("request or response in front are not what they were")
-						}
-					}()
-					return next(c)
-				}
-			})
-			e.POST("/", func(echo.Context) error {
-				effects++
-				panic("half way")
-			}, slices.Concat(tt.front, []echo.MiddlewareFunc{newOnce(t)}, tt.behind)...)
-			w, panicked := doPanic(e, post("/", "k", "", ""))
-			if (panicked != nil) != tt.panics || tt.panics && panicked != "half way" {
-				t.Errorf("the router panicked with %v, want a panic: %v", panicked, tt.panics)
-			}
-			check(t, w, tt.status, "", false)
-			check(t, do(e, post("/", "k", "", "")), tt.again, "", tt.again == tt.status)
-			if effects != 1 {
-				t.Errorf("%d effects, want 1", effects)
+	routertest.Panic(t, func(t *testing.T, front, behind bool, handle func()) http.Handler {
+		e := newEcho()
+		e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
+			return func(c echo.Context) error {
+				request, response := c.Request(), c.Response()
+				defer func() {
+					if c.Request() != request || c.Response() != response {
+						t.Error("request or response in front are not what they were")
+					}
+				}()
+				return next(c)
 			}
 		})
-	}
+		if front {
+			e.Use(recoverer())
+		}
+		e.Use(newOnce(t))
+		if behind {
+			e.Use(recoverer())
+		}
+		e.POST("/", func(echo.Context) error {
+			handle()
+			return nil
+		})
+		return e
+	})
 }
 
-// answer is what a client sees.
-type answer struct {
-	status  int
-	header  http.Header
-	trailer http.Header
-	body    string
-	err     error // of reading the body
-}
-
-func send(t *testing.T, server *httptest.Server, path string, header map[string]string) answer {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set(semelhttp.HeaderKey, "k")
-	for name, value := range header {
-		if r.Header.Set(name, value); value == "" {
-			r.Header.Del(name)
-		}
-	}
-	resp, err := server.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if resp.Header.Get("Content-Encoding") == "gzip" {
-		z, zerr := gzip.NewReader(bytes.NewReader(body))
-		if zerr != nil {
-			t.Fatalf("%v of %q", zerr, body)
-		}
-		if body, zerr = io.ReadAll(z); zerr != nil {
-			err = zerr
-		}
-	}
-	return answer{resp.StatusCode, resp.Header, resp.Trailer, string(body), err}
-}
-
-// TestBrokenStream: Recover in front ends a panic, but an answer that has begun
-// must not look whole to the client.
 func TestBrokenStream(t *testing.T) {
-	breaks := map[string]func(echo.Context){
-		"panic":         func(echo.Context) { panic("half way") },
-		"aborted":       func(echo.Context) { panic(http.ErrAbortHandler) },
-		"indeterminate": func(c echo.Context) { semelhttp.DeclareIndeterminate(c.Request().Context(), "cut off") },
-	}
-	for name, breaks := range breaks {
-		for _, proto := range []int{1, 2} {
-			t.Run(fmt.Sprint(name, " over HTTP/", proto), func(t *testing.T) {
-				e := newEcho()
-				e.Use(middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true}), newOnce(t))
-				e.POST("/", func(c echo.Context) error {
-					c.Response().Header().Set("Content-Type", "text/event-stream")
-					_, _ = c.Response().Write([]byte("data:1\n\n"))
-					c.Response().Flush()
-					breaks(c)
-					return nil
-				})
-				server := httptest.NewUnstartedServer(e)
-				server.Config.ErrorLog = log.New(io.Discard, "", 0)
-				server.EnableHTTP2 = proto == 2
-				server.StartTLS()
-				defer server.Close()
-				a := send(t, server, "/", nil)
-				if a.err == nil || a.status != http.StatusOK {
-					t.Errorf("the client read %q of %d and saw no error", a.body, a.status)
-				}
-				if again := send(t, server, "/", nil); again.status != http.StatusConflict {
-					t.Errorf("the repetition is answered with %d, want 409", again.status)
-				}
-				unprotected := send(t, server, "/", map[string]string{semelhttp.HeaderKey: ""})
-				if name == "panic" && unprotected.err != nil {
-					t.Errorf("without a key the answer ends with %v, which it does not without the adapter", unprotected.err)
-				}
-			})
-		}
-	}
+	routertest.BrokenStream(t, []string{"panic"}, func(t *testing.T, breaks func(*http.Request)) http.Handler {
+		e := newEcho()
+		e.Use(recoverer(), newOnce(t))
+		e.POST("/", func(c echo.Context) error {
+			c.Response().Header().Set("Content-Type", "text/event-stream")
+			_, _ = c.Response().Write([]byte("data:1\n\n"))
+			c.Response().Flush()
+			breaks(c.Request())
+			return nil
+		})
+		return e
+	})
 }
 
 // TestHooks: what is registered in front of the adapter is called when the client
@@ -443,7 +254,7 @@ func TestHooks(t *testing.T) {
 			})
 			for i, user := range []string{"ann", "bob"} {
 				called = nil
-				header := do(e, post("/", "k", user, "")).Result().Header
+				header := routertest.Do(e, routertest.Post("/", "k", user, "")).Result().Header
 				if header.Get("X-Front") != user {
 					t.Errorf("%s: what the hook in front set is %q", user, header.Get("X-Front"))
 				}
@@ -473,13 +284,10 @@ func TestFlushWithoutFlusher(t *testing.T) {
 		return err
 	}, newOnce(t))
 	w := httptest.NewRecorder()
-	e.ServeHTTP(struct{ http.ResponseWriter }{w}, post("/", "k", "", ""))
-	check(t, w, http.StatusOK, "data:1", false)
+	e.ServeHTTP(struct{ http.ResponseWriter }{w}, routertest.Post("/", "k", "", ""))
+	routertest.Check(t, w, http.StatusOK, "data:1", false)
 }
 
-// TestMiddleware: whatever stands in front of the adapter and behind it, a
-// replay equals the first answer as a client sees it, apart from what those in
-// front say of the request at hand.
 func TestMiddleware(t *testing.T) {
 	all := map[string]echo.MiddlewareFunc{
 		"gzip":       middleware.Gzip(),
@@ -509,56 +317,18 @@ func TestMiddleware(t *testing.T) {
 		},
 		"error": func(echo.Context) error { return echo.NewHTTPError(http.StatusPaymentRequired, "no money") },
 	}
-	for _, place := range []string{"front", "behind", "both"} {
-		for _, name := range append(slices.Sorted(maps.Keys(all)), "all") {
-			var chain []echo.MiddlewareFunc
-			for _, other := range slices.Sorted(maps.Keys(all)) {
-				if name == other || name == "all" {
-					chain = append(chain, all[other])
-				}
-			}
-			t.Run(name+" "+place, func(t *testing.T) {
-				e := newEcho()
-				for path, handler := range handlers {
-					inner := []echo.MiddlewareFunc{authenticate}
-					if place != "behind" {
-						inner = append(inner, chain...)
-					}
-					inner = append(inner, newOnce(t))
-					if place != "front" {
-						inner = append(inner, chain...)
-					}
-					e.POST("/"+path, handler, inner...)
-				}
-				server := httptest.NewServer(e)
-				defer server.Close()
-				for path := range handlers {
-					header := map[string]string{
-						"X-User": "ann", "Accept-Encoding": "gzip", "Origin": "https://a.example", "X-Request-Id": "1",
-					}
-					first, again := send(t, server, "/"+path, header), send(t, server, "/"+path, header)
-					if first.header.Get(semelhttp.HeaderReplayed) != "" || again.header.Get(semelhttp.HeaderReplayed) != "true" {
-						t.Fatalf("%s: not one executed and one replayed: %v, %v", path, first, again)
-					}
-					for _, a := range []answer{first, again} {
-						a.header.Del("Date")
-						a.header.Del(semelhttp.HeaderReplayed)
-					}
-					if fmt.Sprint(first) != fmt.Sprint(again) || first.err != nil {
-						t.Errorf("%s: the first answer is\n%v, the replay\n%v", path, first, again)
-					}
-					header["X-Request-Id"], header["Origin"] = "2", "https://b.example"
-					later := send(t, server, "/"+path, header)
-					if id := later.header.Get("X-Request-Id"); id != "" && (id == "2") != (place != "behind") {
-						t.Errorf("%s: the replay's request id is %q", path, id)
-					}
-					if later.body != first.body || later.status != first.status {
-						t.Errorf("%s: for another request the replay is %v, not %v", path, later, first)
-					}
-				}
-			})
-		}
+	var paths []string
+	for path := range handlers {
+		paths = append(paths, "/"+path)
 	}
+	routertest.Middlewares(t, all, paths, func(t *testing.T, front, behind []echo.MiddlewareFunc) http.Handler {
+		e := newEcho()
+		e.Use(slices.Concat([]echo.MiddlewareFunc{authenticate}, front, []echo.MiddlewareFunc{newOnce(t)}, behind)...)
+		for path, handler := range handlers {
+			e.POST("/"+path, handler)
+		}
+		return e
+	})
 }
 
 // TestInFront: what stands in front of the adapter may go on with request and
@@ -587,18 +357,18 @@ func TestInFront(t *testing.T) {
 		}
 	})
 	e.POST("/", func(c echo.Context) error { return c.String(http.StatusAccepted, "done") })
-	check(t, do(e, post("/", "k", "", "")), http.StatusAccepted, "done", false)
-	check(t, do(e, post("/", "k", "", "")), http.StatusAccepted, "done", true)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/", "k", "", "")), http.StatusAccepted, "done", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/", "k", "", "")), http.StatusAccepted, "done", true)
 }
 
 // TestNoRoute: a request with a key for which there is no route.
 func TestNoRoute(t *testing.T) {
 	e := newEcho()
 	e.Use(newOnce(t))
-	check(t, do(e, post("/nowhere", "k", "", "")), http.StatusNotFound, `{"message":"Not Found"}`, false)
-	check(t, do(e, post("/nowhere", "k", "", "")), http.StatusNotFound, `{"message":"Not Found"}`, true)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/nowhere", "k", "", "")), http.StatusNotFound, `{"message":"Not Found"}`, false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/nowhere", "k", "", "")), http.StatusNotFound, `{"message":"Not Found"}`, true)
 	// Without a route to name them, paths are operations of their own.
-	check(t, do(e, post("/elsewhere", "k", "", "")), http.StatusNotFound, "", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/elsewhere", "k", "", "")), http.StatusNotFound, "", false)
 }
 
 // TestUnprotected: what semelhttp lets pass runs as if the adapter was not there.
@@ -626,12 +396,12 @@ func TestUnprotected(t *testing.T) {
 		return errTeapot
 	})
 	e.POST("/panic", func(echo.Context) error { panic("unprotected") })
-	check(t, do(e, post("/", "", "", "")), http.StatusTeapot, "", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/", "", "", "")), http.StatusTeapot, "", false)
 	if came != error(errTeapot) {
 		t.Errorf("the error in front is %v", came)
 	}
-	check(t, do(e, httptest.NewRequest(http.MethodGet, "/", nil)), http.StatusTeapot, "", false)
-	if _, panicked := doPanic(e, post("/panic", "", "", "")); panicked != "unprotected" {
+	routertest.Check(t, routertest.Do(e, httptest.NewRequest(http.MethodGet, "/", nil)), http.StatusTeapot, "", false)
+	if _, panicked := routertest.DoPanic(e, routertest.Post("/panic", "", "", "")); panicked != "unprotected" {
 		t.Errorf("the panic is %v", panicked)
 	}
 }
@@ -653,8 +423,8 @@ func TestOwnContextType(t *testing.T) {
 			return next(&account{c, "acme"})
 		}
 	}, newOnce(t))
-	check(t, do(e, post("/7", "k", "", "")), http.StatusOK, "acme7ann", false)
-	check(t, do(e, post("/7", "k", "", "")), http.StatusOK, "acme7ann", true)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/7", "k", "", "")), http.StatusOK, "acme7ann", false)
+	routertest.Check(t, routertest.Do(e, routertest.Post("/7", "k", "", "")), http.StatusOK, "acme7ann", true)
 }
 
 func TestNewRefusesNil(t *testing.T) {
@@ -667,7 +437,7 @@ func TestNewRefusesNil(t *testing.T) {
 }
 
 func TestOutsideOfTheAdapter(t *testing.T) {
-	r := post("/", "", "", "")
+	r := routertest.Post("/", "", "", "")
 	if semelecho.Context(r) != nil || semelecho.Route(r) != "" {
 		t.Error("a request that did not pass the adapter has a context")
 	}

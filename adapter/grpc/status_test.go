@@ -19,7 +19,7 @@ import (
 
 	"github.com/semelhq/semel"
 	semelgrpc "github.com/semelhq/semel/adapter/grpc"
-	"github.com/semelhq/semel/store/memory"
+	"github.com/semelhq/semel/adapter/internal/rpc/rpctest"
 )
 
 func paid(context.Context, *structpb.Struct) (*wrapperspb.StringValue, error) {
@@ -111,87 +111,26 @@ func TestConfiguredCodes(t *testing.T) {
 	wantRefusal(t, r.call(as(t.Context(), "ann", "k"), pay, ten), codes.Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false)
 }
 
-// scripted is a store that says of a claim what the test wants.
-type scripted struct {
-	*memory.Store
-	begin func(semel.Attempt) error     // nil grants
-	claim func(semel.Claim) semel.Claim // of a claim that was granted
-}
-
-func (s scripted) Begin(ctx context.Context, a semel.Attempt) (semel.Claim, error) {
-	if s.begin != nil {
-		return nil, s.begin(a)
-	}
-	c, err := s.Store.Begin(ctx, a)
-	if err == nil && s.claim != nil {
-		c = s.claim(c)
-	}
-	return c, err
-}
-
-type rolledBack struct{ semel.Claim }
-
-func (rolledBack) Complete(context.Context, semel.Result) (time.Time, error) {
-	return time.Time{}, semel.ErrRolledBack
-}
-
-type unheld struct{ semel.Claim }
-
-func (unheld) Hold(context.Context, string) error { return errors.New("down") }
-
-// found is a Begin that meets a record.
-func found(change func(*semel.Record)) func(semel.Attempt) error {
-	return func(a semel.Attempt) error {
-		r := semel.Record{ID: semel.NewRecordID(), Identity: a.Identity, Fingerprint: a.Fingerprint, State: semel.StateInProgress, Lease: time.Minute}
-		change(&r)
-		return &semel.ConflictError{Record: r}
-	}
-}
-
 // TestAdvice: what each answer of the guard is on the wire, and what the client
 // is advised to do.
 func TestAdvice(t *testing.T) {
-	down := func(semel.Attempt) error { return errors.New("down") }
 	fails := func(context.Context, *structpb.Struct) (*wrapperspb.StringValue, error) {
 		return nil, status.Error(codes.Unavailable, "upstream")
 	}
-	base, err := memory.New(memory.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		name    string
-		handler handler
-		store   scripted
-		key     []string
-		code    codes.Code
-		reason  string
-		retry   semel.RetryAdvice
-		after   bool
-		effects int64
-	}{
-		{"executed", paid, scripted{}, []string{"k1"}, codes.OK, "", "", false, 1},
-		{"released", paid, scripted{claim: func(c semel.Claim) semel.Claim { return rolledBack{c} }}, []string{"k2"}, codes.Unavailable, "ROLLED_BACK", semel.RetrySameKey, true, 1},
-		{"in progress", paid, scripted{begin: found(func(*semel.Record) {})}, []string{"k3"}, codes.Aborted, "IN_PROGRESS", semel.RetrySameKey, true, 0},
-		{"mismatch", paid, scripted{begin: found(func(r *semel.Record) { r.Fingerprint.Sum[0]++ })}, []string{"k4"}, codes.InvalidArgument, "KEY_MISMATCH", semel.RetryNo, false, 0},
-		{"unknown, found", paid, scripted{begin: found(func(r *semel.Record) { r.State = semel.StateUnknown })}, []string{"k5"}, codes.FailedPrecondition, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false, 0},
-		{"unknown, its own", fails, scripted{}, []string{"k6"}, codes.Unknown, "OUTCOME_UNKNOWN", semel.RetryAfterResolution, false, 1},
-		{"replayed, but not retained", paid, scripted{begin: found(func(r *semel.Record) { r.State, r.Result.Tombstone = semel.StateCompleted, true })}, []string{"k7"}, codes.FailedPrecondition, "RESULT_NOT_RETAINED", semel.RetryNo, false, 0},
-		{"rejected, no key", paid, scripted{}, nil, codes.InvalidArgument, "KEY_MISSING", semel.RetryNewKey, false, 0},
-		{"rejected, malformed", paid, scripted{}, []string{"a,b"}, codes.InvalidArgument, "KEY_MALFORMED", semel.RetryNewKey, false, 0},
-		{"unavailable", paid, scripted{begin: down}, []string{"k8"}, codes.Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true, 0},
-		{"unavailable for its own hold", fails, scripted{claim: func(c semel.Claim) semel.Claim { return unheld{c} }}, []string{"k9"}, codes.Unavailable, "STORE_UNAVAILABLE", semel.RetrySameKey, true, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			tt.store.Store = base
-			r := newRig(t, tt.handler, options{store: tt.store, policy: semel.Policy{Lease: 50 * time.Millisecond}, config: semelgrpc.Config{RequireKey: true}})
-			a := r.call(as(t.Context(), "ann", tt.key...), pay, ten)
-			if tt.code != codes.OK {
-				wantRefusal(t, a, tt.code, tt.reason, tt.retry, tt.after)
+	for _, tt := range rpctest.Advices(t) {
+		t.Run(tt.Name, func(t *testing.T) {
+			h := handler(paid)
+			if tt.Fails {
+				h = fails
+			}
+			r := newRig(t, h, options{store: tt.Store, policy: semel.Policy{Lease: 50 * time.Millisecond}, config: semelgrpc.Config{RequireKey: true}})
+			a := r.call(as(t.Context(), "ann", tt.Key...), pay, ten)
+			if tt.Reason != "" {
+				wantRefusal(t, a, codes.Code(tt.Code), tt.Reason, tt.Retry, tt.After) //nolint:gosec // the numbers are the protocol's
 			} else if a.err != nil {
 				t.Error(a.err)
 			}
-			r.wantEffects(tt.effects)
+			r.wantEffects(tt.Effects)
 		})
 	}
 }

@@ -22,6 +22,7 @@
 //	semel.spool.failures           bodies that could not be stored
 //	semel.records                  unknown, and lapsed: in progress without an owner
 //	semel.sweep.records, semel.sweep.failures
+//	semel.reconciliations          look-ups with the upstream, by what was found: present, absent, undecided
 //	semel.upstream.failures        by what is known: unreached, cut_off, answer_cut_off, gave_up
 //	semel.outbox.oldest.age        by topic: the figure to alert on
 //	semel.outbox.messages          by topic and state

@@ -26,6 +26,9 @@ func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 	for _, what := range []string{"unreached", "cut_off", "answer_cut_off", "gave_up"} {
 		t.upstreamFailures.Add(context.Background(), 0, t.of(series{errType: what}))
 	}
+	for _, found := range []string{"present", "absent", "undecided"} {
+		t.reconciliations.Add(context.Background(), 0, t.of(series{outcome: found}))
+	}
 	t.spoolFailures.Add(context.Background(), 0)
 	return &gateway.Observer{
 		Failed: func(ctx context.Context, f gateway.Failed) {
@@ -54,6 +57,12 @@ func (t *Telemetry) Gateway(next *gateway.Observer) *gateway.Observer {
 				if others != nil {
 					others(status, err)
 				}
+			}
+		},
+		Reconciled: func(ctx context.Context, r gateway.Reconciled) {
+			t.reconciliations.Add(ctx, 1, t.of(series{outcome: r.Found}))
+			if next.Reconciled != nil {
+				next.Reconciled(ctx, r)
 			}
 		},
 		Refused: func(ctx context.Context, p semelhttp.Problem) {

@@ -52,6 +52,7 @@ type Telemetry struct {
 
 	decisions, refusals, unprotected, storeFailures, leaseLosses, panics metric.Int64Counter
 	upstreamFailures, spoolFailures, sweptRecords, sweepFailures         metric.Int64Counter
+	reconciliations                                                      metric.Int64Counter
 	outboxAttempts, outboxStoreFailures                                  metric.Int64Counter
 	active                                                               metric.Int64UpDownCounter
 	records, outboxMessages                                              metric.Int64Gauge
@@ -112,6 +113,7 @@ func New(c Config) (*Telemetry, error) {
 		{&t.sweptRecords, "semel.sweep.records", "{record}", "Expired records that were removed."},
 		{&t.sweepFailures, "semel.sweep.failures", "{sweep}", "Sweeps that ended early; the next one goes on."},
 		{&t.upstreamFailures, "semel.upstream.failures", "{request}", "Requests that got no whole answer from the upstream."},
+		{&t.reconciliations, "semel.reconciliations", "{request}", "Look-ups of what became of an operation, by what the upstream said of the effect."},
 		{&t.outboxOldest, "semel.outbox.oldest.age", "s", "For how long the oldest pending message could have been delivered."},
 		{&t.outboxMessages, "semel.outbox.messages", "{message}", "Messages that are not delivered, up to the store's limit of counting."},
 		{&t.outboxAttempts, "semel.outbox.attempts", "{attempt}", "Attempts at messages, by what they came to."},

@@ -152,7 +152,7 @@ func checkBackup(ctx context.Context, path string) error {
 	if err := errors.Join(err, db.Close()); err != nil {
 		return err
 	}
-	s, err := sqlite.Open(ctx, sqlite.Config{Path: path, MustExist: true})
+	s, err := sqlite.Open(ctx, sqlite.Config{Path: path, NoMigrate: true})
 	if err != nil {
 		return err
 	}

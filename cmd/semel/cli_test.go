@@ -45,6 +45,11 @@ func TestUsage(t *testing.T) {
 		},
 		{args: []string{"gateway", "--upstream", "http://u:p@x", "--store", "memory:"}, want: []string{"--upstream (SEMEL_UPSTREAM) may hold"}},
 		{args: []string{"gateway", "--upstream", "http://x", "--store", "memory:", "--credential-header", "a b"}, want: []string{`Credentials names "a b"`}},
+		{args: []string{"gateway", "--trust-forwarded", "--upstream", "http://x", "--store", "memory:"}, want: []string{"http://x"}}, // it has taken what is behind it
+		{args: []string{"gateway", "--upstream", "http://x", "--store", "memory:", "--trust-forwarded"}, want: []string{"needs an argument: --trust-forwarded"}},
+		{args: []string{"gateway", "--upstream", "http://x", "--store", "memory:", "--trust-forwarded=true"}, want: []string{`--trust-forwarded (SEMEL_TRUST_FORWARDED) names "true"`, "as in --trust-forwarded 10.1.2.0/24"}},
+		{args: []string{"gateway", "--upstream", "http://x", "--store", "memory:"}, env: []string{"SEMEL_TRUST_FORWARDED=1"}, want: []string{`names "1", which is no network`}},
+		{args: []string{"gateway", "--upstream", "http://x", "--store", "memory:", "--trust-forwarded", "0.0.0.0/0"}, want: []string{"trusts everybody"}},
 		{args: []string{"audit"}, want: []string{"search"}},
 		{args: []string{"outbox"}, want: []string{"list, purge, redrive, show, status"}},
 		{args: []string{"outbox", "status"}, want: []string{"--store (SEMEL_STORE): it is not set"}},

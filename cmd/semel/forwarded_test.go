@@ -31,23 +31,34 @@ func startBefore(t *testing.T, up *wiretap, lines string) *process {
 	return startGatewayBy(t, file)
 }
 
-// TestForwardedByTheFile: the service sees what the file's proxies say of clients, in
-// the one spelling that is theirs, and of everybody else what the gateway does.
-func TestForwardedByTheFile(t *testing.T) {
+// TestForwarded: the service sees what the proxies that a file or flags name say of
+// clients, in the one spelling that is theirs, and of everybody else what the gateway
+// does.
+func TestForwarded(t *testing.T) {
 	const said = "Forwarded: for=192.0.2.7;proto=https; X-Forwarded-For: 192.0.2.7, 127.0.0.1; X-Forwarded-Host: shop.example; X-Forwarded-Proto: https"
 	const seen = "X-Forwarded-For: 127.0.0.1; X-Forwarded-Host: a; X-Forwarded-Proto: http"
 	socket := filepath.Join(t.TempDir(), "s")
-	for _, tt := range []struct{ name, lines, want string }{
+	for _, tt := range []struct{ name, lines, want string }{ // lines of a file, or flags
 		{"no proxies", "", seen},
 		{"the peer", "trust_forwarded: {from: [10.0.0.0/8, 127.0.0.1/32]}\n", said},
 		{"others", "trust_forwarded: {from: [10.0.0.0/8], unix: true}\n", seen},
 		// What is said there has no address of the peer behind it.
 		{"the socket", "listen: unix:" + socket + "\ntrust_forwarded: {unix: true}\n", strings.Replace(said, ", 127.0.0.1", "", 1)},
+		{"no proxies, by flags", "--lease 15s", seen},
+		{"the peer, by flags", "--trust-forwarded 10.0.0.0/8,127.0.0.1/32", said},
+		{"the peer, by flags one by one", "--trust-forwarded 127.0.0.1/32 --trust-forwarded unix", said},
+		{"others, by flags", "--trust-forwarded 10.0.0.0/8,unix", seen},
+		{"the socket, by flags", "--trust-forwarded unix --listen unix:" + socket + "3", strings.Replace(said, ", 127.0.0.1", "", 1)},
 		{"others than the socket", "listen: unix:" + socket + "2\ntrust_forwarded: {from: [127.0.0.1/32]}\n", strings.Replace(seen, "X-Forwarded-For: 127.0.0.1; ", "", 1)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			up := newWiretap(t)
-			g := startBefore(t, up, tt.lines)
+			var g *process
+			if strings.HasPrefix(tt.lines, "--") {
+				g = startGateway(t, append([]string{"--upstream", up.url, "--store", "memory:"}, strings.Fields(tt.lines)...)...)
+			} else {
+				g = startBefore(t, up, tt.lines)
+			}
 			network, address := "tcp", strings.TrimPrefix(g.url, "http://")
 			if _, path, ok := strings.Cut(tt.lines, "unix:/"); ok {
 				path, _, _ = strings.Cut(path, "\n")

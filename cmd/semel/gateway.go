@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/semelhq/semel"
 	"github.com/semelhq/semel/cmd/semel/internal/gatewayfile"
 	"github.com/semelhq/semel/gateway"
+	"github.com/semelhq/semel/gateway/principal"
 	"github.com/semelhq/semel/semelhttp"
 )
 
@@ -30,7 +32,8 @@ type gatewaySettings struct {
 	methods                []string
 	credentials            []string
 	preserveHost           bool
-	trustForwarded         bool
+	trustForwarded         []string
+	proxies                principal.Proxies // of trustForwarded; see checked
 
 	lease, heartbeat, deadline, retention time.Duration
 	onCrash                               choice
@@ -127,7 +130,7 @@ old one stays in use.`,
 	f.StringSliceVar(&s.methods, "methods", []string{"POST", "PATCH"}, "methods that are protected")
 	f.StringSliceVar(&s.credentials, "credential-header", []string{"Authorization"}, "header that tells callers apart; several count together")
 	f.BoolVar(&s.preserveHost, "preserve-host", false, "send the client's Host to the service, and keep the keys of each host apart")
-	f.BoolVar(&s.trustForwarded, "trust-forwarded", false, "keep the X-Forwarded-* headers that a request comes with; only behind a trusted proxy")
+	f.StringSliceVar(&s.trustForwarded, "trust-forwarded", nil, "networks of the proxies, as 10.1.2.0/24, whose Forwarded and X-Forwarded-For, -Host and -Proto headers the service sees, and unix for those that connect over a unix socket; from all others they are removed (default none)")
 	choiceFlag(cmd, &s.contract, "contract", "form of the responses: the IETF draft's, Stripe's, or OASIS Repeatable Requests'")
 	choiceFlag(cmd, &s.inFlight, "in-flight", "what a duplicate of a running request gets: 409 at once, the response after a wait, or 202 with a status URL")
 	f.DurationVar(&s.wait, "wait", semelhttp.DefaultWait, "how long --in-flight wait holds a duplicate")
@@ -246,6 +249,21 @@ func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Con
 	if err := s.at.check(); err != nil {
 		wrong("listen", "does not fit its certificate: %v", err)
 	}
+	for _, network := range s.trustForwarded {
+		if network == "unix" {
+			s.proxies.Unix = true
+			continue
+		}
+		n, err := netip.ParsePrefix(network)
+		if err != nil {
+			wrong("trust-forwarded", "names %q, which is no network; name those of your proxies, as in --trust-forwarded 10.1.2.0/24, or unix for a socket. Nobody else is believed", network)
+			continue
+		}
+		s.proxies.From = append(s.proxies.From, n)
+	}
+	if err := s.proxies.Check(); err != nil && len(s.proxies.From) > 0 {
+		wrong("trust-forwarded", "cannot be used: %v", err)
+	}
 	if s.maxConns < 0 {
 		wrong("max-upstream-conns", "is %d; it must not be negative", s.maxConns)
 	}
@@ -291,7 +309,7 @@ func (s *gatewaySettings) checked(cmd *cobra.Command) (semel.Policy, gateway.Con
 		Prefix: prefix, NoResources: s.noResources, Keys: issuer, IssuedOnly: s.issuedOnly,
 		Upstream: upstream, Protects: semelhttp.ProtectMethods(protected...),
 		RequireKey: s.requireKey, StrictKey: s.strictKeys,
-		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: s.trustForwarded,
+		Credentials: s.credentials, PreserveHost: s.preserveHost, TrustForwarded: len(s.trustForwarded) > 0,
 		MaxRequestBody: int64(s.maxRequestBody), MaxInline: int64(s.maxInline), MaxResult: int64(s.maxResult),
 		Pace:        semelhttp.Pace{MinRate: int64(s.minRate), Idle: s.clientIdle},
 		FailOpen:    s.failOpen,
@@ -344,10 +362,14 @@ func (p *program) serveFlags(ctx context.Context, cmd *cobra.Command, s gatewayS
 			if err != nil {
 				return nil, usagef("the settings do not fit together: %w", err)
 			}
-			if s.noResources {
-				return gw, nil
+			var handler http.Handler = gw
+			if config.TrustForwarded {
+				handler = s.proxies.Clean(gw)
 			}
-			return store.withReady(s.prefix+readyPath, gw), nil
+			if s.noResources {
+				return handler, nil
+			}
+			return store.withReady(s.prefix+readyPath, handler), nil
 		},
 		announce: func(addr string, notOpen error) { s.announce(p.stderr, log, addr, config.Upstream, notOpen) },
 		explain:  func() gatewayfile.Explanation { return explainFlags(cmd) },

@@ -92,6 +92,13 @@ func (l *logger) gateway() *gateway.Observer {
 			}
 			l.WarnContext(ctx, what, "record", f.RecordID, "err", unquoted(f.Err))
 		},
+		Reconciled: func(ctx context.Context, r gateway.Reconciled) {
+			if r.Err != nil {
+				l.WarnContext(ctx, "the upstream did not say what became of an operation: it stays unknown", "record", r.RecordID, "status", r.Status, "err", unquoted(r.Err))
+				return
+			}
+			l.InfoContext(ctx, "the upstream was asked what became of an operation", "record", r.RecordID, "status", r.Status, "effect", r.Found)
+		},
 		SpoolFailed: func(ctx context.Context, err error) {
 			l.WarnContext(ctx, "a large body could not be spooled: a request is refused with 503, an answer passes but cannot be replayed", "err", err)
 		},

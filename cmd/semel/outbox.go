@@ -45,7 +45,7 @@ func openOutbox(ctx context.Context, cmd *cobra.Command, url string, mustExist b
 		}
 		return s.(*postgresStore).Outbox(), s.Close, nil
 	}
-	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, MustExist: mustExist})
+	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, NoMigrate: mustExist})
 	if err != nil {
 		if mustExist && notThere(u.path) {
 			return nil, nil, &fault{

@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == labAppName { // a lab of a test has started it
 		os.Exit(run(context.Background(), os.Args[1:], nil, os.Stdin, os.Stdout, os.Stderr))
 	}
+	if len(os.Args) == 4 && os.Args[1] == ledgerName { // a test has started it
+		log.Fatal(ledgerProcess(os.Args[2], os.Args[3]))
+	}
 	if len(os.Args) > 3 && os.Args[1] == instead { // torture has started it
 		if err := serveDefective(os.Args[2], os.Args[3:]); err != nil {
 			log.Fatal(err)

@@ -9,8 +9,10 @@ import (
 	"github.com/semelhq/semel/store/sqlite"
 )
 
+// postgresSchema is the database schema that the gateway uses.
+const postgresSchema = "semel"
+
 func (p *program) schemaCommand() *cobra.Command {
-	const postgresName = "semel" // of the database schema that the gateway uses
 	kind := choice{value: "sqlite", of: []string{"sqlite", "postgres"}}
 	var (
 		role   string
@@ -25,7 +27,8 @@ them: a store that is opened brings its schema up to date by itself.
 If the program must not have the right to create tables, run them as the owner of a
 new PostgreSQL database, with --grant-to and the role that the program connects as.
 That adds the least rights that the program needs, including those to sweep old audit
-entries.`,
+entries. A database that has the tables of an earlier version is brought up to date by
+semel migrate.`,
 		Example: `  semel schema --store sqlite
   semel schema --store postgres --grant-to app | psql --single-transaction -v ON_ERROR_STOP=1 "$OWNER_URL"`,
 		Args: cobra.NoArgs,
@@ -42,9 +45,9 @@ entries.`,
 			case "sqlite":
 				schema = sqlite.Schema()
 			case "postgres":
-				schema = postgres.Schema(postgresName)
+				schema = postgres.Schema(postgresSchema)
 				if granting {
-					grants = postgres.Grants(postgresName, role)
+					grants = postgres.Grants(postgresSchema, role)
 				}
 			}
 			if asJSON {

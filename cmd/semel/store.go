@@ -113,7 +113,7 @@ func openAdmin(ctx context.Context, cmd *cobra.Command, url string) (store, erro
 	if u.kind == "postgres" {
 		return openPostgres(ctx, u.path, postgres.Config{NoMigrate: true})
 	}
-	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, MustExist: true})
+	s, err := sqlite.Open(ctx, sqlite.Config{Path: u.path, NoMigrate: true})
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) || notThere(u.path) {
 			return nil, &fault{
@@ -147,8 +147,8 @@ func troubleOf(err error) trouble {
 		return trouble{class: "opening", do: "It takes its time."}
 	case is(sqlite.ErrNewerSchema), is(postgres.ErrNewerSchema):
 		return trouble{"newer-schema", "A newer version of this program has used it: use that one.", true}
-	case is(postgres.ErrOlderSchema):
-		return trouble{"older-schema", "Start the gateway once, which brings it up to date, or see semel schema.", true}
+	case is(sqlite.ErrOlderSchema), is(postgres.ErrOlderSchema):
+		return trouble{"older-schema", "Use the version of this program that the gateway runs, or bring the store up to date with semel migrate, or by starting a gateway of this version.", true}
 	case is(sqlite.ErrForeign):
 		return trouble{"not-a-store", "The file is not one that this program made: name another. It was left as it is.", true}
 	case is(sqlite.ErrPath):

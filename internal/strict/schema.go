@@ -11,14 +11,21 @@ import (
 	"strings"
 )
 
-// Comments returns the text of the comments of the types in a Go file, by Type and
+// Comments returns the text of the comments of the types in Go files, by Type and
 // Type.Field.
-func Comments(file string) (map[string]string, error) {
-	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-	if err != nil {
-		return nil, err
-	}
+func Comments(files ...string) (map[string]string, error) {
 	docs := map[string]string{}
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil {
+			return nil, err
+		}
+		addComments(docs, parsed)
+	}
+	return docs, nil
+}
+
+func addComments(docs map[string]string, parsed *ast.File) {
 	text := func(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
 	for _, d := range parsed.Decls {
 		decl, ok := d.(*ast.GenDecl)
@@ -35,7 +42,6 @@ func Comments(file string) (map[string]string, error) {
 			}
 		}
 	}
-	return docs, nil
 }
 
 // Schema says in JSON Schema (draft 2020-12) what a struct type says in Go. docs

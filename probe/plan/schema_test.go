@@ -36,7 +36,7 @@ func schemaOf(t *testing.T) []byte {
 
 func comments(t *testing.T) map[string]string {
 	t.Helper()
-	docs, err := strict.Comments("plan.go")
+	docs, err := strict.Comments("plan.go", "reader.go", "experiment.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,8 @@
 // New makes the tables, and needs the right to create a schema for it only if
 // that schema is missing. To keep that right from the program, run Migrate (or
 // what Schema prints) as the owner, and what Grants prints for the program's
-// role, and set Config.NoMigrate. "semel schema --store postgres" prints both.
+// role, and set Config.NoMigrate. "semel schema --store postgres" prints both, and
+// "semel migrate --grant-to ROLE" runs both.
 // The program's role has to read the table version, with the secret in it.
 // Sweeping old audit entries (Sweep, Run) takes a right that the rest does not;
 // with Config.TrailRetention below zero it is not needed.

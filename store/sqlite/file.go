@@ -79,7 +79,7 @@ func locate(path string, mustExist bool) (string, error) {
 	case err == nil && !info.Mode().IsRegular():
 		return "", fmt.Errorf("%s is not a regular file", path)
 	case err == nil && mustExist && info.Size() == 0:
-		return "", fmt.Errorf("%s is empty, and MustExist is set", path)
+		return "", fmt.Errorf("%s is empty, and MustExist or NoMigrate is set", path)
 	case err == nil:
 		// A file is known by one name: under a second one SQLite would
 		// look for other companion files.
@@ -91,7 +91,7 @@ func locate(path string, mustExist bool) (string, error) {
 		return "", fmt.Errorf("%s is a symbolic link to nothing", path)
 	}
 	if mustExist {
-		return "", fmt.Errorf("%s does not exist, and MustExist is set", path)
+		return "", fmt.Errorf("%s does not exist, and MustExist or NoMigrate is set", path)
 	}
 	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
 	if err != nil {

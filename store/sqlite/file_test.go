@@ -81,6 +81,8 @@ func TestPathsThatAreNoFiles(t *testing.T) {
 		{sqlite.Config{Path: filepath.Join(empty, "x.db")}, "not a directory"},
 		{sqlite.Config{Path: filepath.Join(dir, "x.db"), MustExist: true}, "MustExist"},
 		{sqlite.Config{Path: empty, MustExist: true}, "MustExist"},
+		{sqlite.Config{Path: filepath.Join(dir, "x.db"), NoMigrate: true}, "NoMigrate"},
+		{sqlite.Config{Path: empty, NoMigrate: true}, "NoMigrate"},
 	} {
 		s, err := sqlite.Open(t.Context(), c.config)
 		if err == nil {

@@ -20,6 +20,10 @@ var schemaFiles embed.FS
 // applicationID marks a database file as ours: "SEML".
 const applicationID = 0x53454d4c
 
+// ErrOlderSchema reports that the schema is of an earlier version, and that
+// Config.NoMigrate is set. The file was left as it is.
+var ErrOlderSchema = errors.New("sqlite: the file's schema has to be migrated")
+
 // ErrNewerSchema reports that the file was written by a newer version of this
 // package.
 var ErrNewerSchema = errors.New("sqlite: the file has a newer schema than this program knows")

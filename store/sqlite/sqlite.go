@@ -81,6 +81,10 @@ type Config struct {
 	// would mean that a volume is not mounted: a new store does not know what
 	// has been executed.
 	MustExist bool
+	// NoMigrate makes Open fail with ErrOlderSchema if the schema is of an earlier
+	// version, and with ErrPath if the file is missing or empty, instead of changing
+	// it. Set it where a program of the earlier version may still use the file.
+	NoMigrate bool
 
 	// BusyTimeout is how long a write waits while other processes write to
 	// the file. Default 5 s.

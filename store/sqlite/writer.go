@@ -56,11 +56,12 @@ func (w *writer) slowTurn() {
 
 // open opens the file for the first time.
 func (w *writer) open(ctx context.Context) (err error) {
-	path, err := locate(w.store.config.Path, w.store.config.MustExist)
+	c := w.store.config
+	path, err := locate(c.Path, c.MustExist || c.NoMigrate)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrPath, err)
 	}
-	patiently := func(try func() error) error { return patient(ctx, w.store.config.BusyTimeout, try) }
+	patiently := func(try func() error) error { return patient(ctx, c.BusyTimeout, try) }
 	if err := patiently(func() (err error) {
 		w.conn, err = w.store.dial(ctx, path, "", false)
 		return err
@@ -85,10 +86,14 @@ func (w *writer) open(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
+	older := k.version < int64(len(migrations))
+	if older && c.NoMigrate {
+		return fmt.Errorf("%w: version %d, not %d", ErrOlderSchema, k.version, len(migrations))
+	}
 	if err := patiently(func() error { return w.conn.useWAL(ctx) }); err != nil {
 		return err
 	}
-	if k.version < int64(len(migrations)) { // else the lock is not needed, which others may have
+	if older { // else the lock is not needed, which others may have
 		if err := patiently(func() error { return w.conn.begin() }); err != nil {
 			return err
 		}

@@ -310,6 +310,13 @@ func (c *Config) gateway(i int, rt *Runtime, scope func(*http.Request) (semel.Sc
 		NoEffectStatus: statuses(s.NoEffectStatus, true), IndeterminateStatus: statuses(s.UnknownStatus, false),
 		FailOpen: s.FailOpen,
 	}
+	if s.OnCrash == "reconcile" && s.Protect && r.Webhook == nil {
+		l := s.Reconcile
+		config.Reconcile = &gateway.Reconcile{
+			URL: l.URL, Patterns: r.Match, Present: l.Present, Absent: l.Absent, Value: l.Value, PresentValues: l.PresentValues, AbsentValues: l.AbsentValues,
+			KeepResponse: l.KeepResponse, SettleAfter: l.SettleAfter, Timeout: l.Timeout,
+		}
+	}
 	if r.OperationFrom != "" {
 		p, err := semelhttp.ParseJSONPointer(r.OperationFrom)
 		no(err)

@@ -291,9 +291,12 @@ type Settings struct {
 	MaxWait time.Duration `yaml:"max_wait" rule:"empty"`
 	// MaxWaiters is how many duplicates of one request may wait. Default 16.
 	MaxWaiters int `yaml:"max_waiters" rule:"min=1,max=1000000"`
-	// OnCrash is what to do if an owner died or the outcome is unknown: hold the key until it is resolved, or
-	// retry, which is only safe if the service itself deduplicates by key. Default hold.
-	OnCrash string `yaml:"on_crash" rule:"enum=hold|retry"`
+	// OnCrash is what to do if an owner died or the outcome is unknown: hold the key until it is resolved;
+	// retry, which is only safe if the service itself deduplicates by key; or reconcile, which asks the
+	// service when the request comes again. Default hold.
+	OnCrash string `yaml:"on_crash" rule:"enum=hold|retry|reconcile"`
+	// Reconcile is how to ask the service what became of a request, with on_crash: reconcile.
+	Reconcile Reconcile `yaml:"reconcile"`
 	// NoEffectStatus are the service's statuses that mean that nothing was processed: the response is passed
 	// on, and the key is free again. 503 counts only with Retry-After. Default 401, 407, 425, 429, 503.
 	NoEffectStatus []int `yaml:"no_effect_status" rule:"min=300,max=599,items=100"`
@@ -326,6 +329,34 @@ type Settings struct {
 	MinRate Size `yaml:"min_rate"`
 	// ClientIdle is how long a client may neither send nor read any of a body. Default 30s.
 	ClientIdle time.Duration `yaml:"client_idle"`
+}
+
+// Reconcile is a GET to the route's upstream, made when a request of unknown outcome comes again, with that
+// request's header, so that the service knows who asks. It must look only among that caller's operations of
+// this kind, or go by the fence. What it does not clearly say leaves the outcome unknown.
+type Reconcile struct {
+	// URL is a path, below that of the upstream's url, and perhaps a query: {key} is the key, {fence} the
+	// Semel-Fence that the service got, {name} a wildcard of the pattern. It needs {key} or {fence}.
+	URL string `yaml:"url"`
+	// Present are the statuses that say that the request took effect. Default 200.
+	Present []int `yaml:"present" rule:"min=200,max=499,items=20"`
+	// Absent are the statuses that say that it did not: it then executes, once settle_after is over. Default: none.
+	Absent []int `yaml:"absent" rule:"min=200,max=499,items=20"`
+	// Value is a JSON pointer to a string or number in a response with one of the statuses in present, which
+	// then decides instead of the status.
+	Value string `yaml:"value" rule:"names=member"`
+	// PresentValues are those that say that the request took effect.
+	PresentValues []string `yaml:"present_values" rule:"items=20"`
+	// AbsentValues are those that say that it did not.
+	AbsentValues []string `yaml:"absent_values" rule:"items=20"`
+	// KeepResponse records this response, with its status, as that of the request. Default false: only the
+	// fact and the Location are recorded, and the client gets 409, result not retained.
+	KeepResponse bool `yaml:"keep_response"`
+	// SettleAfter is the longest time after the lease in which an effect can still appear. Required with
+	// absent or absent_values.
+	SettleAfter time.Duration `yaml:"settle_after"`
+	// Timeout bounds the look-up, at most the lease. Default 5s, or the lease if that is shorter.
+	Timeout time.Duration `yaml:"timeout"`
 }
 
 // Key is about the client's key.

@@ -320,6 +320,16 @@ func TestProblems(t *testing.T) {
 		{"uuid age", small + "routes: [{match: /, key: {max_uuid_age: 24h}}]\n", []string{"must be more than 10m shorter than the retention, which is 24h0m0s"}},
 		{"statuses", small + "routes: [{match: /, unknown_status: [429]}]\n", []string{"names 429, and so does no_effect_status"}},
 		{"fingerprint", small + "routes: [{match: /, fingerprint: {headers: [Authorization]}}]\n", []string{"routes[0]: ", "holds a credential"}},
+		{"reconcile", small + "routes: [{match: 'POST /o/{id}', on_crash: reconcile, reconcile: {url: '/o/{id}/by-key?key={key}', absent: [404], settle_after: 1m}}, {match: /, operation: e, webhook: {scheme: standard, sender: s, secrets: [whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0]}}]\ndefaults: {reconcile: {timeout: 2s}}\n", nil},
+		{"reconcile, for all but some", small + "defaults: {on_crash: reconcile, reconcile: {url: '/by-key/{key}'}}\nroutes: [{match: /}, {match: /a, protect: false}, {match: /b, on_crash: hold}, {match: /c, operation: e, webhook: {scheme: standard, sender: s, secrets: [whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0]}}]\n", nil},
+		{"reconcile without a URL", small + "routes: [{match: /, on_crash: reconcile}]\n", []string{"f:5:31: routes[0].on_crash: is reconcile, which needs reconcile.url"}},
+		{"reconcile for nothing", small + "routes: [{match: /, reconcile: {url: '/{key}'}}]\n", []string{"routes[0].reconcile.url: is for on_crash: reconcile"}},
+		{"reconcile by a digest", small + "routes: [{match: /, on_crash: reconcile, key: {from: [header A, header B]}, reconcile: {url: '/{key}'}}]\n", []string{"routes[0].reconcile.url: contains {key}, which is a digest"}},
+		{"reconcile with certificates", strings.Replace(small, "shared: {}", "mtls: {name: dn, proxies: {unix: true}}", 1) + "routes: [{match: /, on_crash: reconcile, reconcile: {url: '/{key}'}}, {match: /a, on_crash: reconcile, reconcile: {url: '/{key}/{fence}'}}]\n", []string{"routes[0].reconcile.url: needs {fence}"}},
+		{"reconcile too early", small + "routes: [{match: /, on_crash: reconcile, reconcile: {url: '/{key}', absent: [404]}}]\n", []string{"routes[0].reconcile.absent: needs reconcile.settle_after"}},
+		{"reconcile too late", small + "routes: [{match: /, on_crash: reconcile, reconcile: {url: '/{key}', timeout: 1m}}]\n", []string{"routes[0].reconcile.timeout: is 1m0s, longer than the lease"}},
+		{"reconcile elsewhere", small + "routes: [{match: /, on_crash: reconcile, reconcile: {url: 'https://x/{key}', present: [403]}}]\n", []string{"routes[0]: ", "field Reconcile.URL is", "403, which says nothing"}},
+		{"reconcile with OASIS", small + "routes: [{match: /, contract: oasis, on_crash: reconcile, reconcile: {url: '/{key}'}}]\n", []string{"it is made of two headers"}},
 		{"empty", "", []string{"the configuration is empty"}},
 		{"not YAML", "a: [", []string{"this is not YAML"}},
 	} {
@@ -361,6 +371,8 @@ routes:
     webhook: {scheme: standard, sender: s, secrets: [whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0]}
   - match: /
     key: {required: false}
+    on_crash: reconcile
+    reconcile: {url: "/by-key/{key}"}
 `
 	c, err := Parse("f", []byte(text), func(name string) (string, bool) { return "30s", name == "LEASE" })
 	noError(t, err)
@@ -395,6 +407,10 @@ routes:
 		{e.Routes[2].Settings, Setting{"operation", "method and path of each request", "default"}},
 		{e.Routes[2].Settings, Setting{"key.required", "false", "route f:17"}},
 		{e.Routes[2].Settings, Setting{"lease", "20s", "defaults f:8"}},
+		{e.Routes[2].Settings, Setting{"on_crash", "reconcile", "route f:18"}},
+		{e.Routes[2].Settings, Setting{"reconcile.url", "/by-key/{key}", "route f:19"}},
+		{e.Routes[2].Settings, Setting{"reconcile.present", "200", "default"}},
+		{e.Routes[2].Settings, Setting{"reconcile.timeout", "5s", "default"}},
 	} {
 		if got := find(tt.list, tt.want.Name); got != tt.want {
 			t.Errorf("got %+v, want %+v", got, tt.want)

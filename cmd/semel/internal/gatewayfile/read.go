@@ -143,6 +143,7 @@ func builtin() Settings {
 		Key:         Key{MinLength: 1, MaxLength: 255},
 		Fingerprint: Fingerprint{Mode: "auto", MaxCanonical: semelhttp.DefaultMaxCanonical},
 		Contract:    "ietf", InFlight: "reject", MaxWait: semelhttp.DefaultMaxWait, MaxWaiters: 16, OnCrash: "hold",
+		Reconcile:      Reconcile{Present: []int{200}},
 		NoEffectStatus: []int{401, 407, 425, 429, 503}, UnknownStatus: []int{502, 503, 504},
 		Lease: 15 * time.Second, Retention: 24 * time.Hour,
 		MaxRequestBody: semelhttp.DefaultMaxRequestBody, MaxResult: semelhttp.DefaultMaxResult,
@@ -384,6 +385,15 @@ func (c *Config) checkRoute(f *strict.Findings, i int) {
 			f.Add(at+".operation_from", "has no meaning for deliveries of a webhook")
 		}
 	}
+	if s.OnCrash == "reconcile" && s.Protect && r.Webhook == nil {
+		c.checkReconcile(&s, wrong)
+	} else {
+		for _, l := range settingLeaves {
+			if strings.HasPrefix(l.name, "reconcile.") && from[l.name].kind == fromRoute {
+				wrong(l.name, "is for on_crash: reconcile, which this route does not have")
+			}
+		}
+	}
 	if s.Heartbeat > s.Lease/2 {
 		wrong("heartbeat", "is %v, more than half the lease of %v: one lost renewal would lose the claim", s.Heartbeat, s.Lease)
 	}
@@ -434,5 +444,25 @@ func (c *Config) checkRoute(f *strict.Findings, i int) {
 		if slices.Contains(s.Key.From[:i], part) {
 			wrong("key.from", "names %s twice", part)
 		}
+	}
+}
+
+// checkReconcile reports what a look-up of the service must not rest on.
+func (c *Config) checkReconcile(s *Settings, wrong func(name, format string, args ...any)) {
+	l := &s.Reconcile
+	byKey, byFence := strings.Contains(l.URL, "{key}"), strings.Contains(l.URL, "{fence}")
+	switch {
+	case l.URL == "":
+		wrong("on_crash", "is reconcile, which needs reconcile.url, such as /orders/by-key/{key}")
+	case byKey && len(s.Key.From) > 1:
+		wrong("reconcile.url", "contains {key}, which is a digest that the service does not know, because key.from names several places; use {fence}")
+	case byKey && !byFence && c.Principal.MTLS != nil:
+		wrong("reconcile.url", "needs {fence}: the service does not see certificates, so it cannot tell whose {key} it is")
+	}
+	if absence := len(l.Absent)+len(l.AbsentValues) > 0; absence && l.SettleAfter == 0 {
+		wrong("reconcile.absent", "needs reconcile.settle_after: how long after the lease an effect can still appear")
+	}
+	if l.Timeout > s.Lease {
+		wrong("reconcile.timeout", "is %v, longer than the lease, which is %v", l.Timeout, s.Lease)
 	}
 }

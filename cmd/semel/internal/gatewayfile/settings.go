@@ -83,6 +83,7 @@ func (c *Config) resolve(route int) (Settings, map[string]origin) {
 	or(&s.Heartbeat, s.Lease/3)
 	or(&s.Deadline, min(10*time.Minute, s.Retention))
 	or(&s.StoreTimeout, min(5*time.Second, s.Lease))
+	or(&s.Reconcile.Timeout, min(gateway.DefaultReconcileTimeout, s.Lease))
 	or(&s.MaxInline, min(256<<10, s.MaxResult))
 	if s.Wait == 0 {
 		s.Wait = 10 * time.Second

@@ -146,6 +146,8 @@ type client struct {
 	name  string
 	rng   *rand.Rand
 	conns map[string]*clientConn // by address
+	// unhurried waits for each answer as long as a busy machine may take.
+	unhurried bool
 }
 
 type clientConn struct {
@@ -161,6 +163,15 @@ func (c *client) close() {
 	for _, conn := range c.conns {
 		_ = conn.Close()
 	}
+}
+
+// patience returns how long to wait for an answer.
+func (c *client) patience(low, high time.Duration) time.Duration {
+	d := randomDuration(c.rng, low, high)
+	if c.unhurried {
+		d = max(d, 20*time.Second)
+	}
+	return d
 }
 
 // ask sends the request for key once, and puts that and what came of it into
@@ -247,17 +258,18 @@ const (
 	endUnknown      = "unknown"
 	endRefused      = "took no for an answer"
 	endGaveUp       = "gave up"
+	endStopped      = "was stopped"
 	endOdd          = "unexpected answer"
 )
 
 // settle asks for key until it is acknowledged or asking cannot help, as the
-// answers advise. It gives up after so many asks, or when ctx ends. A client
+// answers advise. It gives up after so many asks, and stops when ctx ends. A client
 // that may be put off takes some refusals for final.
 func (c *client) settle(ctx context.Context, key string, asks int, mayBePutOff bool) string {
 	end := endGaveUp
 	for try := 0; try < asks && ctx.Err() == nil; try++ {
 		lease := c.run.config.Lease
-		a := c.ask(ctx, key, randomDuration(c.rng, lease/2, 3*lease))
+		a := c.ask(ctx, key, c.patience(lease/2, 3*lease))
 		wait := randomDuration(c.rng, 5*time.Millisecond, 100*time.Millisecond)
 		if a != nil {
 			wait += a.retryAfter
@@ -280,6 +292,9 @@ func (c *client) settle(ctx context.Context, key string, asks int, mayBePutOff b
 			break
 		}
 		pause(ctx, wait)
+	}
+	if end == endGaveUp && ctx.Err() != nil {
+		end = endStopped
 	}
 	c.run.history.add(event{kind: kindEnd, who: c.name, key: key, text: end})
 	return end

@@ -261,7 +261,7 @@ func (c *client) place(ctx context.Context, order string, e entry, asks int) str
 			break
 		}
 		apart := (clock - c.run.shop.clocks[g]).Abs()
-		a := c.askFor(ctx, g, order, e, raw, randomDuration(c.rng, lease/2, 4*lease), func(res *http.Response, body []byte) *answer {
+		a := c.askFor(ctx, g, order, e, raw, c.patience(lease/2, 4*lease), func(res *http.Response, body []byte) *answer {
 			return readOrder(res, body, order, e, apart)
 		})
 		if a != nil {
@@ -280,6 +280,9 @@ func (c *client) place(ctx context.Context, order string, e entry, asks int) str
 			break
 		}
 		pause(ctx, randomDuration(c.rng, 5*time.Millisecond, 150*time.Millisecond))
+	}
+	if end == endGaveUp && ctx.Err() != nil {
+		end = endStopped
 	}
 	if end == endAcknowledged && orderKindOf(order) == orderRevoked {
 		c.run.revoke(ctx, wantedOf(order).Actor)
@@ -351,30 +354,6 @@ func (c *client) shopWork(ctx, patience context.Context) {
 		}
 		pause(ctx, randomDuration(c.rng, 0, r.config.Think))
 	}
-}
-
-// placeAgain asks for each order by every entry.
-func (r *run) placeAgain(ctx context.Context, orders []string) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(len(orders))*100*time.Millisecond)
-	defer cancel()
-	next := make(chan string)
-	var asking sync.WaitGroup
-	for i := range r.config.Clients {
-		asking.Go(func() {
-			c := r.newClient(fmt.Sprintf("again %d", i+1))
-			defer c.close()
-			for order := range next {
-				for _, e := range entriesOf(order) {
-					c.place(ctx, order, e, 60)
-				}
-			}
-		})
-	}
-	for _, order := range orders {
-		next <- order
-	}
-	close(next)
-	asking.Wait()
 }
 
 // operate runs jobs that are done again, as people do who are not sure.
@@ -467,6 +446,13 @@ func (r *run) settleShop(ctx context.Context) (stuck []string, err error) {
 	}
 	last := r.keys.unsettled()
 	r.phase("nothing is left to be done; asking for all %d orders by all entries", len(last))
-	r.placeAgain(ctx, last)
+	r.askAgain(ctx, last, func(ctx context.Context, c *client, order string) (end string) {
+		for _, e := range entriesOf(order) {
+			if end = c.place(ctx, order, e, 60); end == endGaveUp {
+				break
+			}
+		}
+		return end
+	})
 	return r.drained(ctx)
 }

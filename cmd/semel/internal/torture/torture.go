@@ -404,7 +404,7 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	}
 	last := r.keys.unsettled()
 	r.phase("all leases have ended; asking for all %d keys again", len(last))
-	r.askAgain(ctx, last)
+	r.askAgain(ctx, last, func(ctx context.Context, c *client, key string) string { return c.settle(ctx, key, 20, false) })
 	if stuck, err = r.quiet(ctx, store); err != nil {
 		return nil, err
 	}
@@ -451,18 +451,25 @@ func (r *run) quiet(ctx context.Context, store semel.Lister) (stuck []string, er
 	}
 }
 
-// askAgain asks for keys until each is settled.
-func (r *run) askAgain(ctx context.Context, keys []string) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(len(keys))*20*time.Millisecond)
+// askAgain has all clients ask for keys, until each is settled. A busy machine may
+// take any time for it, so each ask is bounded and not the whole. It ends when so
+// many keys have been given up that the others would say nothing else.
+func (r *run) askAgain(ctx context.Context, keys []string, settle func(context.Context, *client, string) string) {
+	const enough = 10
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	next := make(chan string)
 	var asking sync.WaitGroup
+	var gaveUp atomic.Int64
 	for i := range r.config.Clients {
 		asking.Go(func() {
 			client := r.newClient(fmt.Sprintf("again %d", i+1))
+			client.unhurried = true
 			defer client.close()
 			for key := range next {
-				client.settle(ctx, key, 20, false)
+				if settle(ctx, client, key) == endGaveUp && gaveUp.Add(1) == enough {
+					cancel()
+				}
 			}
 		})
 	}
