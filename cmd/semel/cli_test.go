@@ -326,7 +326,7 @@ func TestSettleRefuses(t *testing.T) {
 		{[]string{"resolve", "unknown", "--as", "result", "--status", "100"}, exitUsage, "status 100"},
 		{[]string{"resolve", "unknown", "--as", "result", "--header", "no colon"}, exitUsage, `--header is "no colon"`},
 		{[]string{"resolve", "unknown", "--as", "result", "--header", "A: b\nC: d"}, exitUsage, "--header is"},
-		{[]string{"resolve", "unknown", "--as", "result", "--header", "Content-Length: 7"}, exitUsage, "no answer that can be recorded"},
+		{[]string{"resolve", "unknown", "--as", "result", "--header", "Content-Length: 7"}, exitUsage, "the response cannot be recorded"},
 		{[]string{"resolve", "unknown", "--as", "result", "--body", "@/nowhere/file"}, exitUsage, "--body"},
 	} {
 		args := append([]string{"keys"}, tt.args...)
@@ -355,7 +355,7 @@ func TestSettle(t *testing.T) {
 	// only shuts it out.
 	out := r.run("keys", "release", r.ids["lapsed"], "--because", "not there")
 	want(t, "exit code for a record that nobody marked", out.code, exitRefused)
-	if !strings.Contains(out.stderr, "Look again") {
+	if !strings.Contains(out.stderr, "Check again") {
 		t.Errorf("release said:\n%s", out.stderr)
 	}
 	out = r.run("keys", "release", r.ids["lapsed"], "--because", "not there")
