@@ -24,7 +24,7 @@ type Table struct {
 
 // NewTable returns a table, or an error that lists everything wrong with the
 // transitions. A transition from a state to itself is not allowed, because its
-// repetition could not be recognized.
+// repetition could not be recognised.
 func NewTable(transitions ...Transition) (*Table, error) {
 	t := &Table{to: map[[2]string]string{}, by: map[string]map[string]bool{}, leads: map[string]map[string]bool{}}
 	var errs []error

@@ -46,7 +46,7 @@ type Route struct {
 	// unknown. Default DeadBlock.
 	OnDead DeadPolicy
 	// OnUnknown says what happens to a message that may have arrived and whose
-	// receiver would not recognize a repetition; see Delivery.BeforeEffect.
+	// receiver would not recognise a repetition; see Delivery.BeforeEffect.
 	// Default UnknownHold.
 	OnUnknown UnknownPolicy
 	// MaxAttempts is the number of attempts after which a message is dead, or

@@ -20,7 +20,7 @@ const (
 
 // Message is a message to be sent.
 type Message struct {
-	// ID identifies the message, so that receivers can recognize repetitions.
+	// ID identifies the message, so that receivers can recognise repetitions.
 	// It is unique among the messages in the store and consists of letters,
 	// digits, '.', '_', ':' and '-'. If it is empty, enqueueing generates one.
 	ID string

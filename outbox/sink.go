@@ -63,7 +63,7 @@ func (d Delivery) Settle(ctx context.Context) error {
 }
 
 // BeforeEffect records that the delivery may have its effect from now on. A sink calls
-// it immediately before an effect that the receiver cannot recognize as a repetition.
+// it immediately before an effect that the receiver cannot recognise as a repetition.
 // If it fails, the claim may have been lost, and the sink must not cause the effect.
 // If the process dies between BeforeEffect and the record of the outcome, the message
 // is treated as if the sink had returned [Uncertain]. Under [UnknownHold] it is then

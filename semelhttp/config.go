@@ -108,7 +108,7 @@ type Config struct {
 	// limit how many requests wait at the same time.
 	MaxWait time.Duration
 	// Resources, if not nil, are what responses refer to with status_url, and with
-	// the Location of a 202. If they are set, Prefer: respond-async is honored, by
+	// the Location of a 202. If they are set, Prefer: respond-async is honoured, by
 	// answering the first request with 202 while it executes, and keys that they
 	// issue are verified.
 	Resources *Resources

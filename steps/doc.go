@@ -28,7 +28,7 @@
 //     together.
 //   - A [Remote] step's input is recorded before the call is made. The call
 //     carries a key that is derived from the identity and the step's name and
-//     is the same in every execution, so a service that honors the key has one
+//     is the same in every execution, so a service that honours the key has one
 //     effect.
 //   - A call whose outcome is unknown is never repeated unless its [Policy]
 //     allows it. By default it waits for a person.
@@ -47,7 +47,7 @@
 // then the key for the calls of their activities, which are repeated too.
 //
 // A call that a paused process makes when it resumes cannot be prevented. The other
-// service recognizes it by the key, for as long as it keeps keys. An effect that a
+// service recognises it by the key, for as long as it keeps keys. An effect that a
 // person, or Reconcile, looks for may happen after they have looked, unless SettleAfter
 // is longer than a call can take.
 package steps

@@ -14,7 +14,7 @@ import (
 type Policy struct {
 	// OnCrash is CrashHold, the default, which leaves the step to a person;
 	// CrashRetry, which calls again with the same child key, for services that
-	// honor it; or CrashReconcile.
+	// honour it; or CrashReconcile.
 	OnCrash semel.CrashPolicy
 	// Reconcile determines the outcome of the call. It must not cause effects.
 	Reconcile func(ctx context.Context, c Call) (Finding, error)

@@ -104,7 +104,7 @@ func TestSettingsErrors(t *testing.T) {
 			[]string{`key is "maybe"`, `in_flight is "drop"`, `contract is "x"`, `unreached is "x"`, `methods names "GET"`, "lease is negative", "max_waiters is negative", "max_result is"},
 		},
 		{&Handler{Store: "postgres://u:secret@h:bad/x", Shared: true}, []string{"not the URL of a PostgreSQL database"}},
-		{&Handler{Store: "mysql://u:secret@h/x", Shared: true}, []string{"names no store"}},
+		{&Handler{Store: "mysql://u:secret@h/x", Shared: true}, []string{"does not name a store"}},
 		{&Handler{Store: "sqlite://x", Shared: true}, []string{"two slashes"}},
 		{&Handler{Store: "sqlite:", Shared: true}, []string{"has no path"}},
 		{&Handler{Store: "{env.SEMEL_NOT_SET}", Shared: true}, []string{"SEMEL_NOT_SET"}},

@@ -101,7 +101,7 @@ func (h *Handler) storeKey() (storeKey, error) {
 		k.at, err = filepath.Abs(rest)
 		return k, err
 	}
-	return k, errors.New("names no store; use " + storeForms)
+	return k, errors.New("does not name a store; use " + storeForms)
 }
 
 // hold returns the store with a reference for the caller, and opens it if need be.

@@ -99,7 +99,7 @@ many entries could not be written before it.`,
 	flags.StringVar(&f.Tenant, "tenant", "", "only this tenant's")
 	flags.StringVar(&f.Actor, "actor", "", "only this actor's; a gateway records a digest of the credential, unless its configuration names a principal")
 	flags.StringVar(&f.Operation, "operation", "", `only this operation's, such as "POST /orders"`)
-	flags.StringVar(&f.Key, "key", "", "only with this key, in whatever scope")
+	flags.StringVar(&f.Key, "key", "", "only with this key, in any scope")
 	flags.StringVar(&f.RequestID, "request-id", "", "only of this request; a decision of an operator has operator:NAME")
 	flags.StringVar(&f.EventID, "event-id", "", "only of this event")
 	flags.StringVar(&f.TraceID, "trace-id", "", "only of this trace")

@@ -28,7 +28,7 @@ func TestUsage(t *testing.T) {
 		{args: []string{"keys"}, want: []string{"list, release, resolve, show"}},
 		{args: []string{"keys", "list"}, want: []string{"--store (SEMEL_STORE): it is not set"}},
 		{args: []string{"keys", "list", "--store", "memory:"}, want: []string{"lives in its gateway's process"}},
-		{args: []string{"keys", "list", "--store", "mysql:x"}, want: []string{`"mysql:x", which names no store`}},
+		{args: []string{"keys", "list", "--store", "mysql:x"}, want: []string{`"mysql:x", which does not name a store`}},
 		{args: []string{"keys", "list", "--store", "sqlite:"}, want: []string{"without a path"}},
 		{args: []string{"keys", "list", "--store", "sqlite://x.db"}, want: []string{"must be absolute"}},
 		{args: []string{"keys", "list", "--store", db, "--state", "done"}, want: []string{"--state", "in_progress, completed, unknown"}},
@@ -326,7 +326,7 @@ func TestSettleRefuses(t *testing.T) {
 		{[]string{"resolve", "unknown", "--as", "result", "--status", "100"}, exitUsage, "status 100"},
 		{[]string{"resolve", "unknown", "--as", "result", "--header", "no colon"}, exitUsage, `--header is "no colon"`},
 		{[]string{"resolve", "unknown", "--as", "result", "--header", "A: b\nC: d"}, exitUsage, "--header is"},
-		{[]string{"resolve", "unknown", "--as", "result", "--header", "Content-Length: 7"}, exitUsage, "no answer that can be recorded"},
+		{[]string{"resolve", "unknown", "--as", "result", "--header", "Content-Length: 7"}, exitUsage, "the response cannot be recorded"},
 		{[]string{"resolve", "unknown", "--as", "result", "--body", "@/nowhere/file"}, exitUsage, "--body"},
 	} {
 		args := append([]string{"keys"}, tt.args...)
@@ -355,7 +355,7 @@ func TestSettle(t *testing.T) {
 	// only shuts it out.
 	out := r.run("keys", "release", r.ids["lapsed"], "--because", "not there")
 	want(t, "exit code for a record that nobody marked", out.code, exitRefused)
-	if !strings.Contains(out.stderr, "Look again") {
+	if !strings.Contains(out.stderr, "Check again") {
 		t.Errorf("release said:\n%s", out.stderr)
 	}
 	out = r.run("keys", "release", r.ids["lapsed"], "--because", "not there")

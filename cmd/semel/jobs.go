@@ -248,6 +248,6 @@ func (p *program) jobsDecideCommand(verdict outbox.Verdict, states []outbox.Stat
 	})
 	s.add(cmd, cmd.Name(), states...)
 	cmd.Flags().StringVar(&d.because, "because", "", "why; goes into the audit trail (required)")
-	cmd.Flags().StringVar(&d.by, "by", "", "who decides; goes into the audit trail (default: the environment's USER or USERNAME)")
+	cmd.Flags().StringVar(&d.by, "by", "", "who decides; goes into the audit trail (default the environment's USER or USERNAME)")
 	return cmd
 }

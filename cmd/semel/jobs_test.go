@@ -66,7 +66,7 @@ func testJobsCommands(t *testing.T, l *letters) {
 	contains(run(exitRefused, "cancel", "dead", "--because", "x"), "is dead")
 	contains(l.run("redrive", "--delivered", "done").stderr, "is done")
 	contains(run(exitOK, "rerun", "dead", "--because", "there is paper"), "1 jobs redriven")
-	contains(run(exitOK, "rerun", "--state", "dead", "--queue", "mail"), "1 messages would be redriven")
+	contains(run(exitOK, "rerun", "--state", "dead", "--queue", "mail"), "1 jobs would be redriven")
 	contains(run(exitOK, "rerun", "--state", "dead", "--queue", "mail", "--because", "there is paper", "--by", "bob", "--apply"), "1 jobs redriven")
 	contains(run(exitOK, "cancel", "pending", "--because", "sent by hand"), "1 jobs cancelled")
 	contains(run(exitOK, "show", "dead"), "redriven by ada: there is paper", "job-authority")

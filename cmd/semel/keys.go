@@ -107,10 +107,10 @@ output is one document:
 	choiceFlag(cmd, &state, "state", "only records in this state")
 	cmd.Flags().BoolVar(&f.Lapsed, "lapsed", false, "only records in progress whose lease is over")
 	cmd.Flags().StringVar(&f.Tenant, "tenant", "", "only this tenant's")
-	cmd.Flags().StringVar(&f.Actor, "actor", "", "only this actor's; behind a gateway that is a digest")
+	cmd.Flags().StringVar(&f.Actor, "actor", "", "only this actor's; a gateway records a digest of the credential, unless its configuration names a principal")
 	cmd.Flags().StringVar(&f.Operation, "operation", "", `only this operation's, such as "POST /orders"`)
-	cmd.Flags().StringVar(&f.Key, "key", "", "only with this key, in whatever scope")
-	cmd.Flags().StringVar(&f.Cause, "cause", "", `only unknown ones with this cause; with a * at its end, whose cause begins so`)
+	cmd.Flags().StringVar(&f.Key, "key", "", "only with this key, in any scope")
+	cmd.Flags().StringVar(&f.Cause, "cause", "", "only unknown ones with this cause; TEXT* matches how it begins")
 	cmd.Flags().StringVar(&since, "since", "", "begun from this time on: 2026-11-21T09:00:00Z, or 90m for 90 minutes ago")
 	cmd.Flags().StringVar(&until, "until", "", "begun before this time, in the same forms")
 	page.add(cmd, "fence")
@@ -248,7 +248,7 @@ type decided struct {
 
 func (d *decided) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&d.because, "because", "", "how you know; goes into the audit trail (required)")
-	cmd.Flags().StringVar(&d.by, "by", "", "who decides; goes into the audit trail (default: the environment's USER or USERNAME)")
+	cmd.Flags().StringVar(&d.by, "by", "", "who decides; goes into the audit trail (default the environment's USER or USERNAME)")
 	jsonFlag(cmd, &d.json)
 }
 

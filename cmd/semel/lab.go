@@ -61,7 +61,7 @@ GET /lab/trail what arrived; PATCH /lab/switches/charges sets switches, as in
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&listen, "listen", "127.0.0.1:9003", "address to listen on")
-	f.StringVar(&file, "file", "", "SQLite file to keep everything in; made if it is not there (default: a temporary one)")
+	f.StringVar(&file, "file", "", "SQLite file to keep everything in; made if it is not there (default a temporary one)")
 	f.StringVar(&store, "store", "", "postgres://user@host/database or sqlite:lab.db to keep everything in, in the place of --file")
 	f.StringVar(&preset, "preset", lab.Presets[0].Name, "how the switches are at the start")
 	f.BoolVar(&anywhere, "anywhere", false, "allow --listen to be an address that other hosts can reach")

@@ -117,7 +117,7 @@ func TestHopelessStore(t *testing.T) {
 		"sqlite:" + dir:     "Check the path",
 		"sqlite:" + filepath.Join(dir, "none", "x.db"): "Check the path",
 		"postgres://me@host:port/db":                   "not the URL",
-		"redis://host":                                 "names no store",
+		"redis://host":                                 "does not name a store",
 	} {
 		out := semelWith(nil, "", "gateway", "--upstream", "http://127.0.0.1:1", "--store", url, "--listen", "127.0.0.1:0")
 		if out.code != exitFailed && out.code != exitUsage {

@@ -245,7 +245,7 @@ func TestSocketsLeftBehind(t *testing.T) {
 	l := listening{Address: unixPrefix + path}
 	first, err := l.open(t.Context(), nil)
 	noError(t, err)
-	if _, err := l.open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "listens on") {
+	if _, err := l.open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "is listening on") {
 		t.Errorf("the second process: %v", err)
 	}
 	first.(*net.UnixListener).SetUnlinkOnClose(false)
@@ -255,7 +255,7 @@ func TestSocketsLeftBehind(t *testing.T) {
 	noError(t, second.Close())
 
 	noError(t, os.WriteFile(path, []byte("precious"), 0o600))
-	if _, err := l.open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := l.open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file: %v", err)
 	}
 	text, err := os.ReadFile(path)

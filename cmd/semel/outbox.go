@@ -249,14 +249,22 @@ func (m *messageFlags) add(cmd *cobra.Command, states ...outbox.State) {
 	for _, s := range states {
 		m.state.of = append(m.state.of, string(s))
 	}
-	choiceFlag(cmd, &m.state, "state", "only messages in this state")
+	choiceFlag(cmd, &m.state, "state", "only "+m.noun()+" in this state")
 	if m.jobs {
 		cmd.Flags().StringVar(&m.queue, "queue", "", "only of this queue")
+		cmd.Flags().StringVar(&m.f.Key, "key", "", "only with this key, in any queue")
 	} else {
 		cmd.Flags().StringVar(&m.f.Topic, "topic", "", "only of this topic")
+		cmd.Flags().StringVar(&m.f.Key, "key", "", "only with this key, in any topic")
 	}
-	cmd.Flags().StringVar(&m.f.Key, "key", "", "only with this key, in whatever topic")
-	cmd.Flags().StringVar(&m.f.Cause, "cause", "", "only with this cause; with a * at its end, whose cause begins so")
+	cmd.Flags().StringVar(&m.f.Cause, "cause", "", "only with this cause; TEXT* matches how it begins")
+}
+
+func (m *messageFlags) noun() string {
+	if m.jobs {
+		return "jobs"
+	}
+	return "messages"
 }
 
 func (m *messageFlags) filter() outbox.Filter {

@@ -71,7 +71,7 @@ func (p *program) countOnly(ctx context.Context, o outboxStore, s *someMessages,
 	if s.json {
 		return p.printJSON(changedJSON{DryRun: true, Selected: n})
 	}
-	_, err = fmt.Fprintf(p.stdout, "%s messages would be %s. Nothing was changed; add --apply to have it done.\n", counted(n), verb)
+	_, err = fmt.Fprintf(p.stdout, "%s %s would be %s. Nothing was changed; add --apply to do it.\n", counted(n), s.noun(), verb)
 	return err
 }
 

@@ -56,7 +56,7 @@ whose names are printed.`,
 	f.StringVar(&s.operation, "operation", "", "operationId, or method and path, in an OpenAPI document")
 	f.StringVar(&s.server, "server", "", "base URL, instead of the OpenAPI document's first server")
 	f.BoolVar(&s.optional, "optional", false, "take over optional parameters and fields of an OpenAPI document that have a value there")
-	f.StringVar(&s.out, "out", "", "file for the plan, which must not exist (default: standard output)")
+	f.StringVar(&s.out, "out", "", "file for the plan, which must not exist (default standard output)")
 	return cmd
 }
 

@@ -197,7 +197,7 @@ output is one document:
 	})
 	choiceFlag(cmd, &phase, "phase", "only operations in this phase")
 	cmd.Flags().StringVar(&operation, "operation", "", `only this operation's, such as "POST /orders"`)
-	cmd.Flags().StringVar(&f.Key, "key", "", "only with this key, in whatever scope")
+	cmd.Flags().StringVar(&f.Key, "key", "", "only with this key, in any scope")
 	page.add(cmd, "number")
 	return cmd
 }

@@ -53,7 +53,7 @@ func parseStoreURL(s string) (storeURL, error) {
 		}
 		return storeURL{kind: "postgres", path: s}, nil
 	case !ok || kind != "sqlite":
-		return storeURL{}, fmt.Errorf("it is %q, which names no store", withoutSecrets(s))
+		return storeURL{}, fmt.Errorf("it is %q, which does not name a store", withoutSecrets(s))
 	}
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
 		if !strings.HasPrefix(after, "/") {

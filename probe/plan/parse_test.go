@@ -51,7 +51,7 @@ func TestProblems(t *testing.T) {
 		{"too large", strings.Repeat("#", MaxBytes+1), []string{"the plan is larger than 1024 KiB"}},
 		{"too deep", strings.Repeat("[", 5000), []string{"the plan is nested too deep"}},
 		{"json too deep", minimal + "    altered: {body: {json: " + strings.Repeat("[", 70) + strings.Repeat("]", 70) + "}}\n", []string{"is nested more than 64 levels deep"}},
-		{"json number", minimal + "    altered: {body: {json: {a: 0x10}}}\n", []string{"altered.body.json.a: is no number of JSON"}},
+		{"json number", minimal + "    altered: {body: {json: {a: 0x10}}}\n", []string{"altered.body.json.a: is not a JSON number"}},
 
 		{"unknown function", minimal + "variables: {a: '{{uiud}}'}\n", []string{"p.yaml:7:16: variables.a: {{uiud}} is not known; did you mean uuid?"}},
 		{"unknown variable", minimal + "variables: {ab: '{{hex 4}}', b: '{{.ac}}'}\n", []string{"variables.b: {{.ac}} is no variable that is known here; did you mean ab?"}},
