@@ -482,12 +482,12 @@ func BenchmarkHandler(b *testing.B) {
 	}
 	var took [2][]time.Duration
 	for n := 0; b.Loop(); n++ {
-		for i, h := range handlers {
+		for _, i := range [2]int{n % 2, 1 - n%2} {
 			r := httptest.NewRequest("POST", "/orders", strings.NewReader(`{"item":"book"}`))
 			r.Header.Set("Idempotency-Key", fmt.Sprint("k", n))
 			w := httptest.NewRecorder()
 			begin := time.Now()
-			h.ServeHTTP(w, r)
+			handlers[i].ServeHTTP(w, r)
 			took[i] = append(took[i], time.Since(begin))
 		}
 	}
@@ -526,8 +526,8 @@ func BenchmarkGateway(b *testing.B) {
 	urls := [2]string{plain.URL, measured.server.URL}
 	var took [2][]time.Duration
 	for n := 0; b.Loop(); n++ {
-		for i, at := range urls {
-			req, err := http.NewRequest("POST", at+"/orders", strings.NewReader(`{"item":"book"}`))
+		for _, i := range [2]int{n % 2, 1 - n%2} {
+			req, err := http.NewRequest("POST", urls[i]+"/orders", strings.NewReader(`{"item":"book"}`))
 			noError(b, err)
 			req.Header.Set("Idempotency-Key", fmt.Sprint("k", n))
 			begin := time.Now()

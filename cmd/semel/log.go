@@ -75,7 +75,7 @@ func (l *logger) rehearsed(ctx context.Context, a semel.Answered) {
 
 func (l *logger) rehearsedRefusal(ctx context.Context, p semelhttp.Problem) {
 	problem, _ := p.Case()
-	l.InfoContext(ctx, "dry run: it would be refused", "status", p.Status, "problem", string(problem))
+	l.InfoContext(ctx, "dry run: a request", "would_be", "refused", "status", p.Status, "problem", string(problem))
 }
 
 func (l *logger) gateway() *gateway.Observer {

@@ -247,7 +247,7 @@ func postUntilSettled(t *testing.T, url, key, body string) answer {
 	}
 }
 
-func noError(t *testing.T, err error) {
+func noError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
