@@ -27,15 +27,18 @@ var shared struct {
 }
 
 // Postgres returns the URL of a fresh, empty database, which is dropped at the
-// end of the test. All of a test binary's databases are on one server, with
-// fsync on; it ends with the binary.
+// end of the test. All of a test binary's databases are on one server, which no
+// test can crash, so that it does without fsync; it ends with the binary. What is
+// measured should be on a server of StartPostgres.
 func Postgres(t testing.TB) string {
 	t.Helper()
 	long(t)
 	if given := os.Getenv(EnvPostgres); given != "" {
 		return createDatabase(t, given)
 	}
-	shared.once.Do(func() { shared.server, shared.err = newPostgresServer(PostgresOptions{}) })
+	shared.once.Do(func() {
+		shared.server, shared.err = newPostgresServer(PostgresOptions{Parameters: map[string]string{"fsync": "off"}})
+	})
 	if shared.err != nil {
 		missing(t, shared.err)
 	}
@@ -96,8 +99,8 @@ type PostgresOptions struct {
 	Networks []netip.Prefix
 }
 
-// StartPostgres starts a server for this test alone, to be stopped, killed and
-// restarted at will. It ends with the test.
+// StartPostgres starts a server for this test alone, with fsync on, to be stopped,
+// killed and restarted at will. It ends with the test.
 func StartPostgres(t testing.TB, o PostgresOptions) *PostgresServer {
 	t.Helper()
 	long(t)

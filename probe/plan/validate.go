@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/semelhq/semel/internal/strict"
 )
@@ -220,9 +221,18 @@ func (s site) refers(ref string, p *Plan) string {
 // sensitive is about names whose values are credentials.
 var sensitive = regexp.MustCompile(`(?i)(^|[^a-z])(authorization|cookie|token|secret|password|passwd|pwd|api-?key|access-?key|auth-?key|private-?key|session(-?id)?|credentials?|jwt)s?($|[^a-z])`)
 
+// stems are what every name that sensitive matches has one of, if it is ASCII.
+var stems = []string{"auth", "cookie", "token", "secret", "pass", "pwd", "key", "session", "credential", "jwt"}
+
 // Sensitive reports whether a header, parameter or member of that name usually
 // holds a credential, so that its value must not be written into a plan.
 func Sensitive(name string) bool {
+	// Most names have none of the stems, which takes a tenth of the time to see.
+	lower := strings.ToLower(name)
+	other := func(r rune) bool { return r >= utf8.RuneSelf } // which may fold to an ASCII letter
+	if !slices.ContainsFunc(stems, func(stem string) bool { return strings.Contains(lower, stem) }) && !strings.ContainsFunc(name, other) {
+		return false
+	}
 	return sensitive.MatchString(strings.ReplaceAll(camel.ReplaceAllString(name, "$1-$2"), "_", "-"))
 }
 

@@ -22,7 +22,7 @@ func benchMessage(ctx context.Context) error {
 }
 
 func benchInbox(b *testing.B) (*pgxpool.Pool, inbox.Store) {
-	pool := connect(b, testenv.Postgres(b), nil)
+	pool := connect(b, testenv.StartPostgres(b, testenv.PostgresOptions{}).URL(), nil)
 	exec(b, pool, "CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL)")
 	return pool, open(b, pool, postgres.Config{}).Inbox()
 }
