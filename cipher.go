@@ -28,8 +28,11 @@ type EncryptionKey struct {
 	// to 64 letters, digits and the characters ._- and must never name another key.
 	Name string
 	// Secret is the key: 32 random bytes, as from openssl rand -base64 32.
-	Secret []byte
+	Secret []byte `json:"-"`
 }
+
+// String returns the name.
+func (k EncryptionKey) String() string { return k.Name }
 
 // ParseEncryptionKeys reads keys from lines of the form
 //

@@ -47,6 +47,9 @@ func TestEncryptionKeys(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
+	if got := fmt.Sprintf("%v %+v %s", keys, keys[0], keys[1]); got != "[2026.b-1 a] 2026.b-1 a" {
+		t.Errorf("keys are printed as %s", got)
+	}
 	for name, keys := range map[string][]semel.EncryptionKey{
 		"none": {}, "two of a name": {keyOf("a"), {Name: "a", Secret: keyOf("b").Secret}}, "short": {{Name: "a", Secret: make([]byte, 31)}}, "unnamed": {{Secret: make([]byte, 32)}},
 	} {
@@ -72,6 +75,9 @@ func TestEncryptionKeys(t *testing.T) {
 func TestCipherTexts(t *testing.T) {
 	a, b := newCipher(t, "a"), newCipher(t, "b")
 	id, other := submit("k").Identity, submit("l").Identity
+	otherTenant, otherActor, otherOperation, shifted := id, id, id, id
+	otherTenant.Tenant, otherActor.Actor, otherOperation.Operation = "x", "x", "x"
+	shifted.Tenant, shifted.Actor = id.Tenant+id.Actor, ""
 	secret := []byte("secret")
 	text := a.Encrypt(id, "name", secret)
 	if bytes.Contains(text, secret) || bytes.Equal(text, a.Encrypt(id, "name", secret)) {
@@ -82,6 +88,10 @@ func TestCipherTexts(t *testing.T) {
 	}
 	for what, open := range map[string]func() ([]byte, error){
 		"another identity": func() ([]byte, error) { return a.Decrypt(other, "name", text) },
+		"another tenant":   func() ([]byte, error) { return a.Decrypt(otherTenant, "name", text) },
+		"another actor":    func() ([]byte, error) { return a.Decrypt(otherActor, "name", text) },
+		"another action":   func() ([]byte, error) { return a.Decrypt(otherOperation, "name", text) },
+		"parts shifted":    func() ([]byte, error) { return a.Decrypt(shifted, "name", text) },
 		"another name":     func() ([]byte, error) { return a.Decrypt(id, "other", text) },
 		"another key":      func() ([]byte, error) { return b.Decrypt(id, "name", text) },
 		"no cipher":        func() ([]byte, error) { return (*semel.Cipher)(nil).Decrypt(id, "name", text) },

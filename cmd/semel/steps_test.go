@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -199,5 +200,19 @@ func testStepsCommands(t *testing.T, url, encryptionKeys string) {
 	contains(ok(t, "audit", "trace", "--store", url, "--mermaid", "done"), "n1 --> n0", "step_resolved by ada")
 	if strings.Contains(tree, "4111") {
 		t.Errorf("the trace tells an input:\n%s", tree)
+	}
+	if encryptionKeys != "" { // neither inputs nor results, whoever has written them
+		files, err := filepath.Glob(strings.TrimPrefix(url, "sqlite:") + "*")
+		noError(t, err)
+		for _, file := range files {
+			b, err := os.ReadFile(file)
+			noError(t, err)
+			if bytes.Contains(b, []byte("4111")) || bytes.Contains(b, []byte("charged")) || bytes.Contains(b, []byte("declined")) {
+				t.Errorf("%s has what should be encrypted", file)
+			}
+		}
+		if len(files) == 0 {
+			t.Error("there are no files")
+		}
 	}
 }
