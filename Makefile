@@ -14,7 +14,7 @@ STAMP = -buildvcs=$(shell git status --porcelain >/dev/null 2>&1 && echo auto ||
 RACE      ?= auto
 TIMEOUT   ?= 30m
 PKG       ?= work
-LONGEST   ?= cmd/semel cmd/semel/internal/lab store/sqlite store/postgres probe internal/matrix
+LONGEST   ?= cmd/semel store/sqlite store/postgres cmd/semel/internal/lab probe internal/matrix
 ARGS      ?=
 BENCH     ?= .
 BENCHTIME ?= 1s

@@ -98,7 +98,7 @@ func TestTortureFinds(t *testing.T) {
 			}
 			t.Parallel()
 			report := torment(t, torture.Config{
-				Instead: defective(t, tt.defect), OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, LargeEvery: tt.large, Gateways: 3, Nemesis: &tt.nemesis, Duration: 10 * time.Minute, FailFast: true,
+				Instead: defective(t, tt.defect), OnCrash: tt.onCrash, Lease: tt.lease, SlowEvery: tt.slow, LargeEvery: tt.large, Gateways: 3, Nemesis: &tt.nemesis, Duration: 3 * time.Minute, FailFast: true,
 			})
 			if len(report.Violations) == 0 {
 				t.Fatalf("the defect was not found; figures: %+v", report.Figures)
@@ -277,7 +277,7 @@ func TestTortureFindsInShop(t *testing.T) {
 		t.Run(tt.defect, func(t *testing.T) {
 			t.Parallel()
 			report := torment(t, torture.Config{
-				Shop: true, Gateways: 2, Instead: defective(t, tt.defect), Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 10 * time.Minute, FailFast: true,
+				Shop: true, Gateways: 2, Instead: defective(t, tt.defect), Postgres: server.NewDatabase(t), Lease: 500 * time.Millisecond, Duration: 3 * time.Minute, FailFast: true,
 			})
 			if !slices.ContainsFunc(report.Violations, func(v torture.Violation) bool {
 				return slices.Contains(strings.Split(tt.check, "|"), v.Check) && regexp.MustCompile(tt.says).MatchString(v.Detail)

@@ -316,7 +316,7 @@ func (c *Child) Main(s *Shop) error {
 }
 
 // quick is a policy whose claims lapse soon, and are held then.
-var quick = semel.Policy{Lease: 400 * time.Millisecond, Heartbeat: 100 * time.Millisecond}
+var quick = semel.Policy{Lease: time.Second, Heartbeat: 250 * time.Millisecond}
 
 // complete does rounds until the order has a complete record, or is not on record, or
 // not in the journal: then no step was begun, and it is the client's to come back.
@@ -357,10 +357,10 @@ type Victim struct {
 // killed at that point. Then it completes the order; if twice is set, in competition
 // with another process, which is killed at some point too. Then the client comes back.
 // The order must have had one effect of each step, and the services must have seen one
-// key. Each time the lease of the killed process has to end, so four shops of victim's,
-// which share nothing, run side by side, each with one point in four.
+// key. Each time the lease of the killed process has to end, so six shops of victim's,
+// which share nothing, run side by side, each with one point in six.
 func Killed(t *testing.T, twice bool, victim func(t *testing.T) Victim) {
-	const shops = 4
+	const shops = 6
 	var points, repeated atomic.Int64 // repeated calls
 	t.Run("points", func(t *testing.T) {
 		var all sync.WaitGroup

@@ -12,7 +12,6 @@ import (
 
 // A process is stopped in the middle of a job, which another takes over.
 func TestJobsOfAPausedProcess(t *testing.T) {
-	t.Parallel()
 	path := filepath.Join(t.TempDir(), "semel.db")
 	jobstest.Paused(t, jobsHarness(t, path), func() *exec.Cmd { return command(t, "jobs", path) })
 }

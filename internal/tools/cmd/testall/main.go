@@ -21,9 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -57,15 +55,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 
 	// An earlier result is no proof: files and programs that a test reads
-	// outside its module are not part of the test cache's key.
-	// make lint vets everything, and here it would be all again, as it is compiled
-	// with the race detector. Half of the time most tests wait, for processes and
-	// leases, so that more of them go on at a time than there are processors.
-	procs := runtime.GOMAXPROCS(0)
-	goArgs := []string{
-		"test", "-json", "-count=1", "-timeout=" + timeout.String(), "-vet=off",
-		"-p=" + strconv.Itoa(procs*3/2), "-parallel=" + strconv.Itoa(procs*2),
-	}
+	// outside its module are not part of the test cache's key. make lint vets
+	// everything; here that would be done again, on what the race detector's build is.
+	goArgs := []string{"test", "-json", "-count=1", "-timeout=" + timeout.String(), "-vet=off"}
 	env := os.Environ()
 	switch {
 	case useRace:
