@@ -519,7 +519,7 @@ var encryptedCases = map[string]func(e *encrypted){
 	},
 	"retention over": func(e *encrypted) {
 		short := func(c *semel.Config) {
-			c.Policy.Deadline, c.Policy.Retention = 700*time.Millisecond, 700*time.Millisecond
+			c.Policy.Deadline, c.Policy.Retention = 2*time.Second, 2*time.Second
 		}
 		e.process("a", short).post("k")
 		p := e.process("b", nil) // which cannot read it, and need not
