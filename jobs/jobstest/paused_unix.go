@@ -112,6 +112,16 @@ func paused(b *bench, c *exec.Cmd, at string) {
 		b.wantEffects(at+" by the process", 1)
 		return
 	}
+	for tries := 0; b.Exclusive && tries < 10; tries++ {
+		select {
+		case <-taken:
+			tries = 10
+		case <-time.After(3 * processLease):
+			// It was stopped while it renewed its claim, which keeps others from writing.
+			signal(syscall.SIGCONT)
+			signal(syscall.SIGSTOP)
+		}
+	}
 	hear(b, "the second worker", taken)
 	proceed()
 	if at == "prepare" {
