@@ -34,7 +34,7 @@ func (p *program) readConfig(file string) (*gatewayfile.Config, error) {
 	case len(problems) == 0:
 		return nil, &fault{code: exitUsage, err: fmt.Errorf("the configuration cannot be read: %w", err), do: "Name the file with the configuration. Nothing was done."}
 	default:
-		return nil, &fault{code: exitUsage, err: fmt.Errorf("the configuration has %d problems:\n%w", len(problems), err), do: "Correct the file: semel gateway check. Nothing was done."}
+		return nil, &fault{code: exitUsage, err: fmt.Errorf("the configuration is not in order (problems: %d):\n%w", len(problems), err), do: "Correct the file: semel gateway check. Nothing was done."}
 	}
 	if _, err := parseStoreURL(c.Store.URL); err != nil {
 		return nil, usagef("%s: store.url: %w; use %s, or memory: for records that end with the process", file, err, storeForms)
