@@ -149,6 +149,7 @@ func TestStepsKilledAtEveryPoint(t *testing.T) {
 		}
 		os.Exit(0)
 	}
+	testenv.Postgres(t) // without a server all of it is skipped, and not each shop by itself
 	t.Parallel()
 	self, err := os.Executable()
 	if err != nil {
