@@ -90,7 +90,7 @@ func (x *exp) statusOf(w *watch, got *wire.Exchange) (string, error) {
 	values := make([]string, len(p.Take))
 	for i, t := range p.Take {
 		if values[i] = extract(got.Response, t.Header, t.Cookie, t.Pointer, t.Pattern); values[i] == "" {
-			return "", fmt.Errorf("the answer lacks %s, which poll.url needs", t.Name)
+			return "", fmt.Errorf("the response lacks %s, which poll.url needs", t.Name)
 		}
 	}
 	return x.o.r.r.StatusURL(w.v, values, cmp.Or(w.resource, x.o.resource(got)))
@@ -132,7 +132,7 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	r := x.Response
 	switch {
 	case r == nil:
-		return fateUntold, "its status cannot be read: there is no answer"
+		return fateUntold, "its status cannot be read: there is no response"
 	case r.Truncated:
 		return fateUntold, "its status is cut off"
 	case r.Status == http.StatusAccepted, r.Status == http.StatusNotFound, r.Status == http.StatusTooManyRequests, r.Status == http.StatusServiceUnavailable:
@@ -140,7 +140,7 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	case r.Status == http.StatusSeeOther, r.Status == http.StatusFound:
 		return fateDone, ""
 	case r.Status/100 != 2:
-		return fateUntold, fmt.Sprintf("its status cannot be read: the answer is %d", r.Status)
+		return fateUntold, fmt.Sprintf("its status cannot be read: the response is %d", r.Status)
 	}
 	doc, err := decodeJSON(r.Body)
 	if err != nil && p.State == nil {

@@ -39,7 +39,7 @@ func (o *operation) suppose() {
 			case f.once || f.sometimes:
 				c.State, c.For = evidence.Refuted, "Some duplicates had no effect of their own: something is remembered."
 			case f.marked:
-				c.State, c.For = evidence.Refuted, "A second answer is marked as a replay, although its request took effect: something is remembered."
+				c.State, c.For = evidence.Refuted, "A second response is marked as a replay, although its request took effect: something is remembered."
 			case f.noKeyRan:
 				c.State, c.For = evidence.Supported, "A request without a key took effect just the same as one with a used key."
 			}
@@ -149,19 +149,19 @@ func (o *operation) suppose() {
 		}
 		c := evidence.Cause{
 			Name: "tied-to-client", State: evidence.Open,
-			Text:  "The record depends on the client: it is written after the answer, undone when the client goes, or written before the work.",
+			Text:  "The record depends on the client: it is written after the response, undone when the client goes, or written before the work.",
 			For:   "After a lost connection the same request was " + o.blocked(to.Experiment) + ".",
-			Check: "The experiments duplicate and lost_unread: a duplicate of an answered request that is known, and one of a lost answer that is not, speak for it. Then look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.",
+			Check: "The experiments duplicate and lost_unread: a duplicate of an answered request that is known, and one of a lost response that is not, speak for it. Then look at what happens to the handler's context when the connection closes, and whether effect and record are one transaction.",
 		}
 		switch {
 		case !lost && to.ID == evidence.FindingLostEffect:
 			c.For = "A retry after a lost connection got a success, and no effect of it was seen."
 		case lost && f.once && !f.lostAfter && f.inProgress != yes:
-			c.For = "A retry after a lost answer took effect again; when it was sent, the first had had no effect yet, and may have been running still."
+			c.For = "A retry after a lost response took effect again; when it was sent, the first had had no effect yet, and may have been running still."
 		case lost && f.once:
 			c.State, c.For = evidence.Supported, "Duplicates of answered requests and of requests whose connection was lost are treated differently."
 		case lost:
-			c.For = "A retry after a lost answer took effect again. Whether a duplicate of an answered request does too was not shown."
+			c.For = "A retry after a lost response took effect again. Whether a duplicate of an answered request does too was not shown."
 		}
 		o.cause(to, c)
 	}

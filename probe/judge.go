@@ -162,11 +162,11 @@ func (j *judgement) first(o *opening) bool {
 	d := a.total
 	switch {
 	case turnedAway(&a.x) && !d.exceeds(0):
-		j.unclear("%s was not processed: %s; %s", j.opener(), answer(a.sent), j.state(d))
+		j.unclear("%s was not processed: %s; %s", j.opener(), response(a.sent), j.state(d))
 	case o.alike:
-		j.unclear("%s was refused with %s, and not sent again: in an earlier experiment the same request again and a fresh one were refused as well; %s", j.opener(), answer(a.sent), j.state(d))
+		j.unclear("%s was refused with %s, and not sent again: in an earlier experiment the same request again and a fresh one were refused as well; %s", j.opener(), response(a.sent), j.state(d))
 	case !a.succeeded():
-		j.unclear("%s did not succeed: %s; %s", j.opener(), answer(a.sent), j.state(d))
+		j.unclear("%s did not succeed: %s; %s", j.opener(), response(a.sent), j.state(d))
 	case len(j.o.readers) == 0:
 		return true
 	case !a.settled:
@@ -176,7 +176,7 @@ func (j *judgement) first(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, which reader %s has seen for others", j.opener(), answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, which reader %s has seen for others", j.opener(), response(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
 		j.broken("%s took effect, and the outside, which was told of others, was not told of it", j.opener())
@@ -213,15 +213,15 @@ func (j *judgement) accepted(a *attempt) {
 	}
 	switch a.fate {
 	case fateRunning:
-		j.unclear("%s was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", j.opener(), answer(a.sent), limit, longer)
+		j.unclear("%s was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", j.opener(), response(a.sent), limit, longer)
 	case fateFailed:
-		j.unclear("the request was accepted with %s; %s", answer(a.sent), j.state(a.total))
+		j.unclear("the request was accepted with %s; %s", response(a.sent), j.state(a.total))
 	default:
 		why := "No status that can be read tells which"
 		if a.untold != "" {
 			why = "No status tells which, for " + a.untold
 		}
-		j.unclear("%s was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", j.opener(), answer(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
+		j.unclear("%s was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", j.opener(), response(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
 	}
 }
 
@@ -255,7 +255,7 @@ func (j *judgement) reopened(o *opening) bool {
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("%s %s (%s), and the same request again was not processed: %s", j.opener(), answered(first.sent), ran, answer(second.sent))
+		j.unclear("%s %s (%s), and the same request again was not processed: %s", j.opener(), answered(first.sent), ran, response(second.sent))
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
@@ -269,7 +269,7 @@ func (j *judgement) reopened(o *opening) bool {
 	case taken && second.succeeded() && j.e.Name != string(plan.Duplicate):
 		return true // it is found, and says nothing of what this experiment asks
 	case taken:
-		j.broken("%s was refused with %s, and took effect; the same request again %s and had no effect of its own", j.opener(), answer(first.sent), answered(second.sent))
+		j.broken("%s was refused with %s, and took effect; the same request again %s and had no effect of its own", j.opener(), response(first.sent), answered(second.sent))
 		return second.succeeded()
 	case second.succeeded():
 		if first.total.exceeds(0) {
@@ -279,20 +279,20 @@ func (j *judgement) reopened(o *opening) bool {
 		}
 		return true
 	case refused(second) && o.control != nil && !success(&o.control.x):
-		j.unclear("%s %s, the same request again was refused with %s, and so was a fresh one: %s", j.opener(), answered(first.sent), answer(second.sent), answer(o.control.sent))
+		j.unclear("%s %s, the same request again was refused with %s, and so was a fresh one: %s", j.opener(), answered(first.sent), response(second.sent), response(o.control.sent))
 	case j.o.inProgress(second.sent):
 		f.unsafeRetry = true
-		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", answer(first.sent), j.key(), answer(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
+		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", response(first.sent), j.key(), response(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
 		j.holds("%s %s although it took effect; the same request again %s and had no effect of its own", j.opener(), answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
-		j.broken("%s %s and had no effect; the same request again was refused with %s", j.opener(), answered(first.sent), answer(second.sent))
+		j.broken("%s %s and had no effect; the same request again was refused with %s", j.opener(), answered(first.sent), response(second.sent))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first.sent, second.sent)
 	default:
-		j.unclear("%s did not succeed, nor did the same request again: %s, then %s; %s", j.opener(), answer(first.sent), answer(second.sent), j.state(d))
+		j.unclear("%s did not succeed, nor did the same request again: %s, then %s; %s", j.opener(), response(first.sent), response(second.sent), j.state(d))
 	}
 	return false
 }
@@ -380,7 +380,7 @@ func (f *again) judge(j *judgement) {
 	for _, a := range f.more {
 		if a.settled && a.processed() && success(&a.x) && a.own.state && !a.own.exceeds(0) {
 			known.sometimes = true
-			j.broken("a further duplicate, answered with %s, had no effect of its own", answer(a.sent))
+			j.broken("a further duplicate, answered with %s, had no effect of its own", response(a.sent))
 		}
 	}
 	if twice && known.limited {
@@ -445,17 +445,17 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id evid
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case turnedAway(&second.x), barred(second.sent):
-		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
+		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", response(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
 		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
 		j.find(evidence.FindingDuplicateNotAnswered, "", evidence.Inferred, first, second.sent)
 	case second.x.Response == nil:
-		j.unclear("the duplicate has no answer: %s", answer(second.sent))
+		j.unclear("the duplicate has no response: %s", response(second.sent))
 	case !d.told():
 		j.byIDs(id, d, first, second.sent)
 	case accepted(&second.x) && !f.async && second.fate != fateDone:
 		f.once = true
-		j.holds("%s; the second answer, %s, says that it was accepted", due(expect), answer(second.sent))
+		j.holds("%s; the second response, %s, says that it was accepted", due(expect), response(second.sent))
 	default:
 		f.once = true
 		j.second(first, second.sent, due(expect))
@@ -475,22 +475,22 @@ func due(expect int64) string {
 // nothing.
 func (j *judgement) byIDs(id evidence.FindingID, d delta, first, second *sent) {
 	if success(&second.x) && first.resource != "" && second.resource != "" && first.resource != second.resource {
-		j.broken("the second answer names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
+		j.broken("the second response names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
 		j.find(j.doubled(id), "", evidence.Inferred, first, second)
 		return
 	}
 	if second.replayed || success(&second.x) && first.resource != "" && first.resource == second.resource {
 		j.o.facts.seemsOnce = true
 	}
-	j.unclear("%s: answers alone, alike or not, say nothing about effects", j.state(d))
+	j.unclear("%s: responses alone, alike or not, say nothing about effects", j.state(d))
 }
 
-// second judges the answer to a duplicate that had no effect of its own. seen
+// second judges the response to a duplicate that had no effect of its own. seen
 // says so in the words of its experiment.
 func (j *judgement) second(first, second *sent, seen string) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
-	// Two answers without a body, or that name no resource both, cannot be told
+	// Two responses without a body, or that name no resource both, cannot be told
 	// from one another.
 	blank := s.Class == evidence.SameResult && !s.Resource && len(first.x.Response.Body) == 0 && !second.replayed
 	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
@@ -501,53 +501,53 @@ func (j *judgement) second(first, second *sent, seen string) {
 	switch s.Class {
 	case evidence.SameResult:
 		if blank {
-			j.holds("%s; both were answered with %s, and neither answer has a body", seen, answer(second))
+			j.holds("%s; both were answered with %s, and neither response has a body", seen, response(second))
 			return
 		}
 		but, is := "", "is the first result"
 		if len(s.Differences) > 0 {
-			but = "; what differs in the answer: " + strings.Join(s.Differences, ", ")
+			but = "; what differs in the response: " + strings.Join(s.Differences, ", ")
 		}
 		if !s.Body && s.Resource {
 			is = "names the first's resource"
 		}
-		j.holds("%s; the second answer %s%s%s", seen, is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
+		j.holds("%s; the second response %s%s%s", seen, is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find(evidence.FindingReplayUnmarked, "", "", first, second)
 		}
 	case evidence.RefusedWithReference:
-		j.holds("%s; the second answer, %s, refuses and names the first result", seen, answer(second))
+		j.holds("%s; the second response, %s, refuses and names the first result", seen, response(second))
 		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && (c.Replay == "original" || c.Replay == "current") {
 			j.find(evidence.FindingReplayRefused, "", "", first, second)
 		}
 	case evidence.Refused:
 		if saysInProgress(second) {
-			j.broken("%s; after it was answered, %s is still refused as in progress: %s", seen, j.key(), answer(second))
+			j.broken("%s; after it was answered, %s is still refused as in progress: %s", seen, j.key(), response(second))
 			j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 			return
 		}
-		j.holds("%s; the second answer is a refusal, %s, without the first result%s", seen, answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
+		j.holds("%s; the second response is a refusal, %s, without the first result%s", seen, response(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
 		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && c.Replay != "" && !conditional(second) {
 			j.find(evidence.FindingReplayRefused, "", "", first, second)
 		}
 	case evidence.DifferentResult:
 		if !otherResource(first, second) {
-			j.holds("%s; the second answer differs from the first (%s), and no resource is named in both that could be compared", seen, strings.Join(s.Differences, ", "))
+			j.holds("%s; the second response differs from the first (%s), and no resource is named in both that could be compared", seen, strings.Join(s.Differences, ", "))
 			return
 		}
-		j.broken("%s, and the second answer is another result: %s", seen, strings.Join(s.Differences, ", "))
+		j.broken("%s, and the second response is another result: %s", seen, strings.Join(s.Differences, ", "))
 		j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, second)
 	case evidence.ErrorOrTimeout:
 		if !second.serverError() {
-			j.unclear("%s; the answer to the duplicate did not come whole: %s", seen, answer(second))
+			j.unclear("%s; the response to the duplicate did not come whole: %s", seen, response(second))
 			return
 		}
-		j.broken("%s, and the duplicate is answered with %s", seen, answer(second))
+		j.broken("%s, and the duplicate is answered with %s", seen, response(second))
 		j.error5xx(first, second)
 	}
 }
 
-// otherResource reports whether two answers name two resources.
+// otherResource reports whether two responses name two resources.
 func otherResource(first, second *sent) bool {
 	return first.resource != "" && second.resource != "" && first.resource != second.resource
 }
@@ -562,9 +562,9 @@ func conditional(s *sent) bool {
 	})
 }
 
-// lostEffect is a finding for a success without an effect. Where other answers
-// name a resource and this one does not, it may be a refusal in its body: then
-// nothing is known, and it returns false.
+// lostEffect is a finding for a success without an effect. Where other
+// responses name a resource and this one does not, it may be a refusal in its
+// body: then nothing is known, and it returns false.
 func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
 	if j.o.facts.names && s.resource == "" && !accepted(&s.x) {
 		j.unclear("%s; it names no resource, as others do: by its body it may be a refusal", what)

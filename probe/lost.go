@@ -22,7 +22,7 @@ type lostTry struct {
 	ran    delta // what the first did before the retry
 	looked bool  // the state was stable by then
 	second *attempt
-	begun  bool     // a part of the first's answer came
+	begun  bool     // a part of the first's response came
 	whole  bool     // the first was answered before it could be cut off
 	beside *attempt // a fresh request, if the retry was refused without an effect
 }
@@ -37,7 +37,7 @@ func (x *exp) lostUnread(ctx context.Context) (shown, error) {
 }
 
 func (x *exp) lostBegun(ctx context.Context) (shown, error) {
-	return x.lose(ctx, wire.AfterFirstByte, "after the first byte of the answer")
+	return x.lose(ctx, wire.AfterFirstByte, "after the first byte of the response")
 }
 
 // lose cuts the first attempt off and sends the request again.
@@ -114,9 +114,10 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool)
 	return t, err
 }
 
-// retry sends a request again for as long as the answer is that the first is in
-// progress, or that it was not processed, within the plan's limit of settling.
-// The pauses grow, so that it takes few sends. Then it looks at the state.
+// retry sends a request again for as long as the response is that the first is
+// in progress, or that it was not processed, within the plan's limit of
+// settling. The pauses grow, so that it takes few sends. Then it looks at the
+// state.
 func (x *exp) retry(ctx context.Context, w *watch, first *attempt) (a *attempt, err error) {
 	limit := x.o.r.p.Timing.SettleLimit
 	pause, start := limit/16, time.Now()

@@ -50,7 +50,7 @@ func (x *exp) found(ctx context.Context, list []*sign, duplicates ...*sent) erro
 	for _, s := range list {
 		if s.Answer != nil {
 			if slices.ContainsFunc(duplicates, func(d *sent) bool { return d.x.Response != nil && s.Answer.Match(d.x.Response.Body) }) {
-				s.found = "an answer"
+				s.found = "a response"
 			}
 			continue
 		}

@@ -41,7 +41,7 @@ func (p *politely) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	nth := slices.Index(p.keys, key) + 1
 	if !known && nth == 2 {
-		// The one that is cut off: its client is gone before the answer.
+		// The one that is cut off: its client is gone before the response.
 		p.mu.Unlock()
 		select {
 		case <-r.Context().Done():

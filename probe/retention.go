@@ -112,10 +112,10 @@ func (f *forgetting) judge(j *judgement) {
 			j.unclear("%s", t.second.why)
 			return
 		case !second.processed():
-			j.unclear("the duplicate after %v was not processed: %s", after, answer(second))
+			j.unclear("the duplicate after %v was not processed: %s", after, response(second))
 			return
 		case !d.told():
-			j.unclear("the duplicate after %v was answered with %s; no reader sees the state", after, answer(second))
+			j.unclear("the duplicate after %v was answered with %s; no reader sees the state", after, response(second))
 			return
 		}
 		known = after

@@ -44,7 +44,7 @@ var (
 	aboutRetention = regexp.MustCompile(`(?i)\bretention\b|\bretain|\bexpir|\b(kept|stored|remembered|valid|forgotten)\b.{0,60}\b(hour|day|week|minute|second|month|year)s?\b|never (forgotten|expire)|idempotency-expires`)
 )
 
-// specification reads where the operation is described. Whether answers tell
+// specification reads where the operation is described. Whether responses tell
 // how long keys are kept is known when all experiments are over: the outcome is
 // set then.
 func (x *exp) specification(ctx context.Context) (shown, error) {
@@ -66,7 +66,7 @@ func (x *exp) specification(ctx context.Context) (shown, error) {
 		}
 		s.send = x.sent(got, evidence.RoleRead, "")
 		if got.Response == nil || got.Response.Status != http.StatusOK {
-			s.why = "the specification cannot be read: " + answer(s.send)
+			s.why = "the specification cannot be read: " + response(s.send)
 			return s, ctxErr(ctx)
 		}
 		doc = got.Response.Body
@@ -268,10 +268,10 @@ func (o *operation) concludeSpecification() {
 		case o.op.Key == nil:
 			j.holds("where it describes this operation, the specification speaks of idempotency, deduplication or keys; what it says was not compared with what was seen")
 		case !s.retention && !o.facts.expires:
-			j.broken("neither the specification, in the words that were searched for, nor an answer says how long keys are kept")
+			j.broken("neither the specification, in the words that were searched for, nor a response says how long keys are kept")
 			j.find(evidence.FindingRetentionNotPublished, "", evidence.Established, s.send)
 		case !s.retention:
-			j.holds("the specification speaks of keys, and answers say until when they are kept")
+			j.holds("the specification speaks of keys, and responses say until when they are kept")
 		default:
 			j.holds("the specification speaks of keys and of how long they are kept; what it says was not compared with what was seen")
 		}

@@ -80,7 +80,7 @@ func (o *operation) state() {
 	case f.control:
 		when := ""
 		if o.latency > 0 {
-			when = fmt.Sprintf(", %v after the answer at the latest", o.latency.Round(1e6))
+			when = fmt.Sprintf(", %v after the response at the latest", o.latency.Round(1e6))
 		}
 		say("", evidence.Established, "The effect of a fresh request was seen by %s%s.", o.seenBy(), when)
 	case len(o.readers) == 0:
@@ -191,7 +191,7 @@ func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 	case e.Outcome == evidence.NotRun:
 		return "", false
 	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == evidence.RoleFirst && s.Status > 0 }):
-		return "a target that is slower to answer, or further away: here each answer was there before the connection could be cut", false
+		return "a target that is slower to answer, or further away: here each response was there before the connection could be cut", false
 	case o.facts.controls == 0 && name != plan.OtherOperation && name != plan.FailedFirst &&
 		has(func(s evidence.Send) bool {
 			return slices.Contains([]evidence.Role{evidence.RoleFirst, evidence.RoleControl, evidence.RoleGround}, s.Role)
@@ -220,7 +220,7 @@ func (o *operation) untried() {
 		of   []plan.Experiment // one of them is enough
 	}{
 		{"requests at the same time", []plan.Experiment{plan.RaceSame, plan.InFlight}},
-		{"lost answers", []plan.Experiment{plan.LostUnread, plan.LostBegun}},
+		{"lost responses", []plan.Experiment{plan.LostUnread, plan.LostBegun}},
 		{"a first attempt that fails", []plan.Experiment{plan.FailedFirst}},
 		{keyed("requests without a key", ""), []plan.Experiment{plan.MissingKey}},
 		{"a duplicate after a while", []plan.Experiment{plan.LateRetry}},

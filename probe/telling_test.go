@@ -73,7 +73,7 @@ func TestUntried(t *testing.T) {
 		},
 		"lost, and fresh requests refused": {
 			list: []evidence.Experiment{ex(plan.LostUnread, evidence.Inconclusive, "the first request did not succeed: 403", refused)},
-			what: "lost answers", how: "no attempt came to it: a fresh request did not succeed",
+			what: "lost responses", how: "no attempt came to it: a fresh request did not succeed",
 		},
 		"a race, and fresh requests refused": {
 			list: []evidence.Experiment{ex(plan.RaceSame, evidence.Inconclusive, "the first request did not succeed: 403", refused)},
@@ -84,15 +84,15 @@ func TestUntried(t *testing.T) {
 			list:     []evidence.Experiment{ex(plan.LateRetry, evidence.Inconclusive, "no reader sees the effect", evidence.Send{Role: "first", Status: 201})},
 			what:     "a duplicate after a while", how: "no attempt came to it: no reader sees the effect",
 		},
-		"an answer too early to be lost": {
+		"a response too early to be lost": {
 			controls: 1,
 			list:     []evidence.Experiment{ex(plan.LostUnread, evidence.Held, "none was lost", evidence.Send{Role: "first", Status: 201})},
-			what:     "lost answers", how: "before the connection could be cut",
+			what:     "lost responses", how: "before the connection could be cut",
 		},
-		"a lost answer": {
+		"a lost response": {
 			controls: 1,
 			list:     []evidence.Experiment{ex(plan.LostUnread, evidence.Held, "1 effect", evidence.Send{Role: "first", Cut: "here"})},
-			what:     "lost answers",
+			what:     "lost responses",
 		},
 		"a race that showed nothing": {
 			controls: 1,

@@ -39,7 +39,7 @@ type watch struct {
 	change bool
 }
 
-// promise notes an answer. One that names no resource, where others do, may be
+// promise notes a response. One that names no resource, where others do, may be
 // a refusal by its body.
 func (w *watch) promise(s *sent) {
 	w.promised = w.promised || s.done() && (s.resource != "" || !w.x.o.facts.names)

@@ -30,7 +30,7 @@ func judging(name plan.Experiment) *judgement {
 	return &judgement{o: o, e: &evidence.Experiment{Name: string(name)}}
 }
 
-// numbered gives answers the numbers of their sends.
+// numbered gives responses the numbers of their sends.
 func numbered(all ...*sent) []*sent {
 	for i, s := range all {
 		s.n = i + 1
@@ -81,7 +81,7 @@ func TestWords(t *testing.T) {
 			s := numbered(given(201, made), given(201, made))
 			j.repeated(s[0], tried(s[1], 0, 0), 0, evidence.FindingDoubleEffectSequential)
 			return j
-		}, "no effect of its own; the second answer is the first result", nil},
+		}, "no effect of its own; the second response is the first result", nil},
 		"an older request again, a server error": {func() *judgement {
 			j := judging(plan.Reordered)
 			s := numbered(given(201, made), given(500, ""))
@@ -94,7 +94,7 @@ func TestWords(t *testing.T) {
 			(&failed{off: &lostTry{first: s[0], second: tried(s[1], 0, 0)}}).judge(j)
 			return j
 		}, "the first attempt was cut off before its last byte, so it did not run: the retry was answered with 500, with no effect", []int{1, 2}},
-		"cut off before the last byte, then no answer": {func() *judgement {
+		"cut off before the last byte, then no response": {func() *judgement {
 			j := judging(plan.FailedFirst)
 			s := numbered(&sent{}, given(429, ""))
 			(&failed{off: &lostTry{first: s[0], second: tried(s[1], 0, 0)}}).judge(j)

@@ -21,7 +21,7 @@ type instruction struct {
 	Note string `json:"note,omitempty"`
 }
 
-// counts is the answer to a GET of the test endpoint.
+// counts is the response to a GET of the test endpoint.
 type counts struct {
 	Entered int `json:"entered"`
 	Effects int `json:"effects"`

@@ -38,7 +38,7 @@ var fieldMeanings = map[string]struct {
 		"unknown":                "It was not shown, or there is no key.",
 	}},
 	"result_replay": {"What a duplicate of a completed request gets.", map[string]string{
-		"same_response":           "The first result, be it in an answer of another form.",
+		"same_response":           "The first result, be it in a response of another form.",
 		"conflict_with_reference": "A refusal that names what the first request made.",
 		"unstable":                "Different results, or errors.",
 		"unknown":                 "It was not shown, or it is a refusal that does not name the first result, or another effect.",
@@ -46,7 +46,7 @@ var fieldMeanings = map[string]struct {
 	"in_progress_handling": {"Whether a duplicate is recognised while the first still runs.", map[string]string{
 		"yes":     "It waits, or is told so.",
 		"no":      "It is executed, or answered as if it had failed.",
-		"unknown": "It was not tried, or the first was not seen running when the second came, or the answer does not tell whether the second was recognised by then.",
+		"unknown": "It was not tried, or the first was not seen running when the second came, or the response does not tell whether the second was recognised by then.",
 	}},
 	"atomicity": {"What makes effect and record one.", map[string]string{
 		"db_unique":  "A unique constraint decides.",
@@ -65,9 +65,9 @@ var fieldMeanings = map[string]struct {
 		"no":      "Doubled, lost, or sent for what was rolled back.",
 		"unknown": "It cannot be seen from outside, and the plan gave no sink.",
 	}},
-	"retry_behavior": {"What a retry does, after a lost answer or a failure or while the first still runs.", map[string]string{
+	"retry_behavior": {"What a retry does, after a lost response or a failure or while the first still runs.", map[string]string{
 		"safe_stop":    "It ends with one effect: the retry gets the result, or is refused as a duplicate, or is told to wait.",
-		"unsafe_retry": "In some case it doubles or loses the effect, or its answer does not tell that the effect is there.",
+		"unsafe_retry": "In some case it doubles or loses the effect, or its response does not tell that the effect is there.",
 		"unknown":      "It was not shown.",
 	}},
 	"audit_strength": {"Whether effects can be traced to requests.", map[string]string{

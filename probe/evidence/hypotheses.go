@@ -57,7 +57,7 @@ func (o *Operation) hypothesesOf() []hypothesis {
 		try: "duplicate,race", with: " --trials 60 --max-sends " + strconv.Itoa(o.sixty()) + " (race.trials, race.width, budget.max_sends); more trials leave open a lower rate",
 	}
 	c := hypothesis{
-		name: "C", text: "Multiplies on failure: a lost answer or a failed attempt makes the retry double, lose or block the effect.",
+		name: "C", text: "Multiplies on failure: a lost response or a failed attempt makes the retry double, lose or block the effect.",
 		decides: [][]string{{"lost_unread"}, {"lost_begun"}}, also: []string{"failed_first", "corrected"},
 		try: "duplicate,lost_unread,lost_begun,failed_first",
 	}
@@ -331,7 +331,7 @@ func (o *Operation) showing(name string) (held, why string) {
 	case !o.once(e):
 		return "", name + " showed nothing of it (" + strings.ReplaceAll(string(e.Outcome), "_", " ") + ")"
 	case strings.HasPrefix(name, "lost_") && !e.cut():
-		return "", name + " lost no answer: it was there before the connection could be cut"
+		return "", name + " lost no response: it was there before the connection could be cut"
 	case e.Race != nil:
 		trials := "1 overlapping trial"
 		if n := e.Race.Overlapped; n != 1 {

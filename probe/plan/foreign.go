@@ -107,7 +107,7 @@ var code = regexp.MustCompile(`(?i)^(-[a-z]*[ce]|/[ck]|--?(command|eval|execute|
 
 // checkArgv refuses what the target has given where a program could run it: as
 // the program itself, or as a part of a script.
-// taken are the names of what steps take from the target's answers.
+// taken are the names of what steps take from the target's responses.
 func checkArgv(ps *problems, argv, taken []string, at string) {
 	runs, joined := false, false
 	for i, arg := range argv {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Where to ask what became of a request is made of what its answer has given,
+// Where to ask what became of a request is made of what its response has given,
 // which stays where the plan has it.
 func TestStatusURL(t *testing.T) {
 	for _, c := range []struct{ url, secret, given, want string }{
@@ -43,7 +43,7 @@ func TestStatusURL(t *testing.T) {
 			t.Errorf("%s: it is a secret: %v", c.url, kept)
 		}
 		if _, again := v.taken["job"]; again {
-			t.Error("what one answer has given is not the request's")
+			t.Error("what one response has given is not the request's")
 		}
 	}
 }

@@ -535,8 +535,8 @@ func placeKey(k *Key, req *wire.Request, key string, raw bool) error {
 // Sign is a mechanism with all its templates rendered.
 type Sign struct {
 	Is      string
-	Answer  *regexp.Regexp // nil if it is none of an answer
-	Reading *Reading       // nil for an answer
+	Answer  *regexp.Regexp // nil if the sign is not in a response
+	Reading *Reading       // nil if it is
 }
 
 // Signs renders the mechanisms of the values' operation, as Reading does readers.

@@ -126,7 +126,7 @@ func (r *Renderer) Took(v *Values, st *Step, who PrincipalName, values []string)
 	return nil
 }
 
-// taken is what was taken from an answer, as templates see it. It needs mu.
+// taken is what was taken from a response, as templates see it. It needs mu.
 func (r *Renderer) taken(from string, t Taking, s string) (text, error) {
 	value := text{s: s, foreign: true}
 	if err := checkForeign(t.Name, s, MaxTakenBytes); err != nil {

@@ -123,7 +123,7 @@ func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, pa
 	}
 }
 
-// checkTaking checks what is taken from an answer; values are the names that
+// checkTaking checks what is taken from a response; values are the names that
 // others take, to which it adds.
 func checkTaking(ps *problems, take []Taking, variables Pairs, values map[string]bool, path string) {
 	for i, t := range take {

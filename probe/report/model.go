@@ -205,15 +205,15 @@ func shown(fs []evidence.Finding, e *evidence.Experiment) []evidence.Send {
 type bar struct {
 	send                               evidence.Send
 	start, lastWrite, firstByte, finis float64
-	open                               bool // it did not end: no answer, or cut
+	open                               bool // it did not end: no response, or cut
 	other                              bool // a duplicate that names another resource than the first
 }
 
-func (b bar) answer() string {
+func (b bar) response() string {
 	if b.other {
-		return "≠ " + answer(b.send) // first, for what is long is cut
+		return "≠ " + response(b.send) // first, for what is long is cut
 	}
-	return answer(b.send)
+	return response(b.send)
 }
 
 // bars returns the sends with their marks in order and within a picture that
@@ -256,7 +256,7 @@ func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
 	return bs, begin, max(end-begin, 1)
 }
 
-// status is that of an answer, with a word for an error that only its body tells.
+// status is that of a response, with a word for an error that only its body tells.
 func status(n int, saysError bool) string {
 	if saysError {
 		return fmt.Sprintf("%d (error)", n)
@@ -264,8 +264,8 @@ func status(n int, saysError bool) string {
 	return fmt.Sprint(n)
 }
 
-// answer says in a few words what a send came to.
-func answer(s evidence.Send) string {
+// response says in a few words what a send came to.
+func response(s evidence.Send) string {
 	var parts []string
 	switch {
 	case s.Status != 0:
@@ -313,7 +313,7 @@ func percent(rate float64) string {
 	return evidence.Percent(rate)
 }
 
-// secondLine says how the second answer relates to the first. Of resources it
+// secondLine says how the second response relates to the first. Of resources it
 // speaks only where one was named, and it has no hint of time where a reader
 // told.
 func secondLine(o *evidence.Operation, e *evidence.Experiment) string {

@@ -13,8 +13,8 @@ import (
 )
 
 // scriptOf returns a POSIX shell script that sends what a finding was seen with
-// once more, by curl, and prints the answers and the state: with values of its
-// own in place of those that were drawn, and secrets from the environment.
+// once more, by curl, and prints the responses and the state: with values of
+// its own in place of those that were drawn, and secrets from the environment.
 // Where curl cannot do it, it is a script that calls semel for the one
 // experiment, and says why.
 //
@@ -79,7 +79,7 @@ type reproduction struct {
 
 	sends   []scripted // in their order; of a race one
 	reads   []scripted
-	dropped bool        // a read, for it is of what the first answer named
+	dropped bool        // a read, for it is of what the first response named
 	drawn   []string    // in the requests
 	secrets [][2]string // placeholder and variable
 }
@@ -159,7 +159,7 @@ func (s *reproduction) plan() (why string) {
 	if len(s.sends) == 0 && len(s.reads) == 0 {
 		return "the finding is not about requests that were sent"
 	}
-	// What is read by an id that the first answer gave is another thing here,
+	// What is read by an id that the first response gave is another thing here,
 	// unless the client drew the id and another is drawn here.
 	s.reads = slices.DeleteFunc(s.reads, func(q scripted) bool {
 		gone := slices.ContainsFunc(s.e.Sends, func(x evidence.Send) bool {
@@ -367,9 +367,9 @@ ask() {
 	shift 4
 	curl -q -sS -g --path-as-is --noproxy '*' --proto =http,https --max-time "${TIMEOUT:-30}" \
 		-X "$method" -H "@$of.head" -o "$to.out" -w '%{http_code} in %{time_total} s' "$@" --url "$url" \
-		>"$to.status" 2>"$to.error" || printf ' (no answer: curl %s)' "$?" >>"$to.status"
+		>"$to.status" 2>"$to.error" || printf ' (no response: curl %s)' "$?" >>"$to.status"
 }
-# told FILES NAME: prints an answer, as far as it is short.
+# told FILES NAME: prints a response, as far as it is short.
 told() {
 	printf '%s: %s ' "$2" "$(cat "$dir/$1.status")"
 	if [ -f "$dir/$1.out" ]; then
@@ -380,7 +380,7 @@ told() {
 	printf '\n'
 }
 `
-	scriptCount = `# holds FILES VALUE: how often an answer holds a value.
+	scriptCount = `# holds FILES VALUE: how often a response holds a value.
 holds() {
 	if [ -f "$dir/$1.out" ]; then LC_ALL=C awk -v v="$2" '{ n += gsub(v, "") } END { print n + 0 }' "$dir/$1.out"; else echo '?'; fi
 }
@@ -442,7 +442,7 @@ func (s *reproduction) byCurl() string {
 	if len(s.reads) == 0 {
 		why := "the plan has no reader that curl can ask"
 		if s.dropped {
-			why = "the reader asks for an id that an answer of the run gave"
+			why = "the reader asks for an id that a response of the run gave"
 		}
 		line("\tprintf 'state %%s: %s\\n' \"$1\"", why)
 	}
@@ -459,11 +459,11 @@ func (s *reproduction) byCurl() string {
 		line("\tstate \"before trial $trial\"")
 		line("\twhile [ \"$n\" -lt \"${WIDTH:-%d}\" ]; do", width)
 		line("\t\tn=$((n + 1))")
-		line("\t\t%s &", s.ask(0, `"answer_$n"`, ""))
+		line("\t\t%s &", s.ask(0, `"response_$n"`, ""))
 		line("\tdone")
 		line("\twait")
 		line("\tn=0")
-		line("\twhile [ \"$n\" -lt \"${WIDTH:-%d}\" ]; do n=$((n + 1)); told \"answer_$n\" \"request $n\"; done", width)
+		line("\twhile [ \"$n\" -lt \"${WIDTH:-%d}\" ]; do n=$((n + 1)); told \"response_$n\" \"request $n\"; done", width)
 		line("\tsleep \"${SETTLE:-1}\"")
 		line("\tstate \"after trial $trial\"")
 		line("done")
@@ -473,10 +473,10 @@ func (s *reproduction) byCurl() string {
 			if q.pause > 0 {
 				line("sleep %d", q.pause)
 			}
-			to := fmt.Sprintf("answer_%d", i+1)
+			to := fmt.Sprintf("response_%d", i+1)
 			switch {
 			case q.cut:
-				line("# The answer is not waited for. In the run it took %s.", span(s.takes()))
+				line("# The response is not waited for. In the run it took %s.", span(s.takes()))
 				line("%s", s.ask(i, to, fmt.Sprintf(` --max-time "${CUT_AFTER:-%.3f}"`, max(s.takes()/2e6, 0.01))))
 			case i+1 < len(s.sends) && s.sends[i+1].own:
 				line("%s &", s.ask(i, to, ""))
@@ -489,7 +489,7 @@ func (s *reproduction) byCurl() string {
 			}
 		}
 		for i, q := range s.sends {
-			line("told answer_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(string(q.send.Role))))))
+			line("told response_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(string(q.send.Role))))))
 		}
 		line("sleep \"${SETTLE:-1}\"\nstate after")
 	}

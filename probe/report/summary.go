@@ -130,18 +130,18 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 // refused reports whether requests of an operation were answered, and all with
 // a refusal or an error.
 func refused(o *evidence.Operation) bool {
-	answers := false
+	responses := false
 	for _, e := range o.Experiments {
 		for _, s := range e.Sends {
 			if s.Role == evidence.RoleRead || s.Status == 0 {
 				continue
 			}
-			if answers = true; s.Status < 400 && !s.SaysError {
+			if responses = true; s.Status < 400 && !s.SaysError {
 				return false
 			}
 		}
 	}
-	return answers
+	return responses
 }
 
 // risk is what a hypothesis is about, in a manager's words, and what it means
@@ -153,9 +153,9 @@ func risk(o *evidence.Operation, hypothesis string) (r struct{ what, once string
 	case "B":
 		r.what, r.once = "requests at the same time", "when it was sent several times at once"
 	case "C":
-		r.what, r.once = "lost answers and failures", "after lost answers"
+		r.what, r.once = "lost responses and failures", "after lost responses"
 		if o.Failed() {
-			r.once = "after lost answers and failures"
+			r.once = "after lost responses and failures"
 		}
 	case "D":
 		r.what, r.once = "keys of other requests and parties", "its keys were kept apart from those of others"
@@ -215,7 +215,7 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 			r.IDs = strings.Join(ids, ", ")
 			var of []string
 			if w.Answers > 1 {
-				of = append(of, fmt.Sprintf("%d answers", w.Answers))
+				of = append(of, fmt.Sprintf("%d responses", w.Answers))
 			}
 			switch {
 			case w.Trials > 1:
@@ -270,14 +270,14 @@ func answered(a *evidence.Answer) string {
 	if a == nil {
 		return nothing
 	}
-	said := "no answer"
+	said := "no response"
 	switch {
 	case a.Status != 0:
 		said = status(a.Status, a.SaysError)
 	case a.Cut:
 		said = "cut off by the probe"
 	}
-	// An answer may be read before it is known that the last byte is out: it took
+	// A response may be read before it is known that the last byte is out: it took
 	// less than can be told.
 	if a.WaitedUS > 0 {
 		said += " in " + span(float64(a.WaitedUS))

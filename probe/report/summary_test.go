@@ -41,17 +41,17 @@ func TestBottomLine(t *testing.T) {
 		"Nothing was tried: the run has no operation.":                               {},
 		"Whether pay is safe to repeat was not shown.":                               {Operations: []evidence.Operation{{Name: "pay"}}},
 		"Whether pay is safe to repeat is not known: no effect of it could be seen.": {Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: all}}},
-		"pay took effect once when it was repeated; not shown: requests at the same time, lost answers and failures, keys of other requests and parties.": {
+		"pay took effect once when it was repeated; not shown: requests at the same time, lost responses and failures, keys of other requests and parties.": {
 			Operations: []evidence.Operation{op("pay", held("duplicate"))},
 		},
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers and failures, and its keys were kept apart from those of others, as far as that was tried.": {
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost responses and failures, and its keys were kept apart from those of others, as far as that was tried.": {
 			Operations: []evidence.Operation{op("pay", append(all[:len(all):len(all)], evidence.Experiment{Name: "failed_first", Outcome: evidence.Held, Sends: []evidence.Send{{Role: "first", Status: 500}}}))},
 		},
 		"Whether pay is safe to repeat is not known: no request of it succeeded.": {
 			Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: []evidence.Experiment{{Name: "duplicate", Outcome: evidence.Inconclusive, Sends: []evidence.Send{{Role: "read", Status: 200}, {Role: "first", Status: 401}, {Role: "duplicate", Status: 401}}}}}},
 		},
-		// Lost answers that were tried are no failures.
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others; not shown: failures; 1 finding of little weight.": {
+		// Lost responses that were tried are no failures.
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost responses, and its keys were kept apart from those of others; not shown: failures; 1 finding of little weight.": {
 			Operations: []evidence.Operation{op("pay", all, find("replay-unmarked", "duplicate"))},
 		},
 		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (2 operations: 1 not safe, 1 shown in part).": {
@@ -76,7 +76,7 @@ func TestBottomLine(t *testing.T) {
 		"Whether pay is safe to repeat was not shown; its keys were kept apart from those of others.": {
 			Operations: []evidence.Operation{op("pay", held("altered", "other_actor", "other_tenant"))},
 		},
-		"pay took effect once when it was repeated, and what others send was kept apart; not shown: requests at the same time, lost answers and failures.": {
+		"pay took effect once when it was repeated, and what others send was kept apart; not shown: requests at the same time, lost responses and failures.": {
 			Operations: []evidence.Operation{{Name: "pay", Readers: seen, KeyIn: evidence.NoKey, Experiments: held("duplicate", "altered", "other_tenant")}},
 		},
 		"pay should be mended before it is relied on: an earlier attempt leaves the request unusable.": {
@@ -392,7 +392,7 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 		never string
 	}{
 		{[]string{"0123456789abcdef"}, "ask read read_1 GET", "the reader asks"},
-		{nil, "state %s: the reader asks for an id that an answer of the run gave", "ask read "},
+		{nil, "state %s: the reader asks for an id that a response of the run gave", "ask read "},
 	} {
 		r := raceRun()
 		o := &r.Operations[0]

@@ -11,7 +11,7 @@ import (
 )
 
 // working is how a service does what it has accepted. Where it tells what became
-// of it is in its answer, in a member that no other service has.
+// of it is in its response, in a member that no other service has.
 type working struct {
 	takes  time.Duration
 	never  bool             // it is never over
