@@ -38,7 +38,7 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 	for start := s.over(); ; {
 		got, err := x.o.r.read.Send(as(ctx, ""), req)
 		if errors.Is(err, wire.ErrNotAllowed) {
-			s.untold = "where its status is, is in no allow-list"
+			s.untold = "the address of its status is in no allow-list"
 			return nil
 		}
 		if err != nil {
@@ -170,9 +170,9 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 		case is(p.Failed):
 			return fateFailed, ""
 		case plainWord.MatchString(said):
-			return fateUntold, fmt.Sprintf("its status is %q, which is no word for pending, done or failed that poll has", said)
+			return fateUntold, fmt.Sprintf("its status is %q, which poll does not list as pending, done or failed", said)
 		}
-		return fateUntold, "its status is no word that poll has"
+		return fateUntold, "poll does not list its status as pending, done or failed"
 	}
 	return fateDone, ""
 }

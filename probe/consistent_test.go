@@ -155,7 +155,7 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 			name, n = m[3], m[4]
 		}
 		list, ok := by[name]
-		if !ok || strings.Contains(e.Why, "a good key protects was not shown") { // that is of another request
+		if !ok || strings.Contains(e.Why, "not shown that a good key protects") { // that is of another request
 			continue
 		}
 		total, most := int64(0), int64(0)

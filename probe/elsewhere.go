@@ -88,7 +88,7 @@ func (x *exp) bothInstances(ctx context.Context) (*trial, error) {
 func (f *elsewhere) judge(j *judgement) {
 	if !j.grounded(f.ground) {
 		if j.o.facts.protects() == no {
-			j.void("no instance knows a request again, so what another one does says nothing of its own")
+			j.void("no instance recognises a duplicate, so what another one does shows nothing")
 		}
 		return
 	}
@@ -137,7 +137,7 @@ func (f *elsewhere) judge(j *judgement) {
 	case !t.end.settled:
 		j.unclear("%s", t.end.why)
 	case !overlapped:
-		j.unclear("of two requests to two instances it was not shown that they were under way together")
+		j.unclear("it was not shown that the two requests to two instances were under way together")
 	case !slices.ContainsFunc(t.all, func(s *sent) bool { return success(&s.x) }):
 		j.unclear("of two requests at once to two instances none succeeded: %s and %s", response(t.all[0]), response(t.all[1]))
 	case d.told():

@@ -231,7 +231,7 @@ func (d delta) without() string {
 	if d.told() {
 		return " and had no effect"
 	}
-	return "; that it had no effect is inferred from the response, for no reader sees the state"
+	return "; that it had no effect is inferred from the response, because no reader sees the state"
 }
 
 func more(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) > 0 }

@@ -60,7 +60,7 @@ func graphQLStatus(body []byte) (status int, said string) {
 	_, hasData := doc["data"]
 	errs, _ := doc["errors"].([]any)
 	if err != nil || !ok || !hasData && len(errs) == 0 {
-		return 400, "without data and errors, which is no response of GraphQL"
+		return 400, "without data and errors, so it is not a GraphQL response"
 	}
 	data, _ := doc["data"].(map[string]any)
 	some := slices.ContainsFunc(slices.Collect(maps.Values(data)), func(v any) bool { return v != nil })

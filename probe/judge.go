@@ -176,17 +176,17 @@ func (j *judgement) first(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, which reader %s has seen for others", j.opener(), response(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, although reader %s has seen the effects of others", j.opener(), response(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
-		j.broken("%s took effect, and the outside, which was told of others, was not told of it", j.opener())
+		j.broken("%s took effect, but the outside was not told of it, although it was told of others", j.opener())
 		j.find(evidence.FindingLostEffect, "", evidence.Established, a.sent)
 	case d.exceeds(1):
 		most, by := d.most, d.by
 		if !more(most, 1) {
 			most, by = d.outMost, d.outBy
 		}
-		j.unclear("a single fresh request had %s by reader %s: what it reads is not of this request alone", count(most), by)
+		j.unclear("a single fresh request had %s by reader %s: it reads more than the effects of this request", count(most), by)
 	default:
 		return true
 	}
@@ -219,7 +219,7 @@ func (j *judgement) accepted(a *attempt) {
 	default:
 		why := "No status that can be read tells which"
 		if a.untold != "" {
-			why = "No status tells which, for " + a.untold
+			why = "No status tells which, because " + a.untold
 		}
 		j.unclear("%s was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", j.opener(), response(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
 	}
@@ -259,7 +259,7 @@ func (j *judgement) reopened(o *opening) bool {
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
-		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("%s %s, the same request again %s, and there is no effect, which reader %s has seen for others", j.opener(), answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
+		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("%s %s, the same request again %s, and there is no effect, although reader %s has seen those of others", j.opener(), answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
 		j.broken("%s %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", j.opener(), answered(first.sent), answered(second.sent))
@@ -299,7 +299,7 @@ func (j *judgement) reopened(o *opening) bool {
 
 // excess says that a reader counted more effects than there must be.
 func excess(n, by string, expect int64) string {
-	return fmt.Sprintf("%s by reader %s, where there must be %d", n, by, expect)
+	return fmt.Sprintf("%s by reader %s instead of %d", n, by, expect)
 }
 
 // effects judges by the state whether requests that are one had one effect. It
@@ -320,9 +320,9 @@ func (j *judgement) effects(d delta, expect int64, id evidence.FindingID, sends 
 		j.find(j.doubled(id), "", evidence.Established, sends...)
 		return false
 	case outside:
-		j.broken("%s outside by reader %s, where there must be %d", count(d.outMost), d.outBy, expect)
+		j.broken("%s outside by reader %s instead of %d", count(d.outMost), d.outBy, expect)
 		if d.state {
-			j.broken("in the target's own state there is no more than there must be")
+			j.broken("the target's own state has no more than there must be")
 		}
 		basis := evidence.Established
 		if d.sameID {
@@ -447,7 +447,7 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id evid
 	case turnedAway(&second.x), barred(second.sent):
 		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", response(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
-		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
+		j.broken("the duplicate was not answered within %v, although the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
 		j.find(evidence.FindingDuplicateNotAnswered, "", evidence.Inferred, first, second.sent)
 	case second.x.Response == nil:
 		j.unclear("the duplicate has no response: %s", response(second.sent))
@@ -535,7 +535,7 @@ func (j *judgement) second(first, second *sent, seen string) {
 			j.holds("%s; the second response differs from the first (%s), and no resource is named in both that could be compared", seen, strings.Join(s.Differences, ", "))
 			return
 		}
-		j.broken("%s, and the second response is another result: %s", seen, strings.Join(s.Differences, ", "))
+		j.broken("%s, and the second response gives a different result: %s", seen, strings.Join(s.Differences, ", "))
 		j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, second)
 	case evidence.ErrorOrTimeout:
 		if !second.serverError() {
@@ -567,7 +567,7 @@ func conditional(s *sent) bool {
 // body: then nothing is known, and it returns false.
 func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
 	if j.o.facts.names && s.resource == "" && !accepted(&s.x) {
-		j.unclear("%s; it names no resource, as others do: by its body it may be a refusal", what)
+		j.unclear("%s; unlike others it names no resource, so its body may be a refusal", what)
 		return false
 	}
 	j.broken("%s", what)

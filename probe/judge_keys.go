@@ -39,17 +39,17 @@ func (f *freshly) judge(j *judgement) {
 	case is(own, 1):
 		known.freshCreates = yes
 		if c.FreshKey == "refused" {
-			j.broken("the contract knows the request by its content, and it took effect again under a fresh key")
+			j.broken("the contract identifies the request by its content, and it took effect again under a fresh key")
 			j.find(evidence.FindingContentNotRecognised, "", evidence.Established, first, second)
 			return
 		}
 		switch {
 		case known.doubled:
-			j.holds("under a fresh key the same body took effect anew, as it did under the same key: of keys this shows nothing")
+			j.holds("under a fresh key the same body took effect again, as it did under the same key: this shows nothing about keys")
 		case known.once:
-			j.holds("under a fresh key the same body took effect anew: it is the key that counts")
+			j.holds("under a fresh key the same body took effect again: it is the key that counts")
 		default:
-			j.holds("under a fresh key the same body took effect anew; that it is the key that counts was not shown, for no duplicate under the same key was seen to have one effect")
+			j.holds("under a fresh key the same body took effect again; that it is the key that counts was not shown, because no duplicate under the same key was seen to have one effect")
 		}
 	case more(own, 1):
 		j.unclear("the second request had %s", count(own))
@@ -104,9 +104,9 @@ func (f *mismatched) judge(j *judgement) {
 		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", response(second))
 		j.find(evidence.FindingMismatchExecuted, "", evidence.Inferred, first, second)
 	case ok && j.o.inPlace() && !second.replayed && !j.e.Second.Body:
-		j.unclear("the altered request was answered with %s; whether what it asks for was taken over, no reader tells", response(second))
+		j.unclear("the altered request was answered with %s; no reader tells whether what it asks for was done", response(second))
 	case ok && j.o.inPlace():
-		j.broken("the altered request was answered with %s and the first one's result; whether what it asks for was taken over, no reader tells", response(second))
+		j.broken("the altered request was answered with %s and the first one's result; no reader tells whether what it asks for was done", response(second))
 		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Inferred, first, second)
 	case ok && !hook && (j.e.Second.Class == evidence.SameResult || second.replayed):
 		basis := evidence.Established
@@ -134,7 +134,7 @@ func (f *mismatched) judge(j *judgement) {
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
-			j.broken("the refusal holds %s", what)
+			j.broken("the refusal contains %s", what)
 			j.find(evidence.FindingConflictLeaksPayload, evidence.P2, evidence.Established, first, second)
 		}
 	}
@@ -145,10 +145,10 @@ func (f *mismatched) judge(j *judgement) {
 func (j *judgement) changedUnderKey(first, second *sent, taken known) {
 	switch {
 	case taken == no:
-		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", response(second))
+		j.broken("the altered request was answered with %s, and what it asks for was not done: a GET of its address still returns what the first one sent", response(second))
 		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Established, first, second)
 	case len(j.o.contract.Mismatch) == 0:
-		j.holds("the altered request was taken for a change of the same resource: %s; the contract does not say that a used key keeps another request out", response(second))
+		j.holds("the altered request was treated as a change of the same resource: %s; the contract does not say that another request under a used key is refused", response(second))
 	default:
 		priority, whose := evidence.P1, "the contract refuses that"
 		if j.o.assumed {
@@ -165,7 +165,7 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 	d := second.total
 	switch {
 	case more(d.most, 1):
-		j.broken("the altered request took effect as another one: %s", d)
+		j.broken("the altered request took effect as a new one: %s", d)
 		j.find(evidence.FindingChangeDoubles, "", evidence.Established, first, second.sent)
 	case !second.settled:
 		j.unclear("%s", second.why)
@@ -177,14 +177,14 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 		j.broken("the altered request was answered with %s and another resource, and had no effect that a reader sees", response(second.sent))
 		j.find(evidence.FindingChangeDoubles, "", evidence.Inferred, first, second.sent)
 	case !d.state:
-		j.unclear("the altered request was answered with %s; outside were %s, of a change or of another one, and no reader sees the target's own state", response(second.sent), count(d.outMost))
+		j.unclear("the altered request was answered with %s; outside there were %s, of a change or of a new request, and no reader sees the target's own state", response(second.sent), count(d.outMost))
 	case taken == no:
-		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", response(second.sent))
+		j.broken("the altered request was answered with %s, and what it asks for was not done: a GET of its address still returns what the first one sent", response(second.sent))
 		j.find(evidence.FindingChangeNotMade, "", evidence.Established, first, second.sent)
 	case taken == yes:
-		j.holds("1 effect; the altered request was taken for a change of the same resource: %s", response(second.sent))
+		j.holds("1 effect; the altered request was treated as a change of the same resource: %s", response(second.sent))
 	case success(&second.x):
-		j.holds("1 effect; the altered request was answered with %s: whether what it asks for was taken over, no reader tells", response(second.sent))
+		j.holds("1 effect; the altered request was answered with %s: no reader tells whether what it asks for was done", response(second.sent))
 	case second.serverError():
 		j.broken("the altered request was answered with %s%s", response(second.sent), d.without())
 		j.error5xx(first, second.sent)
@@ -213,9 +213,9 @@ func (j *judgement) grounded(f *again) bool {
 		what := append(j.open, j.bad...)
 		j.open, j.bad = nil, nil
 		if len(what) > 0 {
-			j.unclear("that a good key protects was not shown: %s", strings.Join(what, "; "))
+			j.unclear("it was not shown that a good key protects: %s", strings.Join(what, "; "))
 		} else {
-			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
+			j.unclear("it was not shown whether a good key protects, so what a bad one does shows nothing")
 		}
 	}
 	return false
@@ -361,7 +361,7 @@ func (f *scoped) judge(j *judgement) {
 		// A double is found here as well; of scope it says nothing.
 		j.effects(f.again.total, 1, evidence.FindingDoubleEffectSequential, first, f.again.sent)
 		j.bad = nil
-		j.unclear("that a duplicate of actor A itself is recognised was not shown (%s; %s), so another's response says nothing about scope", response(f.again.sent), j.state(f.again.total))
+		j.unclear("it was not shown that actor A's own duplicate is recognised (%s; %s), so another's response says nothing about scope", response(f.again.sent), j.state(f.again.total))
 		return
 	}
 	if f.other == nil {
@@ -407,7 +407,7 @@ func (f *scoped) judge(j *judgement) {
 		j.unclear("the request was refused for its content (%s), as a fresh key is: nothing is said about keys", response(second))
 	case status == 409 || status == 422 || slices.Contains(j.o.contract.Mismatch, status):
 		*apart = no
-		j.broken("%s's request was refused, as it is assumed, because of actor A's key: %s", f.who, response(second))
+		j.broken("%s's request was refused, presumably because of actor A's key: %s", f.who, response(second))
 		j.notScoped(id, evidence.Inferred, first, f.again.sent, second)
 	default:
 		j.unclear("the response, %s, does not tell whose key it was", response(second))

@@ -53,7 +53,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		j.unclear("%s: the retry's response, %s, says nothing about effects", j.state(d), response(second))
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate == fateRunning && j.o.latency*5 < limit:
 		f.unsafeRetry = true
-		j.broken("the retry was accepted with %s, and its status still says that it is running after %v, where others took %v", response(second), limit, j.o.latency.Round(time.Millisecond))
+		j.broken("the retry was accepted with %s, and its status still says that it is running after %v, although others took %v", response(second), limit, j.o.latency.Round(time.Millisecond))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate != fateDone:
 		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", response(second), limit)
@@ -78,7 +78,7 @@ func (j *judgement) lost(t *lostTry, last bool) {
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case !t.traced():
 		if last {
-			j.unclear("the first attempt left no trace: whether it was processed at all is not known")
+			j.unclear("the first attempt left no trace: it is not known whether it was processed at all")
 		}
 	default:
 		f.safeRetry = true
@@ -96,9 +96,9 @@ func (j *judgement) resent(first, last *sent) string {
 		}
 	}
 	if n > 1 {
-		return fmt.Sprintf("when it was sent again for the last of %d times", n)
+		return fmt.Sprintf("the last of the %d times it was sent again", n)
 	}
-	return "when it was sent again, once"
+	return "the one time it was sent again"
 }
 
 func (f *failed) judge(j *judgement) {

@@ -144,7 +144,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 	case slices.ContainsFunc(done, (*sent).done) && (less(d.least, 1) || !d.state && less(d.outLeast, 1)):
 		i := slices.IndexFunc(done, func(s *sent) bool { return s.done() && (s.resource != "" || !j.o.facts.names) })
 		if i < 0 {
-			return "requests were answered with success, naming no resource as others do, and no effect was seen: by its body each may be a refusal"
+			return "requests were answered with success, and no effect was seen; unlike others they name no resource, so their bodies may be refusals"
 		}
 		r.Lost++
 		j.find(evidence.FindingLostEffect, "", evidence.Established, processed...)
@@ -223,7 +223,7 @@ func (f *meanwhile) judge(j *judgement) {
 	case barred(second):
 		j.unclear("the retry was not let in: %s", response(second))
 	case !running:
-		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
+		j.unclear("the first was never seen running once the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
 		j.byIDs(evidence.FindingInFlightExecuted, d, first, second)
 	case is(d.number(), 0) && !first.done():

@@ -39,7 +39,7 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 	}
 	v, err := x.o.r.r.FreshKey(f.w.v)
 	if errors.Is(err, plan.ErrDerivedKey) {
-		return unable("the key is made of the request: the same request cannot have another"), nil
+		return unable("the key is derived from the request, so the same request cannot have another key"), nil
 	}
 	if err != nil {
 		return f, err

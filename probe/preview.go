@@ -168,7 +168,7 @@ func (f *previews) judge(j *judgement) {
 	}
 	j.holds("the preview was answered with %s, and again with %s, and no reader's number moved", response(f.first), response(f.again))
 	if f.again.replayed {
-		j.holds("the second was marked as a replay: keys of previews are remembered, and whether those of the operation are is not shown by that")
+		j.holds("the second was marked as a replay: keys of previews are remembered, which does not show whether those of the operation are")
 	}
 	f.key(j)
 	if f.keyless == nil || f.bent == nil {

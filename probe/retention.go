@@ -82,7 +82,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 func (f *forgetting) judge(j *judgement) {
 	if !j.grounded(f.ground) {
 		if j.o.facts.protects() == no {
-			j.void("no duplicate is known again: there is nothing to be forgotten")
+			j.void("no duplicate is recognised, so nothing can be forgotten")
 		}
 		return
 	}
@@ -121,6 +121,6 @@ func (f *forgetting) judge(j *judgement) {
 		known = after
 	}
 	if known > 0 {
-		j.holds("a duplicate after %v still had no effect of its own; longer was not waited", known)
+		j.holds("a duplicate after %v still had no effect of its own; longer times were not tried", known)
 	}
 }

@@ -256,9 +256,9 @@ func (o *operation) concludeSpecification() {
 		j := &judgement{o: o, e: e}
 		switch {
 		case s.general && s.absent:
-			j.unclear("the document speaks of keys, and does not describe this operation: whether it is meant as well is for a person to say")
+			j.unclear("the document speaks of keys, and does not describe this operation: a person has to decide whether it means this operation too")
 		case s.general:
-			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
+			j.unclear("the document speaks of keys, and not where it describes this operation: a person has to decide whether it means this operation too")
 		case s.absent:
 			j.broken("the document does not describe this operation, and has none of the words that were searched for: idempotency, deduplication, or a key's name")
 			j.find(evidence.FindingNoSpecification, "", evidence.Established, s.send)

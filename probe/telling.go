@@ -88,23 +88,23 @@ func (o *operation) state() {
 	case o.sighted():
 		say("", evidence.Established, "The effect of a fresh request was seen outside of the target's own state, by %s. No reader sees that state.", o.seenBy())
 	default:
-		say("", evidence.Unknowable, "No reader saw an effect in this run: about effects nothing is established.")
+		say("", evidence.Unknowable, "No reader saw an effect in this run, so nothing is established about effects.")
 	}
 	if v.IdempotencySupport == "header_key" && f.freshCreates == untold {
-		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
+		say("idempotency_support", evidence.Inferred, "The replay is marked as one, so it is taken to be recognised by its key.")
 	}
 	switch {
 	case f.operationApart == yes:
-		say("key_scope_binding", evidence.Established, "The operation separates keys: %s under a used key took effect of its own.", o.op.OtherOperation)
+		say("key_scope_binding", evidence.Established, "The operation separates keys: %s under a used key had an effect of its own.", o.op.OtherOperation)
 	case f.operationApart == no:
 		say("key_scope_binding", evidence.Established, "The operation does not separate keys: %s under a used key had no effect of its own.", o.op.OtherOperation)
 	case f.actorApart == yes && f.tenantApart == yes:
-		say("key_scope_binding", evidence.Inferred, "Tenant and actor separate keys. That the operation does too was not tried: it takes a second operation.")
+		say("key_scope_binding", evidence.Inferred, "Tenant and actor separate keys. Whether the operation does too was not tried: that takes a second operation.")
 	}
 	if r := f.race; r != nil && v.RaceBehavior == "safe_converge" {
 		what := ""
 		if f.outsideBad {
-			what = " This is of the target's own state, and not of what doubled outside."
+			what = " This is about the target's own state, not about what doubled outside."
 		}
 		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %s, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, evidence.Percent(r.Bound), what)
 	}
@@ -169,7 +169,7 @@ func (o *operation) hinders(name plan.Experiment) string {
 	case slices.Contains(o.r.o.Skip, name):
 		return "a run without --skip " + string(name)
 	case name == plan.FailedFirst && o.r.o.FailFirst == nil && (len(o.op.Experiments) != 1 || o.op.Experiments[0] != name):
-		return "a target that is made to fail (FailFirst, in Go), or an operation whose request fails at first and whose only experiment is failed_first: elsewhere that cuts the request off before its last byte, so it does not run"
+		return "a target that is made to fail (FailFirst, in Go), or an operation whose request fails at first and whose only experiment is failed_first: otherwise that experiment cuts the request off before its last byte, so it does not run"
 	}
 	return ""
 }
@@ -196,9 +196,9 @@ func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 		has(func(s evidence.Send) bool {
 			return slices.Contains([]evidence.Role{evidence.RoleFirst, evidence.RoleControl, evidence.RoleGround}, s.Role)
 		}):
-		return "no attempt came to it: a fresh request did not succeed", false
+		return "the run did not get to it: a fresh request did not succeed", false
 	}
-	return "no attempt came to it: " + e.Why, false
+	return "the run did not get to it: " + e.Why, false
 }
 
 // untried says what was not tried, and what would try it.
@@ -235,7 +235,7 @@ func (o *operation) untried() {
 		{keyed("malformed keys", ""), []plan.Experiment{plan.MalformedKey}},
 		{map[bool]string{true: "the same meaning in other bytes"}[o.applies(plan.SameMeaning) == nil], []plan.Experiment{plan.SameMeaning}},
 		{keyed("a request that was refused as invalid, corrected", ""), []plan.Experiment{plan.Corrected}},
-		{"how long a request is known again", []plan.Experiment{plan.RetentionSearch, plan.RetentionEdge}},
+		{"how long a request is recognised", []plan.Experiment{plan.RetentionSearch, plan.RetentionEdge}},
 	} {
 		if group.what == "" || slices.ContainsFunc(group.of, o.tried) {
 			continue
@@ -290,12 +290,12 @@ func (o *operation) untried() {
 	}
 	f := &o.facts
 	if o.ev.Verdict.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "" {
-		add("whether the duplicate that had no second effect was known by its key or by its content", "--full, or --only duplicate,fresh_key")
+		add("whether the duplicate that had no second effect was recognised by its key or by its content", "--full, or --only duplicate,fresh_key")
 	}
 	if f.audit == "" {
 		add("whether an audit trail has the request", "audit in the plan")
 	}
-	add("a crash of the target between effect and record", "a crash made by hand, for the probe makes none")
+	add("a crash of the target between effect and record", "a crash caused by hand, because the probe causes none")
 }
 
 // credentials says what of the credentials may change between a request and its

@@ -232,7 +232,7 @@ func (w *watch) fell() string {
 			continue
 		}
 		if n := rd.effects(a, b); n.Sign() < 0 {
-			return fmt.Sprintf("the number of reader %s fell from %s to %s: what it reads is not of the request alone", rd.name, text(a.number), text(b.number))
+			return fmt.Sprintf("the number of reader %s fell from %s to %s: it reads more than the effects of the request", rd.name, text(a.number), text(b.number))
 		}
 	}
 	return ""

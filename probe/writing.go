@@ -50,7 +50,7 @@ func (f *rewritten) judge(j *judgement) {
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1) && j.o.facts.protects() == no:
-		j.unclear("the request in other bytes took effect, as the same bytes do when they are sent again: of how they are written this shows nothing")
+		j.unclear("the request in other bytes took effect, as the same bytes do when they are sent again: this shows nothing about how they are written")
 	case d.exceeds(1):
 		j.broken("the same request in other bytes took effect as well: %s", count(cmp.Or(d.number(), d.outMost)))
 		j.find(evidence.FindingSameMeaningExecuted, "", evidence.Established, first, second)
@@ -71,7 +71,7 @@ func (f *rewritten) judge(j *judgement) {
 	case j.o.op.Key == nil, names(second.x.Response, first.resource) && first.resource != "":
 		j.holds("1 effect; the request in other bytes was refused as a duplicate is, with %s", response(second))
 	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status):
-		j.holds("1 effect; the request in other bytes was refused as another one, with %s: keys belong to bytes, and a client that writes its JSON anew for a retry is refused", response(second))
+		j.holds("1 effect; the request in other bytes was refused as a different request, with %s: bytes are compared, and a client that serialises its JSON again for a retry is refused", response(second))
 	default:
 		j.holds("1 effect; the request in other bytes was refused with %s, which is not the contract's response to another request, %v", response(second), j.o.contract.Mismatch)
 	}
@@ -182,7 +182,7 @@ func (f *corrections) judge(j *judgement) {
 		j.broken("after %s, the corrected request was answered with %s", response(first), response(second))
 		j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first, second)
 	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status) && !j.e.Second.Body:
-		j.holds("after %s, the corrected request under the same key was refused as another one, with %s: a correction takes a new key", response(first), response(second))
+		j.holds("after %s, the corrected request under the same key was refused as a different request, with %s: a correction needs a new key", response(first), response(second))
 	case j.e.Second.Status && j.e.Second.Body:
 		j.broken("the corrected request was answered with what the invalid one had got, %s, without being looked at", response(second))
 		j.find(evidence.FindingRefusalSticks, "", evidence.Established, first, second)
@@ -285,13 +285,13 @@ func (f *mixed) judge(j *judgement) {
 			why = fmt.Sprintf("none of %d requests succeeded", len(t.all))
 		case is(d.number(), 0) && slices.ContainsFunc(done, (*sent).done):
 			other++
-			j.broken("success was answered, and there is no effect")
+			j.broken("a request was answered with success, and there is no effect")
 			j.find(evidence.FindingLostEffect, "", evidence.Established, done...)
 		case kinds == 2 && j.o.inPlace():
-			why = "both the request and its alteration were answered with a success, and one may have changed what the other made"
+			why = "both the request and its alteration were answered with success, and one may have changed what the other made"
 		case kinds == 2 && slices.ContainsFunc(done, func(s *sent) bool { return !accepted(&s.x) }):
 			other++
-			j.broken("1 effect, and both the request and its alteration were answered with a success")
+			j.broken("1 effect, and both the request and its alteration were answered with success")
 			j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Established, done...)
 		default:
 			shown++

@@ -404,15 +404,15 @@ func TestWaitsThatCannotBeTold(t *testing.T) {
 	}
 }
 
-// A check that comes after mending another hypothesis says so once.
-func TestNextSaysToMendOnce(t *testing.T) {
+// A check that comes after fixing another hypothesis says so once.
+func TestNextSaysToFixOnce(t *testing.T) {
 	var o Operation
 	for _, id := range []FindingID{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
 		e, _ := Lookup(id)
 		o.Findings = append(o.Findings, e.Finding("duplicate"))
 	}
 	for _, s := range o.Standings() {
-		if strings.Count(strings.ToLower(s.Next), "mend") != 1 && s.Name != "D" || strings.HasSuffix(s.Next, "then ") {
+		if strings.Count(strings.ToLower(s.Next), "fix") != 1 && s.Name != "D" || strings.HasSuffix(s.Next, "then ") {
 			t.Errorf("%s: %s", s.Name, s.Next)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"html"
 	"io"
 	"os"
 	"os/exec"
@@ -57,7 +58,7 @@ func TestBottomLine(t *testing.T) {
 		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (2 operations: 1 not safe, 1 shown in part).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
-		"pay is not safe: what one tenant sent answers another tenant.": {
+		"pay is not safe: a tenant gets the result of another tenant's request.": {
 			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"))},
 		},
 		"pay is probably not safe to repeat: requests that ran at the same time seem to have taken effect more than once.": {
@@ -70,7 +71,7 @@ func TestBottomLine(t *testing.T) {
 		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it.": {
 			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"), find("double-effect-race", "race"))},
 		},
-		"pay is not safe: a request without a key was taken for another one without a key.": {
+		"pay is not safe: a request without a key was mistaken for another one without a key.": {
 			Operations: []evidence.Operation{op("pay", all, find("keyless-requests-confused", "missing_key"))},
 		},
 		"Whether pay is safe to repeat was not shown; its keys were kept apart from those of others.": {
@@ -94,7 +95,7 @@ func TestBottomLine(t *testing.T) {
 			if err := write(&b); err != nil {
 				t.Fatal(err)
 			}
-			at := strings.Index(b.String(), bottomLine(&r))
+			at := strings.Index(html.UnescapeString(b.String()), bottomLine(&r))
 			if first := strings.Index(b.String(), "idempotency_support("); at < 0 || first >= 0 && first < at {
 				t.Errorf("%s does not open with it", format)
 			}
