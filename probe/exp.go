@@ -83,7 +83,7 @@ func (o *operation) run(ctx context.Context, ended error) error {
 		case o.r.production() && name.NeverInProduction():
 			x.e.Why = "refused in production: it races, cuts off or provokes failures"
 		case o.r.production() && !o.named(name):
-			x.e.Why = "not named; in production only named experiments run"
+			x.e.Why = "not named; in production it must be named"
 		case ended != nil:
 			x.e.Why = "the run had ended: " + ended.Error()
 		default:

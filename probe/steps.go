@@ -231,7 +231,7 @@ func take(st *plan.Step, x *wire.Exchange, refresh bool) ([]string, error) {
 		case len(value) > plan.MaxTakenBytes:
 			return nil, fmt.Errorf("%s is larger than %d KiB", t.Name, plan.MaxTakenBytes>>10)
 		case strings.ContainsAny(value, "\r\n\x00"):
-			return nil, fmt.Errorf("%s has a line break in it", t.Name)
+			return nil, fmt.Errorf("%s contains a line break", t.Name)
 		}
 		values[i] = value
 	}

@@ -112,7 +112,7 @@ var cases = []checkedCase{
 		t.refused("the response", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
 		t.wantEffects(0)
 	}},
-	{"key-quoted", says("a key in double quotes is the same key as without"), func(t *trial) {
+	{"key-quoted", says("a key in double quotes is the same key as one without"), func(t *trial) {
 		first := t.post(`"`+t.key()+`"`, t.do())
 		t.executed("with quotes", first, 201)
 		bare := t.post(t.key(), t.do())
@@ -295,7 +295,7 @@ var cases = []checkedCase{
 		t.refused("the response", t.post(t.key(), do), bodyTooLarge)
 		t.wantEffects(0)
 	}},
-	{"other-caller", says("the same key of another caller is another key: executed, and nothing is given away"), func(t *trial) {
+	{"other-caller", says("the same key of another caller is another key: the request is executed and nothing is revealed"), func(t *trial) {
 		if t.Other == nil {
 			t.notApplicable("there are no credentials of another caller")
 		}
@@ -334,7 +334,7 @@ var cases = []checkedCase{
 		}
 		for _, o := range spec.Operations {
 			if o.Retention <= 0 || o.KeyHeader == "" {
-				t.failf("the specification names no retention or no header")
+				t.failf("the specification does not name the retention and the header")
 			}
 		}
 	}},

@@ -73,7 +73,7 @@ func (t *trial) announced(what string, a response) {
 	switch t.Contract {
 	case "ietf":
 		if at, err := http.ParseTime(a.header.Get("Idempotency-Expires")); err != nil || !at.After(time.Now()) {
-			t.failf("%s: Idempotency-Expires is %q; want a date to come", what, a.header.Get("Idempotency-Expires"))
+			t.failf("%s: Idempotency-Expires is %q; want a date in the future", what, a.header.Get("Idempotency-Expires"))
 		}
 	case "oasis":
 		if got := a.header.Get("Repeatability-Result"); !strings.EqualFold(got, "accepted") {
@@ -163,7 +163,7 @@ func (t *trial) refused(what string, a response, f refusal) (statusURL string) {
 			Error struct{ Type, Message string } `json:"error"`
 		}
 		if err := json.Unmarshal([]byte(a.body), &body); err != nil || body.Error.Message == "" {
-			t.failf("%s: the body is no error of Stripe's form", what)
+			t.failf("%s: the body is not an error in Stripe's form", what)
 		}
 		if body.Error.Type != f.stripe {
 			t.failf("%s: the error's type is %q; want %q", what, body.Error.Type, f.stripe)
@@ -182,7 +182,7 @@ func (t *trial) refused(what string, a response, f refusal) (statusURL string) {
 		t.failf("%s: Content-Type is %q; want application/problem+json", what, got)
 	}
 	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
-		t.failf("%s: the body is no problem details object", what)
+		t.failf("%s: the body is not a problem details object", what)
 	}
 	if !strings.HasSuffix(p.Type, "#"+f.kind) || p.Title == "" || p.Status != a.status || p.Retry != f.retry {
 		t.failf("%s: type %q, status %d, retry %q; want a type that ends in #%s, status %d, retry %q", what, p.Type, p.Status, p.Retry, f.kind, a.status, f.retry)
@@ -233,7 +233,7 @@ func (t *trial) heldRequest(edit ...wire.Field) wire.Request {
 
 func (t *trial) onlyOASIS() {
 	if t.Contract != "oasis" {
-		t.notApplicable("of the contract oasis only")
+		t.notApplicable("only for the contract oasis")
 	}
 }
 
@@ -291,7 +291,7 @@ func (t *trial) await(what string, ok func(counts) bool) {
 			t.failf("%v", t.ctx.Err())
 		}
 		if time.Now().After(end) {
-			t.failf("it was waited %v in vain until the request %s", t.Timeout, what)
+			t.failf("waited %v in vain until the request %s", t.Timeout, what)
 		}
 	}
 }

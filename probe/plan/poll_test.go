@@ -14,7 +14,7 @@ func TestStatusURL(t *testing.T) {
 		{"http://127.0.0.1:1/jobs/{{.job}}", "false", "..", "error: . or .."},
 		{"http://127.0.0.1:1{{.job}}", "false", "/jobs/1", "http://127.0.0.1:1/jobs/1"},
 		{"{{.job}}", "false", "http://127.0.0.1:1/jobs/1", "http://127.0.0.1:1/jobs/1"},
-		{"{{.job}}", "false", "file:///etc/passwd", "error: no URL"},
+		{"{{.job}}", "false", "file:///etc/passwd", "error: not an http or https URL"},
 		{"http://127.0.0.1:1/{{.resource_id}}", "false", "x", "http://127.0.0.1:1/r%201"},
 		{"http://127.0.0.1:1/{{.job}}", "true", "a ticket", "http://127.0.0.1:1/a%20ticket"},
 		{"http://127.0.0.1:1/{{.job}}", "true", "short", "error: too short"},

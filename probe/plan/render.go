@@ -334,7 +334,7 @@ func (r *Renderer) request(v *Values, c Change) (wire.Request, error) {
 	}
 	if c.Rewritten {
 		if req.Body, err = rewriteJSON(req.Body); err != nil {
-			return wire.Request{}, fmt.Errorf("written in another way: the body %w", err)
+			return wire.Request{}, fmt.Errorf("in another form: the body %w", err)
 		}
 	}
 	if s := v.op.Signature; s != nil {
@@ -421,7 +421,7 @@ func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wir
 			return nil, fmt.Errorf("cookie %s: %w", m.Name, err)
 		}
 		if strings.ContainsAny(t.s, ";,\"\\ \t\r\n") {
-			return nil, fmt.Errorf("cookie %s: the value has a character in it that no cookie has", m.Name)
+			return nil, fmt.Errorf("cookie %s: the value has a character that cookies cannot have", m.Name)
 		}
 		cookies = append(cookies, m.Name+"="+t.s)
 	}

@@ -107,7 +107,7 @@ func (p *Plan) checkPrincipals(ps *problems) {
 		}
 	}
 	if p.Principals.ActorA == nil && (p.Principals.ActorB != nil || p.Principals.TenantB != nil) {
-		ps.Add("principals", "without actor_a there is nobody for the others to differ from")
+		ps.Add("principals", "needs actor_a: the others are compared with it")
 	}
 }
 
@@ -215,7 +215,7 @@ func (s site) refers(ref string, p *Plan) string {
 		names = append(names, v.Name)
 	}
 	names = append(names, s.taken...)
-	return "{{." + ref + "}} is no variable that is known here" + strict.DidYouMean(ref, names)
+	return "{{." + ref + "}} is not a variable that is known here" + strict.DidYouMean(ref, names)
 }
 
 // sensitive is about names whose values are credentials.

@@ -205,7 +205,7 @@ func (p *Plan) checkRequest(ps *problems, r *Request, at string) {
 			ps.Add(headerSite(at+".headers", i, m.Name), "is written by the probe")
 		}
 		if strings.ContainsAny(m.Value, "\r\n\x00") {
-			ps.Add(headerSite(at+".headers", i, m.Name), "has a line break in it")
+			ps.Add(headerSite(at+".headers", i, m.Name), "contains a line break")
 		}
 	}
 	checkBody(ps, r.Body, at+".body")

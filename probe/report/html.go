@@ -131,7 +131,7 @@ func basisTitle(b evidence.Basis) string {
 	case evidence.Established:
 		return "Established: seen, and the evidence is here"
 	case evidence.Inferred:
-		return "Inferred from what was seen, and not seen itself"
+		return "Inferred from what was seen, but not itself seen"
 	}
 	return "Cannot be known from outside"
 }

@@ -128,7 +128,7 @@ func headline(r *evidence.Run) (string, tone) {
 		return how, neutral
 	}
 	if rest != "" {
-		return "Inconclusive: nothing was found, and not everything could be shown.", doubt
+		return "Inconclusive: nothing was found, but not everything could be shown.", doubt
 	}
 	return fmt.Sprintf("Held: nothing was found in %s. What that leaves open is said below.", plural(held, "experiment", "experiments")), good
 }
@@ -390,8 +390,8 @@ func contract(o *evidence.Operation) string {
 // limits are what a report has to say about what it cannot.
 func limits(r *evidence.Run) []string {
 	all := []string{
-		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
-		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled: then what decides between requests, if anything does, did not hold.",
+		"A probe sees effects only through the state readers of its plan.",
+		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled: in that case whatever decides between requests did not hold.",
 	}
 	once := false
 	var apart []string
@@ -403,7 +403,7 @@ func limits(r *evidence.Run) []string {
 		}
 	}
 	if len(apart) > 0 && !r.DryRun {
-		all = append(all, fmt.Sprintf("What reading %s sends, if it sends anything, is not among the requests that are counted.", list(apart[:min(len(apart), 20)])))
+		all = append(all, fmt.Sprintf("Requests that reading %s may send are not counted.", list(apart[:min(len(apart), 20)])))
 	}
 	for _, o := range r.Operations {
 		for _, e := range o.Experiments {
@@ -414,7 +414,7 @@ func limits(r *evidence.Run) []string {
 		}
 	}
 	if once {
-		all = append(all, "Where no race doubled, that is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database races can come out otherwise.")
+		all = append(all, "If no race doubled, that is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database, races can end differently.")
 	}
 	return all
 }

@@ -112,7 +112,7 @@ func (s *reproduction) plan() (why string) {
 	case s.e == nil || len(s.e.Sends) == 0:
 		return "the finding is not about requests that were sent"
 	case s.o.Signed:
-		return "each delivery is signed for itself, which curl does not do"
+		return "each delivery is signed separately, which curl does not do"
 	}
 	seen := map[string]bool{}
 	var last *evidence.Send
@@ -190,10 +190,10 @@ func (s *reproduction) request(send evidence.Send) (q scripted, why string) {
 	lines := strings.Split(strings.ReplaceAll(head, "\r\n", "\n"), "\n")
 	u, err := url.Parse(send.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.ContainsFunc(send.URL, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
-		return q, "a request has no address that curl could be given"
+		return q, "a request has an address that cannot be given to curl"
 	}
 	if !regexp.MustCompile(`^[A-Z]{1,20}$`).MatchString(send.Method) {
-		return q, "a request has a method that curl could not be given"
+		return q, "a request has a method that cannot be given to curl"
 	}
 	q = scripted{send: send, method: send.Method, url: send.URL, body: body, hasBody: hasBody && body != ""}
 	named := map[string]bool{}
@@ -334,7 +334,7 @@ func (s *reproduction) head(b *strings.Builder, about ...string) {
 // bySemel is the script where curl cannot do it.
 func (s *reproduction) bySemel(why string) string {
 	var b strings.Builder
-	s.head(&b, "Not by curl: "+why+".", "It takes the plan of the run beside it, or another as its argument: that of the run, if the plan names files. It sends requests that have real effects at the target.")
+	s.head(&b, "This script does not use curl: "+why+".", "It uses the copy of the plan in the run's folder, or the plan given as its argument: give the original if it names files. It sends requests that have real effects on the target.")
 	b.WriteString("operation=$(printf " + s.printf(s.o.Name) + ")\n")
 	b.WriteString("experiment=$(printf " + s.printf(cmp.Or(s.f.Experiment, "duplicate")) + ")\n")
 	b.WriteString(`plan=${1:-$(dirname -- "$0")/../` + PlanFile + `}` + "\n")
@@ -397,23 +397,23 @@ func (s *reproduction) byCurl() string {
 	width := 0
 	if race != nil {
 		width = min(max(race.Width, 2), 50)
-		about = append(about, "curl does not release requests as closely together as the probe: where it shows nothing, raise TRIALS or WIDTH.")
+		about = append(about, "curl does not release requests as closely together as the probe: if it shows nothing, raise TRIALS or WIDTH.")
 		n *= width
 	}
-	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
+	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
 	for _, x := range s.secrets {
-		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence"+s.place(x[0])+".")
+		about = append(about, x[1]+" must be set to what is "+x[0]+" in the evidence"+s.place(x[0])+".")
 	}
 	s.head(&b, about...)
 	for _, x := range s.secrets {
-		line(`: "${%s:?has to be set}"`, x[1])
+		line(`: "${%s:?must be set}"`, x[1])
 	}
 	b.WriteString(scriptTools)
 	if len(s.drawn) > 0 {
 		b.WriteString(scriptCount)
 	}
 
-	line("# prepare draws the values of a request and writes the requests down.")
+	line("# prepare draws fresh values and writes the requests to files.")
 	line("prepare() {")
 	for i, v := range s.drawn {
 		line("\tv%d=$(fresh %s)", i+1, v)
@@ -440,7 +440,7 @@ func (s *reproduction) byCurl() string {
 		}
 	}
 	if len(s.reads) == 0 {
-		why := "the plan has no reader that curl can ask"
+		why := "the plan has no reader that curl can query"
 		if s.dropped {
 			why = "the reader asks for an id that a response of the run gave"
 		}
@@ -476,7 +476,7 @@ func (s *reproduction) byCurl() string {
 			to := fmt.Sprintf("response_%d", i+1)
 			switch {
 			case q.cut:
-				line("# The response is not waited for. In the run it took %s.", span(s.takes()))
+				line("# Do not wait for the response. In the run it took %s.", span(s.takes()))
 				line("%s", s.ask(i, to, fmt.Sprintf(` --max-time "${CUT_AFTER:-%.3f}"`, max(s.takes()/2e6, 0.01))))
 			case i+1 < len(s.sends) && s.sends[i+1].own:
 				line("%s &", s.ask(i, to, ""))

@@ -47,7 +47,7 @@ func bottomLine(r *evidence.Run) string {
 
 // alike is what operations of a rank have in common.
 var alike = []string{
-	"not safe", "probably not safe", "to be mended", "not known", "shown in part", "shown in all that was tried",
+	"not safe", "probably not safe", "to be fixed", "not known", "shown in part", "shown in all that was tried",
 }
 
 // ofRepeats are findings that say that the same request of the same caller took
@@ -72,14 +72,14 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		}
 		what, more, safe := lower(text(f.Title)), "", "safe"
 		if len(fs) > 1 {
-			more = fmt.Sprintf(", and %s beside it", plural(len(fs)-1, "finding", "findings"))
+			more = ", and " + plural(len(fs)-1, "other finding", "other findings")
 		}
 		if slices.Contains(ofRepeats, f.ID) {
 			safe = "safe to repeat"
 		}
 		switch {
 		case f.Priority != evidence.P0:
-			return 2, fmt.Sprintf("%s should be mended before it is relied on: %s%s.", who, what, more)
+			return 2, fmt.Sprintf("%s should be fixed before it is relied on: %s%s.", who, what, more)
 		case f.Basis != evidence.Established:
 			return 1, fmt.Sprintf("%s is probably not %s: %s%s.", who, safe, what, more)
 		}
@@ -105,7 +105,7 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		rest = "; not shown: " + strings.Join(open, ", ")
 	}
 	if len(fs) > 0 {
-		rest += fmt.Sprintf("; %s of little weight", plural(len(fs), "finding", "findings"))
+		rest += fmt.Sprintf("; %s of low priority", plural(len(fs), "finding", "findings"))
 	}
 	switch {
 	case len(once) == 0 && apart == "" && refused(o):
@@ -303,7 +303,7 @@ func symptomLine(f evidence.Finding) string {
 	if len(all) == 0 {
 		return ""
 	}
-	return "With it, of the same cause: " + strings.Join(all, "; ")
+	return "Also from the same cause: " + strings.Join(all, "; ")
 }
 
 // further are a finding's references that its guidelines do not have.

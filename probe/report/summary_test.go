@@ -52,10 +52,10 @@ func TestBottomLine(t *testing.T) {
 			Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: []evidence.Experiment{{Name: "duplicate", Outcome: evidence.Inconclusive, Sends: []evidence.Send{{Role: "read", Status: 200}, {Role: "first", Status: 401}, {Role: "duplicate", Status: 401}}}}}},
 		},
 		// Lost responses that were tried are no failures.
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost responses, and its keys were kept apart from those of others; not shown: failures; 1 finding of little weight.": {
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost responses, and its keys were kept apart from those of others; not shown: failures; 1 finding of low priority.": {
 			Operations: []evidence.Operation{op("pay", all, find("replay-unmarked", "duplicate"))},
 		},
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (2 operations: 1 not safe, 1 shown in part).": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 other finding (2 operations: 1 not safe, 1 shown in part).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
 		"pay is not safe: a tenant gets the result of another tenant's request.": {
@@ -68,7 +68,7 @@ func TestBottomLine(t *testing.T) {
 			Operations: []evidence.Operation{op("pay", nil, scope), op("pay", nil, inferred)},
 		},
 		// Of what is equally bad, repeats are the matter.
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it.": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 other finding.": {
 			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"), find("double-effect-race", "race"))},
 		},
 		"pay is not safe: a request without a key was mistaken for another one without a key.": {
@@ -80,7 +80,7 @@ func TestBottomLine(t *testing.T) {
 		"pay took effect once when it was repeated, and what others send was kept apart; not shown: requests at the same time, lost responses and failures.": {
 			Operations: []evidence.Operation{{Name: "pay", Readers: seen, KeyIn: evidence.NoKey, Experiments: held("duplicate", "altered", "other_tenant")}},
 		},
-		"pay should be mended before it is relied on: an earlier attempt leaves the request unusable.": {
+		"pay should be fixed before it is relied on: an earlier attempt leaves the request unusable.": {
 			Operations: []evidence.Operation{op("pay", all, find("failure-blocks-key", "failed_first"))},
 		},
 	} {
@@ -109,7 +109,7 @@ func TestReportsCollate(t *testing.T) {
 	r := raceRun()
 	for format, wants := range map[string][]string{
 		"txt":       {"state orders: 2 of 1 due !", "B  supported:", "v5.0.0-15.4.2", "TA0040 Impact", "sh runs/20260921/reproduce/1-1-double-effect-race.sh"},
-		"html":      {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that shows it again", "201 in 12.1 ms", "the same result"},
+		"html":      {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that reproduces it", "201 in 12.1 ms", "the same result"},
 		"md":        {"orders: 2 of 1 due", "Hypothesis B", "v5.0.0-15.4.2", "TA0040 Impact", "- OWASP ASVS 5.0.0: v5.0.0-"},
 		"junit.xml": {"WSTG-BUSL-11 · PTES", "OWASP ASVS 5.0.0: v5.0.0-", "TA0040 Impact"},
 		"record":    {`"guidelines": [`, `"standard": "OWASP ASVS 5.0.0"`, `"schema": "semel-probe-record/1"`, `"state": "supported"`, `"v5.0.0-15.4.2"`, `"class": "same_result"`},
@@ -258,7 +258,7 @@ func TestScriptIsData(t *testing.T) {
 	if i := strings.IndexFunc(script, func(c rune) bool { return c != '\n' && c != '\t' && (c < ' ' || c >= 0x7f) }); i >= 0 {
 		t.Fatalf("the script has %q", script[i:i+4])
 	}
-	if strings.Contains(script, "Not by curl") || !strings.Contains(script, "\n# MY_TOKEN has to hold what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
+	if strings.Contains(script, "does not use curl") || !strings.Contains(script, "\n# MY_TOKEN must be set to what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
 		t.Fatal(script)
 	}
 	dir := t.TempDir()
@@ -327,7 +327,7 @@ func TestScriptBySemel(t *testing.T) {
 	whole := Exchange{Request: "POST /orders HTTP/1.1\n\n{}"}
 	x := Extra{Exchanges: map[int]Exchange{1: whole, 2: whole, 3: whole, 4: whole}}
 	for why, change := range map[string]func(*evidence.Operation, *evidence.Experiment, *Extra){
-		"signed for itself":     func(o *evidence.Operation, _ *evidence.Experiment, _ *Extra) { o.Signed = true },
+		"signed separately":     func(o *evidence.Operation, _ *evidence.Experiment, _ *Extra) { o.Signed = true },
 		"bytes of its requests": func(_ *evidence.Operation, _ *evidence.Experiment, x *Extra) { x.Exchanges = nil },
 		"before its last byte": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) {
 			e.Sends[1].Cut, e.Sends[1].Delivery = "x", "partial"
@@ -352,7 +352,7 @@ func TestScriptBySemel(t *testing.T) {
 		e, extra := &o.Experiments[1], x
 		change(o, e, &extra)
 		text := scriptOf(r, o, find("replay-differs", e.Name), extra)
-		if !strings.Contains(text, why) || !strings.Contains(text, "# Not by curl: ") {
+		if !strings.Contains(text, why) || !strings.Contains(text, "# This script does not use curl: ") {
 			t.Errorf("%s: %s", why, text)
 			continue
 		}
@@ -405,7 +405,7 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
 		}
 		text := scriptOf(r, o, find("replay-differs", e.Name), x)
-		if reads := strings.Contains(text, "with real effects there, and reads the state."); reads != (c.drawn != nil) {
+		if reads := strings.Contains(text, "with real effects, and reads the state."); reads != (c.drawn != nil) {
 			t.Errorf("%v: it says that it reads the state: %t", c.drawn, reads)
 		}
 		if !strings.Contains(text, c.want) || strings.Contains(text, c.never) {

@@ -169,7 +169,7 @@ func TestChangesSayWhatIsDue(t *testing.T) {
 		{evidence.Change{Reader: "rows", Name: "effects"}, evidence.Held, "(0 effects, 0 due)", false},
 		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Expected: 1}, evidence.Broken, "(1 due)", true},
 		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Before: "2", After: "5", Expected: -1}, evidence.Broken, "effects: 3/2: 2 -> 5", false},
-		{evidence.Change{Reader: "blind", Name: "effects", Expected: 1}, evidence.Broken, "(it saw the effect of no fresh request, so this says nothing)", false},
+		{evidence.Change{Reader: "blind", Name: "effects", Expected: 1}, evidence.Broken, "(it saw no effect of any fresh request, so this shows nothing)", false},
 		{evidence.Change{Reader: "rows", Name: "status", Before: "a", After: "b"}, evidence.Broken, "a -> b", false},
 	} {
 		e := evidence.Experiment{Outcome: c.outcome}

@@ -33,7 +33,7 @@ func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	p.wrap("", "", p.paint(t, bottomLine(r)))
 	p.wrap("", "", line)
 	if r.Interrupted != "" {
-		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What it broke off is inconclusive; what had not begun was not run.")
+		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". The experiment that it interrupted is inconclusive; those that had not begun were not run.")
 	}
 	for i := range r.Operations {
 		in := o.Evidence
@@ -240,7 +240,7 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 		p.wrap("     ", "Next: ", s.Next)
 	}
 	if len(o.Untried) > 0 {
-		p.head("not tried, so nothing is said about it")
+		p.head("not tried, so nothing is known about it")
 	}
 	for _, u := range o.Untried[:min(len(o.Untried), mostStatements)] {
 		p.wrap("  ", "- ", brief(u.What)+": "+brief(u.How))
@@ -342,7 +342,7 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	}
 	legend := ""
 	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
-		legend = ", ≠ a duplicate that names another resource than the first"
+		legend = ", ≠ a duplicate that names a different resource from the first"
 	}
 	if slices.ContainsFunc(sends, func(s evidence.Send) bool { return s.SaysError }) {
 		legend += ", (error) one in the body of the response"
@@ -481,7 +481,7 @@ func changeLine(o *evidence.Operation, c evidence.Change) string {
 	n := plural(int(c.Effects), "effect", "effects")
 	switch {
 	case blind(o, c.Reader):
-		return s + " (it saw the effect of no fresh request, so this says nothing)"
+		return s + " (it saw no effect of any fresh request, so this shows nothing)"
 	case !counts(c):
 		return s
 	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: ") && c.Expected < 0:

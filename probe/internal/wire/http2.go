@@ -32,7 +32,7 @@ const (
 	maxAside = 1 << 20
 )
 
-var errAside = fmt.Errorf("%w: frames that are no part of one", ErrTooLarge)
+var errAside = fmt.Errorf("%w: frames that are not part of one", ErrTooLarge)
 
 // conn2 is the client's end of an HTTP/2 connection. One goroutine reads, and
 // keeps the state below mu; whoever sends waits for changes of it.
