@@ -66,7 +66,7 @@ func TestProblems(t *testing.T) {
 		{"key in the request", minimal + "    altered: {body: {text: '{{.key}}'}}\n", []string{"{{.key}} is not known here"}},
 		{"attribute that is not there", minimal + "    altered: {body: {text: '{{.principal.x}}'}}\n", []string{"the principals have no attribute x"}},
 		{"attributes differ", minimal + "principals: {actor_a: {}, tenant_b: {attributes: {a: x}}}\n", []string{"principals.tenant_b: must have the same attributes as actor_a"}},
-		{"nobody to differ from", minimal + "principals: {tenant_b: {}}\n", []string{"principals: without actor_a"}},
+		{"nobody to differ from", minimal + "principals: {tenant_b: {}}\n", []string{"principals: needs actor_a"}},
 		{"pattern", minimal + "    readers: [{name: r, log: {file: f, pattern: '(secret'}}]\n", []string{"log.pattern: is not a regular expression (RE2)"}},
 		{"step twice", minimal + "    steps: [{name: a, each: request, request: {method: GET, url: 'http://x/'}}]\nsteps: [{name: a, each: principal, request: {method: GET, url: 'http://x/'}}]\n", []string{"p.yaml:7:20: operations[0].steps[0].name: another step has this name"}},
 		{"taken twice", minimal + "variables: {a: x}\nsteps: [{name: s, each: request, request: {method: GET, url: 'http://x/'}, take: [{name: a, pointer: /a}, {name: run, header: X}]}]\n", []string{"steps[0].take[0].name: another variable, or what another step takes, has this name", "steps[0].take[1].name: is a name that the probe itself uses"}},
@@ -91,7 +91,7 @@ func TestProblems(t *testing.T) {
 		{"GraphQL", minimal + "    altered: {body: {graphql: {operation: o, query: '{ a }', variables: [1]}}}\n", []string{"altered.body.graphql.variables: must be a mapping"}},
 		{"edit of GraphQL", strings.Replace(minimal, "url:", "body: {graphql: {operation: o, query: '{ a }', variables: {a: 1}}}, url:", 1) + "    altered: {edits: [{pointer: /variables/b, value: 1}]}\n", []string{"edits[0].pointer: there is no such value"}},
 		{"what experiments lack", minimal + "    experiments: [preview, corrected, same_meaning, other_instance, other_operation, race_altered, retention_search]\n", []string{
-			"experiments[0]: the plan says nothing under preview", "experiments[1]: the plan says nothing under key", "experiments[2]: the request has no body of json or graphql",
+			"experiments[0]: the plan says nothing under preview", "experiments[1]: the plan says nothing under key", "experiments[2]: the request has no json or graphql body",
 			"experiments[3]: the plan says nothing under target.instance", "experiments[4]: the plan says nothing under other_operation", "experiments[5]: the plan says nothing under key",
 			"experiments[6]: the plan says nothing under target.retention_search",
 		}},
