@@ -16,7 +16,7 @@ func (f *lost) judge(j *judgement) {
 	}
 }
 
-// lost judges the retry of a request that was cut off. Of tries that left no
+// lost judges the retry of a request that was cut off. Of attempts that left no
 // trace, the last one says so.
 func (j *judgement) lost(t *lostTry, last bool) {
 	switch {

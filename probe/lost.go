@@ -68,7 +68,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 }
 
 // cutOff sends a request that is cut off, and sends it again. One that was
-// answered before it could be cut off is sent again only if it is the last try of this.
+// answered before it could be cut off is sent again only if it is the last attempt at this.
 func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool) (*lostTry, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {

@@ -123,7 +123,7 @@ func (o *Operation) Witnesses() []Witnesses {
 				f.Exact = exact
 			}
 		}
-		// Each try begins with a request in the role of the first.
+		// Each attempt begins with a request in the role of the first.
 		tries := 0
 		for _, s := range e.Sends {
 			if s.Role == RoleFirst {
@@ -187,7 +187,7 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Race != nil || len(same) == 0 || same[0].Role == RoleRace {
 		return nil, nil
 	}
-	// Of several tries to cut a request off, the last one that succeeded.
+	// Of several attempts to cut a request off, the last one that succeeded.
 	for i := len(same) - 1; i > 0; i-- {
 		if same[i-1].Cut != "" && same[i].Role == RoleDuplicate {
 			return &same[i-1], &same[i]

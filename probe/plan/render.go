@@ -414,7 +414,7 @@ func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wir
 	var cookies []string
 	for _, m := range pr.Cookies {
 		t, err := r.render(sc, "principals.cookies."+m.Name, m.Value, MaxValueBytes)
-		if sc.step && errors.Is(err, ErrNotTaken) {
+		if sc.step && errors.Is(err, errNotTaken) {
 			continue
 		}
 		if err != nil {
@@ -442,7 +442,7 @@ func (r *Renderer) fields(sc scope, h Header, path string, early bool) ([]wire.F
 	var fields []wire.Field
 	for i, m := range h {
 		t, err := r.render(sc, headerSite(path, i, m.Name), m.Value, MaxValueBytes)
-		if early && errors.Is(err, ErrNotTaken) {
+		if early && errors.Is(err, errNotTaken) {
 			continue
 		}
 		if err != nil {

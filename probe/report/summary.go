@@ -229,7 +229,7 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 		}
 		r.State, r.WrongState = effects(w.State, w.Outcome)
 		r.Outside, r.WrongIt = effects(w.Outside, w.Outcome)
-		// Those of several tries are of as many requests.
+		// Those of several attempts are of as many requests.
 		r.WrongIDs = len(w.Resources) > max(tries, 1) && r.WrongState
 		if w.AuditLines >= 0 {
 			r.Audit = plural(w.AuditLines, "line", "lines")
@@ -252,7 +252,7 @@ func effects(all []evidence.Effect, came evidence.Outcome) (said string, wrong b
 				n += fmt.Sprintf(" of %d due", e.Expected)
 			}
 			if e.Tries > 0 {
-				n += fmt.Sprintf(" in %d tries", e.Tries)
+				n += fmt.Sprintf(" in %d attempts", e.Tries)
 			}
 			parts = append(parts, visible(e.Reader, 40)+": "+n)
 		}

@@ -281,7 +281,7 @@ func TestRaceLine(t *testing.T) {
 // Effects of several tries are not taken for those of one.
 func TestTriesAreTold(t *testing.T) {
 	said, _ := effects([]evidence.Effect{{Reader: "rows", Effects: 3, Expected: 3, Tries: 3}, {Reader: "mails", Effects: 1, Expected: 1}}, evidence.Inconclusive)
-	if said != "rows: 3 of 3 due in 3 tries, mails: 1 of 1 due" {
+	if said != "rows: 3 of 3 due in 3 attempts, mails: 1 of 1 due" {
 		t.Error(said)
 	}
 }
@@ -300,7 +300,7 @@ func TestIDsOfTries(t *testing.T) {
 			},
 		}},
 	}
-	if r := witnesses(&o)[0]; r.WrongIDs || !r.WrongState || !strings.HasSuffix(r.IDs, " (2 responses in 2 tries)") || r.State != "rows: 3 of 2 due in 2 tries" {
+	if r := witnesses(&o)[0]; r.WrongIDs || !r.WrongState || !strings.HasSuffix(r.IDs, " (2 responses in 2 attempts)") || r.State != "rows: 3 of 2 due in 2 attempts" {
 		t.Errorf("%+v", r)
 	}
 }

@@ -3,5 +3,5 @@
 // be read without scripts.
 //
 // Whoever uses it has given the admin token. It never shows a key, a body, or a
-// stored answer.
+// stored response.
 package console

@@ -27,7 +27,7 @@ type form struct {
 	Way           string
 	Because, Who  string
 	Status        string
-	Headers, Body string // of the answer
+	Headers, Body string // of the response
 
 	Nonce string // of the preview: what is sent twice is done once
 }
@@ -63,7 +63,7 @@ func (f form) digest() [sha256.Size]byte { return sha256.Sum256(fmt.Appendf(nil,
 func (f form) check() (wrong, why string) {
 	if f.Way == "result" {
 		if _, err := f.answer(); err != nil {
-			return "This answer cannot be recorded.", err.Error()
+			return "This response cannot be recorded.", err.Error()
 		}
 	}
 	switch {
@@ -259,7 +259,7 @@ func (c *Console) showPreview(w http.ResponseWriter, r *http.Request, f form, wr
 type run struct {
 	id     string
 	digest [sha256.Size]byte
-	form   form // without the answer
+	form   form // without the response
 	total  int
 	begun  time.Time
 	stop   context.CancelFunc

@@ -25,7 +25,7 @@ type Switches struct {
 
 	Scope       bool `json:"scope"`       // a key is its caller's, and this operation's
 	InProgress  bool `json:"in_progress"` // the key is taken before the work begins
-	Replay      bool `json:"replay"`      // a repeated request gets the first answer
+	Replay      bool `json:"replay"`      // a repeated request gets the first response
 	Fingerprint bool `json:"fingerprint"` // another body under the same key is refused
 	Failures    bool `json:"failures"`    // a failed request is remembered too
 	Unique      bool `json:"unique"`      // the database accepts each reference once
@@ -35,13 +35,13 @@ type Switches struct {
 	Queue       bool `json:"queue"`       // jobs are rows in the database
 	RateLimit   bool `json:"rate_limit"`  // a caller is slowed down after a few requests
 
-	Before     Milliseconds `json:"before_ms"`   // between the look for the key and the effect
-	After      Milliseconds `json:"after_ms"`    // between the effect and the answer
-	LoseAnswer bool         `json:"lose_answer"` // the first answer for each reference gets lost
-	FailAfter  bool         `json:"fail_after"`  // the first answer for each reference is 500, after the effect
-	Crash      bool         `json:"crash"`       // the app's process is killed midway in the first request for each reference
-	Redeliver  bool         `json:"redeliver"`   // the lab's provider delivers each event once more
-	ClockSkew  bool         `json:"clock_skew"`  // repeated requests meet an instance whose clock is a day ahead
+	Before       Milliseconds `json:"before_ms"`   // between the look for the key and the effect
+	After        Milliseconds `json:"after_ms"`    // between the effect and the response
+	LoseResponse bool         `json:"lose_answer"` // the first response for each reference gets lost
+	FailAfter    bool         `json:"fail_after"`  // the first response for each reference is 500, after the effect
+	Crash        bool         `json:"crash"`       // the app's process is killed midway in the first request for each reference
+	Redeliver    bool         `json:"redeliver"`   // the lab's provider delivers each event once more
+	ClockSkew    bool         `json:"clock_skew"`  // repeated requests meet an instance whose clock is a day ahead
 }
 
 // Milliseconds is a duration as the page and the API show it.
@@ -95,7 +95,7 @@ var Toggles = []Toggle{
 	},
 	{
 		"scope", false, "A key belongs to the caller, the tenant and the operation that it was first seen with.",
-		"Whoever sends a key that somebody else has used gets that other answer, or is refused.", func(s *Switches) *bool { return &s.Scope },
+		"Whoever sends a key that somebody else has used gets that other response, or is refused.", func(s *Switches) *bool { return &s.Scope },
 	},
 	{
 		"in_progress", false, "The key is taken before the work begins. A duplicate that comes meanwhile is told so.",
@@ -103,11 +103,11 @@ var Toggles = []Toggle{
 	},
 	{
 		"fingerprint", false, "The same key with another body is refused.",
-		"A client that uses a key again for something else gets the old answer, and believes that it was done.", func(s *Switches) *bool { return &s.Fingerprint },
+		"A client that uses a key again for something else gets the old response, and believes that it was done.", func(s *Switches) *bool { return &s.Fingerprint },
 	},
 	{
-		"replay", false, "A repeated request gets the answer of the first.",
-		"A client whose answer got lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay },
+		"replay", false, "A repeated request gets the response of the first.",
+		"A client whose response got lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay },
 	},
 	{
 		"failures", false, "A request that failed is remembered as well: nobody knows how far it got.",
@@ -134,8 +134,8 @@ var Toggles = []Toggle{
 		"Jobs wait in the memory of the process. They end with it, and one that fails after its effect is done again.", func(s *Switches) *bool { return &s.Queue },
 	},
 	{
-		"lose_answer", true, "The first answer for each reference gets lost on its way.",
-		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseAnswer },
+		"lose_answer", true, "The first response for each reference gets lost on its way.",
+		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseResponse },
 	},
 	{
 		"fail_after", true, "The first request for each reference fails with 500 after its effect is committed.",
@@ -146,7 +146,7 @@ var Toggles = []Toggle{
 		"What was in its memory is gone, and what it had done is not.", func(s *Switches) *bool { return &s.Crash },
 	},
 	{
-		"redeliver", true, "The provider delivers each webhook once more, as if it had not heard the answer.",
+		"redeliver", true, "The provider delivers each webhook once more, as if it had not heard the response.",
 		"Who counts on each event coming once does it twice.", func(s *Switches) *bool { return &s.Redeliver },
 	},
 	{
@@ -169,7 +169,7 @@ var Presets = []Preset{
 		Switches{Key: KeyIgnored, Unique: true, Transaction: true},
 	},
 	{
-		"tutorial", "As in most tutorials", "Look for the key, do the work, keep the answer. It holds until two requests cross, or two customers use one key.",
+		"tutorial", "As in most tutorials", "Look for the key, do the work, keep the response. It holds until two requests cross, or two customers use one key.",
 		Switches{Key: KeyOptional, Replay: true, Transaction: true},
 	},
 	{
@@ -177,7 +177,7 @@ var Presets = []Preset{
 		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Transaction: true, Lease: true},
 	},
 	{
-		"semel", "semel", "One effect for each key, one answer, and no mail without the effect.",
+		"semel", "semel", "One effect for each key, one response, and no mail without the effect.",
 		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true, Transaction: true, Lease: true, Queue: true},
 	},
 }

@@ -111,7 +111,7 @@ func explain(o *Operation, s Switches, attempts []Attempt, effects, mails int) [
 	for _, a := range attempts {
 		if a.Status == 409 && a.Effect == "" && effects > 0 && !a.Replayed && slices.ContainsFunc(attempts, func(b Attempt) bool { return b.Lost && b.Key == a.Key }) {
 			if causes := because(o, s, "replay"); len(causes) > 0 {
-				list = append(list, Incident{"The client lost the answer, and is not told it again.", 0, causes})
+				list = append(list, Incident{"The client lost the response, and is not told it again.", 0, causes})
 				break
 			}
 		}
