@@ -397,7 +397,7 @@ func TestSettleTicked(t *testing.T) {
 	noError(t, err)
 	noError(t, c.Hold(t.Context(), "cut off"))
 	preview := w.post(w.client, "/console/settle", form)
-	if !strings.Contains(preview.body, `<p class="big"><b>1</b>`) || !strings.Contains(preview.body, "have moved on") {
+	if !strings.Contains(preview.body, `<p class="big"><b>1</b>`) || !strings.Contains(preview.body, "have changed meanwhile") {
 		t.Errorf("the preview says\n%s", preview.body)
 	}
 	carry := carried(t, preview)
@@ -468,7 +468,7 @@ func TestRunEnds(t *testing.T) {
 	if v.Report.Settled == 0 || v.Report.Settled >= n || len(w.list(semel.StateUnknown)) != n-v.Report.Settled {
 		t.Errorf("settled are %d; unknown %d of %d", v.Report.Settled, len(w.list(semel.StateUnknown)), n)
 	}
-	if page := w.get(a.path); !strings.Contains(page.body, "as asked") || strings.Contains(page.body, `http-equiv="refresh"`) {
+	if page := w.get(a.path); !strings.Contains(page.body, "as requested") || strings.Contains(page.body, `http-equiv="refresh"`) {
 		t.Errorf("the run is not shown to have ended:\n%s", page.body)
 	}
 	w.store.resolve = nil

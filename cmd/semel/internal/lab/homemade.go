@@ -134,7 +134,7 @@ func (p *app) times(s Switches, a *Attempt) times {
 	now := time.Now()
 	if s.ClockSkew && !p.outside.First("instance", *a) {
 		now = now.Add(25 * time.Hour)
-		a.note("the instance with the wrong clock has it")
+		a.note("handled by the instance with the wrong clock")
 	}
 	if s.Lease {
 		// Nothing ends by a clock: so the lock of a process that has died stays for ever.
