@@ -168,7 +168,7 @@ func (x *exp) retentionEdge(ctx context.Context) (shown, error) {
 }
 
 // reordered sends an older request again after a newer one: a target that
-// remembers only the last key takes it for new.
+// remembers only the last key treats it as new.
 func (x *exp) reordered(ctx context.Context) (shown, error) {
 	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
@@ -183,7 +183,7 @@ func (x *exp) reordered(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	if !x.o.r.dry() {
-		// A number that is not of one request alone rises with the newer too.
+		// A number that covers more than one request rises with the newer one too.
 		if err := f.w.settle(ctx, f.newer.good().over(), 1); err != nil {
 			return f, err
 		}

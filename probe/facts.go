@@ -92,8 +92,8 @@ type sent struct {
 // over returns when the request was over.
 func (s *sent) over() time.Time { return s.x.Timing.Done }
 
-// processed reports whether there is a response, and not one that says by its
-// meaning that nothing was done, or that the sender was not let in.
+// processed reports whether there is a response, other than one that means that
+// nothing was done or that the sender was not let in.
 func (s *sent) processed() bool { return s.x.Response != nil && !turnedAway(&s.x) && !barred(s) }
 
 // done reports whether the response says that it was done: at once, or in the
@@ -155,9 +155,9 @@ type opening struct {
 	retry *attempt
 	// planned: it is listed only, and counts as good.
 	planned bool
-	// alike: it was refused as an earlier one was, and not sent again.
+	// alike: it was refused like an earlier one, and not sent again.
 	alike bool
-	// control is a fresh request beside it, where nothing else had shown that
+	// control is a fresh request beside it, sent if nothing else had shown that
 	// effects can be seen.
 	control *attempt
 }

@@ -22,13 +22,13 @@ type judgement struct {
 	open []string // why it is inconclusive
 	bad  []string
 	none []string // why it means nothing here
-	// of is what the request is called that an opening is judged of, where it is
-	// not the first.
+	// of names the request of the opening that is judged, if it is not the first
+	// one.
 	of string
 }
 
-// What an experiment came to: what is broken outweighs what is unclear, and
-// that what held.
+// What the experiment showed. Broken outweighs unclear, and unclear outweighs
+// held.
 func (j *judgement) holds(format string, args ...any)   { add(&j.held, format, args...) }
 func (j *judgement) unclear(format string, args ...any) { add(&j.open, format, args...) }
 func (j *judgement) broken(format string, args ...any)  { add(&j.bad, format, args...) }
@@ -67,7 +67,8 @@ func (j *judgement) find(id evidence.FindingID, priority evidence.Priority, basi
 	j.o.find(entry.FindingOn(cmp.Or(basis, entry.Basis), cmp.Or(priority, entry.Priority), j.e.Name, ns...))
 }
 
-// find adds a finding, or makes the one there is heavier.
+// find adds a finding, or merges it into the one that exists: the worse priority and
+// the better basis stay.
 func (o *operation) find(f evidence.Finding) {
 	i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == f.ID })
 	if i < 0 {
@@ -142,7 +143,7 @@ func (j *judgement) opened(o *opening) bool {
 	before := len(j.held)
 	ok := j.first(o)
 	if !ok && j.e.Name != string(plan.Duplicate) {
-		// What held is a retry at once. What the experiment asks was not tried.
+		// Only an immediate retry held. What the experiment is about was not tried.
 		j.open, j.held = append(j.open, j.held[before:]...), j.held[:before]
 	}
 	return ok
@@ -203,8 +204,8 @@ func (j *judgement) begun(o *opening) bool {
 	return ok
 }
 
-// accepted says what is known of a request that was accepted and of which no
-// effect was seen.
+// accepted says what is known about a request that was accepted and whose
+// effect was not seen.
 func (j *judgement) accepted(a *attempt) {
 	limit := j.o.op.Poll.Limit
 	longer := "timing.settle_limit"
@@ -337,8 +338,8 @@ func (j *judgement) effects(d delta, expect int64, id evidence.FindingID, sends 
 	return true
 }
 
-// inside judges what was repeated only outside the target, and returns the rest
-// of what the readers saw: that of the target's own state.
+// inside judges what was repeated only outside the target, and returns what the
+// readers saw of the target's own state.
 func (j *judgement) inside(d delta, expect int64, sends ...*sent) delta {
 	if !d.state || more(d.most, expect) || !more(d.outMost, expect) {
 		return d
@@ -389,8 +390,8 @@ func (f *again) judge(j *judgement) {
 	f.trail.judge(j)
 }
 
-// further says what came of the duplicates after the second, where it doubled:
-// what is said of that begins at j.bad[at].
+// further adds the result of the duplicates after the second one, if that
+// doubled, to the reason at j.bad[at].
 func (f *again) further(j *judgement, at int) {
 	d := f.second.total
 	if len(f.more) == 0 || len(j.bad) <= at || d.apart(f.expect) {
@@ -422,7 +423,7 @@ func (f *again) further(j *judgement, at int) {
 }
 
 // protected reports whether nothing contradicts that a key protects: it was
-// seen to, or was not tried here.
+// seen to protect, or that was not tried here.
 func (f *again) protected(o *operation) bool {
 	return f == nil || f.second != nil && (f.second.total.told() || len(o.readers) == 0)
 }
@@ -490,13 +491,13 @@ func (j *judgement) byIDs(id evidence.FindingID, d delta, first, second *sent) {
 func (j *judgement) second(first, second *sent, seen string) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
-	// Two responses without a body, or that name no resource both, cannot be told
-	// from one another.
+	// Two responses that have no body, or that both name no resource, cannot be
+	// told apart.
 	blank := s.Class == evidence.SameResult && !s.Resource && len(first.x.Response.Body) == 0 && !second.replayed
 	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
-	// What a contract says of keys is nothing to operations without one.
+	// What a contract says about keys does not apply to operations without one.
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {
 	case evidence.SameResult:
@@ -575,8 +576,8 @@ func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
 	return true
 }
 
-// error5xx is a finding of duplicates that were answered with a server error,
-// the last of the given ones at least. One alone may be chance.
+// error5xx adds the finding that duplicates were answered with a server error,
+// at least the last of those given. A single one may be chance.
 func (j *judgement) error5xx(sends ...*sent) {
 	f := &j.o.facts
 	for _, s := range sends {

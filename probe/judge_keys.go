@@ -358,7 +358,7 @@ func (f *scoped) judge(j *judgement) {
 		id, apart = evidence.FindingKeyNotScopedTenant, &known.tenantApart
 	}
 	if !f.replayed(j.o) {
-		// A double is found here as well; of scope it says nothing.
+		// A double is a finding here too, but says nothing about scope.
 		j.effects(f.again.total, 1, evidence.FindingDoubleEffectSequential, first, f.again.sent)
 		j.bad = nil
 		j.unclear("it was not shown that actor A's own duplicate is recognised (%s; %s), so another's response says nothing about scope", response(f.again.sent), j.state(f.again.total))
@@ -434,8 +434,9 @@ func (j *judgement) notScoped(id evidence.FindingID, basis evidence.Basis, sends
 	j.find(id, p, basis, sends...)
 }
 
-// leaked says which member of the first request or its response a refusal holds
-// that its own request does not: the id of the resource is no such thing.
+// leaked says which member of the first request or its response is in a
+// refusal, but not in the refused request. The id of the resource does not
+// count.
 func leaked(first, second *sent) string {
 	if second.x.Response == nil || first.x.Response == nil {
 		return ""
@@ -466,7 +467,7 @@ func leaked(first, second *sent) string {
 					walk(fmt.Sprintf("%s/%d", at, i), e)
 				}
 			case string:
-				// Values that the second request has as well are its own to tell.
+				// Values that the second request has too reveal nothing.
 				if len(v) >= 8 && strings.Contains(body, v) && !strings.Contains(own, v) && v != first.resource && v != second.resource {
 					found = max(found, at)
 				}
@@ -483,9 +484,9 @@ func leaked(first, second *sent) string {
 	return ""
 }
 
-// quotes reports whether a response has an object in it that repeats at least
-// half of the members of another, and among them one that the request it
-// answers has otherwise.
+// quotes reports whether a response contains an object that repeats at least
+// half of the members of another, including one that has another value in the
+// request it answers.
 func quotes(body []byte, of any, request []byte) bool {
 	want, ok := of.(map[string]any)
 	doc, err := decodeJSON(body)

@@ -116,8 +116,8 @@ func (f *failed) judge(j *judgement) {
 	case t.second == nil:
 		j.unclear("the first attempt did not get through: %s", response(t.first))
 	default:
-		// It cannot have been executed: its retry is all there is, and that it
-		// works says nothing of a first attempt that fails by itself.
+		// It cannot have been executed, so only its retry was tested. That it works
+		// says nothing about a first attempt that fails by itself.
 		t.begun = true
 		safe := j.o.facts.safeRetry
 		all := []*[]string{&j.held, &j.open, &j.bad}

@@ -283,7 +283,7 @@ func (j *judgement) duringFirst(first, second *sent, together bool) {
 		j.holds("1 effect; %s was refused with %s", retry, response(second))
 	case status == http.StatusConflict && !invites:
 		if f.duplicate != nil && f.duplicate.Class == evidence.SameResult {
-			// Afterwards a duplicate gets the result: this one was told of now.
+			// A later duplicate gets the result, so this refusal was about the moment.
 			f.inProgress = yes
 			j.holds("1 effect; %s was refused with %s, where a later one gets the result", retry, response(second))
 			return

@@ -48,7 +48,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		return f, err
 	}
 	for try := 1; ; try++ {
-		// A reset may take from the server what it has not read yet.
+		// A reset may discard what the server has not read yet.
 		by := wire.ByReset
 		if try > 1 {
 			by = wire.ByClose
@@ -92,7 +92,7 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool)
 		return t, nil
 	}
 	if t.whole && !last {
-		// Its effect must not come into the next one's readings.
+		// Its effect must not be in the next one's readings.
 		_, err = x.look(ctx, w, t.first)
 		w.conclude(1)
 		return t, err
@@ -116,7 +116,7 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool)
 
 // retry sends a request again for as long as the response is that the first is
 // in progress, or that it was not processed, within the plan's limit of
-// settling. The pauses grow, so that it takes few sends. Then it looks at the
+// settling. The pauses grow, so few sends are needed. Then it looks at the
 // state.
 func (x *exp) retry(ctx context.Context, w *watch, first *attempt) (a *attempt, err error) {
 	limit := x.o.r.p.Timing.SettleLimit
@@ -164,10 +164,10 @@ type failed struct {
 	why     string
 }
 
-// failedFirst makes the first attempt fail and sends the request again. How it
-// is made to fail is the caller's to say, or the operation's whose only
-// experiment this is: its request is one that fails at first. Otherwise the
-// attempt is cut off before its last byte.
+// failedFirst makes the first attempt fail and sends the request again. The
+// caller says how it is made to fail, or the plan does with an operation that
+// has only this experiment: its request fails at first. Otherwise the attempt
+// is cut off before its last byte.
 func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 	hook := x.o.r.o.FailFirst
 	fails := len(x.o.op.Experiments) == 1 && x.o.op.Experiments[0] == plan.FailedFirst

@@ -24,8 +24,8 @@ type previews struct {
 // preview sends the target's own form of a dry run, before anything that has
 // effects, and looks whether it has any. If not, it is sent again, without a key
 // and with a malformed one. Without a reader, or with one that has seen its
-// effect, once is enough. Where experiments with effects follow, the operation is
-// sent under the key of the previews at last: that must still be good.
+// effect, once is enough. If experiments with effects follow, the operation
+// itself is sent last, under the key of the previews, which must still be usable.
 func (x *exp) preview(ctx context.Context) (shown, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// searchSteps is how many times of waiting a search for the retention tries, each
+// searchSteps is how many waiting times a search for the retention tries, each
 // twice the one before.
 const searchSteps = 7
 
@@ -57,7 +57,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 			if err := sleep(ctx, time.Until(t.good().over().Add(t.after))); err != nil {
 				return f, err
 			}
-			// What the others did meanwhile is not this duplicate's.
+			// Effects of the others in the meantime are not this duplicate's.
 			if err := t.w.settle(ctx, time.Now(), 0); err != nil {
 				return f, err
 			}

@@ -134,7 +134,7 @@ func read(doc []byte, op *plan.Operation, at string) said {
 }
 
 // previewOf finds what a description calls a dry run of an operation: one of its
-// parameters, or a path below its own. It is only told of: nothing is sent that
+// parameters, or a path below its own. It is only reported: nothing is sent that
 // the plan does not name.
 func previewOf(root map[string]any, own any, at string) string {
 	var params []any

@@ -43,8 +43,8 @@ func (o *operation) gather() {
 		}
 	}
 	if o.doublesAnswered() {
-		// What does not know a duplicate at all does not know it in a race, after
-		// a loss or under another body either.
+		// A target that does not recognise a duplicate at all does not recognise it
+		// in a race, after a loss or with another body either.
 		all := []evidence.FindingID{
 			evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse, evidence.FindingMismatchExecuted, evidence.FindingKeyIgnored, evidence.FindingMissingKeyAccepted,
 			evidence.FindingMalformedKeyAcceptedUnprotected, evidence.FindingRateLimitIsNotIdempotency, evidence.FindingOutsideEffectDoubled, evidence.FindingEffectsDisagree,
@@ -56,13 +56,13 @@ func (o *operation) gather() {
 	if !f.lapsed {
 		under(evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted)
 	}
-	// A retry of what was still running is one of two at the same time.
+	// A retry of a request that was still running is a race of two.
 	if !f.lostAfter {
 		under(evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse)
 		under(evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse)
 	}
-	// Where the same request takes effect more than once at once, another one under
-	// its key does for the same reason, unless it does one after the other too.
+	// If the same request takes effect more than once in a race, another request
+	// under its key does for the same reason, unless it also does when sent later.
 	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == evidence.FindingMismatchExecuted }); i >= 0 &&
 		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && !o.shows(plan.Altered, o.ev.Findings[i]) {
 		under(evidence.FindingDoubleEffectRace, evidence.FindingMismatchExecuted)
@@ -125,7 +125,7 @@ func (o *operation) shows(name plan.Experiment, f evidence.Finding) bool {
 	return e != nil && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return slices.Contains(f.Sends, s.N) })
 }
 
-// experiment returns what is written down of an experiment, nil if it was left out.
+// experiment returns the record of an experiment, nil if it was left out.
 func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
 	i := slices.IndexFunc(o.ev.Experiments, func(e evidence.Experiment) bool { return e.Name == string(name) })
 	if i < 0 {
@@ -134,8 +134,8 @@ func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
 	return &o.ev.Experiments[i]
 }
 
-// asks are the roles of the sends that an experiment asks with, where what goes
-// before them has others.
+// asks are the roles of the sends that an experiment is about, if sends with
+// other roles go before them.
 var asks = map[plan.Experiment][]evidence.Role{
 	plan.RaceSame: {evidence.RoleRace}, plan.RaceAltered: {evidence.RoleRace}, plan.InFlight: {evidence.RoleFirst}, plan.Altered: {evidence.RoleAltered},
 	plan.MissingKey: {evidence.RoleWithoutKey}, plan.MalformedKey: {evidence.RoleMalformedKey}, plan.OtherActor: {evidence.RoleOtherActor}, plan.OtherTenant: {evidence.RoleOtherTenant},
@@ -143,7 +143,8 @@ var asks = map[plan.Experiment][]evidence.Role{
 	plan.Redelivery: {"signed-anew", evidence.RoleStale, evidence.RoleForged},
 }
 
-// tried reports whether an experiment came to what it asks, whatever the answer.
+// tried reports whether an experiment got as far as its question, whatever the
+// answer.
 func (o *operation) tried(name plan.Experiment) bool {
 	e := o.experiment(name)
 	if e == nil {
@@ -174,8 +175,9 @@ func (o *operation) hinders(name plan.Experiment) string {
 	return ""
 }
 
-// stopped says why an experiment that was begun did not come to what it asks, or
-// with ended, why the run ended before; empty if it was not to be run.
+// stopped says why an experiment that was begun did not get as far as its
+// question, or with ended, why the run ended before it; empty if it was not to
+// be run.
 func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 	e := o.experiment(name)
 	if e == nil {
@@ -206,8 +208,8 @@ func (o *operation) untried() {
 	add := func(what, how string) {
 		o.ev.Untried = append(o.ev.Untried, evidence.Untried{What: what, How: how})
 	}
-	// keyed is said where there is a key, and bare where there is none; what has
-	// no words is not of the operation.
+	// keyed returns its first argument if there is a key, else its second. A group
+	// without words does not apply to the operation.
 	keyed := func(keyed, bare string) string {
 		if o.op.Key == nil {
 			return bare
@@ -298,8 +300,8 @@ func (o *operation) untried() {
 	add("a crash of the target between effect and record", "a crash caused by hand, because the probe causes none")
 }
 
-// credentials says what of the credentials may change between a request and its
-// repeat; empty where nothing shows that they do.
+// credentials says which credentials may change between a request and its
+// repetition; empty if nothing shows that they do.
 func (o *operation) credentials() string {
 	if slices.ContainsFunc(o.r.r.Steps(o.op, "principal"), func(s *plan.Step) bool { return len(s.Take) > 0 }) {
 		return "a session that expired, or was renewed, between the two"

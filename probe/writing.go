@@ -11,14 +11,15 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// rewritten is what a request shows that means the same in other bytes.
+// rewritten holds what was seen of a request that means the same in other
+// bytes.
 type rewritten struct {
 	opening
 	second *attempt
 }
 
-// sameMeaning sends a request, and the same JSON written in another way under
-// the same key.
+// sameMeaning sends a request, and the same JSON in another form under the same
+// key.
 func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
@@ -77,8 +78,8 @@ func (f *rewritten) judge(j *judgement) {
 	}
 }
 
-// told says what in the response to the other bytes is that of a duplicate, if
-// something is.
+// told says what marks the response to the other bytes as that to a duplicate,
+// if anything does.
 func (f *rewritten) told() string {
 	first, second := f.good().sent, f.second.sent
 	switch {
@@ -90,8 +91,8 @@ func (f *rewritten) told() string {
 	return ""
 }
 
-// corrections is what a request shows that was refused as invalid, and sent
-// again under its key with the mistake corrected.
+// corrections holds what was seen of a request that was refused as invalid and
+// sent again, corrected, under its key.
 type corrections struct {
 	control       *opening
 	first, second *attempt
@@ -194,8 +195,8 @@ func (f *corrections) judge(j *judgement) {
 	}
 }
 
-// mixed is what a request and its alteration show that were sent at once, under
-// one key.
+// mixed holds what was seen of a request and its alteration that were sent at
+// once under one key.
 type mixed struct {
 	control *opening
 	width   int

@@ -221,7 +221,7 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 			case w.Trials > 1:
 				of = append(of, fmt.Sprintf("in one of %d trials", w.Trials))
 			case tries > 1 && w.Answers > 1:
-				of = append(of, fmt.Sprintf("in %d tries", tries))
+				of = append(of, fmt.Sprintf("in %d attempts", tries))
 			}
 			if len(of) > 0 {
 				r.IDs += " (" + strings.Join(of, " ") + ")"

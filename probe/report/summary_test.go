@@ -335,8 +335,8 @@ func TestScriptBySemel(t *testing.T) {
 		"too long": func(_ *evidence.Operation, _ *evidence.Experiment, x *Extra) {
 			x.Exchanges = map[int]Exchange{2: {Request: strings.Repeat("x", maxExchangeShown+1)}}
 		},
-		"no address": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].URL = "file:///etc/passwd" },
-		"a method":   func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].Method = "GET -o x" },
+		"an address that cannot be given": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].URL = "file:///etc/passwd" },
+		"a method":                        func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].Method = "GET -o x" },
 		"more than 12": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) {
 			e.Sends = slices.Repeat(e.Sends[1:2], 13)
 		},
