@@ -30,8 +30,8 @@ func init() {
 		plan.OtherTenant:   {"B", "Another tenant with a used key", (*exp).otherTenant},
 		plan.InFlight:      {"D", "A retry while the first is running", (*exp).inFlight},
 		plan.RaceSame:      {"D", "The same request several times at once", (*exp).race},
-		plan.LostUnread:    {"F", "A retry after a connection lost before the answer", (*exp).lostUnread},
-		plan.LostBegun:     {"F", "A retry after a connection lost within the answer", (*exp).lostBegun},
+		plan.LostUnread:    {"F", "A retry after a connection lost before the response", (*exp).lostUnread},
+		plan.LostBegun:     {"F", "A retry after a connection lost within the response", (*exp).lostBegun},
 		plan.FailedFirst:   {"F", "A retry after a first attempt that failed or was cut short", (*exp).failedFirst},
 		plan.Reordered:     {"F", "An older request again after a newer one", (*exp).reordered},
 		plan.Redelivery:    {"F", "An event delivered again, stale and altered", (*exp).redelivery},
@@ -152,7 +152,7 @@ func (x *exp) retentionEdge(ctx context.Context) (shown, error) {
 	if err != nil || !o.sound(x.o) {
 		return f, err
 	}
-	// Of what is left since the first answer, nine tenths: the clocks are two.
+	// Of what is left since the first response, nine tenths: the clocks are two.
 	kept := x.o.r.p.Target.Retention
 	if wait := kept*9/10 - time.Since(f.good().over()); !x.o.r.dry() {
 		if wait < 0 {
@@ -168,7 +168,7 @@ func (x *exp) retentionEdge(ctx context.Context) (shown, error) {
 }
 
 // reordered sends an older request again after a newer one: a target that
-// remembers only the last key takes it for new.
+// remembers only the last key treats it as new.
 func (x *exp) reordered(ctx context.Context) (shown, error) {
 	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
@@ -183,7 +183,7 @@ func (x *exp) reordered(ctx context.Context) (shown, error) {
 		return f, err
 	}
 	if !x.o.r.dry() {
-		// A number that is not of one request alone rises with the newer too.
+		// A number that covers more than one request rises with the newer one too.
 		if err := f.w.settle(ctx, f.newer.good().over(), 1); err != nil {
 			return f, err
 		}

@@ -38,7 +38,7 @@ func (x *exp) follow(ctx context.Context, w *watch, s *sent) error {
 	for start := s.over(); ; {
 		got, err := x.o.r.read.Send(as(ctx, ""), req)
 		if errors.Is(err, wire.ErrNotAllowed) {
-			s.untold = "where its status is, is in no allow-list"
+			s.untold = "the address of its status is in no allow-list"
 			return nil
 		}
 		if err != nil {
@@ -90,7 +90,7 @@ func (x *exp) statusOf(w *watch, got *wire.Exchange) (string, error) {
 	values := make([]string, len(p.Take))
 	for i, t := range p.Take {
 		if values[i] = extract(got.Response, t.Header, t.Cookie, t.Pointer, t.Pattern); values[i] == "" {
-			return "", fmt.Errorf("the answer lacks %s, which poll.url needs", t.Name)
+			return "", fmt.Errorf("the response lacks %s, which poll.url needs", t.Name)
 		}
 	}
 	return x.o.r.r.StatusURL(w.v, values, cmp.Or(w.resource, x.o.resource(got)))
@@ -132,7 +132,7 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	r := x.Response
 	switch {
 	case r == nil:
-		return fateUntold, "its status cannot be read: there is no answer"
+		return fateUntold, "its status cannot be read: there is no response"
 	case r.Truncated:
 		return fateUntold, "its status is cut off"
 	case r.Status == http.StatusAccepted, r.Status == http.StatusNotFound, r.Status == http.StatusTooManyRequests, r.Status == http.StatusServiceUnavailable:
@@ -140,7 +140,7 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 	case r.Status == http.StatusSeeOther, r.Status == http.StatusFound:
 		return fateDone, ""
 	case r.Status/100 != 2:
-		return fateUntold, fmt.Sprintf("its status cannot be read: the answer is %d", r.Status)
+		return fateUntold, fmt.Sprintf("its status cannot be read: the response is %d", r.Status)
 	}
 	doc, err := decodeJSON(r.Body)
 	if err != nil && p.State == nil {
@@ -170,9 +170,9 @@ func fateOf(x *wire.Exchange, p *plan.Poll) (f fate, untold string) {
 		case is(p.Failed):
 			return fateFailed, ""
 		case plainWord.MatchString(said):
-			return fateUntold, fmt.Sprintf("its status is %q, which is no word for pending, done or failed that poll has", said)
+			return fateUntold, fmt.Sprintf("its status is %q, which poll does not list as pending, done or failed", said)
 		}
-		return fateUntold, "its status is no word that poll has"
+		return fateUntold, "poll does not list its status as pending, done or failed"
 	}
 	return fateDone, ""
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// success reports whether an answer says that it was done.
+// success reports whether a response says that it was done.
 func success(x *wire.Exchange) bool {
 	return x.Response != nil && (x.Response.Status/100 == 2 || x.Response.Status == http.StatusSeeOther || x.Response.Status == http.StatusFound) && !saysError(x.Response)
 }
@@ -24,7 +24,7 @@ func success(x *wire.Exchange) bool {
 // failedPart is a part of a 207 that failed (RFC 4918).
 var failedPart = regexp.MustCompile(`HTTP/[0-9.]+ [45][0-9][0-9]`)
 
-// saysError reports whether an answer of 2xx tells of an error in its body.
+// saysError reports whether a response of 2xx tells of an error in its body.
 func saysError(r *wire.Response) bool {
 	if r.Status/100 != 2 || len(r.Body) == 0 || r.Proto == graphQL {
 		return false // of GraphQL it is read already: data may come beside errors
@@ -59,7 +59,7 @@ func saysError(r *wire.Response) bool {
 	return false
 }
 
-// accepted reports whether an answer is the promise of one.
+// accepted reports whether a response is the promise of one.
 func accepted(x *wire.Exchange) bool {
 	return x.Response != nil && x.Response.Status == http.StatusAccepted
 }
@@ -114,7 +114,7 @@ func (o *operation) inProgress(s *sent) bool {
 	return o.toldToWait(s)
 }
 
-// resource returns the id that an answer names.
+// resource returns the id that a response names.
 func (o *operation) resource(x *wire.Exchange) string {
 	if x.Response == nil || x.Response.Truncated {
 		return ""
@@ -136,7 +136,7 @@ func (o *operation) resource(x *wire.Exchange) string {
 	return ""
 }
 
-// replayed reports whether an answer is marked as a replay.
+// replayed reports whether a response is marked as a replay.
 func (o *operation) replayed(x *wire.Exchange) bool {
 	if x.Response == nil {
 		return false
@@ -149,7 +149,7 @@ func (o *operation) replayed(x *wire.Exchange) bool {
 	return false
 }
 
-// compare says how a second answer relates to the first.
+// compare says how a second response relates to the first.
 func (o *operation) compare(first, second *sent) *evidence.Second {
 	a, b := &first.x, &second.x
 	s := &evidence.Second{Of: []int{first.n, second.n}, FirstUS: waited(a), SecondUS: waited(b), Timing: "undecided"}
@@ -205,7 +205,7 @@ func (o *operation) statusAt(s *sent) string {
 	return s.statusAt
 }
 
-// names reports whether an answer holds an id, as a word of its own.
+// names reports whether a response holds an id, as a word of its own.
 func names(r *wire.Response, id string) bool {
 	word := regexp.MustCompile(`(^|[^A-Za-z0-9_-])` + regexp.QuoteMeta(id) + `($|[^A-Za-z0-9_-])`)
 	for _, name := range []string{"Location", "Content-Location", "Link"} {
@@ -256,7 +256,7 @@ func differences(a, b []byte) (list []string) {
 	return list
 }
 
-// waited is how long an answer took, in microseconds; -1 if none came.
+// waited is how long a response took, in microseconds; -1 if none came.
 func waited(x *wire.Exchange) int64 {
 	if x.Timing.LastWrite.IsZero() || x.Timing.FirstByte.IsZero() {
 		return -1
@@ -264,7 +264,7 @@ func waited(x *wire.Exchange) int64 {
 	return x.Timing.FirstByte.Sub(x.Timing.LastWrite).Microseconds()
 }
 
-// retryAfter is what an answer asks to wait, in seconds or until a date; zero
+// retryAfter is what a response asks to wait, in seconds or until a date; zero
 // if it does not.
 func retryAfter(x *wire.Exchange) time.Duration {
 	if x.Response == nil {

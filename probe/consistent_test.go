@@ -24,11 +24,11 @@ import (
 
 var (
 	aboutState   = regexp.MustCompile(`\b([0-9]+|no) effects?\b|took effect|no other effect|had its effect`)
-	hedged       = regexp.MustCompile(`no reader|none has seen|inferred|no effect was seen|no effect seen|no effect could|neither answer|without an effect`)
-	statusInWhy  = regexp.MustCompile(`(?:with|got|answer,|was|then|and|is|again with|:) ([1-5][0-9][0-9])\b(?: with an error in its body)?(?:[,;: ).]|$)`)
+	hedged       = regexp.MustCompile(`no reader|none has seen|inferred|no effect was seen|no effect seen|no effect could|neither response|without an effect`)
+	statusInWhy  = regexp.MustCompile(`(?:with|got|response,|was|then|and|is|again with|:) ([1-5][0-9][0-9])\b(?: with an error in its body)?(?:[,;: ).]|$)`)
 	errorInBody  = regexp.MustCompile(`\b([1-5][0-9][0-9]) with an error in its body`)
 	refusedWith  = regexp.MustCompile(`refused with [123][0-9][0-9]`)
-	ofContract   = regexp.MustCompile(`; the contract.*$|which is not the contract's answer.*$|, with 401, 403 or 407`)
+	ofContract   = regexp.MustCompile(`; the contract.*$|which is not the contract's response.*$|, with 401, 403 or 407`)
 	byReader     = regexp.MustCompile(`\b([0-9]+) effects? (?:outside )?by reader ([a-z]+)\b|\b([a-z]+): ([0-9]+) effects?\b`)
 	raceHeld     = regexp.MustCompile(`^1 effect in (?:each of|the) ([0-9]+|one) trials? of ([0-9]+) requests at once in which they overlapped; that leaves open a rate of doubles of up to ([0-9.]+ %)$`)
 	raceDoubled  = regexp.MustCompile(`more than one effect in ([0-9]+) of ([0-9]+) trials?`)
@@ -37,7 +37,7 @@ var (
 	listed       = regexp.MustCompile(`([a-z_]+)(?: \([^)]*\))?(?:, |$)`)
 	missingList  = regexp.MustCompile(`([a-z_]+) (was not tried|does not apply|showed nothing of it \(([a-z ]+)\))`)
 	supportedBy  = regexp.MustCompile(`([a-z0-9-]+) \((established|inferred), ([a-z_]+)\)`)
-	spoilt       = regexp.MustCompile(`%!|<nil>|map\[|\beach of 1 |\b1 (effects|trials|overlapping trials|requests|answers|findings|lines|experiments)\b|\.\.[^.]|;;| ,| ;|,,|\(\)|: *\.|\ba unknown|\bno reader sees the state and had`)
+	spoilt       = regexp.MustCompile(`%!|<nil>|map\[|\beach of 1 |\b1 (effects|trials|overlapping trials|requests|responses|findings|lines|experiments)\b|\.\.[^.]|;;| ,| ;|,,|\(\)|: *\.|\ba unknown|\bno reader sees the state and had`)
 	keyWords     = regexp.MustCompile(`(?i)\bthe (same |used )?key\b|\ba (fresh|used|malformed|good) key\b|\bkeys of\b|Idempotency-Key`)
 	stateFinding = regexp.MustCompile(`readers saw|took effect|had no effect|no effect of`)
 )
@@ -155,7 +155,7 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 			name, n = m[3], m[4]
 		}
 		list, ok := by[name]
-		if !ok || strings.Contains(e.Why, "a good key protects was not shown") { // that is of another request
+		if !ok || strings.Contains(e.Why, "not shown that a good key protects") { // that is of another request
 			continue
 		}
 		total, most := int64(0), int64(0)
@@ -169,12 +169,12 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 	// A status that is named was answered.
 	for _, m := range statusInWhy.FindAllStringSubmatch(ofContract.ReplaceAllString(e.Why, ""), -1) {
 		if !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Status == int(number(m[1])) }) {
-			say("no answer has the status %s", m[1])
+			say("no response has the status %s", m[1])
 		}
 	}
 	for _, m := range errorInBody.FindAllStringSubmatch(e.Why, -1) {
 		if !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.SaysError && s.Status == int(number(m[1])) }) {
-			say("no answer of %s tells of an error", m[1])
+			say("no response of %s tells of an error", m[1])
 		}
 	}
 	if m := refusedWith.FindString(e.Why); m != "" && !strings.Contains(e.Why, m+" with ") {
@@ -182,7 +182,7 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 	}
 	if strings.HasPrefix(e.Name, "lost_") && e.Outcome == evidence.Held && !strings.Contains(e.Why, "none was lost") &&
 		!slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "first" && s.Cut != "" }) {
-		say("no answer was lost")
+		say("no response was lost")
 	}
 	if m := raceHeld.FindStringSubmatch(e.Why); m != nil {
 		if e.Race == nil || number(strings.Replace(m[1], "one", "1", 1)) != int64(e.Race.Overlapped) || number(m[2]) != int64(e.Race.Width) || m[3] != evidence.Percent(evidence.RateBound(0, e.Race.Overlapped)) {
@@ -194,7 +194,7 @@ func ofExperiment(op *evidence.Operation, e *evidence.Experiment) (wrong []strin
 	if m := raceDoubled.FindStringSubmatch(e.Why); m != nil && e.Name == "race" && (e.Race == nil || number(m[1]) != int64(e.Race.Doubled) || number(m[2]) != int64(e.Race.Trials)) {
 		say("the race is %+v", e.Race)
 	}
-	// What the second answer is said to be like.
+	// What the second response is said to be like.
 	if s := e.Second; s != nil {
 		says, first, second := e.Compared()
 		switch {
@@ -338,12 +338,12 @@ func ofWitnesses(op *evidence.Operation) (wrong []string) {
 		}
 		for _, a := range []*evidence.Answer{w.First, w.Second} {
 			if a != nil && !slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Status == a.Status && s.Role != "read" && s.Role != "ground" }) {
-				say("no answer is %d", a.Status)
+				say("no response is %d", a.Status)
 			}
 		}
 		// The first of two is the one that succeeded, if one did.
 		if w.First != nil && w.Second != nil && e.Name == "in_flight" && w.First.Status >= 400 && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Role == "first" && s.Status/100 == 2 }) {
-			say("the first answer, which succeeded, is not the first: %d, then %d", w.First.Status, w.Second.Status)
+			say("the first response, which succeeded, is not the first: %d, then %d", w.First.Status, w.Second.Status)
 		}
 	}
 	return wrong
@@ -501,7 +501,7 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 			"another operation": {"other_operation": {"other-operation"}}, "another request": {"altered": {"altered"}},
 			"another tenant": {"other_tenant": {"other-tenant"}}, "another actor": {"other_actor": {"other-actor"}},
 			"requests without a key": {"missing_key": {"without-key"}}, "malformed keys": {"malformed_key": {"malformed-key"}},
-			"an older request": {"reordered": nil}, "a duplicate after": {"late_retry": nil}, "lost answers": {"lost_unread": nil, "lost_begun": nil},
+			"an older request": {"reordered": nil}, "a duplicate after": {"late_retry": nil}, "lost responses": {"lost_unread": nil, "lost_begun": nil},
 		} {
 			if !strings.HasPrefix(u.What, what) {
 				continue
@@ -509,10 +509,10 @@ func ofVerdict(op *evidence.Operation) (wrong []string) {
 			for name, of := range roles {
 				e := outcomes[name]
 				sent := slices.ContainsFunc(e.Sends, func(s evidence.Send) bool {
-					return slices.Contains(of, s.Role) || what == "lost answers" && s.Cut != ""
+					return slices.Contains(of, s.Role) || what == "lost responses" && s.Cut != ""
 				})
 				never(sent, "said not to be tried: "+u.What)
-				never(of == nil && what != "lost answers" && tried(name) && e.Second != nil, "said not to be tried: "+u.What)
+				never(of == nil && what != "lost responses" && tried(name) && e.Second != nil, "said not to be tried: "+u.What)
 				began := e.Outcome != "" && e.Outcome != evidence.NotRun && e.Outcome != evidence.NotApplicable
 				never(began && strings.Contains(u.How, "--full"), "it was begun: "+u.What+": "+u.How)
 			}
@@ -539,10 +539,10 @@ func ofHeadline(run *evidence.Run, line string) (wrong []string) {
 	never(strings.Contains(line, "not safe to repeat:") && !repeats, "no repeat took effect again")
 	never(strings.Contains(line, " is not safe") && worst != evidence.P0, "nothing is P0")
 	never(strings.Contains(line, "took effect once") && (worst == evidence.P0 || worst == evidence.P1), "there are findings")
-	for name, words := range map[string]string{"A": "when it was repeated", "B": "several times at once", "C": "after lost answers", "D": "kept apart"} {
+	for name, words := range map[string]string{"A": "when it was repeated", "B": "several times at once", "C": "after lost responses", "D": "kept apart"} {
 		never(strings.Contains(line, words) && states[name] != evidence.RuledOut, "hypothesis "+name+" is "+string(states[name]))
 	}
-	never(strings.Contains(line, "after lost answers and failures") && !op.Failed(), "no attempt failed")
+	never(strings.Contains(line, "after lost responses and failures") && !op.Failed(), "no attempt failed")
 	never(strings.Contains(line, "not known") && sees(op), "an effect was seen")
 	never(op.KeyIn == evidence.NoKey && strings.Contains(line, "its keys"), "there is no key")
 	return wrong

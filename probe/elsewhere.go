@@ -88,7 +88,7 @@ func (x *exp) bothInstances(ctx context.Context) (*trial, error) {
 func (f *elsewhere) judge(j *judgement) {
 	if !j.grounded(f.ground) {
 		if j.o.facts.protects() == no {
-			j.void("no instance knows a request again, so what another one does says nothing of its own")
+			j.void("no instance recognises a duplicate, so what another one does shows nothing")
 		}
 		return
 	}
@@ -106,21 +106,21 @@ func (f *elsewhere) judge(j *judgement) {
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
-		j.unclear("the other instance did not process the duplicate: %s", answer(second))
+		j.unclear("the other instance did not process the duplicate: %s", response(second))
 	case !d.told() && success(&second.x) && otherResource(first, second):
 		j.broken("the other instance answered with another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
 		j.find(evidence.FindingInstanceDoubles, "", evidence.Inferred, first, second)
 	case !d.told():
-		j.unclear("no reader sees the state: what the other instance answered, %s, says nothing about effects", answer(second))
+		j.unclear("no reader sees the state: what the other instance answered, %s, says nothing about effects", response(second))
 	case s.Class == evidence.SameResult, s.Class == evidence.RefusedWithReference, second.replayed:
-		j.holds("1 effect; the other instance knows the request, and answered with %s", answer(second))
+		j.holds("1 effect; the other instance knows the request, and answered with %s", response(second))
 	case second.serverError():
-		j.broken("1 effect, and the other instance answered the duplicate with %s", answer(second))
+		j.broken("1 effect, and the other instance answered the duplicate with %s", response(second))
 		j.error5xx(first, second)
 	case s.Class == evidence.Refused && slices.Contains([]int{401, 403, 404, 405, 421}, second.x.Response.Status):
-		j.unclear("the other instance refused the duplicate with %s: whether it serves this operation was not shown", answer(second))
+		j.unclear("the other instance refused the duplicate with %s: whether it serves this operation was not shown", response(second))
 	default:
-		j.holds("1 effect; the other instance answered the duplicate with %s", answer(second))
+		j.holds("1 effect; the other instance answered the duplicate with %s", response(second))
 	}
 	t := f.race
 	if t == nil || t.end == nil {
@@ -137,11 +137,11 @@ func (f *elsewhere) judge(j *judgement) {
 	case !t.end.settled:
 		j.unclear("%s", t.end.why)
 	case !overlapped:
-		j.unclear("of two requests to two instances it was not shown that they were under way together")
+		j.unclear("it was not shown that the two requests to two instances were under way together")
 	case !slices.ContainsFunc(t.all, func(s *sent) bool { return success(&s.x) }):
-		j.unclear("of two requests at once to two instances none succeeded: %s and %s", answer(t.all[0]), answer(t.all[1]))
+		j.unclear("of two requests at once to two instances none succeeded: %s and %s", response(t.all[0]), response(t.all[1]))
 	case d.told():
-		j.holds("1 effect of two requests at once, one to each instance (%s and %s)", answer(t.all[0]), answer(t.all[1]))
+		j.holds("1 effect of two requests at once, one to each instance (%s and %s)", response(t.all[0]), response(t.all[1]))
 	}
 }
 
@@ -195,7 +195,7 @@ func (x *exp) otherOperation(ctx context.Context) (shown, error) {
 	if err != nil || !o.sound(x.o) {
 		return f, err
 	}
-	// Without a replay for the operation itself, the other's answer says nothing.
+	// Without a replay for the operation itself, the other's response says nothing.
 	if f.again, err = x.again(ctx, f.w, evidence.RoleDuplicate, f.good()); err != nil {
 		return f, err
 	}
@@ -246,7 +246,7 @@ func (f *crossed) judge(j *judgement) {
 	}
 	known := &j.o.facts
 	if !f.replayed(j.o) {
-		j.unclear("no replay was shown for %s itself (%s; %s), so the answer to another operation says nothing about scope", j.o.op.Name, answer(f.again.sent), j.state(f.again.total))
+		j.unclear("no replay was shown for %s itself (%s; %s), so the response to another operation says nothing about scope", j.o.op.Name, response(f.again.sent), j.state(f.again.total))
 		return
 	}
 	if f.second == nil {
@@ -265,20 +265,20 @@ func (f *crossed) judge(j *judgement) {
 		known.operationApart = yes
 		j.holds("%s under the used key took effect of its own", name)
 	case !second.processed():
-		j.unclear("%s under the used key was not processed: %s", name, answer(second))
+		j.unclear("%s under the used key was not processed: %s", name, response(second))
 	case answered, success(&second.x) && d.told() && is(d.number(), 0) && !accepted(&second.x):
 		known.operationApart = no
 		basis := evidence.Established
 		if !d.told() {
 			basis = evidence.Inferred
 		}
-		j.broken("%s under the key of %s was answered with %s, and %s", name, j.o.op.Name, answer(second),
+		j.broken("%s under the key of %s was answered with %s, and %s", name, j.o.op.Name, response(second),
 			map[bool]string{true: "had no effect", false: "the first operation's result"}[d.told()])
 		j.find(evidence.FindingKeyNotScopedOperation, "", basis, first, f.again.sent, second)
 	case status == 409 || status == 422 || slices.Contains(f.other.contract.Mismatch, status):
 		known.operationApart = no
-		j.holds("%s under the used key was refused with %s%s: keys count across operations, and a client has to draw a new one for each", name, answer(second), d.without())
+		j.holds("%s under the used key was refused with %s%s: keys count across operations, and a client has to draw a new one for each", name, response(second), d.without())
 	default:
-		j.unclear("the answer to %s, %s, does not tell whether it is that of the key", name, answer(second))
+		j.unclear("the response to %s, %s, does not tell whether it is that of the key", name, response(second))
 	}
 }

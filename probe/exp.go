@@ -24,7 +24,7 @@ type operation struct {
 	assumed  bool // that it requires keys is the default's word, and nobody else's
 	ev       evidence.Operation
 	readers  []*reader
-	latency  time.Duration // the longest that an effect took to show, after the answer
+	latency  time.Duration // the longest that an effect took to show, after the response
 	lag      time.Duration // the same after the end was told, for what is accepted
 	takes    time.Duration // that the operation took, by its fastest control
 	facts    facts
@@ -83,7 +83,7 @@ func (o *operation) run(ctx context.Context, ended error) error {
 		case o.r.production() && name.NeverInProduction():
 			x.e.Why = "refused in production: it races, cuts off or provokes failures"
 		case o.r.production() && !o.named(name):
-			x.e.Why = "not named: in production it has to be"
+			x.e.Why = "not named; in production it must be named"
 		case ended != nil:
 			x.e.Why = "the run had ended: " + ended.Error()
 		default:
@@ -404,7 +404,7 @@ func (x *exp) beside(ctx context.Context) (*attempt, error) {
 }
 
 // look waits until the state is stable after a request, and for the effect that
-// its answer promises.
+// its response promises.
 func (x *exp) look(ctx context.Context, w *watch, s *sent) (*attempt, error) {
 	want := int64(0)
 	if success(&s.x) {
@@ -527,13 +527,13 @@ func answered(s *sent) string {
 	case s.x.Response == nil && s.x.Delivery == wire.Unanswered && s.x.Err != nil:
 		return "was not answered (" + s.x.Err.Error() + ")"
 	case s.x.Response == nil:
-		return "was not answered: " + answer(s)
+		return "was not answered: " + response(s)
 	}
-	return "was answered with " + answer(s)
+	return "was answered with " + response(s)
 }
 
-// answer says how a request was answered.
-func answer(s *sent) string {
+// response says how a request was answered.
+func response(s *sent) string {
 	switch {
 	case s.x.Response != nil && s.x.Response.Truncated:
 		return fmt.Sprintf("%d, cut off", s.x.Response.Status)

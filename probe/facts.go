@@ -27,12 +27,12 @@ type facts struct {
 	control  bool // a state reader saw the effect of a fresh request
 	controls int  // fresh requests that succeeded
 	refused  bool // a request, the same again and a fresh one were refused; none has succeeded since
-	names    bool // the answer to a fresh request that took effect named a resource
+	names    bool // the response to a fresh request that took effect named a resource
 	async    bool // a fresh request is answered with 202
 
 	duplicate *evidence.Second
 	once      bool // a duplicate had no effect of its own, by the state
-	seemsOnce bool // the same, by the answers alone
+	seemsOnce bool // the same, by the responses alone
 	doubled   bool // it had one
 	doubledBy []*sent
 	sometimes bool // of several duplicates one had an effect, and one had none
@@ -62,7 +62,7 @@ type facts struct {
 	outsideOK   int // experiments in which the outside saw what the state saw
 	outsideBad  bool
 	audit       string
-	expires     bool // answers say until when a key is kept
+	expires     bool // responses say until when a key is kept
 	errors5xx   int
 	specified   *specification
 }
@@ -92,11 +92,11 @@ type sent struct {
 // over returns when the request was over.
 func (s *sent) over() time.Time { return s.x.Timing.Done }
 
-// processed reports whether there is an answer, and not one that says by its
-// meaning that nothing was done, or that the sender was not let in.
+// processed reports whether there is a response, other than one that means that
+// nothing was done or that the sender was not let in.
 func (s *sent) processed() bool { return s.x.Response != nil && !turnedAway(&s.x) && !barred(s) }
 
-// done reports whether the answer says that it was done: at once, or in the
+// done reports whether the response says that it was done: at once, or in the
 // end.
 func (s *sent) done() bool {
 	return success(&s.x) && (!accepted(&s.x) || s.fate == fateDone)
@@ -106,7 +106,7 @@ func (s *sent) done() bool {
 // contradicted since.
 func (s *sent) succeeded() bool { return success(&s.x) && s.fate != fateFailed }
 
-// status is that of the answer, 0 without one.
+// status is that of the response, 0 without one.
 func (s *sent) status() int {
 	if s.x.Response == nil {
 		return 0
@@ -114,7 +114,7 @@ func (s *sent) status() int {
 	return s.x.Response.Status
 }
 
-// serverError reports whether the answer is a server's error.
+// serverError reports whether the response is a server's error.
 func (s *sent) serverError() bool { return s.status() >= 500 }
 
 // fate is what became of a request that was accepted with 202.
@@ -155,9 +155,9 @@ type opening struct {
 	retry *attempt
 	// planned: it is listed only, and counts as good.
 	planned bool
-	// alike: it was refused as an earlier one was, and not sent again.
+	// alike: it was refused like an earlier one, and not sent again.
 	alike bool
-	// control is a fresh request beside it, where nothing else had shown that
+	// control is a fresh request beside it, sent if nothing else had shown that
 	// effects can be seen.
 	control *attempt
 }
@@ -231,7 +231,7 @@ func (d delta) without() string {
 	if d.told() {
 		return " and had no effect"
 	}
-	return "; that it had no effect is inferred from the answer, for no reader sees the state"
+	return "; that it had no effect is inferred from the response, because no reader sees the state"
 }
 
 func more(a *big.Rat, n int64) bool { return a != nil && a.Cmp(big.NewRat(n, 1)) > 0 }

@@ -97,7 +97,7 @@ func TestSigns(t *testing.T) {
 	if _, basis := o.tellAtomicity(); o.ev.Verdict.Atomicity != "db_unique" || basis != evidence.Inferred {
 		t.Errorf("it is %s, %s", o.ev.Verdict.Atomicity, basis)
 	}
-	list[1].found = "an answer"
+	list[1].found = "a response"
 	j.mechanisms(list, &attempt{settled: true, total: one})
 	o.ev.Verdict.Atomicity = "unknown"
 	if o.atomicity(); o.ev.Verdict.Atomicity != "unknown" {

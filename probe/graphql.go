@@ -11,7 +11,7 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// graphQL marks answers whose Status is what data and errors say, with the words
+// graphQL marks responses whose Status is what data and errors say, with the words
 // for it in Reason.
 const graphQL = "GraphQL"
 
@@ -34,8 +34,8 @@ var graphQLCodes = []struct {
 	{"INTERNAL", 500},
 }
 
-// meant returns an exchange as it is to be judged: an answer of GraphQL says with
-// data and errors what others say with a status.
+// meant returns an exchange as it is to be judged: a response of GraphQL says
+// with data and errors what others say with a status.
 func (o *operation) meant(x wire.Exchange) wire.Exchange {
 	if !graphQLBody(o.op.Request.Body) || x.Response == nil || x.Response.Truncated || x.Response.Status/100 != 2 {
 		return x
@@ -60,7 +60,7 @@ func graphQLStatus(body []byte) (status int, said string) {
 	_, hasData := doc["data"]
 	errs, _ := doc["errors"].([]any)
 	if err != nil || !ok || !hasData && len(errs) == 0 {
-		return 400, "without data and errors, which is no answer of GraphQL"
+		return 400, "without data and errors, so it is not a GraphQL response"
 	}
 	data, _ := doc["data"].(map[string]any)
 	some := slices.ContainsFunc(slices.Collect(maps.Values(data)), func(v any) bool { return v != nil })
@@ -100,8 +100,8 @@ func graphQLCode(s string) bool {
 	return s != "" && len(s) <= 60 && strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == ""
 }
 
-// graphQLResource is the id in the data of an answer: that of its first field by
-// name which has one.
+// graphQLResource is the id in the data of a response: that of its first field
+// by name which has one.
 func graphQLResource(body []byte) string {
 	v, err := decodeJSON(body)
 	if err != nil {
@@ -117,7 +117,7 @@ func graphQLResource(body []byte) string {
 	return ""
 }
 
-// status writes the status of an answer, as it came.
+// status writes the status of a response, as it came.
 func status(r *wire.Response) string {
 	if r.Proto == graphQL {
 		return r.Reason

@@ -140,9 +140,9 @@ func (x *exp) lookAt(ctx context.Context, w *watch, all ...*sent) (*attempt, err
 }
 
 // inFlight is how many of the requests were under way at one moment: their last
-// byte was out, and no byte of the answer had come. An answer may be read before
-// it is known that the last byte is out; such a request was under way in the
-// moment before its answer.
+// byte was out, and no byte of the response had come. A response may be read
+// before it is known that the last byte is out; such a request was under way in
+// the moment before its response.
 func inFlight(all []*sent) (most int) {
 	for _, a := range all {
 		out, in := a.x.Timing.LastWrite, a.x.Timing.FirstByte

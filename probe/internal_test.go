@@ -68,7 +68,7 @@ func TestInFlight(t *testing.T) {
 		"one after another":  {[][2]int{{0, 5}, {6, 9}, {9, 12}}, 1},
 		"two of three":       {[][2]int{{0, 5}, {4, 9}, {9, 12}}, 2},
 		"all in one write":   {[][2]int{{1, 5}, {1, 6}, {1, 7}}, 3},
-		"answered unseen":    {[][2]int{{0, 9}, {5, 4}, {6, 5}}, 2}, // the answer was read before the write returned
+		"answered unseen":    {[][2]int{{0, 9}, {5, 4}, {6, 5}}, 2}, // the response was read before the write returned
 		"never out":          {[][2]int{{0, 9}, {-1, 4}}, 1},
 		"never answered":     {[][2]int{{0, 9}, {3, -1}}, 2},
 		"answered as it was": {[][2]int{{0, 5}, {5, 8}}, 1},
@@ -120,7 +120,7 @@ func TestCompare(t *testing.T) {
 		"refused, with its location": {given(409, ``, "Location", "/orders/ord_7"), evidence.RefusedWithReference},
 		"refused, naming a longer":   {given(409, `{"order":"ord_77"}`), evidence.Refused},
 		"server error":               {given(500, `{"order":"ord_7"}`), evidence.ErrorOrTimeout},
-		"no answer":                  {&sent{}, evidence.ErrorOrTimeout},
+		"no response":                {&sent{}, evidence.ErrorOrTimeout},
 	} {
 		for _, s := range []*sent{first, c.second} {
 			s.resource = o.resource(&s.x)
@@ -164,7 +164,7 @@ func TestLeaked(t *testing.T) {
 		"the id of the resource":      {`{"title":"used","order":"ord_7"}`, false},
 		"what the second itself says": {`{"ref":"reference-1","item":"black tea","quantity":3}`, false},
 		"a value of the first":        {`{"was":"green tea 1234"}`, true},
-		"a value of its answer":       {`{"was":"tok_1234567890"}`, true},
+		"a value of its response":     {`{"was":"tok_1234567890"}`, true},
 		"the record":                  {`{"stored":{"ref":"reference-1","item":"green tea 1234","quantity":1}}`, true},
 		"the record, short values":    {`{"stored":{"ref":"reference-1","quantity":1}}`, true},
 	} {

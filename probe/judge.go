@@ -22,13 +22,13 @@ type judgement struct {
 	open []string // why it is inconclusive
 	bad  []string
 	none []string // why it means nothing here
-	// of is what the request is called that an opening is judged of, where it is
-	// not the first.
+	// of names the request of the opening that is judged, if it is not the first
+	// one.
 	of string
 }
 
-// What an experiment came to: what is broken outweighs what is unclear, and
-// that what held.
+// What the experiment showed. Broken outweighs unclear, and unclear outweighs
+// held.
 func (j *judgement) holds(format string, args ...any)   { add(&j.held, format, args...) }
 func (j *judgement) unclear(format string, args ...any) { add(&j.open, format, args...) }
 func (j *judgement) broken(format string, args ...any)  { add(&j.bad, format, args...) }
@@ -67,7 +67,8 @@ func (j *judgement) find(id evidence.FindingID, priority evidence.Priority, basi
 	j.o.find(entry.FindingOn(cmp.Or(basis, entry.Basis), cmp.Or(priority, entry.Priority), j.e.Name, ns...))
 }
 
-// find adds a finding, or makes the one there is heavier.
+// find adds a finding, or merges it into the one that exists: the worse priority and
+// the better basis stay.
 func (o *operation) find(f evidence.Finding) {
 	i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == f.ID })
 	if i < 0 {
@@ -142,7 +143,7 @@ func (j *judgement) opened(o *opening) bool {
 	before := len(j.held)
 	ok := j.first(o)
 	if !ok && j.e.Name != string(plan.Duplicate) {
-		// What held is a retry at once. What the experiment asks was not tried.
+		// Only an immediate retry held. What the experiment is about was not tried.
 		j.open, j.held = append(j.open, j.held[before:]...), j.held[:before]
 	}
 	return ok
@@ -162,11 +163,11 @@ func (j *judgement) first(o *opening) bool {
 	d := a.total
 	switch {
 	case turnedAway(&a.x) && !d.exceeds(0):
-		j.unclear("%s was not processed: %s; %s", j.opener(), answer(a.sent), j.state(d))
+		j.unclear("%s was not processed: %s; %s", j.opener(), response(a.sent), j.state(d))
 	case o.alike:
-		j.unclear("%s was refused with %s, and not sent again: in an earlier experiment the same request again and a fresh one were refused as well; %s", j.opener(), answer(a.sent), j.state(d))
+		j.unclear("%s was refused with %s, and not sent again: in an earlier experiment the same request again and a fresh one were refused as well; %s", j.opener(), response(a.sent), j.state(d))
 	case !a.succeeded():
-		j.unclear("%s did not succeed: %s; %s", j.opener(), answer(a.sent), j.state(d))
+		j.unclear("%s did not succeed: %s; %s", j.opener(), response(a.sent), j.state(d))
 	case len(j.o.readers) == 0:
 		return true
 	case !a.settled:
@@ -176,17 +177,17 @@ func (j *judgement) first(o *opening) bool {
 	case !d.told():
 		j.unclear("no reader sees the effect of a fresh request (%s), so none could see a second one", j.blind(o.w))
 	case less(d.least, 1) || !d.state && less(d.outLeast, 1):
-		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, which reader %s has seen for others", j.opener(), answer(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
+		j.lostEffect(a.sent, fmt.Sprintf("%s was answered with %s and had %s, although reader %s has seen the effects of others", j.opener(), response(a.sent), count(cmp.Or(d.least, d.outLeast)), j.o.seenBy()), a.sent)
 	case d.state && less(d.outLeast, 1):
 		j.o.facts.outsideBad = true
-		j.broken("%s took effect, and the outside, which was told of others, was not told of it", j.opener())
+		j.broken("%s took effect, but the outside was not told of it, although it was told of others", j.opener())
 		j.find(evidence.FindingLostEffect, "", evidence.Established, a.sent)
 	case d.exceeds(1):
 		most, by := d.most, d.by
 		if !more(most, 1) {
 			most, by = d.outMost, d.outBy
 		}
-		j.unclear("a single fresh request had %s by reader %s: what it reads is not of this request alone", count(most), by)
+		j.unclear("a single fresh request had %s by reader %s: it reads more than the effects of this request", count(most), by)
 	default:
 		return true
 	}
@@ -203,8 +204,8 @@ func (j *judgement) begun(o *opening) bool {
 	return ok
 }
 
-// accepted says what is known of a request that was accepted and of which no
-// effect was seen.
+// accepted says what is known about a request that was accepted and whose
+// effect was not seen.
 func (j *judgement) accepted(a *attempt) {
 	limit := j.o.op.Poll.Limit
 	longer := "timing.settle_limit"
@@ -213,15 +214,15 @@ func (j *judgement) accepted(a *attempt) {
 	}
 	switch a.fate {
 	case fateRunning:
-		j.unclear("%s was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", j.opener(), answer(a.sent), limit, longer)
+		j.unclear("%s was accepted with %s, and after %v its status still says that it is running, with no effect seen: it is slower than that, or never ends. A longer %s would tell", j.opener(), response(a.sent), limit, longer)
 	case fateFailed:
-		j.unclear("the request was accepted with %s; %s", answer(a.sent), j.state(a.total))
+		j.unclear("the request was accepted with %s; %s", response(a.sent), j.state(a.total))
 	default:
 		why := "No status that can be read tells which"
 		if a.untold != "" {
-			why = "No status tells which, for " + a.untold
+			why = "No status tells which, because " + a.untold
 		}
-		j.unclear("%s was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", j.opener(), answer(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
+		j.unclear("%s was accepted with %s, and within %v no effect was seen: it is slower than that, or lost. %s; a longer %s may", j.opener(), response(a.sent), max(limit, j.o.r.p.Timing.SettleLimit), why, longer)
 	}
 }
 
@@ -255,11 +256,11 @@ func (j *judgement) reopened(o *opening) bool {
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("%s %s (%s), and the same request again was not processed: %s", j.opener(), answered(first.sent), ran, answer(second.sent))
+		j.unclear("%s %s (%s), and the same request again was not processed: %s", j.opener(), answered(first.sent), ran, response(second.sent))
 	case accepted(&second.x) && second.fate != fateDone && !d.exceeds(0):
 		j.accepted(second)
 	case success(&second.x) && d.told() && !d.exceeds(0):
-		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("%s %s, the same request again %s, and there is no effect, which reader %s has seen for others", j.opener(), answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
+		f.unsafeRetry = j.lostEffect(second.sent, fmt.Sprintf("%s %s, the same request again %s, and there is no effect, although reader %s has seen those of others", j.opener(), answered(first.sent), answered(second.sent), j.o.seenBy()), first.sent, second.sent) || f.unsafeRetry
 	case success(&second.x) && !d.told() && d.looked && o.control != nil && !success(&o.control.x):
 		f.unsafeRetry = true
 		j.broken("%s %s, the same request again %s, and no reader saw an effect. That the readers could see one is assumed: no other request succeeded either", j.opener(), answered(first.sent), answered(second.sent))
@@ -269,7 +270,7 @@ func (j *judgement) reopened(o *opening) bool {
 	case taken && second.succeeded() && j.e.Name != string(plan.Duplicate):
 		return true // it is found, and says nothing of what this experiment asks
 	case taken:
-		j.broken("%s was refused with %s, and took effect; the same request again %s and had no effect of its own", j.opener(), answer(first.sent), answered(second.sent))
+		j.broken("%s was refused with %s, and took effect; the same request again %s and had no effect of its own", j.opener(), response(first.sent), answered(second.sent))
 		return second.succeeded()
 	case second.succeeded():
 		if first.total.exceeds(0) {
@@ -279,27 +280,27 @@ func (j *judgement) reopened(o *opening) bool {
 		}
 		return true
 	case refused(second) && o.control != nil && !success(&o.control.x):
-		j.unclear("%s %s, the same request again was refused with %s, and so was a fresh one: %s", j.opener(), answered(first.sent), answer(second.sent), answer(o.control.sent))
+		j.unclear("%s %s, the same request again was refused with %s, and so was a fresh one: %s", j.opener(), answered(first.sent), response(second.sent), response(o.control.sent))
 	case j.o.inProgress(second.sent):
 		f.unsafeRetry = true
-		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", answer(first.sent), j.key(), answer(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
+		j.broken("after %s, %s is still answered as in progress (%s) after %v; %s", response(first.sent), j.key(), response(second.sent), j.o.r.p.Timing.SettleLimit, j.state(d))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first.sent, second.sent)
 	case d.exceeds(0) && first.total.exceeds(0):
 		f.safeRetry = true
 		j.holds("%s %s although it took effect; the same request again %s and had no effect of its own", j.opener(), answered(first.sent), answered(second.sent))
 	case d.told() && !d.exceeds(0) && !second.serverError() && (first.x.Response == nil || first.serverError()):
 		f.unsafeRetry = true
-		j.broken("%s %s and had no effect; the same request again was refused with %s", j.opener(), answered(first.sent), answer(second.sent))
+		j.broken("%s %s and had no effect; the same request again was refused with %s", j.opener(), answered(first.sent), response(second.sent))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first.sent, second.sent)
 	default:
-		j.unclear("%s did not succeed, nor did the same request again: %s, then %s; %s", j.opener(), answer(first.sent), answer(second.sent), j.state(d))
+		j.unclear("%s did not succeed, nor did the same request again: %s, then %s; %s", j.opener(), response(first.sent), response(second.sent), j.state(d))
 	}
 	return false
 }
 
 // excess says that a reader counted more effects than there must be.
 func excess(n, by string, expect int64) string {
-	return fmt.Sprintf("%s by reader %s, where there must be %d", n, by, expect)
+	return fmt.Sprintf("%s by reader %s instead of %d", n, by, expect)
 }
 
 // effects judges by the state whether requests that are one had one effect. It
@@ -320,9 +321,9 @@ func (j *judgement) effects(d delta, expect int64, id evidence.FindingID, sends 
 		j.find(j.doubled(id), "", evidence.Established, sends...)
 		return false
 	case outside:
-		j.broken("%s outside by reader %s, where there must be %d", count(d.outMost), d.outBy, expect)
+		j.broken("%s outside by reader %s instead of %d", count(d.outMost), d.outBy, expect)
 		if d.state {
-			j.broken("in the target's own state there is no more than there must be")
+			j.broken("the target's own state has no more than there must be")
 		}
 		basis := evidence.Established
 		if d.sameID {
@@ -337,8 +338,8 @@ func (j *judgement) effects(d delta, expect int64, id evidence.FindingID, sends 
 	return true
 }
 
-// inside judges what was repeated only outside the target, and returns the rest
-// of what the readers saw: that of the target's own state.
+// inside judges what was repeated only outside the target, and returns what the
+// readers saw of the target's own state.
 func (j *judgement) inside(d delta, expect int64, sends ...*sent) delta {
 	if !d.state || more(d.most, expect) || !more(d.outMost, expect) {
 		return d
@@ -380,7 +381,7 @@ func (f *again) judge(j *judgement) {
 	for _, a := range f.more {
 		if a.settled && a.processed() && success(&a.x) && a.own.state && !a.own.exceeds(0) {
 			known.sometimes = true
-			j.broken("a further duplicate, answered with %s, had no effect of its own", answer(a.sent))
+			j.broken("a further duplicate, answered with %s, had no effect of its own", response(a.sent))
 		}
 	}
 	if twice && known.limited {
@@ -389,8 +390,8 @@ func (f *again) judge(j *judgement) {
 	f.trail.judge(j)
 }
 
-// further says what came of the duplicates after the second, where it doubled:
-// what is said of that begins at j.bad[at].
+// further adds the result of the duplicates after the second one, if that
+// doubled, to the reason at j.bad[at].
 func (f *again) further(j *judgement, at int) {
 	d := f.second.total
 	if len(f.more) == 0 || len(j.bad) <= at || d.apart(f.expect) {
@@ -422,7 +423,7 @@ func (f *again) further(j *judgement, at int) {
 }
 
 // protected reports whether nothing contradicts that a key protects: it was
-// seen to, or was not tried here.
+// seen to protect, or that was not tried here.
 func (f *again) protected(o *operation) bool {
 	return f == nil || f.second != nil && (f.second.total.told() || len(o.readers) == 0)
 }
@@ -445,17 +446,17 @@ func (j *judgement) repeated(first *sent, second *attempt, expect int64, id evid
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case turnedAway(&second.x), barred(second.sent):
-		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", answer(second.sent))
+		j.unclear("the duplicate was not processed: %s. That says nothing about duplicates", response(second.sent))
 	case second.x.Response == nil && errors.Is(second.x.Err, wire.ErrTimeout):
-		j.broken("the duplicate was not answered within %v, where the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
+		j.broken("the duplicate was not answered within %v, although the first was answered after %v; %s", j.o.r.p.Timing.Timeout, first.x.Timing.FirstByte.Sub(first.x.Timing.LastWrite).Round(1e6), j.state(d))
 		j.find(evidence.FindingDuplicateNotAnswered, "", evidence.Inferred, first, second.sent)
 	case second.x.Response == nil:
-		j.unclear("the duplicate has no answer: %s", answer(second.sent))
+		j.unclear("the duplicate has no response: %s", response(second.sent))
 	case !d.told():
 		j.byIDs(id, d, first, second.sent)
 	case accepted(&second.x) && !f.async && second.fate != fateDone:
 		f.once = true
-		j.holds("%s; the second answer, %s, says that it was accepted", due(expect), answer(second.sent))
+		j.holds("%s; the second response, %s, says that it was accepted", due(expect), response(second.sent))
 	default:
 		f.once = true
 		j.second(first, second.sent, due(expect))
@@ -475,79 +476,79 @@ func due(expect int64) string {
 // nothing.
 func (j *judgement) byIDs(id evidence.FindingID, d delta, first, second *sent) {
 	if success(&second.x) && first.resource != "" && second.resource != "" && first.resource != second.resource {
-		j.broken("the second answer names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
+		j.broken("the second response names another resource (%s, then %s); no reader tells how many there are", first.resource, second.resource)
 		j.find(j.doubled(id), "", evidence.Inferred, first, second)
 		return
 	}
 	if second.replayed || success(&second.x) && first.resource != "" && first.resource == second.resource {
 		j.o.facts.seemsOnce = true
 	}
-	j.unclear("%s: answers alone, alike or not, say nothing about effects", j.state(d))
+	j.unclear("%s: responses alone, alike or not, say nothing about effects", j.state(d))
 }
 
-// second judges the answer to a duplicate that had no effect of its own. seen
+// second judges the response to a duplicate that had no effect of its own. seen
 // says so in the words of its experiment.
 func (j *judgement) second(first, second *sent, seen string) {
 	f, c := &j.o.facts, j.o.contract
 	s := j.e.Second
-	// Two answers without a body, or that name no resource both, cannot be told
-	// from one another.
+	// Two responses that have no body, or that both name no resource, cannot be
+	// told apart.
 	blank := s.Class == evidence.SameResult && !s.Resource && len(first.x.Response.Body) == 0 && !second.replayed
 	if f.duplicate == nil && !blank && (s.Class != evidence.DifferentResult || otherResource(first, second)) {
 		f.duplicate = s
 	}
-	// What a contract says of keys is nothing to operations without one.
+	// What a contract says about keys does not apply to operations without one.
 	keyed := j.o.op.Key != nil && j.o.op.Signature == nil
 	switch s.Class {
 	case evidence.SameResult:
 		if blank {
-			j.holds("%s; both were answered with %s, and neither answer has a body", seen, answer(second))
+			j.holds("%s; both were answered with %s, and neither response has a body", seen, response(second))
 			return
 		}
 		but, is := "", "is the first result"
 		if len(s.Differences) > 0 {
-			but = "; what differs in the answer: " + strings.Join(s.Differences, ", ")
+			but = "; what differs in the response: " + strings.Join(s.Differences, ", ")
 		}
 		if !s.Body && s.Resource {
 			is = "names the first's resource"
 		}
-		j.holds("%s; the second answer %s%s%s", seen, is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
+		j.holds("%s; the second response %s%s%s", seen, is, map[bool]string{true: ", marked as a replay"}[second.replayed], but)
 		if !second.replayed && keyed && c.Replay == "original" && c.ReplayHeader != "" {
 			j.find(evidence.FindingReplayUnmarked, "", "", first, second)
 		}
 	case evidence.RefusedWithReference:
-		j.holds("%s; the second answer, %s, refuses and names the first result", seen, answer(second))
+		j.holds("%s; the second response, %s, refuses and names the first result", seen, response(second))
 		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && (c.Replay == "original" || c.Replay == "current") {
 			j.find(evidence.FindingReplayRefused, "", "", first, second)
 		}
 	case evidence.Refused:
 		if saysInProgress(second) {
-			j.broken("%s; after it was answered, %s is still refused as in progress: %s", seen, j.key(), answer(second))
+			j.broken("%s; after it was answered, %s is still refused as in progress: %s", seen, j.key(), response(second))
 			j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 			return
 		}
-		j.holds("%s; the second answer is a refusal, %s, without the first result%s", seen, answer(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
+		j.holds("%s; the second response is a refusal, %s, without the first result%s", seen, response(second), map[bool]string{true: ": its condition no longer holds"}[conditional(second)])
 		if keyed && !j.o.r.p.AssumesReplay(j.o.op) && c.Replay != "" && !conditional(second) {
 			j.find(evidence.FindingReplayRefused, "", "", first, second)
 		}
 	case evidence.DifferentResult:
 		if !otherResource(first, second) {
-			j.holds("%s; the second answer differs from the first (%s), and no resource is named in both that could be compared", seen, strings.Join(s.Differences, ", "))
+			j.holds("%s; the second response differs from the first (%s), and no resource is named in both that could be compared", seen, strings.Join(s.Differences, ", "))
 			return
 		}
-		j.broken("%s, and the second answer is another result: %s", seen, strings.Join(s.Differences, ", "))
+		j.broken("%s, and the second response gives a different result: %s", seen, strings.Join(s.Differences, ", "))
 		j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, second)
 	case evidence.ErrorOrTimeout:
 		if !second.serverError() {
-			j.unclear("%s; the answer to the duplicate did not come whole: %s", seen, answer(second))
+			j.unclear("%s; the response to the duplicate did not come whole: %s", seen, response(second))
 			return
 		}
-		j.broken("%s, and the duplicate is answered with %s", seen, answer(second))
+		j.broken("%s, and the duplicate is answered with %s", seen, response(second))
 		j.error5xx(first, second)
 	}
 }
 
-// otherResource reports whether two answers name two resources.
+// otherResource reports whether two responses name two resources.
 func otherResource(first, second *sent) bool {
 	return first.resource != "" && second.resource != "" && first.resource != second.resource
 }
@@ -562,12 +563,12 @@ func conditional(s *sent) bool {
 	})
 }
 
-// lostEffect is a finding for a success without an effect. Where other answers
-// name a resource and this one does not, it may be a refusal in its body: then
-// nothing is known, and it returns false.
+// lostEffect is a finding for a success without an effect. Where other
+// responses name a resource and this one does not, it may be a refusal in its
+// body: then nothing is known, and it returns false.
 func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
 	if j.o.facts.names && s.resource == "" && !accepted(&s.x) {
-		j.unclear("%s; it names no resource, as others do: by its body it may be a refusal", what)
+		j.unclear("%s; unlike others it names no resource, so its body may be a refusal", what)
 		return false
 	}
 	j.broken("%s", what)
@@ -575,8 +576,8 @@ func (j *judgement) lostEffect(s *sent, what string, sends ...*sent) bool {
 	return true
 }
 
-// error5xx is a finding of duplicates that were answered with a server error,
-// the last of the given ones at least. One alone may be chance.
+// error5xx adds the finding that duplicates were answered with a server error,
+// at least the last of those given. A single one may be chance.
 func (j *judgement) error5xx(sends ...*sent) {
 	f := &j.o.facts
 	for _, s := range sends {

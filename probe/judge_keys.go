@@ -17,7 +17,7 @@ func (f *freshly) judge(j *judgement) {
 	first, second := f.good().sent, f.second.sent
 	j.e.Second = j.o.compare(first, second)
 	if !second.processed() {
-		j.unclear("the second request was not processed: %s", answer(second))
+		j.unclear("the second request was not processed: %s", response(second))
 		return
 	}
 	if !f.second.settled {
@@ -32,41 +32,41 @@ func (f *freshly) judge(j *judgement) {
 	switch {
 	case own == nil:
 		if success(&second.x) && first.resource != "" && second.resource != "" {
-			j.unclear("%s; the answers name %s", j.state(f.second.own), map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
+			j.unclear("%s; the responses name %s", j.state(f.second.own), map[bool]string{true: "one resource", false: "two resources"}[first.resource == second.resource])
 			return
 		}
 		j.unclear("%s", j.state(f.second.own))
 	case is(own, 1):
 		known.freshCreates = yes
 		if c.FreshKey == "refused" {
-			j.broken("the contract knows the request by its content, and it took effect again under a fresh key")
+			j.broken("the contract identifies the request by its content, and it took effect again under a fresh key")
 			j.find(evidence.FindingContentNotRecognised, "", evidence.Established, first, second)
 			return
 		}
 		switch {
 		case known.doubled:
-			j.holds("under a fresh key the same body took effect anew, as it did under the same key: of keys this shows nothing")
+			j.holds("under a fresh key the same body took effect again, as it did under the same key: this shows nothing about keys")
 		case known.once:
-			j.holds("under a fresh key the same body took effect anew: it is the key that counts")
+			j.holds("under a fresh key the same body took effect again: it is the key that counts")
 		default:
-			j.holds("under a fresh key the same body took effect anew; that it is the key that counts was not shown, for no duplicate under the same key was seen to have one effect")
+			j.holds("under a fresh key the same body took effect again; that it is the key that counts was not shown, because no duplicate under the same key was seen to have one effect")
 		}
 	case more(own, 1):
 		j.unclear("the second request had %s", count(own))
 	case accepted(&second.x) && second.fate != fateDone:
-		j.unclear("the second request was accepted with %s, and no effect of its own was seen by %v after it", answer(second), j.o.r.p.Timing.SettleLimit)
+		j.unclear("the second request was accepted with %s, and no effect of its own was seen by %v after it", response(second), j.o.r.p.Timing.SettleLimit)
 	case success(&second.x) && second.resource != "" && second.resource != first.resource:
-		j.broken("a request with a fresh key was answered with %s and %s, and had no effect", answer(second), second.resource)
+		j.broken("a request with a fresh key was answered with %s and %s, and had no effect", response(second), second.resource)
 		j.find(evidence.FindingLostEffect, "", evidence.Established, second)
 	case second.serverError():
-		j.unclear("the same body under a fresh key was answered with %s and had no effect", answer(second))
+		j.unclear("the same body under a fresh key was answered with %s and had no effect", response(second))
 	default:
 		known.freshCreates = no
 		if success(&second.x) && c.FreshKey == "creates" {
-			j.holds("under a fresh key the same body had no effect of its own, and %s with the first result: the content counts as a key", answer(second))
+			j.holds("under a fresh key the same body had no effect of its own, and %s with the first result: the content counts as a key", response(second))
 			return
 		}
-		j.holds("under a fresh key the same body was answered with %s and had no effect: the content counts as a key", answer(second))
+		j.holds("under a fresh key the same body was answered with %s and had no effect: the content counts as a key", response(second))
 	}
 }
 
@@ -92,49 +92,49 @@ func (f *mismatched) judge(j *judgement) {
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
-		j.unclear("the altered request was not processed: %s", answer(second))
+		j.unclear("the altered request was not processed: %s", response(second))
 	case accepted(&second.x) && second.fate != fateDone && !second.replayed && !(first.resource != "" && second.resource == first.resource):
-		j.unclear("the altered request was accepted with %s, and what became of it was not seen", answer(second))
+		j.unclear("the altered request was accepted with %s, and what became of it was not seen", response(second))
 	case ok && f.changed != untold:
 		j.changedUnderKey(first, second, f.changed)
 	case ok && otherResource(first, second) && d.told():
-		j.broken("the altered request was answered with %s and a resource of its own, and had no effect that a reader sees", answer(second))
+		j.broken("the altered request was answered with %s and a resource of its own, and had no effect that a reader sees", response(second))
 		j.find(evidence.FindingMismatchExecuted, "", evidence.Inferred, first, second)
 	case ok && otherResource(first, second):
-		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", answer(second))
+		j.broken("the altered request was answered with %s and a resource of its own; no reader sees the state", response(second))
 		j.find(evidence.FindingMismatchExecuted, "", evidence.Inferred, first, second)
 	case ok && j.o.inPlace() && !second.replayed && !j.e.Second.Body:
-		j.unclear("the altered request was answered with %s; whether what it asks for was taken over, no reader tells", answer(second))
+		j.unclear("the altered request was answered with %s; no reader tells whether what it asks for was done", response(second))
 	case ok && j.o.inPlace():
-		j.broken("the altered request was answered with %s and the first one's result; whether what it asks for was taken over, no reader tells", answer(second))
+		j.broken("the altered request was answered with %s and the first one's result; no reader tells whether what it asks for was done", response(second))
 		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Inferred, first, second)
 	case ok && !hook && (j.e.Second.Class == evidence.SameResult || second.replayed):
 		basis := evidence.Established
 		if !d.told() {
 			basis = evidence.Inferred
 		}
-		j.broken("the altered request was answered with %s and the first one's result%s", answer(second), map[bool]string{true: "; what it asks for did not happen"}[d.told()])
+		j.broken("the altered request was answered with %s and the first one's result%s", response(second), map[bool]string{true: "; what it asks for did not happen"}[d.told()])
 		j.find(evidence.FindingMismatchReplayedAsSame, "", basis, first, second)
 	case ok && hook && d.told():
-		j.holds("the altered event was answered with %s and had no effect: events are known by their id alone", answer(second))
+		j.holds("the altered event was answered with %s and had no effect: events are known by their id alone", response(second))
 	case ok && d.told():
-		j.broken("the altered request was answered with %s, and what it asks for did not happen", answer(second))
+		j.broken("the altered request was answered with %s, and what it asks for did not happen", response(second))
 		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Inferred, first, second)
 	case second.serverError():
-		j.broken("the altered request was answered with %s%s", answer(second), d.without())
+		j.broken("the altered request was answered with %s%s", response(second), d.without())
 		j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first, second)
 	case ok:
-		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second))
+		j.unclear("the altered request was answered with %s, and no reader sees the state", response(second))
 	default:
 		note := ""
 		if want := j.o.contract.Mismatch; second.x.Response.Proto != graphQL && len(want) > 0 && !slices.Contains(want, second.x.Response.Status) {
 			note = fmt.Sprintf("; the contract%s names %s for this", map[bool]string{true: " that the plan assumes"}[j.o.assumed], strings.Trim(strings.ReplaceAll(fmt.Sprint(want), " ", ", "), "[]"))
 		}
-		j.holds("the altered request was refused with %s%s%s", answer(second), d.without(), note)
+		j.holds("the altered request was refused with %s%s%s", response(second), d.without(), note)
 	}
 	if !ok {
 		if what := leaked(first, second); what != "" {
-			j.broken("the refusal holds %s", what)
+			j.broken("the refusal contains %s", what)
 			j.find(evidence.FindingConflictLeaksPayload, evidence.P2, evidence.Established, first, second)
 		}
 	}
@@ -145,16 +145,16 @@ func (f *mismatched) judge(j *judgement) {
 func (j *judgement) changedUnderKey(first, second *sent, taken known) {
 	switch {
 	case taken == no:
-		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second))
+		j.broken("the altered request was answered with %s, and what it asks for was not done: a GET of its address still returns what the first one sent", response(second))
 		j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Established, first, second)
 	case len(j.o.contract.Mismatch) == 0:
-		j.holds("the altered request was taken for a change of the same resource: %s; the contract does not say that a used key keeps another request out", answer(second))
+		j.holds("the altered request was treated as a change of the same resource: %s; the contract does not say that another request under a used key is refused", response(second))
 	default:
 		priority, whose := evidence.P1, "the contract refuses that"
 		if j.o.assumed {
 			priority, whose = evidence.P2, "the contract that the plan assumes refuses that"
 		}
-		j.broken("the altered request was answered with %s and changed the resource, under a used key: %s", answer(second), whose)
+		j.broken("the altered request was answered with %s and changed the resource, under a used key: %s", response(second), whose)
 		j.find(evidence.FindingMismatchExecuted, priority, evidence.Established, first, second)
 	}
 }
@@ -165,31 +165,31 @@ func (j *judgement) changed(first *sent, second *attempt, taken known) {
 	d := second.total
 	switch {
 	case more(d.most, 1):
-		j.broken("the altered request took effect as another one: %s", d)
+		j.broken("the altered request took effect as a new one: %s", d)
 		j.find(evidence.FindingChangeDoubles, "", evidence.Established, first, second.sent)
 	case !second.settled:
 		j.unclear("%s", second.why)
 	case !second.processed():
-		j.unclear("the altered request was not processed: %s", answer(second.sent))
+		j.unclear("the altered request was not processed: %s", response(second.sent))
 	case !d.told():
-		j.unclear("the altered request was answered with %s, and no reader sees the state", answer(second.sent))
+		j.unclear("the altered request was answered with %s, and no reader sees the state", response(second.sent))
 	case success(&second.x) && otherResource(first, second.sent):
-		j.broken("the altered request was answered with %s and another resource, and had no effect that a reader sees", answer(second.sent))
+		j.broken("the altered request was answered with %s and another resource, and had no effect that a reader sees", response(second.sent))
 		j.find(evidence.FindingChangeDoubles, "", evidence.Inferred, first, second.sent)
 	case !d.state:
-		j.unclear("the altered request was answered with %s; outside were %s, of a change or of another one, and no reader sees the target's own state", answer(second.sent), count(d.outMost))
+		j.unclear("the altered request was answered with %s; outside there were %s, of a change or of a new request, and no reader sees the target's own state", response(second.sent), count(d.outMost))
 	case taken == no:
-		j.broken("the altered request was answered with %s, and what it asks for is not there: a GET of its address still has what the first one sent", answer(second.sent))
+		j.broken("the altered request was answered with %s, and what it asks for was not done: a GET of its address still returns what the first one sent", response(second.sent))
 		j.find(evidence.FindingChangeNotMade, "", evidence.Established, first, second.sent)
 	case taken == yes:
-		j.holds("1 effect; the altered request was taken for a change of the same resource: %s", answer(second.sent))
+		j.holds("1 effect; the altered request was treated as a change of the same resource: %s", response(second.sent))
 	case success(&second.x):
-		j.holds("1 effect; the altered request was answered with %s: whether what it asks for was taken over, no reader tells", answer(second.sent))
+		j.holds("1 effect; the altered request was answered with %s: no reader tells whether what it asks for was done", response(second.sent))
 	case second.serverError():
-		j.broken("the altered request was answered with %s%s", answer(second.sent), d.without())
+		j.broken("the altered request was answered with %s%s", response(second.sent), d.without())
 		j.error5xx(first, second.sent)
 	default:
-		j.holds("1 effect; the altered request was refused with %s", answer(second.sent))
+		j.holds("1 effect; the altered request was refused with %s", response(second.sent))
 	}
 }
 
@@ -213,9 +213,9 @@ func (j *judgement) grounded(f *again) bool {
 		what := append(j.open, j.bad...)
 		j.open, j.bad = nil, nil
 		if len(what) > 0 {
-			j.unclear("that a good key protects was not shown: %s", strings.Join(what, "; "))
+			j.unclear("it was not shown that a good key protects: %s", strings.Join(what, "; "))
 		} else {
-			j.unclear("whether a good key protects was not shown, so what a bad one does says nothing")
+			j.unclear("it was not shown whether a good key protects, so what a bad one does shows nothing")
 		}
 	}
 	return false
@@ -228,7 +228,7 @@ func (f *keyless) judge(j *judgement) {
 		return
 	}
 	if t := f.other; t != nil && t.settled && t.done() && (t.resource != "" || !j.o.facts.names) && t.total.told() && is(t.total.number(), 0) && s.total.exceeds(0) {
-		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", answer(t.sent))
+		j.broken("another request without a key, with values of its own, was answered with %s and had no effect: requests without a key count as one", response(t.sent))
 		j.o.facts.keylessAsOne = t.sent
 		j.find(evidence.FindingKeylessRequestsConfused, "", evidence.Established, s.sent, t.sent)
 	}
@@ -236,7 +236,7 @@ func (f *keyless) judge(j *judgement) {
 	known.noKeyRan, known.noKey = d.exceeds(0), s.sent
 	if !ground {
 		if known.protects() == no {
-			what := "was answered with " + answer(s.sent) + "; " + j.state(d)
+			what := "was answered with " + response(s.sent) + "; " + j.state(d)
 			if known.noKeyRan {
 				what = "took effect"
 			}
@@ -248,27 +248,27 @@ func (f *keyless) judge(j *judgement) {
 	j.single(s, func() {
 		switch {
 		case known.noKeyRan && required && j.o.assumed:
-			j.broken("a request without a key was answered with %s and took effect; the plan names no profile of a contract, and by default keys count as required", answer(s.sent))
+			j.broken("a request without a key was answered with %s and took effect; the plan names no profile of a contract, and by default keys count as required", response(s.sent))
 			j.find(evidence.FindingMissingKeyAccepted, evidence.P2, evidence.Inferred, s.sent)
 		case known.noKeyRan && required:
-			j.broken("a request without a key was answered with %s and took effect", answer(s.sent))
+			j.broken("a request without a key was answered with %s and took effect", response(s.sent))
 			j.find(evidence.FindingMissingKeyAccepted, "", evidence.Established, s.sent)
 		case known.noKeyRan:
 			j.holds("a request without a key took effect; the contract does not require one")
 		case s.serverError():
-			j.broken("a request without a key was answered with %s%s", answer(s.sent), d.without())
+			j.broken("a request without a key was answered with %s%s", response(s.sent), d.without())
 			j.find(evidence.FindingBadKeyServerError, "", evidence.Established, s.sent)
 		case accepted(&s.x) && s.fate != fateDone:
-			j.unclear("a request without a key was accepted with %s, and what became of it was not seen", answer(s.sent))
+			j.unclear("a request without a key was accepted with %s, and what became of it was not seen", response(s.sent))
 		case !d.told() && success(&s.x) && required && !j.o.assumed:
-			j.broken("a request without a key was answered with %s; no reader sees whether it took effect", answer(s.sent))
+			j.broken("a request without a key was answered with %s; no reader sees whether it took effect", response(s.sent))
 			j.find(evidence.FindingMissingKeyAccepted, "", evidence.Inferred, s.sent)
 		case !d.told() && success(&s.x):
-			j.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", answer(s.sent))
+			j.unclear("a request without a key was answered with %s, and no reader sees whether it took effect", response(s.sent))
 		case success(&s.x):
-			j.lostEffect(s.sent, fmt.Sprintf("a request without a key was answered with %s and had no effect", answer(s.sent)), s.sent)
+			j.lostEffect(s.sent, fmt.Sprintf("a request without a key was answered with %s and had no effect", response(s.sent)), s.sent)
 		default:
-			j.holds("a request without a key was refused with %s%s", answer(s.sent), d.without())
+			j.holds("a request without a key was refused with %s%s", response(s.sent), d.without())
 		}
 	})
 }
@@ -278,7 +278,7 @@ func (f *keyless) judge(j *judgement) {
 func (j *judgement) single(s *attempt, judge func()) {
 	switch {
 	case !s.processed():
-		j.unclear("the request was not processed: %s", answer(s.sent))
+		j.unclear("the request was not processed: %s", response(s.sent))
 	case !s.settled:
 		j.unclear("%s", s.why)
 	case len(j.o.readers) > 0 && !s.total.told():
@@ -304,13 +304,13 @@ func (f *misspelt) judge(j *judgement) {
 		switch accept = success(&first.x); {
 		case accept:
 		case d.exceeds(0):
-			j.broken("a malformed key was refused with %s, and the request took effect", answer(first))
+			j.broken("a malformed key was refused with %s, and the request took effect", response(first))
 			j.find(evidence.FindingMalformedKeyAcceptedUnprotected, "", evidence.Established, first)
 		case first.serverError():
-			j.broken("a malformed key was answered with %s%s", answer(first), d.without())
+			j.broken("a malformed key was answered with %s%s", response(first), d.without())
 			j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first)
 		default:
-			j.holds("a malformed key was refused with %s%s", answer(first), d.without())
+			j.holds("a malformed key was refused with %s%s", response(first), d.without())
 		}
 	})
 	if !accept || f.second == nil {
@@ -321,18 +321,18 @@ func (f *misspelt) judge(j *judgement) {
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1):
-		j.broken("a malformed key was accepted with %s, and the request repeated: %s", answer(first), count(cmp.Or(d.most, d.outMost)))
+		j.broken("a malformed key was accepted with %s, and the request repeated: %s", response(first), count(cmp.Or(d.most, d.outMost)))
 		j.find(evidence.FindingMalformedKeyAcceptedUnprotected, "", evidence.Established, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
-		j.unclear("the repeated request was not processed: %s", answer(second))
+		j.unclear("the repeated request was not processed: %s", response(second))
 	case !d.told():
-		j.unclear("a malformed key was accepted with %s, and no reader sees whether it protects", answer(first))
+		j.unclear("a malformed key was accepted with %s, and no reader sees whether it protects", response(first))
 	case is(d.number(), 0) && !first.done():
-		j.unclear("a malformed key was accepted with %s, and what became of it was not seen", answer(first))
+		j.unclear("a malformed key was accepted with %s, and what became of it was not seen", response(first))
 	case is(d.number(), 0):
-		j.lostEffect(first, fmt.Sprintf("a malformed key was answered with %s and had no effect", answer(first)), first)
+		j.lostEffect(first, fmt.Sprintf("a malformed key was answered with %s and had no effect", response(first)), first)
 	default:
 		j.holds("what was sent as a malformed key is accepted, and protects: %s for two requests", count(d.number()))
 	}
@@ -358,10 +358,10 @@ func (f *scoped) judge(j *judgement) {
 		id, apart = evidence.FindingKeyNotScopedTenant, &known.tenantApart
 	}
 	if !f.replayed(j.o) {
-		// A double is found here as well; of scope it says nothing.
+		// A double is a finding here too, but says nothing about scope.
 		j.effects(f.again.total, 1, evidence.FindingDoubleEffectSequential, first, f.again.sent)
 		j.bad = nil
-		j.unclear("that a duplicate of actor A itself is recognised was not shown (%s; %s), so another's answer says nothing about scope", answer(f.again.sent), j.state(f.again.total))
+		j.unclear("it was not shown that actor A's own duplicate is recognised (%s; %s), so another's response says nothing about scope", response(f.again.sent), j.state(f.again.total))
 		return
 	}
 	if f.other == nil {
@@ -382,9 +382,9 @@ func (f *scoped) judge(j *judgement) {
 		*apart = yes
 		j.holds("%s's request%s took effect of its own", f.who, under)
 	case barred(second):
-		j.unclear("%s may not do this at all: %s", f.who, answer(second))
+		j.unclear("%s may not do this at all: %s", f.who, response(second))
 	case !second.processed():
-		j.unclear("the request was not processed: %s", answer(second))
+		j.unclear("the request was not processed: %s", response(second))
 	case success(&second.x) && first.resource != "" && second.resource == first.resource,
 		success(&second.x) && second.replayed:
 		*apart = no
@@ -392,25 +392,25 @@ func (f *scoped) judge(j *judgement) {
 		if second.resource != "" {
 			named = ", resource " + second.resource
 		}
-		j.broken("%s was answered with actor A's result: %s%s", f.who, answer(second), named)
+		j.broken("%s was answered with actor A's result: %s%s", f.who, response(second), named)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case success(&second.x) && otherResource(first, second):
 		*apart = yes
 		j.holds("%s's request%s was answered with a resource of its own", f.who, under)
 	case j.natural() && f.who == plan.TenantB && first.resource != "" && names(second.x.Response, first.resource):
 		*apart = no
-		j.broken("%s's request was refused with actor A's result: %s, resource %s", f.who, answer(second), first.resource)
+		j.broken("%s's request was refused with actor A's result: %s, resource %s", f.who, response(second), first.resource)
 		j.notScoped(id, evidence.Established, first, f.again.sent, second)
 	case j.o.op.Key == nil:
-		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, answer(second))
+		j.unclear("%s's request%s was answered with %s, which does not tell whose request kept it out", f.who, under, response(second))
 	case j.natural():
-		j.unclear("the request was refused for its content (%s), as a fresh key is: nothing is said about keys", answer(second))
+		j.unclear("the request was refused for its content (%s), as a fresh key is: nothing is said about keys", response(second))
 	case status == 409 || status == 422 || slices.Contains(j.o.contract.Mismatch, status):
 		*apart = no
-		j.broken("%s's request was refused, as it is assumed, because of actor A's key: %s", f.who, answer(second))
+		j.broken("%s's request was refused, presumably because of actor A's key: %s", f.who, response(second))
 		j.notScoped(id, evidence.Inferred, first, f.again.sent, second)
 	default:
-		j.unclear("the answer, %s, does not tell whose key it was", answer(second))
+		j.unclear("the response, %s, does not tell whose key it was", response(second))
 	}
 	if !success(&second.x) && *apart == no {
 		if what := leaked(first, second); what != "" {
@@ -434,8 +434,9 @@ func (j *judgement) notScoped(id evidence.FindingID, basis evidence.Basis, sends
 	j.find(id, p, basis, sends...)
 }
 
-// leaked says which member of the first request or its answer a refusal holds
-// that its own request does not: the id of the resource is no such thing.
+// leaked says which member of the first request or its response is in a
+// refusal, but not in the refused request. The id of the resource does not
+// count.
 func leaked(first, second *sent) string {
 	if second.x.Response == nil || first.x.Response == nil {
 		return ""
@@ -448,7 +449,7 @@ func leaked(first, second *sent) string {
 	for _, from := range []struct {
 		what string
 		body []byte
-	}{{"first request", first.x.Request.Body}, {"first answer", first.x.Response.Body}} {
+	}{{"first request", first.x.Request.Body}, {"first response", first.x.Response.Body}} {
 		doc, err := decodeJSON(from.body)
 		if err != nil {
 			continue
@@ -466,7 +467,7 @@ func leaked(first, second *sent) string {
 					walk(fmt.Sprintf("%s/%d", at, i), e)
 				}
 			case string:
-				// Values that the second request has as well are its own to tell.
+				// Values that the second request has too reveal nothing.
 				if len(v) >= 8 && strings.Contains(body, v) && !strings.Contains(own, v) && v != first.resource && v != second.resource {
 					found = max(found, at)
 				}
@@ -483,9 +484,9 @@ func leaked(first, second *sent) string {
 	return ""
 }
 
-// quotes reports whether an answer has an object in it that repeats at least half
-// of the members of another, and among them one that the request it answers has
-// otherwise.
+// quotes reports whether a response contains an object that repeats at least
+// half of the members of another, including one that has another value in the
+// request it answers.
 func quotes(body []byte, of any, request []byte) bool {
 	want, ok := of.(map[string]any)
 	doc, err := decodeJSON(body)

@@ -16,25 +16,25 @@ func (f *lost) judge(j *judgement) {
 	}
 }
 
-// lost judges the retry of a request that was cut off. Of tries that left no
+// lost judges the retry of a request that was cut off. Of attempts that left no
 // trace, the last one says so.
 func (j *judgement) lost(t *lostTry, last bool) {
 	switch {
 	case t.second == nil && t.whole:
 		return // it was tried again
 	case t.second == nil:
-		j.unclear("the first attempt did not get through: %s", answer(t.first))
+		j.unclear("the first attempt did not get through: %s", response(t.first))
 		return
 	}
 	f, first, second, d := &j.o.facts, t.first, t.second.sent, t.second.total
 	id := evidence.FindingDoubleEffectLostResponse
 	if t.whole {
-		// It is a duplicate like any other, and shows nothing of lost answers.
+		// It is a duplicate like any other, and shows nothing of lost responses.
 		id = evidence.FindingDoubleEffectSequential
 		defer func(safe bool, n int) {
 			f.safeRetry = safe
 			for i := range j.held[n:] {
-				j.held[n+i] = "the whole answer was there before the connection could be cut, so none was lost: " + j.held[n+i]
+				j.held[n+i] = "the whole response was there before the connection could be cut, so none was lost: " + j.held[n+i]
 			}
 		}(f.safeRetry, len(j.held))
 	}
@@ -48,41 +48,41 @@ func (j *judgement) lost(t *lostTry, last bool) {
 	case !t.second.settled:
 		j.unclear("%s", t.second.why)
 	case !second.processed():
-		j.unclear("the retry was not processed: %s", answer(second))
+		j.unclear("the retry was not processed: %s", response(second))
 	case !d.told():
-		j.unclear("%s: the retry's answer, %s, says nothing about effects", j.state(d), answer(second))
+		j.unclear("%s: the retry's response, %s, says nothing about effects", j.state(d), response(second))
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate == fateRunning && j.o.latency*5 < limit:
 		f.unsafeRetry = true
-		j.broken("the retry was accepted with %s, and its status still says that it is running after %v, where others took %v", answer(second), limit, j.o.latency.Round(time.Millisecond))
+		j.broken("the retry was accepted with %s, and its status still says that it is running after %v, although others took %v", response(second), limit, j.o.latency.Round(time.Millisecond))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case is(most, 0) && accepted(&second.x) && f.async && second.fate != fateDone:
-		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", answer(second), limit)
+		j.unclear("the retry was accepted with %s, and within %v no effect was seen: it is slower than that, or lost", response(second), limit)
 	case is(most, 0) && second.done():
-		f.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || f.unsafeRetry
+		f.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", response(second)), first, second) || f.unsafeRetry
 	case is(most, 0) && t.beside != nil && !success(&t.beside.x):
-		j.unclear("the retry was refused with %s, and so was a fresh request: %s", answer(second), answer(t.beside.sent))
+		j.unclear("the retry was refused with %s, and so was a fresh request: %s", response(second), response(t.beside.sent))
 	case j.o.inProgress(second):
 		f.unsafeRetry = true
-		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), answer(second), limit, count(most))
+		j.broken("%s is still answered as in progress (%s) after %v, with %s", j.key(), response(second), limit, count(most))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case advice(&second.x) == "after-resolution":
 		f.safeRetry = true
 		j.holds("%s; the retry is told that the outcome is not known, and to wait for it", count(most))
 	case second.serverError():
 		f.unsafeRetry = true
-		j.broken("the retry was answered with %s, with %s", answer(second), count(most))
+		j.broken("the retry was answered with %s, with %s", response(second), count(most))
 		j.error5xx(first, second)
 	case is(most, 0):
 		f.unsafeRetry = true
-		j.broken("the retry was refused with %s %s, and there is no effect", answer(second), j.resent(first, second))
+		j.broken("the retry was refused with %s %s, and there is no effect", response(second), j.resent(first, second))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case !t.traced():
 		if last {
-			j.unclear("the first attempt left no trace: whether it was processed at all is not known")
+			j.unclear("the first attempt left no trace: it is not known whether it was processed at all")
 		}
 	default:
 		f.safeRetry = true
-		j.holds("1 effect; the retry was answered with %s", answer(second))
+		j.holds("1 effect; the retry was answered with %s", response(second))
 	}
 }
 
@@ -96,9 +96,9 @@ func (j *judgement) resent(first, last *sent) string {
 		}
 	}
 	if n > 1 {
-		return fmt.Sprintf("when it was sent again for the last of %d times", n)
+		return fmt.Sprintf("the last of the %d times it was sent again", n)
 	}
-	return "when it was sent again, once"
+	return "the one time it was sent again"
 }
 
 func (f *failed) judge(j *judgement) {
@@ -114,10 +114,10 @@ func (f *failed) judge(j *judgement) {
 		j.broken("a request that was cut off before its last byte had %s", count(t.ran.number()))
 		j.find(evidence.FindingTruncatedExecuted, "", evidence.Established, t.first)
 	case t.second == nil:
-		j.unclear("the first attempt did not get through: %s", answer(t.first))
+		j.unclear("the first attempt did not get through: %s", response(t.first))
 	default:
-		// It cannot have been executed: its retry is all there is, and that it
-		// works says nothing of a first attempt that fails by itself.
+		// It cannot have been executed, so only its retry was tested. That it works
+		// says nothing about a first attempt that fails by itself.
 		t.begun = true
 		safe := j.o.facts.safeRetry
 		all := []*[]string{&j.held, &j.open, &j.bad}
@@ -138,7 +138,7 @@ func (f *failed) judge(j *judgement) {
 		return
 	}
 	if f.second == nil {
-		j.unclear("the first attempt did not fail with an answer: %s", answer(f.first.sent))
+		j.unclear("the first attempt did not fail with a response: %s", response(f.first.sent))
 		return
 	}
 	first, second := f.first.sent, f.second.sent
@@ -150,34 +150,34 @@ func (f *failed) judge(j *judgement) {
 	switch {
 	case d.exceeds(1):
 		known.unsafeRetry, known.failed = true, true
-		j.broken("the first attempt was answered with %s and had %s; the retry had another", answer(first), count(ran.number()))
+		j.broken("the first attempt was answered with %s and had %s; the retry had another", response(first), count(ran.number()))
 		j.effects(d, 1, evidence.FindingDoubleEffectSequential, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
-		j.unclear("the retry was not processed: %s", answer(second))
+		j.unclear("the retry was not processed: %s", response(second))
 	case !j.o.sighted():
-		j.unclear("no reader has seen an effect; the first was answered with %s, the retry with %s", answer(first), answer(second))
+		j.unclear("no reader has seen an effect; the first was answered with %s, the retry with %s", response(first), response(second))
 	case accepted(&second.x) && second.fate != fateDone && is(d.number(), 0):
-		j.unclear("the retry was accepted with %s, and no effect was seen within %v", answer(second), j.o.r.p.Timing.SettleLimit)
+		j.unclear("the retry was accepted with %s, and no effect was seen within %v", response(second), j.o.r.p.Timing.SettleLimit)
 	case success(&second.x) && is(d.number(), 0):
-		known.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", answer(second)), first, second) || known.unsafeRetry
+		known.unsafeRetry = j.lostEffect(second, fmt.Sprintf("the retry was answered with %s, and there is no effect", response(second)), first, second) || known.unsafeRetry
 	case f.beside != nil && !success(&f.beside.x):
-		j.unclear("the retry was refused with %s, and so was a fresh request: %s", answer(second), answer(f.beside.sent))
+		j.unclear("the retry was refused with %s, and so was a fresh request: %s", response(second), response(f.beside.sent))
 	case j.o.inProgress(second):
 		known.unsafeRetry = true
-		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", answer(first), j.key(), answer(second), j.o.r.p.Timing.SettleLimit)
+		j.broken("after a failure, %s, %s is still answered as in progress (%s) after %v", response(first), j.key(), response(second), j.o.r.p.Timing.SettleLimit)
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	case changed && records:
 		known.unsafeRetry = true
-		j.broken("the first attempt failed with %s, which the contract says is recorded; the retry got %s", answer(first), answer(second))
+		j.broken("the first attempt failed with %s, which the contract says is recorded; the retry got %s", response(first), response(second))
 		j.find(evidence.FindingFailureNotRepeatable, "", evidence.Established, first, second)
 	case is(ran.number(), 1) && !success(&second.x):
-		j.holds("the first attempt was answered with %s and had its effect; the retry got %s and had none", answer(first), answer(second))
+		j.holds("the first attempt was answered with %s and had its effect; the retry got %s and had none", response(first), response(second))
 		known.safeRetry = true
 	default:
 		known.safeRetry = true
-		j.holds("the first attempt failed with %s, the retry got %s: %s in all", answer(first), answer(second), count(d.number()))
+		j.holds("the first attempt failed with %s, the retry got %s: %s in all", response(first), response(second), count(d.number()))
 	}
 }
 
@@ -196,14 +196,14 @@ func (f *redelivered) judge(j *judgement) {
 		j.single(s, func() {
 			switch d := s.total; {
 			case d.exceeds(0):
-				j.broken("an event that was signed %v ago was answered with %s and took effect", f.staleBy, answer(s.sent))
+				j.broken("an event that was signed %v ago was answered with %s and took effect", f.staleBy, response(s.sent))
 				j.find(evidence.FindingWebhookStaleAccepted, "", evidence.Established, s.sent)
 			case success(&s.x) && !d.told():
-				j.unclear("an event that was signed %v ago was answered with %s, and no reader sees the state", f.staleBy, answer(s.sent))
+				j.unclear("an event that was signed %v ago was answered with %s, and no reader sees the state", f.staleBy, response(s.sent))
 			case s.serverError():
-				j.unclear("an event that was signed %v ago was answered with %s, which is no refusal%s", f.staleBy, answer(s.sent), d.without())
+				j.unclear("an event that was signed %v ago was answered with %s, which is no refusal%s", f.staleBy, response(s.sent), d.without())
 			default:
-				j.holds("an event that was signed %v ago was answered with %s%s", f.staleBy, answer(s.sent), d.without())
+				j.holds("an event that was signed %v ago was answered with %s%s", f.staleBy, response(s.sent), d.without())
 			}
 		})
 	}
@@ -211,15 +211,15 @@ func (f *redelivered) judge(j *judgement) {
 		j.single(s, func() {
 			switch d := s.total; {
 			case d.exceeds(0):
-				j.broken("an event that was altered after it was signed was answered with %s and took effect", answer(s.sent))
+				j.broken("an event that was altered after it was signed was answered with %s and took effect", response(s.sent))
 				j.find(evidence.FindingWebhookAlteredAccepted, "", evidence.Established, s.sent)
 			case success(&s.x):
-				j.broken("an event that was altered after it was signed was answered with %s, and no effect was seen", answer(s.sent))
+				j.broken("an event that was altered after it was signed was answered with %s, and no effect was seen", response(s.sent))
 				j.find(evidence.FindingWebhookAlteredAccepted, evidence.P1, evidence.Inferred, s.sent)
 			case s.serverError():
-				j.unclear("an event that was altered after it was signed was answered with %s, which is no refusal%s", answer(s.sent), d.without())
+				j.unclear("an event that was altered after it was signed was answered with %s, which is no refusal%s", response(s.sent), d.without())
 			default:
-				j.holds("an event that was altered after it was signed was refused with %s", answer(s.sent))
+				j.holds("an event that was altered after it was signed was refused with %s", response(s.sent))
 			}
 		})
 	}

@@ -31,7 +31,7 @@ func (f *races) judge(j *judgement) {
 	case r.Lost > 0:
 		j.broken("success without an effect in %d of %s", r.Lost, times(r.Trials, "trial"))
 	case r.Overlapped == 0:
-		j.unclear("no trial shows anything: %s", cmp.Or(why, "the answers came one after the other"))
+		j.unclear("no trial shows anything: %s", cmp.Or(why, "the responses came one after the other"))
 	case len(j.bad) == 0 && len(j.open) == 0:
 		j.holds("1 effect in %s of %d requests at once in which they overlapped; that leaves open a rate of doubles of up to %s", each(r.Overlapped, "trial"), f.width, evidence.Percent(r.Bound))
 	}
@@ -140,11 +140,11 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 			j.broken("requests of a race were answered with %d different resources; no reader tells how many there are", len(ids))
 			j.find(evidence.FindingDoubleEffectRace, "", evidence.Inferred, processed...)
 		}
-		return j.state(d) + ": answers alone say nothing about effects"
+		return j.state(d) + ": responses alone say nothing about effects"
 	case slices.ContainsFunc(done, (*sent).done) && (less(d.least, 1) || !d.state && less(d.outLeast, 1)):
 		i := slices.IndexFunc(done, func(s *sent) bool { return s.done() && (s.resource != "" || !j.o.facts.names) })
 		if i < 0 {
-			return "requests were answered with success, naming no resource as others do, and no effect was seen: by its body each may be a refusal"
+			return "requests were answered with success, and no effect was seen; unlike others they name no resource, so their bodies may be refusals"
 		}
 		r.Lost++
 		j.find(evidence.FindingLostEffect, "", evidence.Established, processed...)
@@ -169,7 +169,7 @@ func (j *judgement) trial(t *trial, r *evidence.Race) (why string) {
 		if first == nil {
 			first = s
 		} else if s.resource != first.resource {
-			j.broken("1 effect, and answers that name different resources")
+			j.broken("1 effect, and responses that name different resources")
 			j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, s)
 			break
 		}
@@ -183,7 +183,7 @@ func (f *meanwhile) judge(j *judgement) {
 	}
 	first, d, known := f.first, f.end.total, &j.o.facts
 	last := f.retries[len(f.retries)-1]
-	// The answer that counts is that of a retry while the first was running.
+	// The response that counts is that of a retry while the first was running.
 	second := last
 	if i := slices.IndexFunc(f.retries, func(s *sent) bool { return inFlight([]*sent{first, s}) == 2 }); i >= 0 {
 		second = f.retries[i]
@@ -203,7 +203,7 @@ func (f *meanwhile) judge(j *judgement) {
 			known.inProgress, known.unsafeRetry = no, true
 			if len(f.retries) > 1 && (j.o.toldToWait(f.retries[0]) || f.retries[0].processed() && !success(&f.retries[0].x)) {
 				known.lapsed = true
-				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), answer(f.retries[0]), f.after(len(f.retries)-1), answer(last))
+				j.broken("a retry after %v was answered with %s, one after %v with %s", f.after(0), response(f.retries[0]), f.after(len(f.retries)-1), response(last))
 			}
 		}
 		return
@@ -215,21 +215,21 @@ func (f *meanwhile) judge(j *judgement) {
 	case !f.end.settled:
 		j.unclear("%s", f.end.why)
 	case !success(&first.x):
-		j.unclear("the first request did not succeed: %s; %s", answer(first), j.state(d))
+		j.unclear("the first request did not succeed: %s; %s", response(first), j.state(d))
 	case turnedAway(&second.x):
-		j.unclear("the retry was not processed: %s", answer(second))
+		j.unclear("the retry was not processed: %s", response(second))
 	case second.x.Response == nil:
-		j.unclear("the retry has no answer: %s", answer(second))
+		j.unclear("the retry has no response: %s", response(second))
 	case barred(second):
-		j.unclear("the retry was not let in: %s", answer(second))
+		j.unclear("the retry was not let in: %s", response(second))
 	case !running:
-		j.unclear("the first was never seen running when the retry was out: it took %v", f.takes.Round(time.Microsecond))
+		j.unclear("the first was never seen running once the retry was out: it took %v", f.takes.Round(time.Microsecond))
 	case !d.told():
 		j.byIDs(evidence.FindingInFlightExecuted, d, first, second)
 	case is(d.number(), 0) && !first.done():
-		j.unclear("the first was accepted with %s, and no effect was seen", answer(first))
+		j.unclear("the first was accepted with %s, and no effect was seen", response(first))
 	case is(d.number(), 0):
-		j.lostEffect(first, fmt.Sprintf("the first was answered with %s and had no effect", answer(first)), first, second)
+		j.lostEffect(first, fmt.Sprintf("the first was answered with %s and had no effect", response(first)), first, second)
 	default:
 		j.duringFirst(first, second, f.together)
 	}
@@ -249,8 +249,8 @@ func (f *meanwhile) after(i int) time.Duration {
 	return f.retries[i].x.Timing.Start.Sub(f.first.x.Timing.Start).Round(time.Millisecond)
 }
 
-// duringFirst judges the answer to a duplicate of a running request that had no
-// effect of its own. Of two that were released together neither is a retry.
+// duringFirst judges the response to a duplicate of a running request that had
+// no effect of its own. Of two that were released together neither is a retry.
 func (j *judgement) duringFirst(first, second *sent, together bool) {
 	f := &j.o.facts
 	retry := "the retry during the first"
@@ -265,33 +265,33 @@ func (j *judgement) duringFirst(first, second *sent, together bool) {
 		f.inProgress = yes
 		j.holds("1 effect; %s got %s", retry, map[bool]string{true: "the first's result", false: "a reference to the first's result"}[s.Class == evidence.SameResult])
 	case success(&second.x) && s.Class == evidence.SameResult:
-		j.holds("1 effect; %s was answered with %s, as the first was; neither names a resource", retry, answer(second))
+		j.holds("1 effect; %s was answered with %s, as the first was; neither names a resource", retry, response(second))
 	case j.o.toldToWait(second):
 		f.inProgress = yes
-		j.holds("1 effect; %s was told that it is in progress: %s", retry, answer(second))
+		j.holds("1 effect; %s was told that it is in progress: %s", retry, response(second))
 	case success(&second.x) && (accepted(&second.x) || !otherResource(first, second)):
-		j.holds("1 effect; %s was answered with %s, and no resource is named in both that could be compared", retry, answer(second))
+		j.holds("1 effect; %s was answered with %s, and no resource is named in both that could be compared", retry, response(second))
 	case success(&second.x):
 		f.inProgress = no
-		j.broken("1 effect, and %s got another result: %s", retry, answer(second))
+		j.broken("1 effect, and %s got another result: %s", retry, response(second))
 		j.find(evidence.FindingReplayDiffers, "", evidence.Established, first, second)
 	case second.serverError():
 		f.inProgress = no
-		j.broken("1 effect, and %s got %s", retry, answer(second))
+		j.broken("1 effect, and %s got %s", retry, response(second))
 		j.error5xx(first, second)
 	case j.o.op.Key == nil, conditional(second):
-		j.holds("1 effect; %s was refused with %s", retry, answer(second))
+		j.holds("1 effect; %s was refused with %s", retry, response(second))
 	case status == http.StatusConflict && !invites:
 		if f.duplicate != nil && f.duplicate.Class == evidence.SameResult {
-			// Afterwards a duplicate gets the result: this one was told of now.
+			// A later duplicate gets the result, so this refusal was about the moment.
 			f.inProgress = yes
-			j.holds("1 effect; %s was refused with %s, where a later one gets the result", retry, answer(second))
+			j.holds("1 effect; %s was refused with %s, where a later one gets the result", retry, response(second))
 			return
 		}
-		j.holds("1 effect; %s was refused with %s: whether because it is in progress, or because it is a duplicate, the answer does not say", retry, answer(second))
+		j.holds("1 effect; %s was refused with %s: whether because it is in progress, or because it is a duplicate, the response does not say", retry, response(second))
 	default:
 		f.inProgress, f.unsafeRetry = no, true
-		j.broken("1 effect, and %s got %s%s, which reads as final", retry, answer(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
+		j.broken("1 effect, and %s got %s%s, which reads as final", retry, response(second), map[bool]string{true: " with the advice to take a new key or none"}[invites])
 		j.find(evidence.FindingInFlightErrorInvitesNewKey, "", evidence.Inferred, first, second)
 	}
 }

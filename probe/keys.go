@@ -16,7 +16,7 @@ import (
 type freshly struct {
 	opening
 	second *attempt
-	// own is by how many effects the readers rose that look for the second
+	// own is the number of effects seen by readers that look for the second
 	// request by its own key.
 	own delta
 }
@@ -39,7 +39,7 @@ func (x *exp) freshKey(ctx context.Context) (shown, error) {
 	}
 	v, err := x.o.r.r.FreshKey(f.w.v)
 	if errors.Is(err, plan.ErrDerivedKey) {
-		return unable("the key is made of the request: the same request cannot have another"), nil
+		return unable("the key is derived from the request, so the same request cannot have another key"), nil
 	}
 	if err != nil {
 		return f, err
@@ -203,7 +203,8 @@ func (x *exp) missingKey(ctx context.Context) (shown, error) {
 	if err != nil || x.o.r.dry() || !success(&f.only.x) || !f.only.total.exceeds(0) || x.o.r.send.Left() == 0 {
 		return f, err
 	}
-	// What takes the lack of a key for a key has the next one swallowed.
+	// A target that treats the lack of a key as a key swallows the next request
+	// without one.
 	w2, err := x.fresh(ctx)
 	if err != nil {
 		return f, err
@@ -320,14 +321,14 @@ func (x *exp) other(ctx context.Context, who plan.PrincipalName) (shown, error) 
 	if who == plan.TenantB {
 		role = evidence.RoleOtherTenant
 	}
-	// B's own is due as well if it counts as another one, and A's reader may not
-	// see it.
+	// B's own effect is due too if its request counts as another one, and A's
+	// reader may not see it.
 	due = undue
 	s, err := x.send(ctx, role, req, who)
 	if err != nil {
 		return f, err
 	}
-	// B's state, where B can be read for, may be another one.
+	// B's state, if readers can see it, may be separate.
 	f.other, err = x.lookFor(ctx, f.w, s, 1)
 	return f, err
 }

@@ -126,7 +126,7 @@ func (x *exp) auditLines(ctx context.Context, q *plan.Search) (lines []string, e
 		}
 		x.book(got, evidence.RoleRead, q.Audit.HTTP.As)
 		if got.Response == nil || got.Response.Status != http.StatusOK {
-			return nil, fmt.Errorf("the answer is %s", answer(&sent{x: got}))
+			return nil, fmt.Errorf("the response is %s", response(&sent{x: got}))
 		}
 		if doc, err := decodeJSON(got.Response.Body); err == nil {
 			if list, ok := doc.([]any); ok {

@@ -22,7 +22,7 @@ type lostTry struct {
 	ran    delta // what the first did before the retry
 	looked bool  // the state was stable by then
 	second *attempt
-	begun  bool     // a part of the first's answer came
+	begun  bool     // a part of the first's response came
 	whole  bool     // the first was answered before it could be cut off
 	beside *attempt // a fresh request, if the retry was refused without an effect
 }
@@ -37,7 +37,7 @@ func (x *exp) lostUnread(ctx context.Context) (shown, error) {
 }
 
 func (x *exp) lostBegun(ctx context.Context) (shown, error) {
-	return x.lose(ctx, wire.AfterFirstByte, "after the first byte of the answer")
+	return x.lose(ctx, wire.AfterFirstByte, "after the first byte of the response")
 }
 
 // lose cuts the first attempt off and sends the request again.
@@ -48,7 +48,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 		return f, err
 	}
 	for try := 1; ; try++ {
-		// A reset may take from the server what it has not read yet.
+		// A reset may discard what the server has not read yet.
 		by := wire.ByReset
 		if try > 1 {
 			by = wire.ByClose
@@ -68,7 +68,7 @@ func (x *exp) lose(ctx context.Context, at wire.CutPoint, where string) (shown, 
 }
 
 // cutOff sends a request that is cut off, and sends it again. One that was
-// answered before it could be cut off is sent again only if it is the last try of this.
+// answered before it could be cut off is sent again only if it is the last attempt at this.
 func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool) (*lostTry, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
@@ -92,7 +92,7 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool)
 		return t, nil
 	}
 	if t.whole && !last {
-		// Its effect must not come into the next one's readings.
+		// Its effect must not be in the next one's readings.
 		_, err = x.look(ctx, w, t.first)
 		w.conclude(1)
 		return t, err
@@ -114,9 +114,10 @@ func (x *exp) cutOff(ctx context.Context, cut wire.Cut, where string, last bool)
 	return t, err
 }
 
-// retry sends a request again for as long as the answer is that the first is in
-// progress, or that it was not processed, within the plan's limit of settling.
-// The pauses grow, so that it takes few sends. Then it looks at the state.
+// retry sends a request again for as long as the response is that the first is
+// in progress, or that it was not processed, within the plan's limit of
+// settling. The pauses grow, so few sends are needed. Then it looks at the
+// state.
 func (x *exp) retry(ctx context.Context, w *watch, first *attempt) (a *attempt, err error) {
 	limit := x.o.r.p.Timing.SettleLimit
 	pause, start := limit/16, time.Now()
@@ -163,10 +164,10 @@ type failed struct {
 	why     string
 }
 
-// failedFirst makes the first attempt fail and sends the request again. How it
-// is made to fail is the caller's to say, or the operation's whose only
-// experiment this is: its request is one that fails at first. Otherwise the
-// attempt is cut off before its last byte.
+// failedFirst makes the first attempt fail and sends the request again. The
+// caller says how it is made to fail, or the plan does with an operation that
+// has only this experiment: its request fails at first. Otherwise the attempt
+// is cut off before its last byte.
 func (x *exp) failedFirst(ctx context.Context) (shown, error) {
 	hook := x.o.r.o.FailFirst
 	fails := len(x.o.op.Experiments) == 1 && x.o.op.Experiments[0] == plan.FailedFirst

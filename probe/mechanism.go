@@ -50,7 +50,7 @@ func (x *exp) found(ctx context.Context, list []*sign, duplicates ...*sent) erro
 	for _, s := range list {
 		if s.Answer != nil {
 			if slices.ContainsFunc(duplicates, func(d *sent) bool { return d.x.Response != nil && s.Answer.Match(d.x.Response.Body) }) {
-				s.found = "an answer"
+				s.found = "a response"
 			}
 			continue
 		}
@@ -109,15 +109,15 @@ func (o *operation) tellAtomicity() (text string, basis evidence.Basis) {
 	v, signs := &o.ev.Verdict, o.facts.signs
 	switch {
 	case mechanismNames[v.Atomicity] != "":
-		return "What the plan names as the sign of " + mechanismNames[v.Atomicity] + " was found: " + strings.Join(signs[v.Atomicity], ", ") + ". That it decides between requests at the same time is inferred.", evidence.Inferred
+		return "The sign that the plan names for " + mechanismNames[v.Atomicity] + " was found: " + strings.Join(signs[v.Atomicity], ", ") + ". That it decides between requests at the same time is inferred.", evidence.Inferred
 	case v.Atomicity != "unknown":
 		return "Requests that ran at the same time took effect more than once: what decides between them, if anything does, did not hold.", evidence.Inferred
 	case len(signs) > 1:
-		return "The plan's signs of several mechanisms were found: which of them decides cannot be told.", evidence.Unknowable
+		return "The plan's signs of several mechanisms were found: it cannot be told which of them decides.", evidence.Unknowable
 	case len(signs) == 1:
-		return "A sign that the plan names was found, but no race was seen to converge: that it decides is not shown.", evidence.Unknowable
+		return "A sign that the plan names was found, but no race was seen to converge, so it is not shown that it decides.", evidence.Unknowable
 	case len(o.op.Atomicity) > 0:
-		return "None of the signs that the plan names for what makes effect and record one was found.", evidence.Unknowable
+		return "None of the signs that the plan names for what keeps effect and record together was found.", evidence.Unknowable
 	}
-	return "What makes effect and record one cannot be seen from outside.", evidence.Unknowable
+	return "What keeps effect and record together cannot be seen from outside.", evidence.Unknowable
 }

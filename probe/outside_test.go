@@ -128,7 +128,7 @@ func TestHostileResourceID(t *testing.T) {
 		"../admin?x=1#y":          {"/orders/..%2Fadmin%3Fx%3D1%23y", ""},
 		"..":                      {"", "would lead to another path"},
 		"a\r\nb":                  {"", "control character"},
-		strings.Repeat("x", 2000): {"", "up to 1024 are used"},
+		strings.Repeat("x", 2000): {"", "at most 1024 are used"},
 	} {
 		var uris sync.Map
 		made := 0
@@ -334,7 +334,7 @@ func TestFilesAndPrograms(t *testing.T) {
 		t.Fatalf("%s: %s %+v", d.Outcome, d.Why, d.Changes)
 	}
 	var page strings.Builder
-	if err := report.Terminal(&page, run, report.TerminalOptions{Width: 400}); err != nil || !strings.Contains(page.String(), "- What reading number and lines sends, if it sends anything, is not among the requests that are counted.") {
+	if err := report.Terminal(&page, run, report.TerminalOptions{Width: 400}); err != nil || !strings.Contains(page.String(), "- Requests that reading number and lines may send are not counted.") {
 		t.Error(err, page.String())
 	}
 	for _, change := range d.Changes {

@@ -84,7 +84,7 @@ func TestBareTargetIsToldPlainly(t *testing.T) {
 	}
 	for _, h := range op.Hypotheses {
 		if h.Name == "tied-to-client" {
-			t.Errorf("lost answers make no difference here, but: %s", h.For)
+			t.Errorf("lost responses make no difference here, but: %s", h.For)
 		}
 	}
 	if f := finding(op, "double-effect-lost-response"); f == nil || strings.Contains(f.Explanation, "depends on the client") {
@@ -204,8 +204,8 @@ timing: {settle: 20ms, poll: 5ms, settle_limit: 500ms}
 	}
 }
 
-// An answer that was there before the connection could be cut was not lost, and
-// nothing is said of lost answers.
+// A response that was there before the connection could be cut was not lost,
+// and nothing is said of lost responses.
 func TestAnswerThatWasNotLost(t *testing.T) {
 	for name, double := range map[string]bool{"known again": false, "made again": true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -229,13 +229,13 @@ func TestAnswerThatWasNotLost(t *testing.T) {
 			op := mustRun(t, simple(base, plan.LostUnread), o).Run.Operations[0]
 			e := outcome(t, op, plan.LostUnread)
 			if slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return s.Cut != "" }) {
-				t.Fatal("an answer was lost: the target of this test answers before it can be")
+				t.Fatal("a response was lost: the target of this test answers before it can be")
 			}
 			if finding(op, "double-effect-lost-response") != nil || op.Verdict.RetryBehavior == "safe_stop" || op.Standings()[2].State == evidence.RuledOut {
-				t.Errorf("%s: no answer was lost: %s", name, describe(op))
+				t.Errorf("%s: no response was lost: %s", name, describe(op))
 			}
-			if !slices.ContainsFunc(op.Untried, func(u evidence.Untried) bool { return u.What == "lost answers" }) {
-				t.Errorf("%s: it is not said that lost answers were not tried: %+v", name, op.Untried)
+			if !slices.ContainsFunc(op.Untried, func(u evidence.Untried) bool { return u.What == "lost responses" }) {
+				t.Errorf("%s: it is not said that lost responses were not tried: %+v", name, op.Untried)
 			}
 			if double != (finding(op, "double-effect-sequential") != nil) || !double && !strings.Contains(e.Why, "none was lost") {
 				t.Errorf("%s: %s", name, describe(op))
@@ -244,8 +244,8 @@ func TestAnswerThatWasNotLost(t *testing.T) {
 	}
 }
 
-// What is kept of answers has a limit. Beyond it the run ends, and what was found
-// before is there, whole.
+// What is kept of responses has a limit. Beyond it the run ends, and what was
+// found before is there, whole.
 func TestKeptAnswersAreBounded(t *testing.T) {
 	const large = 32 << 10
 	c := &counter{before: func(w http.ResponseWriter, _ *http.Request) bool {
@@ -256,7 +256,7 @@ func TestKeptAnswersAreBounded(t *testing.T) {
 	const limit = 4 * large
 	res := mustRun(t, simple(s.URL, plan.Duplicate, plan.LateRetry, plan.FreshKey, plan.MissingKey), probe.Options{Send: true, MaxKept: limit})
 	op := res.Run.Operations[0]
-	if !strings.Contains(res.Run.Interrupted, "no more answers are kept as evidence") || !strings.Contains(res.Run.Interrupted, "Have readers ask for less") {
+	if !strings.Contains(res.Run.Interrupted, "no more responses are kept as evidence") || !strings.Contains(res.Run.Interrupted, "Have readers ask for less") {
 		t.Errorf("the run ended with %q", res.Run.Interrupted)
 	}
 	if e := outcome(t, op, plan.Duplicate); e.Outcome != evidence.Broken || finding(op, "double-effect-sequential") == nil {

@@ -24,8 +24,8 @@ type previews struct {
 // preview sends the target's own form of a dry run, before anything that has
 // effects, and looks whether it has any. If not, it is sent again, without a key
 // and with a malformed one. Without a reader, or with one that has seen its
-// effect, once is enough. Where experiments with effects follow, the operation is
-// sent under the key of the previews at last: that must still be good.
+// effect, once is enough. If experiments with effects follow, the operation
+// itself is sent last, under the key of the previews, which must still be usable.
 func (x *exp) preview(ctx context.Context) (shown, error) {
 	w, err := x.fresh(ctx)
 	if err != nil {
@@ -147,28 +147,28 @@ func (f *previews) judge(j *judgement) {
 	moved, has := f.most()
 	switch r := f.first.x.Response; {
 	case has:
-		j.broken("the preview was answered with %s and had %s by reader %s, which must see none of it", answer(f.first), count(f.moved[moved]), moved)
+		j.broken("the preview was answered with %s and had %s by reader %s, which must see none of it", response(f.first), count(f.moved[moved]), moved)
 		j.find(evidence.FindingPreviewExecuted, "", evidence.Established, f.first, f.again, f.keyless, f.bent)
 		return
 	case !f.first.processed():
-		j.unclear("the preview was not processed: %s", answer(f.first))
+		j.unclear("the preview was not processed: %s", response(f.first))
 		return
 	case r.Status == 404 || r.Status == 405 || r.Status == 501:
-		j.unclear("the preview was answered with %s: the target seems to have none there", answer(f.first))
+		j.unclear("the preview was answered with %s: the target seems to have none there", response(f.first))
 		return
 	case !success(&f.first.x):
-		j.unclear("the preview was refused with %s: the operation itself may be refused as well", answer(f.first))
+		j.unclear("the preview was refused with %s: the operation itself may be refused as well", response(f.first))
 		return
 	case !f.settled:
 		j.unclear("%s", f.why)
 		return
 	case len(f.moved) == 0:
-		j.unclear("the preview was answered with %s; %s", answer(f.first), "no reader tells whether it had an effect")
+		j.unclear("the preview was answered with %s; %s", response(f.first), "no reader tells whether it had an effect")
 		return
 	}
-	j.holds("the preview was answered with %s, and again with %s, and no reader's number moved", answer(f.first), answer(f.again))
+	j.holds("the preview was answered with %s, and again with %s, and no reader's number moved", response(f.first), response(f.again))
 	if f.again.replayed {
-		j.holds("the second was marked as a replay: keys of previews are remembered, and whether those of the operation are is not shown by that")
+		j.holds("the second was marked as a replay: keys of previews are remembered, which does not show whether those of the operation are")
 	}
 	f.key(j)
 	if f.keyless == nil || f.bent == nil {
@@ -181,9 +181,9 @@ func (f *previews) judge(j *judgement) {
 		switch {
 		case !c.s.processed():
 		case success(&c.s.x):
-			j.holds("%s it was answered with %s: %s", c.what, answer(c.s), c.without)
+			j.holds("%s it was answered with %s: %s", c.what, response(c.s), c.without)
 		default:
-			j.holds("%s it was refused with %s: this shows, without an effect, that the key is looked at", c.what, answer(c.s))
+			j.holds("%s it was refused with %s: this shows, without an effect, that the key is looked at", c.what, response(c.s))
 		}
 	}
 }
@@ -197,23 +197,23 @@ func (f *previews) key(j *judgement) {
 	const under = "the operation under the key of the preview was answered with"
 	switch {
 	case u.total.exceeds(0):
-		j.holds("%s %s and took effect: the preview had not used the key up", under, answer(u.sent))
+		j.holds("%s %s and took effect: the preview had not used the key up", under, response(u.sent))
 	case !u.settled:
 		j.unclear("%s", u.why)
 	case !u.processed():
-		j.unclear("%s %s, and not processed", under, answer(u.sent))
+		j.unclear("%s %s, and not processed", under, response(u.sent))
 	case accepted(&u.x) && u.fate != fateDone:
-		j.unclear("%s %s, and no effect was seen", under, answer(u.sent))
+		j.unclear("%s %s, and no effect was seen", under, response(u.sent))
 	case f.control == nil || !f.control.total.exceeds(0):
-		j.unclear("%s %s and had no effect that a reader sees; nor had a fresh request", under, answer(u.sent))
+		j.unclear("%s %s and had no effect that a reader sees; nor had a fresh request", under, response(u.sent))
 	case u.serverError():
-		j.unclear("%s %s and had no effect, and a fresh request had one: that may be the key or chance", under, answer(u.sent))
+		j.unclear("%s %s and had no effect, and a fresh request had one: that may be the key or chance", under, response(u.sent))
 	default:
 		priority := evidence.P2 // the client is told
 		if u.succeeded() {
 			priority = evidence.P1
 		}
-		j.broken("%s %s and had no effect, and a fresh request had one: the preview used the key up", under, answer(u.sent))
+		j.broken("%s %s and had no effect, and a fresh request had one: the preview used the key up", under, response(u.sent))
 		j.find(evidence.FindingPreviewUsesKey, priority, evidence.Established, f.first, f.again, u.sent, f.control.sent)
 	}
 }

@@ -101,7 +101,7 @@ type State struct {
 type StateRequest struct {
 	Operation string
 	Key       string // as it is without quotes
-	Resource  string // as the first answer called it; empty before
+	Resource  string // as the first response called it; empty before
 	// Variable returns the value of one of the plan's variables.
 	Variable func(name string) (value string, ok bool)
 }

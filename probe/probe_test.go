@@ -434,7 +434,7 @@ func (w *watchful) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 	}
 	defer w.active.Add(-1)
-	// Both before its answer and in the middle of it somebody may go away.
+	// Both before its response and in the middle of it somebody may go away.
 	part := func(text string) bool {
 		_, _ = io.WriteString(rw, text)
 		_ = http.NewResponseController(rw).Flush()

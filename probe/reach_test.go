@@ -81,8 +81,9 @@ func roles(e evidence.Experiment) (list []string) {
 }
 
 // A principal signs in once, and anew when what it got has expired: by the time
-// that the answer told, or by the answer to a request. The duplicate is sent with
-// the new token, and otherwise as it was. No token is in the evidence.
+// that the response told, or by the response to a request. The duplicate is
+// sent with the new token, and otherwise as it was. No token is in the
+// evidence.
 func TestSessions(t *testing.T) {
 	for name, want := range map[string]string{
 		"told":     "step step first step duplicate",
@@ -137,7 +138,7 @@ func TestStepsThatFail(t *testing.T) {
 		why    string
 	}{
 		"refused": {func(p *plan.Plan) { p.Steps[0].Request.Body.Text = new("user=alice&password=wrong") }, "the step sign-in of actor_a came to nothing: it was answered with 401"},
-		"lacking": {func(p *plan.Plan) { p.Steps[0].Take[0].Pointer = new(plan.Pointer("/nothing")) }, "the step sign-in of actor_a came to nothing: its answer, 200, lacks token"},
+		"lacking": {func(p *plan.Plan) { p.Steps[0].Take[0].Pointer = new(plan.Pointer("/nothing")) }, "the step sign-in of actor_a came to nothing: its response, 200, lacks token"},
 		"short": {func(p *plan.Plan) {
 			p.Steps[0].Take[0] = plan.Taking{Name: "token", Pointer: new(plan.Pointer("/expires_in"))}
 		}, "token is shorter than 6 bytes"},
@@ -261,9 +262,9 @@ func TestPages(t *testing.T) {
 }
 
 // What is asked what became of a request has to be allowed as well, before
-// anything is sent; what an answer alone tells is left out where it is not.
+// anything is sent; what a response alone tells is left out where it is not.
 func TestPollIsAllowed(t *testing.T) {
-	for name, address := range map[string]string{"by the plan": "http://elsewhere.example/{{.ticket}}", "by the answer": "{{.ticket}}"} {
+	for name, address := range map[string]string{"by the plan": "http://elsewhere.example/{{.ticket}}", "by the response": "{{.ticket}}"} {
 		synctest.Test(t, func(t *testing.T) {
 			res, err := reachRun(t, "tickets", probe.Options{Send: true}, func(p *plan.Plan) {
 				p.Operations[0].Poll.URL = address
@@ -271,9 +272,9 @@ func TestPollIsAllowed(t *testing.T) {
 			switch {
 			case name == "by the plan" && (!errors.Is(err, probe.ErrNotAllowed) || !strings.Contains(err.Error(), "where poll asks about operation orders.create, is sent to elsewhere.example")):
 				t.Errorf("%s: %v", name, err)
-			case name == "by the answer" && err != nil:
+			case name == "by the response" && err != nil:
 				t.Errorf("%s: %v", name, err)
-			case name == "by the answer":
+			case name == "by the response":
 				// w1 is no address: the reader alone tells.
 				if e := outcome(t, res.Run.Operations[0], plan.Duplicate); e.Outcome != evidence.Held {
 					t.Errorf("%s: %s", e.Outcome, e.Why)

@@ -20,7 +20,7 @@ import (
 const maxIDs = 20
 
 // readHTTP sends a reader's request, and those of further pages, and takes the
-// number out of the answers.
+// number out of the responses.
 func (r *runner) readHTTP(ctx context.Context, q *plan.Reading) (reading, error) {
 	h := q.Reader.HTTP
 	out := reading{as: h.As}
@@ -35,14 +35,14 @@ func (r *runner) readHTTP(ctx context.Context, q *plan.Reading) (reading, error)
 		out.x = &x
 		switch {
 		case x.Response == nil:
-			return out, fmt.Errorf("no answer: %w", x.Err)
+			return out, fmt.Errorf("no response: %w", x.Err)
 		case x.Response.Truncated:
-			return out, errors.New("the answer is cut off")
+			return out, errors.New("the response is cut off")
 		case x.Response.Status == 404 && n == 1 && (h.Count != nil || h.Lines != ""):
 			out.number = new(big.Rat)
 			return out, nil
 		case x.Response.Status != 200:
-			return out, fmt.Errorf("the answer is %d", x.Response.Status)
+			return out, fmt.Errorf("the response is %d", x.Response.Status)
 		}
 		page, err := readPage(x.Response, q)
 		if err != nil {
@@ -91,7 +91,7 @@ func readPage(r *wire.Response, q *plan.Reading) (p page, err error) {
 	case q.Number != nil:
 		m := q.Number.FindSubmatch(r.Body)
 		if m == nil {
-			return p, errors.New("the answer has no such number")
+			return p, errors.New("the response has no such number")
 		}
 		p.number, err = number(string(m[1]))
 		return p, err
@@ -116,19 +116,19 @@ func pageOfJSON(body []byte, q *plan.Reading) (p page, err error) {
 	h := q.Reader.HTTP
 	doc, err := decodeJSON(body)
 	if err != nil {
-		return p, errors.New("the answer is not JSON")
+		return p, errors.New("the response is not JSON")
 	}
 	if h.Value != nil {
 		v, ok := lookup(doc, *h.Value)
 		if !ok {
-			return p, fmt.Errorf("the answer has no %s", *h.Value)
+			return p, fmt.Errorf("the response has no %s", *h.Value)
 		}
 		p.number, err = number(scalar(v))
 		return p, err
 	}
 	v, ok := lookup(doc, *h.Count)
 	if !ok {
-		return p, fmt.Errorf("the answer has no %s", *h.Count)
+		return p, fmt.Errorf("the response has no %s", *h.Count)
 	}
 	if v == nil {
 		v = []any{} // how some write an empty list
@@ -178,14 +178,14 @@ func pageOfXML(body []byte, q *plan.Reading) (p page, err error) {
 	if h.Value != nil {
 		v, ok := doc.text(*h.Value)
 		if !ok {
-			return p, fmt.Errorf("the answer has no %s", *h.Value)
+			return p, fmt.Errorf("the response has no %s", *h.Value)
 		}
 		p.number, err = number(strings.TrimSpace(v))
 		return p, err
 	}
 	list, ok := doc.all(*h.Count)
 	if !ok {
-		return p, fmt.Errorf("the answer has no root element as in %s", *h.Count)
+		return p, fmt.Errorf("the response has no root element as in %s", *h.Count)
 	}
 	for _, e := range list {
 		p.add(q, e.text)
@@ -209,7 +209,7 @@ type node struct {
 // maxXMLDepth bounds how deep elements may be in each other.
 const maxXMLDepth = 100
 
-var errNotXML = errors.New("the answer is not XML, or is in another encoding than UTF-8")
+var errNotXML = errors.New("the response is not XML, or is in another encoding than UTF-8")
 
 // decodeXML reads a document. Entities of its own are not resolved: a document
 // that uses one is refused.
@@ -229,7 +229,7 @@ func decodeXML(b []byte) (*node, error) {
 		switch t := t.(type) {
 		case xml.StartElement:
 			if len(open) > maxXMLDepth {
-				return nil, fmt.Errorf("the answer's elements are more than %d deep", maxXMLDepth)
+				return nil, fmt.Errorf("the response's elements are more than %d deep", maxXMLDepth)
 			}
 			if in == doc && len(doc.children) == 1 {
 				return nil, errNotXML

@@ -41,7 +41,7 @@ func (p *politely) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	nth := slices.Index(p.keys, key) + 1
 	if !known && nth == 2 {
-		// The one that is cut off: its client is gone before the answer.
+		// The one that is cut off: its client is gone before the response.
 		p.mu.Unlock()
 		select {
 		case <-r.Context().Done():
@@ -108,7 +108,7 @@ func TestRefusedInTheBody(t *testing.T) {
 		},
 		"what was lost only": {
 			func(nth int) bool { return nth == 2 }, evidence.Broken,
-			"the retry was refused with 200 with an error in its body when it was sent again, once, and there is no effect", true,
+			"the retry was refused with 200 with an error in its body the one time it was sent again, and there is no effect", true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestRefusedInTheBody(t *testing.T) {
 				t.Fatalf("failure-blocks-key: %v", i >= 0)
 			}
 			if i >= 0 && !slices.ContainsFunc(op.Findings[i].Causes, func(c evidence.Cause) bool {
-				return c.Name == "tied-to-client" && strings.HasSuffix(c.For, "refused when it was sent again, once.")
+				return c.Name == "tied-to-client" && strings.HasSuffix(c.For, "refused the one time it was sent again.")
 			}) {
 				t.Errorf("causes: %+v", op.Findings[i].Causes)
 			}
@@ -173,13 +173,13 @@ func TestRacesInSum(t *testing.T) {
 	}{
 		"some fail": {
 			func(race, nth int) int { return map[bool]int{true: 500}[race == 2 && nth == 3] },
-			"3 to 4 effects by reader n, where there must be 1; more than one effect in 2 of 2 trials",
-			evidence.Refuted, "No duplicate that succeeded was without an effect, also not where they came at once.",
+			"3 to 4 effects by reader n instead of 1; more than one effect in 2 of 2 trials",
+			evidence.Refuted, "Every duplicate that succeeded had an effect, even those that came at once.",
 		},
 		"some have no effect": {
 			func(race, nth int) int { return map[bool]int{true: 200}[race > 0 && nth > 2] },
-			"2 effects by reader n, where there must be 1; more than one effect in 2 of 2 trials",
-			evidence.Open, "Of requests at the same time that succeeded some had no effect of their own. A duplicate that came when the state had settled had one.",
+			"2 effects by reader n instead of 1; more than one effect in 2 of 2 trials",
+			evidence.Open, "Some of the simultaneous requests that succeeded had no effect of their own. A duplicate that came once the state had settled had one.",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"github.com/semelhq/semel/probe/evidence"
 )
 
-// searchSteps is how many times of waiting a search for the retention tries, each
+// searchSteps is how many waiting times a search for the retention tries, each
 // twice the one before.
 const searchSteps = 7
 
@@ -57,7 +57,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 			if err := sleep(ctx, time.Until(t.good().over().Add(t.after))); err != nil {
 				return f, err
 			}
-			// What the others did meanwhile is not this duplicate's.
+			// Effects of the others in the meantime are not this duplicate's.
 			if err := t.w.settle(ctx, time.Now(), 0); err != nil {
 				return f, err
 			}
@@ -82,7 +82,7 @@ func (x *exp) retentionSearch(ctx context.Context) (shown, error) {
 func (f *forgetting) judge(j *judgement) {
 	if !j.grounded(f.ground) {
 		if j.o.facts.protects() == no {
-			j.void("no duplicate is known again: there is nothing to be forgotten")
+			j.void("no duplicate is recognised, so nothing can be forgotten")
 		}
 		return
 	}
@@ -112,15 +112,15 @@ func (f *forgetting) judge(j *judgement) {
 			j.unclear("%s", t.second.why)
 			return
 		case !second.processed():
-			j.unclear("the duplicate after %v was not processed: %s", after, answer(second))
+			j.unclear("the duplicate after %v was not processed: %s", after, response(second))
 			return
 		case !d.told():
-			j.unclear("the duplicate after %v was answered with %s; no reader sees the state", after, answer(second))
+			j.unclear("the duplicate after %v was answered with %s; no reader sees the state", after, response(second))
 			return
 		}
 		known = after
 	}
 	if known > 0 {
-		j.holds("a duplicate after %v still had no effect of its own; longer was not waited", known)
+		j.holds("a duplicate after %v still had no effect of its own; longer times were not tried", known)
 	}
 }

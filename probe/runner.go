@@ -190,7 +190,7 @@ func (r *runner) preflight() error {
 			}
 		}
 		if op.Poll.URL != "" {
-			// One that is all the answer's is checked when there is one.
+			// One that is all the response's is checked when there is one.
 			if at, err := r.r.StatusURL(v, standIns(op.Poll.Take), "taken-id"); err == nil {
 				if err := check("where poll asks about operation "+op.Name+",", wire.Request{Method: "GET", URL: at}); err != nil {
 					return err
@@ -220,7 +220,7 @@ func (r *runner) preflight() error {
 	return nil
 }
 
-// standIns are values to be taken from answers, for a look at the request.
+// standIns are values to be taken from responses, for a look at the request.
 func standIns(take []plan.Taking) (list []string) {
 	for _, t := range take {
 		list = append(list, "taken-"+t.Name)
@@ -282,7 +282,7 @@ func (r *runner) run(ctx context.Context) error {
 const maxKept = 128 << 20
 
 // errKept ends a run whose evidence has become too large.
-var errKept = errors.New("no more answers are kept as evidence")
+var errKept = errors.New("no more responses are kept as evidence")
 
 // room returns why nothing more may be sent or read, or nil.
 func (r *runner) room() error {

@@ -128,7 +128,7 @@ func (s *sink) Accept() (net.Conn, error) {
 		if room {
 			s.conns[counted] = true
 		} else if !s.closed {
-			s.fill("it refused a connection, for %d were open", s.limits.conns)
+			s.fill("it refused a connection, because %d were open", s.limits.conns)
 		}
 		s.mu.Unlock()
 		if room {

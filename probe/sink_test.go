@@ -57,7 +57,7 @@ func (s *sink) deliver(overHTTP bool, text string) error {
 	}
 	_ = res.Body.Close()
 	if res.StatusCode != http.StatusNoContent {
-		return fmt.Errorf("the answer is %d", res.StatusCode)
+		return fmt.Errorf("the response is %d", res.StatusCode)
 	}
 	return nil
 }

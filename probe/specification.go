@@ -44,7 +44,7 @@ var (
 	aboutRetention = regexp.MustCompile(`(?i)\bretention\b|\bretain|\bexpir|\b(kept|stored|remembered|valid|forgotten)\b.{0,60}\b(hour|day|week|minute|second|month|year)s?\b|never (forgotten|expire)|idempotency-expires`)
 )
 
-// specification reads where the operation is described. Whether answers tell
+// specification reads where the operation is described. Whether responses tell
 // how long keys are kept is known when all experiments are over: the outcome is
 // set then.
 func (x *exp) specification(ctx context.Context) (shown, error) {
@@ -66,7 +66,7 @@ func (x *exp) specification(ctx context.Context) (shown, error) {
 		}
 		s.send = x.sent(got, evidence.RoleRead, "")
 		if got.Response == nil || got.Response.Status != http.StatusOK {
-			s.why = "the specification cannot be read: " + answer(s.send)
+			s.why = "the specification cannot be read: " + response(s.send)
 			return s, ctxErr(ctx)
 		}
 		doc = got.Response.Body
@@ -134,7 +134,7 @@ func read(doc []byte, op *plan.Operation, at string) said {
 }
 
 // previewOf finds what a description calls a dry run of an operation: one of its
-// parameters, or a path below its own. It is only told of: nothing is sent that
+// parameters, or a path below its own. It is only reported: nothing is sent that
 // the plan does not name.
 func previewOf(root map[string]any, own any, at string) string {
 	var params []any
@@ -256,9 +256,9 @@ func (o *operation) concludeSpecification() {
 		j := &judgement{o: o, e: e}
 		switch {
 		case s.general && s.absent:
-			j.unclear("the document speaks of keys, and does not describe this operation: whether it is meant as well is for a person to say")
+			j.unclear("the document speaks of keys, and does not describe this operation: a person has to decide whether it means this operation too")
 		case s.general:
-			j.unclear("the document speaks of keys, and not where it describes this operation: whether it is meant as well is for a person to say")
+			j.unclear("the document speaks of keys, and not where it describes this operation: a person has to decide whether it means this operation too")
 		case s.absent:
 			j.broken("the document does not describe this operation, and has none of the words that were searched for: idempotency, deduplication, or a key's name")
 			j.find(evidence.FindingNoSpecification, "", evidence.Established, s.send)
@@ -268,10 +268,10 @@ func (o *operation) concludeSpecification() {
 		case o.op.Key == nil:
 			j.holds("where it describes this operation, the specification speaks of idempotency, deduplication or keys; what it says was not compared with what was seen")
 		case !s.retention && !o.facts.expires:
-			j.broken("neither the specification, in the words that were searched for, nor an answer says how long keys are kept")
+			j.broken("neither the specification, in the words that were searched for, nor a response says how long keys are kept")
 			j.find(evidence.FindingRetentionNotPublished, "", evidence.Established, s.send)
 		case !s.retention:
-			j.holds("the specification speaks of keys, and answers say until when they are kept")
+			j.holds("the specification speaks of keys, and responses say until when they are kept")
 		default:
 			j.holds("the specification speaks of keys and of how long they are kept; what it says was not compared with what was seen")
 		}

@@ -22,9 +22,9 @@ import (
 	"github.com/semelhq/semel/probe/report"
 )
 
-// A target that repeats a secret in all spellings, in every part of its answers,
-// and tells secrets of its own under the names of such, gets none of them into
-// anything that a run leaves behind or shows.
+// A target that repeats a secret in all spellings, in every part of its
+// responses, and tells secrets of its own under the names of such, gets none of
+// them into anything that a run leaves behind or shows.
 func TestNoSpellingOfASecret(t *testing.T) {
 	const secret = `s3cr/et+w"ith&99`
 	own := map[string]string{

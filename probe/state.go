@@ -250,7 +250,7 @@ func (r *runner) command(ctx context.Context, argv []string, timeout time.Durati
 	if ext := strings.ToLower(filepath.Ext(c.Path)); ext == ".bat" || ext == ".cmd" {
 		// Windows has a shell run these, whatever the arguments are made of.
 		if strings.ContainsAny(strings.Join(argv[1:], ""), `"%!^&|<>()`) {
-			return nil, errors.New("the program is a batch file, which a shell runs, and an argument has a character in it that means something there")
+			return nil, errors.New("the program is a batch file, which a shell runs, and an argument has a character that the shell would interpret")
 		}
 	}
 	c.WaitDelay = time.Second

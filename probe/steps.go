@@ -28,8 +28,8 @@ type sender struct {
 	r *runner
 }
 
-// Send sends a request with what steps took last, and again if the answer is that
-// this has expired.
+// Send sends a request with what steps took last, and again if the response is
+// that this has expired.
 func (s *sender) Send(ctx context.Context, req wire.Request) (wire.Exchange, error) {
 	who, err := s.ready(ctx)
 	if err != nil {
@@ -85,8 +85,8 @@ func (s *sender) ready(ctx context.Context) (plan.PrincipalName, error) {
 	return who, s.r.now.signIn(ctx, cmp.Or(who, plan.ActorA))
 }
 
-// expired reports whether an answer says that what steps took for a principal has
-// expired, and has it taken anew.
+// expired reports whether a response says that what steps took for a principal
+// has expired, and has it taken anew.
 func (r *runner) expired(x *wire.Exchange, who plan.PrincipalName) (any bool) {
 	if r.now == nil || x.Response == nil {
 		return false
@@ -216,22 +216,22 @@ func (x *exp) step(ctx context.Context, v *plan.Values, st *plan.Step, who plan.
 	return expires(st, &got), nil
 }
 
-// take takes from an answer what a step is to take. Of a refresh, what is not
+// take takes from a response what a step is to take. Of a refresh, what is not
 // there is empty.
 func take(st *plan.Step, x *wire.Exchange, refresh bool) ([]string, error) {
 	if !success(x) || x.Response.Truncated {
-		return nil, fmt.Errorf("it was answered with %s", answer(&sent{x: *x}))
+		return nil, fmt.Errorf("it was answered with %s", response(&sent{x: *x}))
 	}
 	values := make([]string, len(st.Take))
 	for i, t := range st.Take {
 		value := extract(x.Response, t.Header, t.Cookie, t.Pointer, t.Pattern)
 		switch {
 		case value == "" && !refresh:
-			return nil, fmt.Errorf("its answer, %d, lacks %s", x.Response.Status, t.Name)
+			return nil, fmt.Errorf("its response, %d, lacks %s", x.Response.Status, t.Name)
 		case len(value) > plan.MaxTakenBytes:
 			return nil, fmt.Errorf("%s is larger than %d KiB", t.Name, plan.MaxTakenBytes>>10)
 		case strings.ContainsAny(value, "\r\n\x00"):
-			return nil, fmt.Errorf("%s has a line break in it", t.Name)
+			return nil, fmt.Errorf("%s contains a line break", t.Name)
 		}
 		values[i] = value
 	}
@@ -242,7 +242,7 @@ func take(st *plan.Step, x *wire.Exchange, refresh bool) ([]string, error) {
 func expires(st *plan.Step, x *wire.Exchange) (until time.Time) {
 	valid := st.Valid
 	if st.ExpiresIn != nil {
-		// The answer was under way, and the clocks are two: a tenth less.
+		// The response was under way, and the clocks are two: a tenth less.
 		n, err := number(extract(x.Response, "", "", st.ExpiresIn, ""))
 		if err == nil && n.Sign() > 0 {
 			seconds, _ := n.Float64()
@@ -258,8 +258,8 @@ func expires(st *plan.Step, x *wire.Exchange) (until time.Time) {
 	return x.Timing.Done.Add(valid)
 }
 
-// extract takes a value out of an answer: of the body, or of a header or cookie.
-// It is empty if the answer has none.
+// extract takes a value out of a response: of the body, or of a header or
+// cookie. It is empty if the response has none.
 func extract(r *wire.Response, header, cookie string, pointer *plan.Pointer, pattern string) string {
 	in := string(r.Body)
 	switch {

@@ -43,8 +43,8 @@ func (o *operation) gather() {
 		}
 	}
 	if o.doublesAnswered() {
-		// What does not know a duplicate at all does not know it in a race, after
-		// a loss or under another body either.
+		// A target that does not recognise a duplicate at all does not recognise it
+		// in a race, after a loss or with another body either.
 		all := []evidence.FindingID{
 			evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse, evidence.FindingMismatchExecuted, evidence.FindingKeyIgnored, evidence.FindingMissingKeyAccepted,
 			evidence.FindingMalformedKeyAcceptedUnprotected, evidence.FindingRateLimitIsNotIdempotency, evidence.FindingOutsideEffectDoubled, evidence.FindingEffectsDisagree,
@@ -56,13 +56,13 @@ func (o *operation) gather() {
 	if !f.lapsed {
 		under(evidence.FindingDoubleEffectRace, evidence.FindingInFlightExecuted)
 	}
-	// A retry of what was still running is one of two at the same time.
+	// A retry of a request that was still running is a race of two.
 	if !f.lostAfter {
 		under(evidence.FindingDoubleEffectRace, evidence.FindingDoubleEffectLostResponse)
 		under(evidence.FindingInFlightExecuted, evidence.FindingDoubleEffectLostResponse)
 	}
-	// Where the same request takes effect more than once at once, another one under
-	// its key does for the same reason, unless it does one after the other too.
+	// If the same request takes effect more than once in a race, another request
+	// under its key does for the same reason, unless it also does when sent later.
 	if i := slices.IndexFunc(o.ev.Findings, func(g evidence.Finding) bool { return g.ID == evidence.FindingMismatchExecuted }); i >= 0 &&
 		o.ev.Findings[i].Experiment == string(plan.RaceAltered) && !o.shows(plan.Altered, o.ev.Findings[i]) {
 		under(evidence.FindingDoubleEffectRace, evidence.FindingMismatchExecuted)
@@ -80,7 +80,7 @@ func (o *operation) state() {
 	case f.control:
 		when := ""
 		if o.latency > 0 {
-			when = fmt.Sprintf(", %v after the answer at the latest", o.latency.Round(1e6))
+			when = fmt.Sprintf(", %v after the response at the latest", o.latency.Round(1e6))
 		}
 		say("", evidence.Established, "The effect of a fresh request was seen by %s%s.", o.seenBy(), when)
 	case len(o.readers) == 0:
@@ -88,23 +88,23 @@ func (o *operation) state() {
 	case o.sighted():
 		say("", evidence.Established, "The effect of a fresh request was seen outside of the target's own state, by %s. No reader sees that state.", o.seenBy())
 	default:
-		say("", evidence.Unknowable, "No reader saw an effect in this run: about effects nothing is established.")
+		say("", evidence.Unknowable, "No reader saw an effect in this run, so nothing is established about effects.")
 	}
 	if v.IdempotencySupport == "header_key" && f.freshCreates == untold {
-		say("idempotency_support", evidence.Inferred, "The replay is marked as one: it is taken for one by its key.")
+		say("idempotency_support", evidence.Inferred, "The replay is marked as one, so it is taken to be recognised by its key.")
 	}
 	switch {
 	case f.operationApart == yes:
-		say("key_scope_binding", evidence.Established, "The operation separates keys: %s under a used key took effect of its own.", o.op.OtherOperation)
+		say("key_scope_binding", evidence.Established, "The operation separates keys: %s under a used key had an effect of its own.", o.op.OtherOperation)
 	case f.operationApart == no:
 		say("key_scope_binding", evidence.Established, "The operation does not separate keys: %s under a used key had no effect of its own.", o.op.OtherOperation)
 	case f.actorApart == yes && f.tenantApart == yes:
-		say("key_scope_binding", evidence.Inferred, "Tenant and actor separate keys. That the operation does too was not tried: it takes a second operation.")
+		say("key_scope_binding", evidence.Inferred, "Tenant and actor separate keys. Whether the operation does too was not tried: that takes a second operation.")
 	}
 	if r := f.race; r != nil && v.RaceBehavior == "safe_converge" {
 		what := ""
 		if f.outsideBad {
-			what = " This is of the target's own state, and not of what doubled outside."
+			what = " This is about the target's own state, not about what doubled outside."
 		}
 		say("race_behavior", evidence.Established, "Not seen to double in %s of %d requests. That leaves open a rate of up to %s, with 95 %% confidence.%s", times(r.Overlapped, "overlapping trial"), r.Width, evidence.Percent(r.Bound), what)
 	}
@@ -125,7 +125,7 @@ func (o *operation) shows(name plan.Experiment, f evidence.Finding) bool {
 	return e != nil && slices.ContainsFunc(e.Sends, func(s evidence.Send) bool { return slices.Contains(f.Sends, s.N) })
 }
 
-// experiment returns what is written down of an experiment, nil if it was left out.
+// experiment returns the record of an experiment, nil if it was left out.
 func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
 	i := slices.IndexFunc(o.ev.Experiments, func(e evidence.Experiment) bool { return e.Name == string(name) })
 	if i < 0 {
@@ -134,8 +134,8 @@ func (o *operation) experiment(name plan.Experiment) *evidence.Experiment {
 	return &o.ev.Experiments[i]
 }
 
-// asks are the roles of the sends that an experiment asks with, where what goes
-// before them has others.
+// asks are the roles of the sends that an experiment is about, if sends with
+// other roles go before them.
 var asks = map[plan.Experiment][]evidence.Role{
 	plan.RaceSame: {evidence.RoleRace}, plan.RaceAltered: {evidence.RoleRace}, plan.InFlight: {evidence.RoleFirst}, plan.Altered: {evidence.RoleAltered},
 	plan.MissingKey: {evidence.RoleWithoutKey}, plan.MalformedKey: {evidence.RoleMalformedKey}, plan.OtherActor: {evidence.RoleOtherActor}, plan.OtherTenant: {evidence.RoleOtherTenant},
@@ -143,7 +143,8 @@ var asks = map[plan.Experiment][]evidence.Role{
 	plan.Redelivery: {"signed-anew", evidence.RoleStale, evidence.RoleForged},
 }
 
-// tried reports whether an experiment came to what it asks, whatever the answer.
+// tried reports whether an experiment got as far as its question, whatever the
+// answer.
 func (o *operation) tried(name plan.Experiment) bool {
 	e := o.experiment(name)
 	if e == nil {
@@ -169,13 +170,14 @@ func (o *operation) hinders(name plan.Experiment) string {
 	case slices.Contains(o.r.o.Skip, name):
 		return "a run without --skip " + string(name)
 	case name == plan.FailedFirst && o.r.o.FailFirst == nil && (len(o.op.Experiments) != 1 || o.op.Experiments[0] != name):
-		return "a target that is made to fail (FailFirst, in Go), or an operation whose request fails at first and whose only experiment is failed_first: elsewhere that cuts the request off before its last byte, so it does not run"
+		return "a target that is made to fail (FailFirst, in Go), or an operation whose request fails at first and whose only experiment is failed_first: otherwise that experiment cuts the request off before its last byte, so it does not run"
 	}
 	return ""
 }
 
-// stopped says why an experiment that was begun did not come to what it asks, or
-// with ended, why the run ended before; empty if it was not to be run.
+// stopped says why an experiment that was begun did not get as far as its
+// question, or with ended, why the run ended before it; empty if it was not to
+// be run.
 func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 	e := o.experiment(name)
 	if e == nil {
@@ -191,14 +193,14 @@ func (o *operation) stopped(name plan.Experiment) (why string, ended bool) {
 	case e.Outcome == evidence.NotRun:
 		return "", false
 	case (name == plan.LostUnread || name == plan.LostBegun) && has(func(s evidence.Send) bool { return s.Role == evidence.RoleFirst && s.Status > 0 }):
-		return "a target that is slower to answer, or further away: here each answer was there before the connection could be cut", false
+		return "a target that is slower to answer, or further away: here each response was there before the connection could be cut", false
 	case o.facts.controls == 0 && name != plan.OtherOperation && name != plan.FailedFirst &&
 		has(func(s evidence.Send) bool {
 			return slices.Contains([]evidence.Role{evidence.RoleFirst, evidence.RoleControl, evidence.RoleGround}, s.Role)
 		}):
-		return "no attempt came to it: a fresh request did not succeed", false
+		return "the run did not get to it: a fresh request did not succeed", false
 	}
-	return "no attempt came to it: " + e.Why, false
+	return "the run did not get to it: " + e.Why, false
 }
 
 // untried says what was not tried, and what would try it.
@@ -206,8 +208,8 @@ func (o *operation) untried() {
 	add := func(what, how string) {
 		o.ev.Untried = append(o.ev.Untried, evidence.Untried{What: what, How: how})
 	}
-	// keyed is said where there is a key, and bare where there is none; what has
-	// no words is not of the operation.
+	// keyed returns its first argument if there is a key, else its second. A group
+	// without words does not apply to the operation.
 	keyed := func(keyed, bare string) string {
 		if o.op.Key == nil {
 			return bare
@@ -220,7 +222,7 @@ func (o *operation) untried() {
 		of   []plan.Experiment // one of them is enough
 	}{
 		{"requests at the same time", []plan.Experiment{plan.RaceSame, plan.InFlight}},
-		{"lost answers", []plan.Experiment{plan.LostUnread, plan.LostBegun}},
+		{"lost responses", []plan.Experiment{plan.LostUnread, plan.LostBegun}},
 		{"a first attempt that fails", []plan.Experiment{plan.FailedFirst}},
 		{keyed("requests without a key", ""), []plan.Experiment{plan.MissingKey}},
 		{"a duplicate after a while", []plan.Experiment{plan.LateRetry}},
@@ -235,7 +237,7 @@ func (o *operation) untried() {
 		{keyed("malformed keys", ""), []plan.Experiment{plan.MalformedKey}},
 		{map[bool]string{true: "the same meaning in other bytes"}[o.applies(plan.SameMeaning) == nil], []plan.Experiment{plan.SameMeaning}},
 		{keyed("a request that was refused as invalid, corrected", ""), []plan.Experiment{plan.Corrected}},
-		{"how long a request is known again", []plan.Experiment{plan.RetentionSearch, plan.RetentionEdge}},
+		{"how long a request is recognised", []plan.Experiment{plan.RetentionSearch, plan.RetentionEdge}},
 	} {
 		if group.what == "" || slices.ContainsFunc(group.of, o.tried) {
 			continue
@@ -290,16 +292,16 @@ func (o *operation) untried() {
 	}
 	f := &o.facts
 	if o.ev.Verdict.IdempotencySupport == "unknown" && f.once && f.outcomes[plan.FreshKey] == "" {
-		add("whether the duplicate that had no second effect was known by its key or by its content", "--full, or --only duplicate,fresh_key")
+		add("whether the duplicate that had no second effect was recognised by its key or by its content", "--full, or --only duplicate,fresh_key")
 	}
 	if f.audit == "" {
 		add("whether an audit trail has the request", "audit in the plan")
 	}
-	add("a crash of the target between effect and record", "a crash made by hand, for the probe makes none")
+	add("a crash of the target between effect and record", "a crash caused by hand, because the probe causes none")
 }
 
-// credentials says what of the credentials may change between a request and its
-// repeat; empty where nothing shows that they do.
+// credentials says which credentials may change between a request and its
+// repetition; empty if nothing shows that they do.
 func (o *operation) credentials() string {
 	if slices.ContainsFunc(o.r.r.Steps(o.op, "principal"), func(s *plan.Step) bool { return len(s.Take) > 0 }) {
 		return "a session that expired, or was renewed, between the two"

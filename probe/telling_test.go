@@ -73,26 +73,26 @@ func TestUntried(t *testing.T) {
 		},
 		"lost, and fresh requests refused": {
 			list: []evidence.Experiment{ex(plan.LostUnread, evidence.Inconclusive, "the first request did not succeed: 403", refused)},
-			what: "lost answers", how: "no attempt came to it: a fresh request did not succeed",
+			what: "lost responses", how: "the run did not get to it: a fresh request did not succeed",
 		},
 		"a race, and fresh requests refused": {
 			list: []evidence.Experiment{ex(plan.RaceSame, evidence.Inconclusive, "the first request did not succeed: 403", refused)},
-			what: "requests at the same time", how: "no attempt came to it: a fresh request did not succeed",
+			what: "requests at the same time", how: "the run did not get to it: a fresh request did not succeed",
 		},
 		"a late duplicate, and no reader that sees": {
 			controls: 1,
 			list:     []evidence.Experiment{ex(plan.LateRetry, evidence.Inconclusive, "no reader sees the effect", evidence.Send{Role: "first", Status: 201})},
-			what:     "a duplicate after a while", how: "no attempt came to it: no reader sees the effect",
+			what:     "a duplicate after a while", how: "the run did not get to it: no reader sees the effect",
 		},
-		"an answer too early to be lost": {
+		"a response too early to be lost": {
 			controls: 1,
 			list:     []evidence.Experiment{ex(plan.LostUnread, evidence.Held, "none was lost", evidence.Send{Role: "first", Status: 201})},
-			what:     "lost answers", how: "before the connection could be cut",
+			what:     "lost responses", how: "before the connection could be cut",
 		},
-		"a lost answer": {
+		"a lost response": {
 			controls: 1,
 			list:     []evidence.Experiment{ex(plan.LostUnread, evidence.Held, "1 effect", evidence.Send{Role: "first", Cut: "here"})},
-			what:     "lost answers",
+			what:     "lost responses",
 		},
 		"a race that showed nothing": {
 			controls: 1,
@@ -113,7 +113,7 @@ func TestUntried(t *testing.T) {
 		"a default run, malformed":        {what: "malformed keys", how: "--full, or --only malformed_key"},
 		"a default run, other bytes":      {what: "the same meaning in other bytes", how: "--full, or --only same_meaning"},
 		"a default run, corrected":        {what: "a request that was refused as invalid, corrected", how: "invalid"},
-		"a default run, retention":        {what: "how long a request is known again", how: "target.retention_search"},
+		"a default run, retention":        {what: "how long a request is recognised", how: "target.retention_search"},
 		"no key, requests without":        {change: keyless, what: "requests without a key"},
 		"no key, altered":                 {change: keyless, what: "another request for the same thing", how: "--full, or --only altered"},
 		"no key, another tenant":          {change: keyless, what: "the same request by another tenant", how: "principals.tenant_b"},

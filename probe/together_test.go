@@ -43,7 +43,7 @@ func TestTheExecutedOneOfTwoIsTheFirst(t *testing.T) {
 		for role, status := range map[evidence.Role]int{"first": http.StatusCreated, "duplicate": http.StatusBadRequest} {
 			i := slices.IndexFunc(e.Sends, func(s evidence.Send) bool { return s.Role == role })
 			if i < 0 || e.Sends[i].Status != status {
-				t.Errorf("%d is not the answer to the %s: %+v", status, role, e.Sends)
+				t.Errorf("%d is not the response to the %s: %+v", status, role, e.Sends)
 			}
 		}
 	}

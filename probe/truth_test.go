@@ -37,7 +37,7 @@ func TestDefaultRunSaysWhatItDidNotTry(t *testing.T) {
 		}
 		for what, how := range map[string]string{
 			"requests at the same time": "--only race,in_flight",
-			"lost answers":              "--only lost_unread",
+			"lost responses":            "--only lost_unread",
 			"a first attempt that":      "--only failed_first",
 			"requests without a key":    "--only missing_key",
 			"malformed keys":            "--only malformed_key",
@@ -94,7 +94,7 @@ func TestWithoutReadersNothingIsSeen(t *testing.T) {
 // A reader that looks, and has never seen an effect, is told apart from one
 // that was not read.
 func TestBlindAndUnread(t *testing.T) {
-	for status, want := range map[int]string{http.StatusOK: "no effect", http.StatusForbidden: "the answer is 403"} {
+	for status, want := range map[int]string{http.StatusOK: "no effect", http.StatusForbidden: "the response is 403"} {
 		synctest.Test(t, func(t *testing.T) {
 			o := probe.Options{Send: true}
 			c := &counter{}

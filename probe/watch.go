@@ -22,7 +22,7 @@ type watch struct {
 	resource string
 	before   snapshot
 	after    snapshot
-	// settled: after is stable. Else why says what it was not.
+	// settled: after is stable. Otherwise why says why it is not.
 	settled bool
 	why     string
 	latency time.Duration // of the last change, after the last request was over
@@ -34,18 +34,18 @@ type watch struct {
 	expect int64
 	// promised: a request was answered as done.
 	promised bool
-	// change: what was sent may be a change of what is there, which the outside may
-	// be told of again.
+	// change: the request may change what is there, and the outside may be notified
+	// again.
 	change bool
 }
 
-// promise notes an answer. One that names no resource, where others do, may be
+// promise notes a response. One that names no resource, where others do, may be
 // a refusal by its body.
 func (w *watch) promise(s *sent) {
 	w.promised = w.promised || s.done() && (s.resource != "" || !w.x.o.facts.names)
 }
 
-// rebase takes what is there now as the state before.
+// rebase makes the present state the state before.
 func (w *watch) rebase() {
 	w.before, w.expect = w.after, 0
 	for i, rd := range w.x.o.readers {
@@ -64,7 +64,7 @@ func (x *exp) watch(ctx context.Context, v *plan.Values) (*watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Twice, for a number that moves by itself says nothing.
+	// Twice, because a number that moves by itself shows nothing.
 	if len(first) > 0 {
 		if err := sleep(ctx, x.o.r.p.Timing.Poll); err != nil {
 			return nil, err
@@ -125,7 +125,7 @@ func (w *watch) settle(ctx context.Context, since time.Time, atLeast int64) erro
 	return w.x.settle(ctx, since, wanted{w, atLeast})
 }
 
-// wanted is a watch and how many effects it is waited for.
+// wanted is a watch and the number of effects to wait for.
 type wanted struct {
 	w       *watch
 	atLeast int64
@@ -176,7 +176,7 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 				}
 			}
 			w.after = now
-			// What fell below what it was is not waited for.
+			// A number that fell below its start is not waited for.
 			reached = reached && (w.fell() != "" || w.reached(now, want.atLeast))
 		}
 		at := time.Now()
@@ -222,9 +222,9 @@ func (x *exp) settle(ctx context.Context, since time.Time, all ...wanted) error 
 }
 
 // fell says that the number of a reader that sees effects is below what it was
-// before the request; empty if none is. What it reads is then not of the request
-// alone: something else went, as a record that expired, and as many effects as that
-// are not seen.
+// before the request; empty if none is. It then reads more than the effects of the
+// request: something else went, such as a record that expired, and hides as many
+// effects.
 func (w *watch) fell() string {
 	for i, rd := range w.x.o.readers {
 		a, b := w.before[i], w.after[i]
@@ -232,7 +232,7 @@ func (w *watch) fell() string {
 			continue
 		}
 		if n := rd.effects(a, b); n.Sign() < 0 {
-			return fmt.Sprintf("the number of reader %s fell from %s to %s: what it reads is not of the request alone", rd.name, text(a.number), text(b.number))
+			return fmt.Sprintf("the number of reader %s fell from %s to %s: it reads more than the effects of the request", rd.name, text(a.number), text(b.number))
 		}
 	}
 	return ""
@@ -300,9 +300,9 @@ func (w *watch) between(from, to snapshot) delta {
 // undue: how many effects are due is what the experiment asks.
 const undue = -1
 
-// conclude writes the last readings and the changes down. due is how many
-// effects there must be if a request was answered as done. If none was, it may
-// have had none, and no more than that.
+// conclude records the last readings and the changes. due is how many effects
+// there must be if a request was answered as done. If none was, there may be
+// fewer, but not more.
 func (w *watch) conclude(due int64) {
 	x := w.x
 	if x.o.r.dry() {
@@ -325,7 +325,7 @@ func (w *watch) conclude(due int64) {
 		if n.IsInt() && n.Num().IsInt64() {
 			c.Effects = n.Num().Int64()
 			if n.Sign() < 0 && w.why != "" {
-				// It tells no number of effects.
+				// It does not give a number of effects.
 				c.Name, c.Expected = "effects: the number fell", undue
 			} else if w.moving(n, c.Expected) {
 				c.Name = "effects: not settled, " + text(n) + " so far"
@@ -337,8 +337,8 @@ func (w *watch) conclude(due int64) {
 	}
 }
 
-// moving reports whether a number of effects is no count yet: the state was not
-// stable when it was read, and there are no more than are due.
+// moving reports whether a number of effects is not final: the state was not
+// stable when it was read, and there are no more effects than are due.
 func (w *watch) moving(n *big.Rat, due int64) bool {
 	return !w.settled && (w.why != "" || n.Sign() != 0) && due != undue && !more(n, due)
 }

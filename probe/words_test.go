@@ -30,7 +30,7 @@ func judging(name plan.Experiment) *judgement {
 	return &judgement{o: o, e: &evidence.Experiment{Name: string(name)}}
 }
 
-// numbered gives answers the numbers of their sends.
+// numbered gives responses the numbers of their sends.
 func numbered(all ...*sent) []*sent {
 	for i, s := range all {
 		s.n = i + 1
@@ -66,7 +66,7 @@ func TestWords(t *testing.T) {
 				more: []*attempt{tried(s[2], 3, 1), tried(s[3], 4, 1)},
 			}).judge(j)
 			return j
-		}, "2 effects by reader db, where there must be 1, after the first duplicate; 4 effects after 3", []int{1, 2, 3, 4}},
+		}, "2 effects by reader db instead of 1, after the first duplicate; 4 effects after 3", []int{1, 2, 3, 4}},
 		"further duplicates do not": {func() *judgement {
 			j := judging(plan.LateRetry)
 			s := numbered(given(201, made), given(201, made), given(201, made))
@@ -75,13 +75,13 @@ func TestWords(t *testing.T) {
 				more: []*attempt{tried(s[2], 2, 0)},
 			}).judge(j)
 			return j
-		}, "2 effects by reader db, where there must be 1; a further duplicate, answered with 201, had no effect of its own", []int{1, 2}},
+		}, "2 effects by reader db instead of 1; a further duplicate, answered with 201, had no effect of its own", []int{1, 2}},
 		"an older request again": {func() *judgement {
 			j := judging(plan.Reordered)
 			s := numbered(given(201, made), given(201, made))
 			j.repeated(s[0], tried(s[1], 0, 0), 0, evidence.FindingDoubleEffectSequential)
 			return j
-		}, "no effect of its own; the second answer is the first result", nil},
+		}, "no effect of its own; the second response is the first result", nil},
 		"an older request again, a server error": {func() *judgement {
 			j := judging(plan.Reordered)
 			s := numbered(given(201, made), given(500, ""))
@@ -94,7 +94,7 @@ func TestWords(t *testing.T) {
 			(&failed{off: &lostTry{first: s[0], second: tried(s[1], 0, 0)}}).judge(j)
 			return j
 		}, "the first attempt was cut off before its last byte, so it did not run: the retry was answered with 500, with no effect", []int{1, 2}},
-		"cut off before the last byte, then no answer": {func() *judgement {
+		"cut off before the last byte, then no response": {func() *judgement {
 			j := judging(plan.FailedFirst)
 			s := numbered(&sent{}, given(429, ""))
 			(&failed{off: &lostTry{first: s[0], second: tried(s[1], 0, 0)}}).judge(j)
@@ -105,7 +105,7 @@ func TestWords(t *testing.T) {
 			s := numbered(&sent{}, given(201, made))
 			(&failed{off: &lostTry{first: s[0], second: tried(s[1], 2, 1)}}).judge(j)
 			return j
-		}, "the first attempt was cut off before its last byte: 2 effects by reader db, where there must be 1", []int{1, 2}},
+		}, "the first attempt was cut off before its last byte: 2 effects by reader db instead of 1", []int{1, 2}},
 		"lost, and refused the third time": {func() *judgement {
 			j := judging(plan.LostUnread)
 			s := numbered(&sent{}, given(503, ""), given(503, ""), given(422, ""))
@@ -114,7 +114,7 @@ func TestWords(t *testing.T) {
 			}
 			j.lost(&lostTry{first: s[0], second: tried(s[3], 0, 0)}, true)
 			return j
-		}, "the retry was refused with 422 when it was sent again for the last of 3 times, and there is no effect", []int{1, 4}},
+		}, "the retry was refused with 422 the last of the 3 times it was sent again, and there is no effect", []int{1, 4}},
 		"other bytes, a duplicate's resource": {func() *judgement {
 			return inOtherBytes(1, false, "ord_1")
 		}, "1 effect; white space and the order of members do not matter: the request in other bytes was answered with 200, and names the first's resource", nil},
@@ -123,7 +123,7 @@ func TestWords(t *testing.T) {
 		}, "1 effect; white space and the order of members do not matter: the request in other bytes was answered with 200", nil},
 		"other bytes where all doubles": {func() *judgement {
 			return inOtherBytes(2, true, "")
-		}, "the request in other bytes took effect, as the same bytes do when they are sent again: of how they are written this shows nothing", nil},
+		}, "the request in other bytes took effect, as the same bytes do when they are sent again: this shows nothing about how they are written", nil},
 	} {
 		j := c.judge()
 		if _, got := j.outcome(); got != c.want {
@@ -188,29 +188,29 @@ func TestSuppositions(t *testing.T) {
 		state evidence.CauseState
 		words string
 	}{
-		"nothing came at once": {evidence.FindingDoubleEffectSequential, facts{doubled: true}, nil, "forgotten", evidence.Open, "none of them came at once"},
+		"nothing came at once": {evidence.FindingDoubleEffectSequential, facts{doubled: true}, nil, "forgotten", evidence.Open, "none of them came before the state had settled"},
 		"some came at once": {
 			evidence.FindingDoubleEffectSequential,
 			facts{doubled: true, race: &evidence.Race{Doubled: 1}},
 			nil,
-			"forgotten", evidence.Refuted, "also not where they came at once",
+			"forgotten", evidence.Refuted, "even those that came at once",
 		},
 		"of those at once some had none": {
 			evidence.FindingDoubleEffectSequential,
 			facts{doubled: true, race: &evidence.Race{Doubled: 1}, raceSome: true},
 			nil,
-			"forgotten", evidence.Open, "some had no effect of their own",
+			"forgotten", evidence.Open, "that succeeded had no effect of their own",
 		},
 		"at the same time they hold": {
 			evidence.FindingDoubleEffectSequential,
 			facts{doubled: true, race: &evidence.Race{Overlapped: 1}},
 			nil,
-			"forgotten", evidence.Open, "Requests at the same time had one effect",
+			"forgotten", evidence.Open, "Simultaneous requests had one effect",
 		},
-		"refused once":  {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 422}}, "tied-to-client", evidence.Open, "was refused when it was sent again, once."},
-		"refused twice": {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 409}, {Role: "duplicate", Status: 409}}, "tied-to-client", evidence.Open, "refused, or still in progress, each of the 2 times that it was sent again"},
-		"never done":    {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 202}}, "tied-to-client", evidence.Open, "not done for as long as was waited"},
-		"without a key": {"keyless-requests-confused", facts{keylessAsOne: &sent{}}, nil, "keyless-as-one", evidence.Supported, "was answered with a success"},
+		"refused once":  {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 422}}, "tied-to-client", evidence.Open, "was refused the one time it was sent again."},
+		"refused twice": {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 409}, {Role: "duplicate", Status: 409}}, "tied-to-client", evidence.Open, "refused, or still in progress, each of the 2 times it was sent again"},
+		"never done":    {"failure-blocks-key", facts{}, []evidence.Send{{Role: "duplicate", Status: 202}}, "tied-to-client", evidence.Open, "not done for as long as the probe waited"},
+		"without a key": {"keyless-requests-confused", facts{keylessAsOne: &sent{}}, nil, "keyless-as-one", evidence.Supported, "was answered with success"},
 	} {
 		j := judging(plan.LostUnread)
 		o := j.o

@@ -11,14 +11,15 @@ import (
 	"github.com/semelhq/semel/probe/plan"
 )
 
-// rewritten is what a request shows that means the same in other bytes.
+// rewritten holds what was seen of a request that means the same in other
+// bytes.
 type rewritten struct {
 	opening
 	second *attempt
 }
 
-// sameMeaning sends a request, and the same JSON written in another way under
-// the same key.
+// sameMeaning sends a request, and the same JSON in another form under the same
+// key.
 func (x *exp) sameMeaning(ctx context.Context) (shown, error) {
 	o, err := x.open(ctx, evidence.RoleFirst)
 	if o == nil {
@@ -50,35 +51,35 @@ func (f *rewritten) judge(j *judgement) {
 	j.e.Second = j.o.compare(first, second)
 	switch {
 	case d.exceeds(1) && j.o.facts.protects() == no:
-		j.unclear("the request in other bytes took effect, as the same bytes do when they are sent again: of how they are written this shows nothing")
+		j.unclear("the request in other bytes took effect, as the same bytes do when they are sent again: this shows nothing about how they are written")
 	case d.exceeds(1):
 		j.broken("the same request in other bytes took effect as well: %s", count(cmp.Or(d.number(), d.outMost)))
 		j.find(evidence.FindingSameMeaningExecuted, "", evidence.Established, first, second)
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
-		j.unclear("the request in other bytes was not processed: %s", answer(second))
+		j.unclear("the request in other bytes was not processed: %s", response(second))
 	case success(&second.x) && otherResource(first, second):
-		j.broken("the same request in other bytes was answered with %s and a resource of its own%s", answer(second), d.without())
+		j.broken("the same request in other bytes was answered with %s and a resource of its own%s", response(second), d.without())
 		j.find(evidence.FindingSameMeaningExecuted, "", evidence.Inferred, first, second)
 	case !d.told():
-		j.unclear("the request in other bytes was answered with %s; no reader sees the state", answer(second))
+		j.unclear("the request in other bytes was answered with %s; no reader sees the state", response(second))
 	case success(&second.x):
 		j.holds("1 effect; white space and the order of members do not matter: the request in other bytes %s%s", answered(second), f.told())
 	case second.serverError():
-		j.broken("the same request in other bytes was answered with %s", answer(second))
+		j.broken("the same request in other bytes was answered with %s", response(second))
 		j.error5xx(first, second)
 	case j.o.op.Key == nil, names(second.x.Response, first.resource) && first.resource != "":
-		j.holds("1 effect; the request in other bytes was refused as a duplicate is, with %s", answer(second))
+		j.holds("1 effect; the request in other bytes was refused as a duplicate is, with %s", response(second))
 	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status):
-		j.holds("1 effect; the request in other bytes was refused as another one, with %s: keys belong to bytes, and a client that writes its JSON anew for a retry is refused", answer(second))
+		j.holds("1 effect; the request in other bytes was refused as a different request, with %s: bytes are compared, and a client that serialises its JSON again for a retry is refused", response(second))
 	default:
-		j.holds("1 effect; the request in other bytes was refused with %s, which is not the contract's answer to another request, %v", answer(second), j.o.contract.Mismatch)
+		j.holds("1 effect; the request in other bytes was refused with %s, which is not the contract's response to another request, %v", response(second), j.o.contract.Mismatch)
 	}
 }
 
-// told says what in the answer to the other bytes is that of a duplicate, if
-// something is.
+// told says what marks the response to the other bytes as that to a duplicate,
+// if anything does.
 func (f *rewritten) told() string {
 	first, second := f.good().sent, f.second.sent
 	switch {
@@ -90,8 +91,8 @@ func (f *rewritten) told() string {
 	return ""
 }
 
-// corrections is what a request shows that was refused as invalid, and sent
-// again under its key with the mistake corrected.
+// corrections holds what was seen of a request that was refused as invalid and
+// sent again, corrected, under its key.
 type corrections struct {
 	control       *opening
 	first, second *attempt
@@ -143,14 +144,14 @@ func (f *corrections) judge(j *judgement) {
 	first := f.first.sent
 	switch {
 	case f.first.total.exceeds(0) && first.processed() && first.x.Response.Status/100 == 4:
-		j.broken("the invalid request was refused with %s, and took effect", answer(first))
+		j.broken("the invalid request was refused with %s, and took effect", response(first))
 		j.find(evidence.FindingRefusalExecuted, "", evidence.Established, first)
 		return
 	case !f.first.settled:
 		j.unclear("%s", f.first.why)
 		return
 	case !f.refused():
-		j.unclear("the invalid request was not refused as one: %s", answer(first))
+		j.unclear("the invalid request was not refused as one: %s", response(first))
 		return
 	case f.second == nil:
 		return
@@ -164,38 +165,38 @@ func (f *corrections) judge(j *judgement) {
 	case !f.second.settled:
 		j.unclear("%s", f.second.why)
 	case !second.processed():
-		j.unclear("the corrected request was not processed: %s", answer(second))
+		j.unclear("the corrected request was not processed: %s", response(second))
 	case !d.told():
-		j.unclear("after %s, the corrected request was answered with %s; no reader sees the state", answer(first), answer(second))
+		j.unclear("after %s, the corrected request was answered with %s; no reader sees the state", response(first), response(second))
 	case success(&second.x) && is(d.number(), 0) && !second.done():
-		j.unclear("the corrected request was accepted with %s, and no effect was seen", answer(second))
+		j.unclear("the corrected request was accepted with %s, and no effect was seen", response(second))
 	case success(&second.x) && is(d.number(), 0):
 		known.unsafeRetry = true
-		j.broken("the corrected request was answered with %s and had no effect", answer(second))
+		j.broken("the corrected request was answered with %s and had no effect", response(second))
 		j.find(evidence.FindingLostEffect, "", evidence.Established, first, second)
 	case success(&second.x):
-		j.holds("after %s, the corrected request under the same key took effect, once", answer(first))
+		j.holds("after %s, the corrected request under the same key took effect, once", response(first))
 	case is(d.number(), 1):
-		j.broken("the corrected request was refused with %s, and took effect", answer(second))
+		j.broken("the corrected request was refused with %s, and took effect", response(second))
 		j.find(evidence.FindingRefusalExecuted, "", evidence.Established, first, second)
 	case second.serverError():
-		j.broken("after %s, the corrected request was answered with %s", answer(first), answer(second))
+		j.broken("after %s, the corrected request was answered with %s", response(first), response(second))
 		j.find(evidence.FindingBadKeyServerError, "", evidence.Established, first, second)
 	case slices.Contains(j.o.contract.Mismatch, second.x.Response.Status) && !j.e.Second.Body:
-		j.holds("after %s, the corrected request under the same key was refused as another one, with %s: a correction takes a new key", answer(first), answer(second))
+		j.holds("after %s, the corrected request under the same key was refused as a different request, with %s: a correction needs a new key", response(first), response(second))
 	case j.e.Second.Status && j.e.Second.Body:
-		j.broken("the corrected request was answered with what the invalid one had got, %s, without being looked at", answer(second))
+		j.broken("the corrected request was answered with what the invalid one had got, %s, without being looked at", response(second))
 		j.find(evidence.FindingRefusalSticks, "", evidence.Established, first, second)
 	case j.o.inProgress(second):
-		j.broken("after %s, the key is answered as in progress: %s", answer(first), answer(second))
+		j.broken("after %s, the key is answered as in progress: %s", response(first), response(second))
 		j.find(evidence.FindingFailureBlocksKey, "", evidence.Inferred, first, second)
 	default:
-		j.holds("after %s, the corrected request under the same key was refused with %s", answer(first), answer(second))
+		j.holds("after %s, the corrected request under the same key was refused with %s", response(first), response(second))
 	}
 }
 
-// mixed is what a request and its alteration show that were sent at once, under
-// one key.
+// mixed holds what was seen of a request and its alteration that were sent at
+// once under one key.
 type mixed struct {
 	control *opening
 	width   int
@@ -280,18 +281,18 @@ func (f *mixed) judge(j *judgement) {
 		case !overlapped:
 			why = cmp.Or(t.reason, "no two of them were shown to be under way at the same time")
 		case !d.told():
-			why = j.state(d) + ": answers alone say nothing about effects"
+			why = j.state(d) + ": responses alone say nothing about effects"
 		case len(done) == 0:
 			why = fmt.Sprintf("none of %d requests succeeded", len(t.all))
 		case is(d.number(), 0) && slices.ContainsFunc(done, (*sent).done):
 			other++
-			j.broken("success was answered, and there is no effect")
+			j.broken("a request was answered with success, and there is no effect")
 			j.find(evidence.FindingLostEffect, "", evidence.Established, done...)
 		case kinds == 2 && j.o.inPlace():
-			why = "both the request and its alteration were answered with a success, and one may have changed what the other made"
+			why = "both the request and its alteration were answered with success, and one may have changed what the other made"
 		case kinds == 2 && slices.ContainsFunc(done, func(s *sent) bool { return !accepted(&s.x) }):
 			other++
-			j.broken("1 effect, and both the request and its alteration were answered with a success")
+			j.broken("1 effect, and both the request and its alteration were answered with success")
 			j.find(evidence.FindingMismatchReplayedAsSame, "", evidence.Established, done...)
 		default:
 			shown++

@@ -60,7 +60,7 @@ func ask(t *testing.T, url, header string) answer {
 	return answer{res.StatusCode, res.Header, string(b)}
 }
 
-// eventually asks until the answer has the status.
+// eventually asks until the response has the status.
 func eventually(t *testing.T, url string, status int) answer {
 	t.Helper()
 	for {
@@ -289,7 +289,7 @@ func TestStoreStoppedUnderLoad(t *testing.T) {
 					a, err := try(g.url, key, "{}")
 					switch {
 					case err != nil:
-						t.Errorf("%s: no answer: %v", key, err)
+						t.Errorf("%s: no response: %v", key, err)
 						return
 					case a.status == 201:
 						acknowledged.Store(key, true)

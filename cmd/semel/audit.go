@@ -25,7 +25,7 @@ func (p *program) auditCommand() *cobra.Command {
 		Short: "Search and trace the audit trail, seal it, and verify that it is unaltered",
 		Long: `Searches the audit trail in a gateway's store: every execution, release, hold,
 takeover and resolution, written in one commit with the change it tells of, and
-every replay and refusal, written within 100 ms behind the answer.`,
+every replay and refusal, written within 100 ms after the response.`,
 	})
 	cmd.AddCommand(p.auditSearchCommand(), p.auditTraceCommand(), p.auditKeyCommand(), p.auditSealCommand(), p.auditVerifyCommand())
 	return cmd
@@ -47,7 +47,7 @@ With --json the output is one document:
   {"entries": [{"position": ..., "kind": ..., "record_id": ..., ...}], "next": 123}
 
 "next" is present if there may be more; it is the value for --after. "count" is how
-many answers an entry stands for, if more than one; in an entry of kind lost, how
+many responses an entry stands for, if more than one; in an entry of kind lost, how
 many entries could not be written before it.`,
 		Example: `  semel audit search --store sqlite:semel.db --key order-17
   semel audit search --store sqlite:semel.db --since 1h --kind mismatch

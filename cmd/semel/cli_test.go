@@ -382,7 +382,7 @@ func TestSettle(t *testing.T) {
 	want(t, "Content-Type", header.Get("Content-Type"), "text/plain; charset=utf-8")
 	want(t, "body", string(rec.Result.Body), "from stdin")
 
-	// Of a library's records, too, what needs no answer can be settled.
+	// Of a library's records, too, what needs no response can be settled.
 	want(t, "exit code", r.run("keys", "resolve", r.ids["foreign"], "--as", "execute-again", "--because", "x").code, exitOK)
 	if out := r.run("keys", "list", "--key", "foreign"); !strings.Contains(out.stdout, "reopened") {
 		t.Errorf("the listing says:\n%s", out.stdout)
@@ -473,8 +473,9 @@ func TestByteSize(t *testing.T) {
 	want(t, "text", b.String(), "32MiB")
 }
 
-// TestKeysErase: an answer that is erased is nowhere any more, a retry is told that
-// it is not retained and does not execute, and what is open is told and left.
+// TestKeysErase: a response that is erased is nowhere any more, a retry is told
+// that it is not retained and does not execute, and what is open is told and
+// left.
 func TestKeysErase(t *testing.T) {
 	u, db := newUpstream(t), newStore(t)
 	g := startGateway(t, "--upstream", u.url, "--store", db, "--preserve-host")
@@ -503,7 +504,7 @@ func TestKeysErase(t *testing.T) {
 	noError(t, json.Unmarshal([]byte(ok(t, dry.Command[1:]...)), &did))
 	want(t, "erased", did.Erased, 1)
 	want(t, "left open", did.Open, 1)
-	for range 2 { // also by a gateway that had the answer in memory
+	for range 2 { // also by a gateway that had the response in memory
 		a := post(t, g.url, "done", `{"for": "alice"}`)
 		want(t, "status of a retry", a.status, 409)
 		if !strings.Contains(a.body, "result-not-retained") || strings.Contains(a.body, "/orders/1") || a.header.Get("Location") != "" {

@@ -155,7 +155,7 @@ func TestOutageIsSettledInBulk(t *testing.T) {
 		_ = res.Body.Close()
 		return res.StatusCode
 	}
-	// all sends so many requests, paced if every is not 0, and counts the answers.
+	// all sends so many requests, paced if every is not 0, and counts the responses.
 	all := func(n int, every time.Duration) map[int]int {
 		var mu sync.Mutex
 		statuses, next := map[int]int{}, make(chan int)

@@ -80,7 +80,7 @@ const (
 	defectResend = "transport-resend"
 	// defectEarly records that a stream completed when it begins.
 	defectEarly = "early-tombstone"
-	// defectRecover recovers from the panic by which an answer is cut off, so
+	// defectRecover recovers from the panic by which a response is cut off, so
 	// that the server brings it to an end.
 	defectRecover = "recovered-abort"
 )
@@ -179,7 +179,7 @@ func withDefect(defect string, next http.Handler) http.Handler {
 			w = &earlyWriter{w, d}
 		case defectRecover:
 			defer func() { _ = recover() }()
-			// It also hides the connection, whose deadline would cut the answer off.
+			// It also hides the connection, whose deadline would cut the response off.
 			w = struct {
 				http.ResponseWriter
 				http.Flusher

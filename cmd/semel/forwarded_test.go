@@ -138,7 +138,7 @@ func TestSmugglingAuthority(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			key := fmt.Sprint("key", n)
-			want(t, "the answer", g.overHTTP2(append(fields(":method", "POST", ":scheme", "http", ":path", "/p"), append(tt.fields, fields("idempotency-key", key)...)...)), tt.status)
+			want(t, "the response", g.overHTTP2(append(fields(":method", "POST", ":scheme", "http", ":path", "/p"), append(tt.fields, fields("idempotency-key", key)...)...)), tt.status)
 			requests, raw := up.take()
 			if tt.host == "" {
 				want(t, "what the service gets", requests, "")

@@ -111,7 +111,7 @@ func TestInFlightAcrossProcesses(t *testing.T) {
 				a.kill()
 				killed := time.Now()
 				if err := <-cut; err == nil {
-					t.Error("the client of the dead gateway got an answer")
+					t.Error("the client of the dead gateway got a response")
 				}
 				for range 3 {
 					got := <-waited

@@ -14,7 +14,7 @@ import (
 )
 
 // Services in other languages behind the gateway, each by its own configuration:
-// many requests at once have one effect and one answer.
+// many requests at once have one effect and one response.
 func TestServicesInOtherLanguages(t *testing.T) {
 	for _, c := range []struct {
 		name, program, debian, service, address string // the variable with the service's address

@@ -124,7 +124,7 @@ func TestLargeBodiesInAProcess(t *testing.T) {
 		t.Errorf("the gateway took %d and %d MiB, %d and %d MiB above idle", alone>>20, peak>>20, (alone-idle)>>20, (peak-idle)>>20)
 	}
 
-	// The last file is closed when its answer has been sent, a moment after the
+	// The last file is closed when its response has been sent, a moment after the
 	// client has it.
 	for spooled := 1; spooled > 0; runtime.Gosched() {
 		spooled = 0

@@ -282,7 +282,7 @@ func TestFailedOpenBeforeTheStore(t *testing.T) {
 	noError(t, err)
 	g.await("the store is open")
 	var trail struct{ Entries []struct{ Key, Cause string } }
-	for len(trail.Entries) == 0 && t.Context().Err() == nil { // it is written behind the answer
+	for len(trail.Entries) == 0 && t.Context().Err() == nil { // it is written behind the response
 		noError(t, json.Unmarshal([]byte(ok(t, "audit", "search", "--store", url, "--kind", "failed_open", "--json")), &trail))
 	}
 	if len(trail.Entries) != 1 || trail.Entries[0].Key != "k" || !strings.Contains(trail.Entries[0].Cause, "was not open yet") {

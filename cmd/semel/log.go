@@ -50,7 +50,7 @@ func (l *logger) guard() *semel.Observer {
 		},
 		Panicked: func(ctx context.Context, f semel.Panicked) {
 			if f.Err.Value == http.ErrAbortHandler {
-				return // how an answer is cut off on purpose; the cause is logged
+				return // how a response is cut off on purpose; the cause is logged
 			}
 			l.ErrorContext(ctx, "panic: the outcome is unknown", "operation", operationName(f.Scope), "record", f.RecordID, "err", f.Err, "stack", string(f.Err.Stack))
 		},
@@ -86,9 +86,9 @@ func (l *logger) gateway() *gateway.Observer {
 			case f.GaveUp:
 				what = "gave up waiting for the upstream"
 			case f.Answered:
-				what = "upstream cut off its answer"
+				what = "upstream cut off its response"
 			case f.Sent:
-				what = "upstream cut off before its answer"
+				what = "upstream cut off before its response"
 			}
 			l.WarnContext(ctx, what, "record", f.RecordID, "err", unquoted(f.Err))
 		},
@@ -100,7 +100,7 @@ func (l *logger) gateway() *gateway.Observer {
 			l.InfoContext(ctx, "the upstream was asked what became of an operation", "record", r.RecordID, "status", r.Status, "effect", r.Found)
 		},
 		SpoolFailed: func(ctx context.Context, err error) {
-			l.WarnContext(ctx, "a large body could not be spooled: a request is refused with 503, an answer passes but cannot be replayed", "err", err)
+			l.WarnContext(ctx, "a large body could not be spooled: a request is refused with 503, a response passes but cannot be replayed", "err", err)
 		},
 	}
 }

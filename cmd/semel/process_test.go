@@ -225,8 +225,8 @@ func post(t *testing.T, url, key, body string) answer {
 	return a
 }
 
-// postUntilSettled retries as a client would for as long as the answer is that
-// the key is in progress.
+// postUntilSettled retries as a client would for as long as the response is
+// that the key is in progress.
 func postUntilSettled(t *testing.T, url, key, body string) answer {
 	t.Helper()
 	for {
@@ -237,7 +237,7 @@ func postUntilSettled(t *testing.T, url, key, body string) answer {
 		want(t, "status while in progress", a.status, 409)
 		seconds, err := strconv.Atoi(a.header.Get("Retry-After"))
 		if err != nil {
-			t.Fatalf("an answer in progress has Retry-After %q", a.header.Get("Retry-After"))
+			t.Fatalf("a response in progress has Retry-After %q", a.header.Get("Retry-After"))
 		}
 		select {
 		case <-time.After(time.Duration(seconds) * time.Second):
@@ -356,7 +356,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	for _, key := range keys {
 		cut.Go(func() {
 			if a, err := try(g.url, key, `{"item":"book"}`); err == nil {
-				t.Errorf("%s: the client got an answer from a dead gateway: %d", key, a.status)
+				t.Errorf("%s: the client got a response from a dead gateway: %d", key, a.status)
 			}
 		})
 		<-u.entered
@@ -376,7 +376,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	want(t, "effects before any resolution", u.effects.Load(), 3)
 	want(t, "records that are unknown", strings.Count(ok(t, "keys", "list", "--store", db, "--state", "unknown"), "unknown"), 3)
 
-	// It happened: the answer is what the operator says.
+	// It happened: the response is what the operator says.
 	out := ok(t, "keys", "resolve", "--store", db, idOf(t, db, "happened"), "--as", "result", "--status", "201",
 		"--header", "Location: /orders/1", "--header", "X-Two: a", "--header", "X-Two: b", "--body", `{"id":1}`, "--because", "order 1 is there")
 	if !strings.Contains(out, "now    completed: replays answer 201 until ") {
@@ -510,7 +510,7 @@ func TestDrainGivesUp(t *testing.T) {
 	var cut sync.WaitGroup
 	cut.Go(func() {
 		if _, err := try(g.url, "k", "{}"); err == nil {
-			t.Error("the client got an answer")
+			t.Error("the client got a response")
 		}
 	})
 	<-u.entered
@@ -564,7 +564,7 @@ func noSecretsInOutput(t *testing.T, format string) {
 			w.WriteHeader(http.StatusInternalServerError)
 		case "secret-bad":
 			w.WriteHeader(http.StatusBadGateway)
-		case "secret-cut": // in the middle of the answer
+		case "secret-cut": // in the middle of the response
 			w.Header().Set("Content-Length", "100")
 			_, _ = io.WriteString(w, "secret-answer")
 			_ = http.NewResponseController(w).Flush()
@@ -615,8 +615,8 @@ func noSecretsInOutput(t *testing.T, format string) {
 		send(key, "") // whose outcome is unknown then
 		wantSent(key+": unknown", key, "", 409)
 	}
-	g.await("upstream cut off before its answer")
-	g.await("upstream cut off its answer")
+	g.await("upstream cut off before its response")
+	g.await("upstream cut off its response")
 
 	// The store fails, and then the service is not there.
 	path := strings.TrimPrefix(db, "sqlite:")

@@ -194,7 +194,7 @@ func pay(g *process, who, key string) (a answer) {
 	return answer{body: err.Error()}
 }
 
-// payUntil pays until the answer is not that the outcome is unknown.
+// payUntil pays until the response is not that the outcome is unknown.
 func payUntil(t *testing.T, g *process, who, key string) answer {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -208,9 +208,9 @@ func payUntil(t *testing.T, g *process, who, key string) answer {
 	}
 }
 
-// A service is killed between its effect and its answer. The duplicate gets what the
-// service says of it when it is back, and so does every later one; other callers with
-// the same key get nothing of it. The trail says how it was settled.
+// A service is killed between its effect and its response. The duplicate gets what
+// the service says of it when it is back, and so does every later one; other callers
+// with the same key get nothing of it. The trail says how it was settled.
 func TestReconcileAfterTheEffect(t *testing.T) {
 	l := newLedger(t)
 	store := "sqlite:" + filepath.ToSlash(filepath.Join(t.TempDir(), "semel.db"))
@@ -227,7 +227,7 @@ func TestReconcileAfterTheEffect(t *testing.T) {
 	want(t, "the body", a.body, `paid, found by "alice k 1"`)
 	want(t, "it is replayed", a.replayed(), true)
 	want(t, "the body of a later one", pay(g, "alice", "k").body, a.body)
-	want(t, "the answer to another caller", pay(g, "bob", "k").body, "paid")
+	want(t, "the response to another caller", pay(g, "bob", "k").body, "paid")
 	want(t, "the payments", strings.Join(l.payments(), ", "), "alice k 1, bob k 3")
 	n, _ := l.asked()
 	want(t, "the number of look-ups", n, 1)

@@ -212,7 +212,7 @@ func (p *program) printSettled(b bulkSettlement, r semel.BulkReport, err error) 
 		what string
 	}{
 		{"moved on", r.Moved, "settled, or taken over, by somebody else; left alone"},
-		{"left", r.Left, "not records of HTTP requests, which an answer could be given to"},
+		{"left", r.Left, "not records of HTTP requests, which a response could be given to"},
 		{"in doubt", r.InDoubt, "the store did not answer; the next run finds those that were not settled"},
 		{"newer", r.Newer, "unknown since after " + timestamp(r.AsOf) + "; look at them with another dry run"},
 		{"marked", r.Marked, "were in progress with a lapsed lease, and are unknown now: begin with the dry run again, then look, then settle"},

@@ -87,7 +87,7 @@ func TestSmuggling(t *testing.T) {
 	const once = `POST /p key=KEY body="{}"`
 	for n, tt := range []struct {
 		name, request string
-		statuses      string // of all answers; the last request is answered with 200
+		statuses      string // of all responses; the last request is answered with 200
 		service       string // what it gets but for the last request
 	}{
 		{"plain", head("Content-Length: 2") + "{}", "200 200", once},
@@ -177,8 +177,8 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
-// onTheWire writes bytes on a connection, and returns the statuses of the answers
-// until the gateway closes it.
+// onTheWire writes bytes on a connection, and returns the statuses of the
+// responses until the gateway closes it.
 func onTheWire(t *testing.T, gw *process, text string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(gw.url, "http://"))
@@ -192,7 +192,7 @@ func onTheWire(t *testing.T, gw *process, text string) string {
 		res, err := http.ReadResponse(in, nil)
 		if err != nil {
 			if err != io.ErrUnexpectedEOF && err != io.EOF && !strings.Contains(err.Error(), "reset") {
-				t.Errorf("the answers end in %v", err)
+				t.Errorf("the responses end in %v", err)
 			}
 			return strings.Join(statuses, " ")
 		}

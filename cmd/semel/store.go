@@ -83,7 +83,7 @@ func openStore(ctx context.Context, cmd *cobra.Command, url string, maxResult in
 		return memoryStore{s}, nil
 	}
 	maxResultBytes := 0
-	// The head of an answer is stored beside its body.
+	// The head of a response is stored beside its body.
 	if need := maxResult + 1<<20; need > 64<<20 {
 		maxResultBytes = int(need)
 	}

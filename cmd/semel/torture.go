@@ -57,7 +57,7 @@ store must agree:
   acknowledgement-lost      a key was acknowledged, and later is not
   effect-after-refusal      every response said "no effect", and there is one
   unknown-without-cause     an outcome is unknown though only its client was cut off
-  stuck                     a key is in progress beyond its lease, or has no answer
+  stuck                     a key is in progress beyond its lease, or has no response
   failed-start              a gateway ended before it listened
   unexpected-answer         a response that no client should see
 
@@ -74,7 +74,7 @@ faults above, the traffic between a copy and its database, or the charging servi
 delayed at times. When the faults have ended no more requests are sent: within a dozen
 leases every order must be completed, or be making progress. Then every order is sent
 again by every way, and these are checked: one reservation, charge, notice and event
-each, none for what was refused, the same answer by all ways, a stock that agrees with
+each, none for what was refused, the same response every way, a stock that agrees with
 the reservations, and
 
   effect-of-rolled-back     a message is about something that was not committed

@@ -187,7 +187,7 @@ func TestAuditTraceHostile(t *testing.T) {
 }
 
 // awaitEntries waits until the trail has so many entries; notes are written behind
-// the answer.
+// the response.
 func awaitEntries(t *testing.T, s store, f semel.TrailFilter, n int) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

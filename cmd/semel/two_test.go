@@ -144,7 +144,7 @@ func TestThousandDuplicatesOverTwoGateways(t *testing.T) {
 			t.Errorf("%s: %d effects", key, n)
 		}
 		if n := len(acknowledged[key]); n > 1 {
-			t.Errorf("%s: %d different answers were acknowledged", key, n)
+			t.Errorf("%s: %d different responses were acknowledged", key, n)
 		}
 	}
 	var list listed

@@ -1,5 +1,5 @@
-// Package matrix has no code but tests: what has to hold of a protected HTTP
-// operation, over every store, in every combination of how the operation
-// answers, how it ends, what its client does, what the store does and who else
-// asks for the same.
+// Package matrix has only tests. They check what must hold for a protected HTTP
+// operation on every store, in every combination of how the operation responds,
+// how it ends, what its client does, what the store does, and which duplicates
+// come.
 package matrix

@@ -1,16 +1,16 @@
-// Package strict reads files that people write, YAML or JSON, into Go structs,
-// and takes nothing for what it is not: a key that is not known, given twice or of
-// another type is a problem with its line and column, and all problems come
-// together. There is one document, without anchors, aliases and tags, so that a
-// text means what is written, once, and is never larger than it looks.
+// Package strict reads files that people write, YAML or JSON, into Go structs. A
+// key that is unknown, is given twice or has the wrong type is a problem with its
+// line and column, and all problems are reported together. A file is one document
+// without anchors, aliases and tags, so it means exactly what is written and is
+// never larger than it looks.
 //
-// What a file may hold is said by the structs alone: a field's yaml tag is its
-// key, its rule tag what the value must be, its comment what it means. The JSON
-// Schema and the reference of all keys are made of the same.
+// The structs alone define what a file may contain: a field's yaml tag is its
+// key, its rule tag constrains the value, and its comment documents it. The JSON
+// Schema and the reference of all keys are generated from them.
 //
 //	required     must be written, and not be empty
 //	empty        strings may be empty
-//	secret       is not to be shown
+//	secret       must not be shown
 //	min, max     of a number or of the numbers in a list; max of a string's length in characters
 //	items        most elements of a list or mapping
 //	enum         the strings allowed, with | between them

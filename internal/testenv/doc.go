@@ -1,6 +1,6 @@
 // Package testenv starts the servers that tests need: private, on free loopback
-// ports, as an unprivileged user, and gone when the test binary is gone, however
-// it ends.
+// ports, run as an unprivileged user, and ended with the test binary, however that
+// ends.
 //
 // A server is started from the programs found on the machine. On Debian, where
 // they are missing and the user is root, their package is installed first,

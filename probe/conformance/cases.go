@@ -11,18 +11,18 @@ import (
 )
 
 var (
-	keyMissing    = refusal{kind: "key-missing", status: 400, retry: "new-key", stripe: "invalid_request_error"}
-	keyMalformed  = refusal{kind: "key-malformed", status: 400, retry: "new-key", stripe: "invalid_request_error"}
-	keyMismatch   = refusal{kind: "key-mismatch", status: 422, retry: "no", stripe: "idempotency_error"}
-	inProgress    = refusal{kind: "in-progress", status: 409, retry: "same-key", stripe: "invalid_request_error", accepted: true}
-	unknown       = refusal{kind: "outcome-unknown", status: 409, retry: "after-resolution", stripe: "api_error", accepted: true}
-	notRetained   = refusal{kind: "result-not-retained", status: 409, retry: "no", stripe: "invalid_request_error", accepted: true}
-	unavailable   = refusal{kind: "store-unavailable", status: 503, retry: "same-key", stripe: "api_error", accepted: true}
-	bodyTooLarge  = refusal{kind: "body-too-large", status: 413, retry: "no", stripe: "invalid_request_error"}
-	firstInvalid  = refusal{kind: "first-sent-invalid", status: 400, retry: "new-key"}
-	firstTooOld   = refusal{kind: "first-sent-out-of-range", status: 412, retry: "no"}
-	notProtected  = refusal{kind: "not-protected", status: 501, retry: "no"}
-	replayAnswers = map[string]string{
+	keyMissing      = refusal{kind: "key-missing", status: 400, retry: "new-key", stripe: "invalid_request_error"}
+	keyMalformed    = refusal{kind: "key-malformed", status: 400, retry: "new-key", stripe: "invalid_request_error"}
+	keyMismatch     = refusal{kind: "key-mismatch", status: 422, retry: "no", stripe: "idempotency_error"}
+	inProgress      = refusal{kind: "in-progress", status: 409, retry: "same-key", stripe: "invalid_request_error", accepted: true}
+	unknown         = refusal{kind: "outcome-unknown", status: 409, retry: "after-resolution", stripe: "api_error", accepted: true}
+	notRetained     = refusal{kind: "result-not-retained", status: 409, retry: "no", stripe: "invalid_request_error", accepted: true}
+	unavailable     = refusal{kind: "store-unavailable", status: 503, retry: "same-key", stripe: "api_error", accepted: true}
+	bodyTooLarge    = refusal{kind: "body-too-large", status: 413, retry: "no", stripe: "invalid_request_error"}
+	firstInvalid    = refusal{kind: "first-sent-invalid", status: 400, retry: "new-key"}
+	firstTooOld     = refusal{kind: "first-sent-out-of-range", status: 412, retry: "no"}
+	notProtected    = refusal{kind: "not-protected", status: 501, retry: "no"}
+	replayResponses = map[string]string{
 		"ietf":   "the first response, Idempotency-Replayed: true",
 		"stripe": "the first response, Idempotent-Replayed: true",
 		"oasis":  "the first response, Repeatability-Result: accepted",
@@ -42,7 +42,7 @@ func refuses(f refusal) func(*run) string {
 	return func(r *run) string { return r.describe(f) }
 }
 
-func replays(r *run) string { return replayAnswers[r.Contract] }
+func replays(r *run) string { return replayResponses[r.Contract] }
 
 // malformed is a case of a key that cannot be used.
 func malformed(name, key string) checkedCase {
@@ -112,7 +112,7 @@ var cases = []checkedCase{
 		t.refused("the response", t.post(t.key(), t.do(), wire.Field{Name: t.keyHeader(), Value: t.key()}), keyMalformed)
 		t.wantEffects(0)
 	}},
-	{"key-quoted", says("a key in double quotes is the same key as without"), func(t *trial) {
+	{"key-quoted", says("a key in double quotes is the same key as one without"), func(t *trial) {
 		first := t.post(`"`+t.key()+`"`, t.do())
 		t.executed("with quotes", first, 201)
 		bare := t.post(t.key(), t.do())
@@ -155,7 +155,7 @@ var cases = []checkedCase{
 		defer release()
 		switch t.InFlight {
 		case "wait":
-			req, again := t.heldRequest(), make(chan answer, 1)
+			req, again := t.heldRequest(), make(chan response, 1)
 			go func() { again <- t.send(req) }()
 			select {
 			case a := <-again:
@@ -181,7 +181,7 @@ var cases = []checkedCase{
 	{"prefer-wait", func(r *run) string { return "Prefer: wait=20 holds a duplicate in flight, then " + replays(r) }, func(t *trial) {
 		first, release := t.held()
 		defer release()
-		req, again := t.heldRequest(wire.Field{Name: "Prefer", Value: "wait=20"}), make(chan answer, 1)
+		req, again := t.heldRequest(wire.Field{Name: "Prefer", Value: "wait=20"}), make(chan response, 1)
 		go func() { again <- t.send(req) }()
 		select {
 		case a := <-again:
@@ -216,7 +216,7 @@ var cases = []checkedCase{
 		}
 		var body string
 		for i, x := range race.Exchanges {
-			switch a := toAnswer(x, nil); {
+			switch a := toResponse(x, nil); {
 			case a.status == 201 && a.err == nil && (body == "" || body == a.body):
 				body = a.body
 			case a.status == 409 && t.InFlight == "reject":
@@ -295,7 +295,7 @@ var cases = []checkedCase{
 		t.refused("the response", t.post(t.key(), do), bodyTooLarge)
 		t.wantEffects(0)
 	}},
-	{"other-caller", says("the same key of another caller is another key: executed, and nothing is given away"), func(t *trial) {
+	{"other-caller", says("the same key of another caller is another key: the request is executed and nothing is revealed"), func(t *trial) {
 		if t.Other == nil {
 			t.notApplicable("there are no credentials of another caller")
 		}
@@ -334,7 +334,7 @@ var cases = []checkedCase{
 		}
 		for _, o := range spec.Operations {
 			if o.Retention <= 0 || o.KeyHeader == "" {
-				t.failf("the specification names no retention or no header")
+				t.failf("the specification does not name the retention and the header")
 			}
 		}
 	}},

@@ -186,15 +186,15 @@ func newRun(ctx context.Context, c Config) (*run, error) {
 	return &run{Config: c, ctx: ctx, sender: sender, base: base, id: rand.Text()[:10], first: time.Now()}, nil
 }
 
-// answer is an answer as far as cases look at it.
-type answer struct {
+// response is a response as far as cases look at it.
+type response struct {
 	status int
 	header http.Header
 	body   string
 	err    error
 }
 
-func (a answer) String() string {
+func (a response) String() string {
 	if a.err != nil {
 		return "no response: " + a.err.Error()
 	}
@@ -249,27 +249,27 @@ func (r *run) keyHeader() string {
 	return "Idempotency-Key"
 }
 
-func (r *run) send(req wire.Request) answer {
+func (r *run) send(req wire.Request) response {
 	x, err := r.sender.Send(r.ctx, req)
-	return toAnswer(x, err)
+	return toResponse(x, err)
 }
 
-func toAnswer(x wire.Exchange, err error) answer {
+func toResponse(x wire.Exchange, err error) response {
 	switch {
 	case err != nil:
-		return answer{err: err}
+		return response{err: err}
 	case x.Response == nil:
-		return answer{err: fmt.Errorf("%v: %w", x.Delivery, x.Err)}
+		return response{err: fmt.Errorf("%v: %w", x.Delivery, x.Err)}
 	}
-	return answer{status: x.Response.Status, header: x.Response.Header, body: string(x.Response.Body), err: x.Err}
+	return response{status: x.Response.Status, header: x.Response.Header, body: string(x.Response.Body), err: x.Err}
 }
 
-func (r *run) post(key string, do instruction, edit ...wire.Field) answer {
+func (r *run) post(key string, do instruction, edit ...wire.Field) response {
 	return r.send(r.request(key, do, edit...))
 }
 
 // get asks for a path or for a query of the endpoint.
-func (r *run) get(where string, edit ...wire.Field) answer {
+func (r *run) get(where string, edit ...wire.Field) response {
 	target := r.URL + where
 	if strings.HasPrefix(where, "/") {
 		target = r.base.Scheme + "://" + r.base.Host + where

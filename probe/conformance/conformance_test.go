@@ -280,7 +280,7 @@ func TestWrongServers(t *testing.T) {
 			})
 		}}},
 		{"replays are not marked", []string{"replay", "client-gone"}, setup{change: header(func(h http.Header, _ *int) { h.Del("Idempotency-Replayed") })}},
-		{"every answer is marked", []string{"first", "mismatch", "no-effect"}, setup{change: header(func(h http.Header, _ *int) { h.Set("Idempotency-Replayed", "true") })}},
+		{"every response is marked", []string{"first", "mismatch", "no-effect"}, setup{change: header(func(h http.Header, _ *int) { h.Set("Idempotency-Replayed", "true") })}},
 		{"header lines are merged", []string{"replay"}, setup{change: header(func(h http.Header, _ *int) {
 			if v := h.Values("X-Conformance"); len(v) > 1 && h.Get("Idempotency-Replayed") != "" {
 				h.Set("X-Conformance", strings.Join(v, ", "))
@@ -338,7 +338,7 @@ func TestWrongServers(t *testing.T) {
 
 var unique atomic.Int64
 
-// changed lets change have its way with the head of an answer.
+// changed lets change have its way with the head of a response.
 type changed struct {
 	http.ResponseWriter
 	change func(http.Header, *int)

@@ -13,7 +13,7 @@
 //	                     without an effect
 //	             abort   have the effect, then cut the connection
 //	             stream  answer with an event stream (text/event-stream)
-//	             status  of the answer; 201 if it is left out
+//	             status  of the response; 201 if it is left out
 //	             Otherwise count one effect, and answer with the status, the
 //	             header lines "X-Conformance: a" and "X-Conformance: b", and a
 //	             body that is never the same twice; 204 has none.

@@ -21,7 +21,7 @@ type instruction struct {
 	Note string `json:"note,omitempty"`
 }
 
-// counts is the answer to a GET of the test endpoint.
+// counts is the response to a GET of the test endpoint.
 type counts struct {
 	Entered int `json:"entered"`
 	Effects int `json:"effects"`
@@ -69,7 +69,7 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var do instruction
 	d := json.NewDecoder(io.LimitReader(r.Body, 1<<20))
 	if err := d.Decode(&do); err != nil || do.Case == "" {
-		http.Error(w, "the body is no instruction", http.StatusBadRequest)
+		http.Error(w, "the body is not an instruction", http.StatusBadRequest)
 		return
 	}
 	e.mu.Lock()

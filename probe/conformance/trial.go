@@ -57,8 +57,8 @@ func (t *trial) wantEffects(n int) {
 	}
 }
 
-// executed checks the first answer to a key.
-func (t *trial) executed(what string, a answer, status int) {
+// executed checks the first response to a key.
+func (t *trial) executed(what string, a response, status int) {
 	if a.err != nil || a.status != status {
 		t.failf("%s: %v; want %d", what, a, status)
 	}
@@ -68,12 +68,12 @@ func (t *trial) executed(what string, a answer, status int) {
 	t.announced(what, a)
 }
 
-// announced checks what the contract says about an answer that is on record.
-func (t *trial) announced(what string, a answer) {
+// announced checks what the contract says about a response that is on record.
+func (t *trial) announced(what string, a response) {
 	switch t.Contract {
 	case "ietf":
 		if at, err := http.ParseTime(a.header.Get("Idempotency-Expires")); err != nil || !at.After(time.Now()) {
-			t.failf("%s: Idempotency-Expires is %q; want a date to come", what, a.header.Get("Idempotency-Expires"))
+			t.failf("%s: Idempotency-Expires is %q; want a date in the future", what, a.header.Get("Idempotency-Expires"))
 		}
 	case "oasis":
 		if got := a.header.Get("Repeatability-Result"); !strings.EqualFold(got, "accepted") {
@@ -82,8 +82,8 @@ func (t *trial) announced(what string, a answer) {
 	}
 }
 
-// marked reports whether an answer says that it is a replay.
-func (t *trial) marked(a answer) bool {
+// marked reports whether a response says that it is a replay.
+func (t *trial) marked(a response) bool {
 	switch t.Contract {
 	case "ietf":
 		return a.header.Get("Idempotency-Replayed") == "true"
@@ -94,7 +94,7 @@ func (t *trial) marked(a answer) bool {
 }
 
 // replayed checks that again repeats first to the byte.
-func (t *trial) replayed(what string, first, again answer) {
+func (t *trial) replayed(what string, first, again response) {
 	if again.err != nil || again.status != first.status || again.body != first.body {
 		t.failf("%s: %v with %d bytes; want the first response, %v with %d bytes", what, again, len(again.body), first, len(first.body))
 	}
@@ -143,7 +143,7 @@ func (r *run) describe(f refusal) string {
 }
 
 // refused checks a refusal, and that it gives nothing away.
-func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
+func (t *trial) refused(what string, a response, f refusal) (statusURL string) {
 	if a.err != nil || a.status != t.want(f) {
 		t.failf("%s: %v; want %d", what, a, t.want(f))
 	}
@@ -163,7 +163,7 @@ func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
 			Error struct{ Type, Message string } `json:"error"`
 		}
 		if err := json.Unmarshal([]byte(a.body), &body); err != nil || body.Error.Message == "" {
-			t.failf("%s: the body is no error of Stripe's form", what)
+			t.failf("%s: the body is not an error in Stripe's form", what)
 		}
 		if body.Error.Type != f.stripe {
 			t.failf("%s: the error's type is %q; want %q", what, body.Error.Type, f.stripe)
@@ -182,7 +182,7 @@ func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
 		t.failf("%s: Content-Type is %q; want application/problem+json", what, got)
 	}
 	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
-		t.failf("%s: the body is no problem details object", what)
+		t.failf("%s: the body is not a problem details object", what)
 	}
 	if !strings.HasSuffix(p.Type, "#"+f.kind) || p.Title == "" || p.Status != a.status || p.Retry != f.retry {
 		t.failf("%s: type %q, status %d, retry %q; want a type that ends in #%s, status %d, retry %q", what, p.Type, p.Status, p.Retry, f.kind, a.status, f.retry)
@@ -200,10 +200,10 @@ func (t *trial) refused(what string, a answer, f refusal) (statusURL string) {
 }
 
 // held starts a request that does not come to its end before release.
-func (t *trial) held() (first <-chan answer, release func()) {
+func (t *trial) held() (first <-chan response, release func()) {
 	do := t.do()
 	do.Hold = true
-	answered := make(chan answer, 1)
+	answered := make(chan response, 1)
 	req := t.request(t.key(), do)
 	go func() { answered <- t.send(req) }()
 	for {
@@ -233,12 +233,12 @@ func (t *trial) heldRequest(edit ...wire.Field) wire.Request {
 
 func (t *trial) onlyOASIS() {
 	if t.Contract != "oasis" {
-		t.notApplicable("of the contract oasis only")
+		t.notApplicable("only for the contract oasis")
 	}
 }
 
 // accepted follows a 202 to its end.
-func (t *trial) accepted(a answer, release func(), first <-chan answer) {
+func (t *trial) accepted(a response, release func(), first <-chan response) {
 	where := a.header.Get("Location")
 	if a.err != nil || a.status != 202 || !strings.HasPrefix(where, t.Prefix+"/operations/") {
 		t.failf("a duplicate: %v with Location %q; want 202 and one below %s/operations/", a, where, t.Prefix)
@@ -291,13 +291,13 @@ func (t *trial) await(what string, ok func(counts) bool) {
 			t.failf("%v", t.ctx.Err())
 		}
 		if time.Now().After(end) {
-			t.failf("it was waited %v in vain until the request %s", t.Timeout, what)
+			t.failf("waited %v in vain until the request %s", t.Timeout, what)
 		}
 	}
 }
 
 // settled repeats a request for as long as it is in progress.
-func (t *trial) settled(req wire.Request) answer {
+func (t *trial) settled(req wire.Request) response {
 	end := time.Now().Add(t.Timeout)
 	for {
 		a := t.send(req)
@@ -307,7 +307,7 @@ func (t *trial) settled(req wire.Request) answer {
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-t.ctx.Done():
-			return answer{err: t.ctx.Err()}
+			return response{err: t.ctx.Err()}
 		}
 	}
 }

@@ -211,7 +211,7 @@ type Change struct {
 	Expected int64 `json:"expected,omitempty"`
 }
 
-// SecondClass is how the second try of a request was answered.
+// SecondClass is how the second attempt at a request was answered.
 type SecondClass string
 
 const (
@@ -285,7 +285,7 @@ func Percent(rate float64) string {
 	return strconv.FormatFloat(math.Ceil(p*unit-1e-9)/unit, 'f', -1, 64) + " %"
 }
 
-// binomialCDF is the probability of at most k successes in n tries.
+// binomialCDF is the probability of at most k successes in n trials.
 func binomialCDF(k, n int, p float64) (sum float64) {
 	lnFactorial := func(n int) float64 { v, _ := math.Lgamma(float64(n) + 1); return v }
 	for i := range k + 1 {

@@ -52,28 +52,28 @@ func (o *Operation) hypothesesOf() []hypothesis {
 		a.with = ", with a reader of the state that sees its effect (operations[].readers)"
 	}
 	b := hypothesis{
-		name: "B", text: "Weak in races: what holds for one request after the other does not hold for requests at the same time.",
+		name: "B", text: "Weak in races: duplicates are recognised when they come one after the other, but not when they come at the same time.",
 		decides: [][]string{{"race"}}, also: []string{"in_flight", "race_altered"},
 		try: "duplicate,race", with: " --trials 60 --max-sends " + strconv.Itoa(o.sixty()) + " (race.trials, race.width, budget.max_sends); more trials leave open a lower rate",
 	}
 	c := hypothesis{
-		name: "C", text: "Multiplies on failure: a lost answer or a failed attempt makes the retry double, lose or block the effect.",
+		name: "C", text: "Multiplies on failure: a lost response or a failed attempt makes the retry double, lose or block the effect.",
 		decides: [][]string{{"lost_unread"}, {"lost_begun"}}, also: []string{"failed_first", "corrected"},
 		try: "duplicate,lost_unread,lost_begun,failed_first",
 	}
 	d := hypothesis{
-		name: "D", text: "Weakly bound: a key answers, or blocks, what is not the same request of the same party; or it does not hold elsewhere, later or for the same in another form.",
+		name: "D", text: "Weakly bound: a key replays for, or blocks, a different request or another party; or it does not hold on another instance, later, or for the same request in another form.",
 		decides: [][]string{{"altered"}, {"other_actor"}, {"other_tenant"}},
 		also:    []string{"missing_key", "malformed_key", "other_operation", "other_instance", "same_meaning", "late_retry", "retention_search"},
 		try:     "duplicate,altered,other_actor,other_tenant", with: " (operations[].altered, principals.actor_b, principals.tenant_b)",
 	}
 	switch {
 	case o.Signed:
-		d.text = "Weakly bound: an event's id answers, or blocks, what is not the same event; or it does not hold later."
+		d.text = "Weakly bound: an event's id replays for, or blocks, a different event; or it does not hold later."
 		d.decides, d.also = [][]string{{"redelivery"}}, []string{"altered", "late_retry"}
 		d.try, d.with = "redelivery", " (operations[].altered)"
 	case o.KeyIn == NoKey:
-		d.text = "Weakly bound: what marks a request answers, or blocks, what is not the same request of the same party; or it does not hold elsewhere, later or for the same in another form."
+		d.text = "Weakly bound: what identifies a request replays for, or blocks, a different request or another party; or it does not hold on another instance, later, or for the same request in another form."
 		d.decides, d.also = [][]string{{"altered"}, {"other_tenant"}}, []string{"other_instance", "same_meaning", "late_retry"}
 		d.try, d.with = "duplicate,altered,other_tenant", " (operations[].altered, principals.tenant_b)"
 	}
@@ -193,8 +193,8 @@ func (o *Operation) Standings() []Standing {
 				continue
 			}
 			s.State = Open
-			s.Because = "Duplicates that come one after the other take effect again already: hypothesis A explains what was seen, and says nothing of this one."
-			s.Next = "Mend what hypothesis A is about, then " + of[1+i].next()
+			s.Because = "Duplicates already take effect again when they come one after the other. Hypothesis A explains what was seen, which says nothing about this one."
+			s.Next = "Fix what hypothesis A is about, then " + of[1+i].next()
 		}
 	}
 	return all
@@ -239,7 +239,7 @@ func (o *Operation) weigh(h hypothesis) Standing {
 		for _, f := range fs {
 			because = append(because, fmt.Sprintf("%s (%s, %s)", f.ID, f.Basis, f.Experiment))
 		}
-		s.Because, s.Next = "Found: "+strings.Join(because, ", ")+".", "Mend it, then "+h.next()
+		s.Because, s.Next = "Found: "+strings.Join(because, ", ")+".", "Fix it, then "+h.next()
 		return s
 	}
 	var held, due, missing []string
@@ -278,7 +278,7 @@ func (o *Operation) weigh(h hypothesis) Standing {
 		because = append(because, "Held: "+strings.Join(held, ", ")+".")
 	}
 	if len(due) > 0 {
-		because = append(because, "Broken for something else, with the effects that were due: "+strings.Join(due, ", ")+".")
+		because = append(because, "Broken for another reason, with the effects that were due: "+strings.Join(due, ", ")+".")
 	}
 	if h.name == "C" && decided && !o.Failed() {
 		because = append(because, "Not tried: an attempt that fails by itself.")
@@ -331,7 +331,7 @@ func (o *Operation) showing(name string) (held, why string) {
 	case !o.once(e):
 		return "", name + " showed nothing of it (" + strings.ReplaceAll(string(e.Outcome), "_", " ") + ")"
 	case strings.HasPrefix(name, "lost_") && !e.cut():
-		return "", name + " lost no answer: it was there before the connection could be cut"
+		return "", name + " lost no response: it was there before the connection could be cut"
 	case e.Race != nil:
 		trials := "1 overlapping trial"
 		if n := e.Race.Overlapped; n != 1 {

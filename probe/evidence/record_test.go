@@ -149,8 +149,8 @@ func TestStandings(t *testing.T) {
 		"truncated":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("truncated-executed", "failed_first")}, []CauseState{RuledOut, Open, Supported, Open}},
 		"corrected":             {Operation{Readers: seen, Experiments: held("duplicate"), Findings: at("refusal-sticks", "corrected")}, []CauseState{RuledOut, Open, Supported, Open}},
 		"mails twice":           {Operation{Readers: seen, Experiments: broken("duplicate", 2), Findings: at("outside-effect-doubled", "duplicate")}, []CauseState{Supported, Open, Open, Open}},
-		// What is broken for its answers alone shows the effects all the same.
-		"another answer":      {Operation{Readers: seen, Experiments: broken("duplicate", 1), Findings: at("replay-differs", "duplicate")}, []CauseState{RuledOut, Open, Open, Open}},
+		// What is broken for its responses alone shows the effects all the same.
+		"another response":    {Operation{Readers: seen, Experiments: broken("duplicate", 1), Findings: at("replay-differs", "duplicate")}, []CauseState{RuledOut, Open, Open, Open}},
 		"no key":              {Operation{Readers: seen, KeyIn: NoKey, Experiments: held("duplicate", "altered", "other_tenant")}, []CauseState{RuledOut, Open, Open, RuledOut}},
 		"an event":            {Operation{Readers: seen, Signed: true, Experiments: held("redelivery")}, []CauseState{RuledOut, Open, Open, RuledOut}},
 		"leaks, and is bound": {Operation{Readers: seen, Experiments: everything, Findings: at("conflict-leaks-payload", "altered")}, []CauseState{RuledOut, RuledOut, RuledOut, RuledOut}},
@@ -176,9 +176,9 @@ func TestStandings(t *testing.T) {
 	if _, all := standing(off); !strings.Contains(all[2].Because, "did not run") || !strings.Contains(all[2].Because, "Not tried: an attempt that fails by itself.") {
 		t.Error(all[2].Because)
 	}
-	// Nor is an answer lost that was there before the connection could be cut.
+	// Nor is a response lost that was there before the connection could be cut.
 	off.Experiments[0].Sends = []Send{{Role: "first", Status: 201}}
-	if states, all := standing(off); states[2] != Open || !strings.Contains(all[2].Because, "lost_unread lost no answer") {
+	if states, all := standing(off); states[2] != Open || !strings.Contains(all[2].Because, "lost_unread lost no response") {
 		t.Error(all[2].Because)
 	}
 	off.Experiments[0].Sends[0].Cut = "after the last byte of the request"
@@ -259,7 +259,7 @@ func TestFindingsSupport(t *testing.T) {
 	}
 }
 
-// Witnesses say of each experiment what was due, of the two answers that were
+// Witnesses say of each experiment what was due, of the two responses that were
 // compared, and nothing by a reader that is blind.
 func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	readers := []Reader{{Name: "rows", Seen: true}, {Name: "blind"}}
@@ -279,7 +279,7 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 	}
 	o := Operation{Readers: readers, Experiments: []Experiment{e}}
 	w := o.Witnesses()[0]
-	// The ids stand in the order of the two answers.
+	// The ids stand in the order of the two responses.
 	swapped := e
 	swapped.Sends = slices.Clone(e.Sends)
 	swapped.Sends[1].Resource = "b"
@@ -293,7 +293,7 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 		t.Errorf("state %+v, timing %q beside a reader that told", w.State, w.Second.Timing)
 	}
 	// Of several tries it is said that the effects are of all of them, and not of
-	// the one whose answers are shown.
+	// the one whose responses are shown.
 	tries := o
 	tries.Experiments = slices.Clone(o.Experiments)
 	tries.Experiments[0].Changes = []Change{change(1, 1), change(1, 1)}
@@ -328,7 +328,7 @@ func TestWitnessesAreOfWhatIsAsked(t *testing.T) {
 }
 
 // What two responses are said to have in common can be seen from them.
-func TestSaysOfTwoAnswers(t *testing.T) {
+func TestSaysOfTwoResponses(t *testing.T) {
 	for _, c := range []struct {
 		class         SecondClass
 		same          bool
@@ -337,15 +337,15 @@ func TestSaysOfTwoAnswers(t *testing.T) {
 	}{
 		{SameResult, true, Send{Resource: "1"}, Send{Resource: "1"}, "the same result"},
 		{SameResult, true, Send{Resource: "1", Bytes: 9}, Send{Resource: "1", Bytes: 4}, "the same resource, told otherwise"},
-		{SameResult, false, Send{Bytes: 4}, Send{Bytes: 4}, "the same answer"},
+		{SameResult, false, Send{Bytes: 4}, Send{Bytes: 4}, "the same response"},
 		{SameResult, false, Send{}, Send{}, "the same status, and no body"},
 		{DifferentResult, false, Send{Resource: "1"}, Send{Resource: "2"}, "another result"},
 		{DifferentResult, false, Send{Status: 201}, Send{Status: 204}, "another status, and no body"},
-		{DifferentResult, false, Send{Resource: "1", Bytes: 7}, Send{Bytes: 4}, "another answer"},
+		{DifferentResult, false, Send{Resource: "1", Bytes: 7}, Send{Bytes: 4}, "another response"},
 		{Refused, false, Send{}, Send{}, "refused"},
 		{RefusedWithReference, false, Send{}, Send{}, "refused, naming the first result"},
 		{ErrorOrTimeout, false, Send{}, Send{Status: 500}, "a server error"},
-		{ErrorOrTimeout, false, Send{}, Send{}, "no answer"},
+		{ErrorOrTimeout, false, Send{}, Send{}, "no response"},
 		{ErrorOrTimeout, false, Send{}, Send{Status: 201}, "not to be compared"},
 	} {
 		s := Second{Class: c.class, Resource: c.same, Body: c.first.Bytes == c.second.Bytes}
@@ -386,7 +386,7 @@ func TestWitnessesLeaveOutOtherRequests(t *testing.T) {
 	}
 }
 
-// A moment of the last byte that was noted after the answer had come says
+// A moment of the last byte that was noted after the response had come says
 // nothing of how long it took.
 func TestWaitsThatCannotBeTold(t *testing.T) {
 	for _, c := range []struct{ start, write, first, want int64 }{
@@ -404,15 +404,15 @@ func TestWaitsThatCannotBeTold(t *testing.T) {
 	}
 }
 
-// A check that comes after mending another hypothesis says so once.
-func TestNextSaysToMendOnce(t *testing.T) {
+// A check that comes after fixing another hypothesis says so once.
+func TestNextSaysToFixOnce(t *testing.T) {
 	var o Operation
 	for _, id := range []FindingID{"double-effect-sequential", "double-effect-race", "double-effect-lost-response"} {
 		e, _ := Lookup(id)
 		o.Findings = append(o.Findings, e.Finding("duplicate"))
 	}
 	for _, s := range o.Standings() {
-		if strings.Count(strings.ToLower(s.Next), "mend") != 1 && s.Name != "D" || strings.HasSuffix(s.Next, "then ") {
+		if strings.Count(strings.ToLower(s.Next), "fix") != 1 && s.Name != "D" || strings.HasSuffix(s.Next, "then ") {
 			t.Errorf("%s: %s", s.Name, s.Next)
 		}
 	}

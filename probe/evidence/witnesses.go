@@ -70,7 +70,7 @@ type Answer struct {
 	SaysError bool        `json:"says_error,omitempty"`
 	Cut       bool        `json:"cut,omitempty"`   // by the probe, before its end
 	Class     SecondClass `json:"class,omitempty"` // of the second only
-	// Says is Class in words, as far as the two answers can be compared.
+	// Says is Class in words, as far as the two responses can be compared.
 	Says string `json:"-"`
 	// WaitedUS is the time from the last byte sent to the first one received, in
 	// microseconds; -1 if none came, or if the time is not known.
@@ -80,7 +80,7 @@ type Answer struct {
 }
 
 // most responses of one race whose ids are looked at.
-const mostAnswers = 10_000
+const mostResponses = 10_000
 
 // Witnesses collates the experiments that sent something.
 func (o *Operation) Witnesses() []Witnesses {
@@ -123,7 +123,7 @@ func (o *Operation) Witnesses() []Witnesses {
 				f.Exact = exact
 			}
 		}
-		// Each try begins with a request in the role of the first.
+		// Each attempt begins with a request in the role of the first.
 		tries := 0
 		for _, s := range e.Sends {
 			if s.Role == RoleFirst {
@@ -187,7 +187,7 @@ func (e *Experiment) compared(same []Send) (first, second *Send) {
 	if e.Race != nil || len(same) == 0 || same[0].Role == RoleRace {
 		return nil, nil
 	}
-	// Of several tries to cut a request off, the last one that succeeded.
+	// Of several attempts to cut a request off, the last one that succeeded.
 	for i := len(same) - 1; i > 0; i-- {
 		if same[i-1].Cut != "" && same[i].Role == RoleDuplicate {
 			return &same[i-1], &same[i]
@@ -214,7 +214,7 @@ func (s *Second) says(first, second Send) string {
 		case empty:
 			return "the same status, and no body"
 		}
-		return "the same answer"
+		return "the same response"
 	case RefusedWithReference:
 		return "refused, naming the first result"
 	case Refused:
@@ -226,13 +226,13 @@ func (s *Second) says(first, second Send) string {
 		case empty:
 			return "another status, and no body"
 		}
-		return "another answer"
+		return "another response"
 	case ErrorOrTimeout:
 		switch {
 		case second.Status >= 500:
 			return "a server error"
 		case second.Status == 0:
-			return "no answer"
+			return "no response"
 		}
 		return "not to be compared"
 	}
@@ -272,7 +272,7 @@ func (e *Experiment) sameRequest() (sends []Send) {
 		default:
 			other = false
 		}
-		if len(sends) < mostAnswers {
+		if len(sends) < mostResponses {
 			sends = append(sends, s)
 		}
 	}
@@ -281,7 +281,7 @@ func (e *Experiment) sameRequest() (sends []Send) {
 
 // resources returns the ids in the responses to a request, and how many
 // responses have one; for a race, those of the trial with most of them.
-func resources(sends []Send, r *Race) (ids []string, answers int) {
+func resources(sends []Send, r *Race) (ids []string, responses int) {
 	width := len(sends)
 	if r != nil && r.Width > 0 {
 		width = r.Width
@@ -298,11 +298,11 @@ func resources(sends []Send, r *Race) (ids []string, answers int) {
 				of = append(of, s.Resource)
 			}
 		}
-		if len(of) > len(ids) || len(of) == len(ids) && n > answers {
-			ids, answers = of, n
+		if len(of) > len(ids) || len(of) == len(ids) && n > responses {
+			ids, responses = of, n
 		}
 	}
-	return ids, answers
+	return ids, responses
 }
 
 func waited(s Send) int64 {

@@ -58,7 +58,7 @@ func (p *Plan) Applies(op *Operation, e Experiment) error {
 		}
 	case SameMeaning:
 		if op.Request.Body.json() == nil {
-			return errors.New("the request has no body of json or graphql that could be written in another way")
+			return errors.New("the request has no json or graphql body that could be written in another form")
 		}
 	case PreviewFirst:
 		if op.Preview == nil {

@@ -10,7 +10,7 @@ var profiles = map[string]Contract{
 		Missing: []int{400}, Malformed: []int{400}, Mismatch: []int{422}, InFlight: []int{409},
 		InFlightWaits: new(true), Replay: "original", FreshKey: "creates",
 	},
-	// Stripe's API v1: the key is optional; a recorded answer may be a 500.
+	// Stripe's API v1: the key is optional; a recorded response may be a 500.
 	"stripe": {
 		Malformed: []int{400}, Mismatch: []int{400, 409}, InFlight: []int{409},
 		InFlightWaits: new(false), Replay: "original", ReplayHeader: "Idempotent-Replayed", FreshKey: "creates", RecordsErrors: new(true),
@@ -65,7 +65,7 @@ func (p *Plan) ContractFor(op *Operation) Contract {
 		{&c.Mismatch, &base.Mismatch},
 		{&c.InFlight, &base.InFlight},
 	} {
-		if *list.own == nil { // empty is an answer: none is expected
+		if *list.own == nil { // empty is not unset: none is expected
 			*list.own = append([]int(nil), *list.base...)
 		}
 	}

@@ -21,11 +21,11 @@ const MaxResourceID = 1 << 10
 func checkForeign(what, s string, limit int) error {
 	switch {
 	case len(s) > limit:
-		return fmt.Errorf("%s, which the target has given, is %d bytes long; up to %d are used", what, len(s), limit)
+		return fmt.Errorf("%s, which the target gave, is %d bytes long; at most %d are used", what, len(s), limit)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("%s, which the target has given, is not UTF-8", what)
+		return fmt.Errorf("%s, which the target gave, is not UTF-8", what)
 	case strings.ContainsFunc(s, unicode.IsControl):
-		return fmt.Errorf("%s, which the target has given, has a control character in it", what)
+		return fmt.Errorf("%s, which the target gave, contains a control character", what)
 	}
 	return nil
 }
@@ -47,7 +47,7 @@ func inURL(before, s string, filters []string) (string, error) {
 	case before == "":
 		u, err := url.Parse(s)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.Fragment != "" || dots(u.Path) || !uriText.MatchString(s) {
-			return "", errors.New("what the target has given is no URL of http or https, without credentials, dots and fragment")
+			return "", errors.New("what the target gave is not an http or https URL without credentials, dots and fragment")
 		}
 		return s, nil
 	case absolute && !strings.ContainsAny(rest, "/?#") && strings.HasPrefix(s, "taken-"):
@@ -55,12 +55,12 @@ func inURL(before, s string, filters []string) (string, error) {
 	case absolute && !strings.ContainsAny(rest, "/?#"):
 		u, err := url.Parse(s)
 		if err != nil || !strings.HasPrefix(s, "/") || strings.HasPrefix(s, "//") || u.Fragment != "" || dots(u.Path) || !uriText.MatchString(s) {
-			return "", errors.New("what the target has given stands right after the host, and is no path that begins with /, without dots and fragment")
+			return "", errors.New("what the target gave comes right after the host, and is not a path that begins with / and has no dots and no fragment")
 		}
 		return s, nil
 	case strings.ContainsAny(rest, "?#"):
 	case s == "." || s == "..":
-		return "", errors.New("what the target has given is . or .., and would lead to another path")
+		return "", errors.New("what the target gave is . or .., and would lead to another path")
 	}
 	if len(filters) > 0 && filters[len(filters)-1] == "url" {
 		return s, nil // the plan has escaped it
@@ -75,7 +75,7 @@ var uriText = regexp.MustCompile(`^([A-Za-z0-9._~:/?@!$&'()*+,;=\[\]-]|%[0-9A-Fa
 // become an option.
 func inArgument(before, s string, _ []string) (string, error) {
 	if before == "" && strings.HasPrefix(s, "-") {
-		return "", errors.New("what the target has given begins with -, and the program could take it for an option")
+		return "", errors.New("what the target gave begins with -, and the program could read it as an option")
 	}
 	return s, nil
 }
@@ -107,7 +107,7 @@ var code = regexp.MustCompile(`(?i)^(-[a-z]*[ce]|/[ck]|--?(command|eval|execute|
 
 // checkArgv refuses what the target has given where a program could run it: as
 // the program itself, or as a part of a script.
-// taken are the names of what steps take from the target's answers.
+// taken are the names of what steps take from the target's responses.
 func checkArgv(ps *problems, argv, taken []string, at string) {
 	runs, joined := false, false
 	for i, arg := range argv {
@@ -123,9 +123,9 @@ func checkArgv(ps *problems, argv, taken []string, at string) {
 		case i == 0:
 			ps.Add(strict.Index(at, i), "must not name the program by %s, which the target gives", name)
 		case joined:
-			ps.Add(strict.Index(at, i), "must not give %s, which the target gives, to a program that makes a shell's command line of it", name)
+			ps.Add(strict.Index(at, i), "must not give %s, which the target gives, to a program that builds a shell command line from it", name)
 		case strings.ContainsAny(literals(t), " \t\r\n'\"`$;&|<>()"), runs && code.MatchString(argv[i-1]):
-			ps.Add(strict.Index(at, i), "must not make %s, which the target gives, a part of a script: give it as an argument of its own; in a shell's script that is \"$1\", after a name for $0", name)
+			ps.Add(strict.Index(at, i), "must not make %s, which the target gives, part of a script: give it as an argument of its own; in a shell script that is \"$1\", after a name for $0", name)
 		}
 		program := path.Base(strings.ReplaceAll(arg, `\`, "/"))
 		runs, joined = runs || interpreters.MatchString(program), joined || joins.MatchString(program)

@@ -65,17 +65,17 @@ func TestForeignText(t *testing.T) {
 		{"query", "a&admin=1#x y+", base + "/orders?n=1&id=a%26admin%3D1%23x%20y%2B&key=" + v.Key()},
 		{"query", "..", base + "/orders?n=1&id=..&key=" + v.Key()},
 		{"path", "/orders/42?x=y%2F", base + "/orders/42?x=y%2F"},
-		{"path", "/orders/../admin", "error: no path"},
-		{"path", "/orders/%2e%2E/admin", "error: no path"},
-		{"path", "//evil.example/", "error: no path"},
-		{"path", "@evil.example/", "error: no path"},
-		{"path", ".evil.example/", "error: no path"},
-		{"path", "/a b", "error: no path"},
+		{"path", "/orders/../admin", "error: not a path"},
+		{"path", "/orders/%2e%2E/admin", "error: not a path"},
+		{"path", "//evil.example/", "error: not a path"},
+		{"path", "@evil.example/", "error: not a path"},
+		{"path", ".evil.example/", "error: not a path"},
+		{"path", "/a b", "error: not a path"},
 		{"whole", "http://127.0.0.1:1/orders/42", base + "/orders/42"},
-		{"whole", "https://u:p@127.0.0.1:1/", "error: no URL"},
-		{"whole", "file:///etc/passwd", "error: no URL"},
-		{"whole", "/orders/42", "error: no URL"},
-		{"whole", "http://127.0.0.1:1/a/../b", "error: no URL"},
+		{"whole", "https://u:p@127.0.0.1:1/", "error: not an http or https URL"},
+		{"whole", "file:///etc/passwd", "error: not an http or https URL"},
+		{"whole", "/orders/42", "error: not an http or https URL"},
+		{"whole", "http://127.0.0.1:1/a/../b", "error: not an http or https URL"},
 		{"argument", "42", "42"},
 		{"argument", "$(touch x); `id`", "$(touch x); `id`"},
 		{"argument", "--delete", "error: begins with -"},
@@ -86,7 +86,7 @@ func TestForeignText(t *testing.T) {
 		{"header", "a\u0085b", "error: control character"},
 		{"header", "a\xffb", "error: not UTF-8"},
 		{"header", strings.Repeat("x", MaxResourceID), strings.Repeat("x", MaxResourceID)},
-		{"segment", strings.Repeat("x", MaxResourceID+1), "error: 1025 bytes long; up to 1024 are used"},
+		{"segment", strings.Repeat("x", MaxResourceID+1), "error: 1025 bytes long; at most 1024 are used"},
 	} {
 		out, err := foreignReading(t, r, v, c.reader, c.id)
 		if why, ok := strings.CutPrefix(c.want, "error: "); ok {
@@ -167,9 +167,9 @@ func TestForeignTextIsNotRun(t *testing.T) {
 		`[env, X=y, sh, -c, "{{.resource_id}}"]`:                   "part of a script",
 		`[psql, -c, "SELECT '{{.resource_id}}'"]`:                  "part of a script",
 		`[python3.12, -c, "print({{.resource_id}})"]`:              "part of a script",
-		`['C:\Windows\System32\cmd.exe', /d, "x{{.resource_id}}"]`: "shell's command line",
-		`[ssh, host, count, "{{.resource_id}}"]`:                   "shell's command line",
-		`[count.BAT, "{{.resource_id}}"]`:                          "shell's command line",
+		`['C:\Windows\System32\cmd.exe', /d, "x{{.resource_id}}"]`: "shell command line",
+		`[ssh, host, count, "{{.resource_id}}"]`:                   "shell command line",
+		`[count.BAT, "{{.resource_id}}"]`:                          "shell command line",
 		`[sh, -c, 'grep -c "$1" log', x, "{{.resource_id}}"]`:      "",
 		`[grep, -c, "{{.resource_id}}", log]`:                      "",
 		`[docker, exec, shop, ./count, "--id={{.resource_id}}"]`:   "",
@@ -223,7 +223,7 @@ func TestTakenIsForeign(t *testing.T) {
 		}
 	}
 	bad := minimal + "    readers: [{name: r, command: {argv: [sh, -c, 'count {{.cart}}']}}]\n" + steps
-	if _, err := Parse("p.yaml", []byte(bad)); err == nil || !strings.Contains(err.Error(), "must not make {{.cart}}, which the target gives, a part of a script") {
+	if _, err := Parse("p.yaml", []byte(bad)); err == nil || !strings.Contains(err.Error(), "must not make {{.cart}}, which the target gives, part of a script") {
 		t.Errorf("a script with what a step took: %v", err)
 	}
 	r, _ := NewRenderer(p, source1(1))

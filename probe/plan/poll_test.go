@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Where to ask what became of a request is made of what its answer has given,
+// Where to ask what became of a request is made of what its response has given,
 // which stays where the plan has it.
 func TestStatusURL(t *testing.T) {
 	for _, c := range []struct{ url, secret, given, want string }{
@@ -14,7 +14,7 @@ func TestStatusURL(t *testing.T) {
 		{"http://127.0.0.1:1/jobs/{{.job}}", "false", "..", "error: . or .."},
 		{"http://127.0.0.1:1{{.job}}", "false", "/jobs/1", "http://127.0.0.1:1/jobs/1"},
 		{"{{.job}}", "false", "http://127.0.0.1:1/jobs/1", "http://127.0.0.1:1/jobs/1"},
-		{"{{.job}}", "false", "file:///etc/passwd", "error: no URL"},
+		{"{{.job}}", "false", "file:///etc/passwd", "error: not an http or https URL"},
 		{"http://127.0.0.1:1/{{.resource_id}}", "false", "x", "http://127.0.0.1:1/r%201"},
 		{"http://127.0.0.1:1/{{.job}}", "true", "a ticket", "http://127.0.0.1:1/a%20ticket"},
 		{"http://127.0.0.1:1/{{.job}}", "true", "short", "error: too short"},
@@ -43,7 +43,7 @@ func TestStatusURL(t *testing.T) {
 			t.Errorf("%s: it is a secret: %v", c.url, kept)
 		}
 		if _, again := v.taken["job"]; again {
-			t.Error("what one answer has given is not the request's")
+			t.Error("what one response has given is not the request's")
 		}
 	}
 }

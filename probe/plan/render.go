@@ -334,7 +334,7 @@ func (r *Renderer) request(v *Values, c Change) (wire.Request, error) {
 	}
 	if c.Rewritten {
 		if req.Body, err = rewriteJSON(req.Body); err != nil {
-			return wire.Request{}, fmt.Errorf("written in another way: the body %w", err)
+			return wire.Request{}, fmt.Errorf("in another form: the body %w", err)
 		}
 	}
 	if s := v.op.Signature; s != nil {
@@ -414,14 +414,14 @@ func (r *Renderer) header(sc scope, h Header, path string, pr *Principal) ([]wir
 	var cookies []string
 	for _, m := range pr.Cookies {
 		t, err := r.render(sc, "principals.cookies."+m.Name, m.Value, MaxValueBytes)
-		if sc.step && errors.Is(err, ErrNotTaken) {
+		if sc.step && errors.Is(err, errNotTaken) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("cookie %s: %w", m.Name, err)
 		}
 		if strings.ContainsAny(t.s, ";,\"\\ \t\r\n") {
-			return nil, fmt.Errorf("cookie %s: the value has a character in it that no cookie has", m.Name)
+			return nil, fmt.Errorf("cookie %s: the value has a character that cookies cannot have", m.Name)
 		}
 		cookies = append(cookies, m.Name+"="+t.s)
 	}
@@ -442,7 +442,7 @@ func (r *Renderer) fields(sc scope, h Header, path string, early bool) ([]wire.F
 	var fields []wire.Field
 	for i, m := range h {
 		t, err := r.render(sc, headerSite(path, i, m.Name), m.Value, MaxValueBytes)
-		if early && errors.Is(err, ErrNotTaken) {
+		if early && errors.Is(err, errNotTaken) {
 			continue
 		}
 		if err != nil {
@@ -535,8 +535,8 @@ func placeKey(k *Key, req *wire.Request, key string, raw bool) error {
 // Sign is a mechanism with all its templates rendered.
 type Sign struct {
 	Is      string
-	Answer  *regexp.Regexp // nil if it is none of an answer
-	Reading *Reading       // nil for an answer
+	Answer  *regexp.Regexp // nil if the sign is not in a response
+	Reading *Reading       // nil if it is
 }
 
 // Signs renders the mechanisms of the values' operation, as Reading does readers.

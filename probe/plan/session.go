@@ -226,5 +226,5 @@ func (r *Renderer) session(pr *Principal, name string) (text, error) {
 	if r.pretend {
 		return text{s: "taken-" + name, foreign: true}, nil
 	}
-	return text{}, fmt.Errorf("{{.%s}} %w", name, ErrNotTaken)
+	return text{}, fmt.Errorf("{{.%s}} %w", name, errNotTaken)
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/semelhq/semel/probe/internal/wire"
 )
 
-// ErrNotTaken reports that a template needs a value that a step takes and has
+// errNotTaken reports that a template needs a value that a step takes and has
 // not taken yet.
-var ErrNotTaken = errors.New("has not been taken by a step yet")
+var errNotTaken = errors.New("has not been taken by a step yet")
 
 // Pretend sets whether a template that needs a value which its step has not
 // taken yet is rendered with a stand-in. It is for dry runs and for looking at
@@ -126,7 +126,7 @@ func (r *Renderer) Took(v *Values, st *Step, who PrincipalName, values []string)
 	return nil
 }
 
-// taken is what was taken from an answer, as templates see it. It needs mu.
+// taken is what was taken from a response, as templates see it. It needs mu.
 func (r *Renderer) taken(from string, t Taking, s string) (text, error) {
 	value := text{s: s, foreign: true}
 	if err := checkForeign(t.Name, s, MaxTakenBytes); err != nil {

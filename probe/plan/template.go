@@ -147,7 +147,7 @@ func parseAction(s string) (piece, error) {
 	}
 	for len(words) > 0 {
 		if words[0] != "|" || len(words) < 2 {
-			return piece{}, errors.New("{{}} has more in it than a call and its filters; write {{.name | filter}}")
+			return piece{}, errors.New("{{}} contains more than a call and its filters; write {{.name | filter}}")
 		}
 		if !slices.Contains(filters, words[1]) {
 			return piece{}, fmt.Errorf("the filter %s is not known; there are %s", words[1], strings.Join(filters, ", "))

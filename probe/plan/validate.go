@@ -107,7 +107,7 @@ func (p *Plan) checkPrincipals(ps *problems) {
 		}
 	}
 	if p.Principals.ActorA == nil && (p.Principals.ActorB != nil || p.Principals.TenantB != nil) {
-		ps.Add("principals", "without actor_a there is nobody for the others to differ from")
+		ps.Add("principals", "needs actor_a: the others are compared with it")
 	}
 }
 
@@ -201,7 +201,7 @@ func (s site) refers(ref string, p *Plan) string {
 	case ref == "key":
 		return "{{.key}} is not known here; the key goes where key says"
 	case ref == "resource_id":
-		return "{{.resource_id}} is not known before the answer"
+		return "{{.resource_id}} is not known before the response"
 	case isAttribute && !s.principal:
 		return "{{." + ref + "}} is not known here"
 	case isAttribute:
@@ -215,7 +215,7 @@ func (s site) refers(ref string, p *Plan) string {
 		names = append(names, v.Name)
 	}
 	names = append(names, s.taken...)
-	return "{{." + ref + "}} is no variable that is known here" + strict.DidYouMean(ref, names)
+	return "{{." + ref + "}} is not a variable that is known here" + strict.DidYouMean(ref, names)
 }
 
 // sensitive is about names whose values are credentials.
@@ -266,7 +266,7 @@ func (p *Plan) checkSecrets(ps *problems) {
 	fromSteps := func(steps []Step) {
 		for _, st := range steps {
 			for _, t := range st.Take {
-				secrets[t.Name] = true // what comes from an answer is not in the plan
+				secrets[t.Name] = true // what comes from a response is not in the plan
 			}
 		}
 	}
@@ -443,7 +443,7 @@ func checkPages(ps *problems, h *HTTPReader, at string) {
 	case h.Count == nil && h.Lines == "":
 		ps.Add(at, "are for count and lines")
 	case g.Next != nil && h.Count == nil:
-		ps.Add(at+".next", "is for answers in JSON or XML")
+		ps.Add(at+".next", "is for responses in JSON or XML")
 	}
 	if g.Next == nil && (g.Parameter != "" || g.Member != "") {
 		ps.Add(at, "has parameter or member, which say where next goes")

@@ -123,7 +123,7 @@ func (p *Plan) checkSteps(ps *problems, steps, outer []Step, variables Pairs, pa
 	}
 }
 
-// checkTaking checks what is taken from an answer; values are the names that
+// checkTaking checks what is taken from a response; values are the names that
 // others take, to which it adds.
 func checkTaking(ps *problems, take []Taking, variables Pairs, values map[string]bool, path string) {
 	for i, t := range take {
@@ -205,7 +205,7 @@ func (p *Plan) checkRequest(ps *problems, r *Request, at string) {
 			ps.Add(headerSite(at+".headers", i, m.Name), "is written by the probe")
 		}
 		if strings.ContainsAny(m.Value, "\r\n\x00") {
-			ps.Add(headerSite(at+".headers", i, m.Name), "has a line break in it")
+			ps.Add(headerSite(at+".headers", i, m.Name), "contains a line break")
 		}
 	}
 	checkBody(ps, r.Body, at+".body")

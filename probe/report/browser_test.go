@@ -107,7 +107,7 @@ func show(t *testing.T, ctx context.Context, page []byte) (*tabEvents, context.C
 		t.Fatal(err)
 	}
 	// Events come in order, so what the page did while loading is here with
-	// the answer to this.
+	// the response to this.
 	if _, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`, chromedp.EvalAwaitPromise)); err != nil {
 		t.Fatal(err)
 	}

@@ -314,7 +314,7 @@ func (d Difference) Markdown(w io.Writer) error {
 }
 
 // swapped is said if the runs are the wrong way round.
-const swapped = "Attention: the run that is called old was made after the one that is called new. Name the older run first."
+const swapped = "Attention: the run named as old was made after the one named as new. Name the older run first."
 
 func (d Difference) summary() string {
 	if !d.Changed() {

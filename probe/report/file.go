@@ -22,7 +22,7 @@ import (
 // partial file.
 func WriteFile(path string, write func(io.Writer) error) (err error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there already and no file")}
+		return &fs.PathError{Op: "write", Path: path, Err: errors.New("it exists and is not a regular file")}
 	}
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*.partial") // mode 0600

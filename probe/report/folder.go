@@ -39,7 +39,7 @@ const (
 
 // ErrExists is the error of Write if the folder, or anything of that name,
 // exists.
-var ErrExists = errors.New("report: there is something already; a run is never overwritten")
+var ErrExists = errors.New("report: the path exists already; a run is never overwritten")
 
 // Files are what a run's folder holds in addition to the reports. All are
 // optional.
@@ -69,7 +69,7 @@ func Write(dir string, r *evidence.Run, f Files) (err error) {
 	}
 	for n := range f.State {
 		if !stateName(n) {
-			return fmt.Errorf("report: %q is no name for a file in %s", n, StateDir)
+			return fmt.Errorf("report: %q is not a file name for %s", n, StateDir)
 		}
 	}
 	parent := filepath.Dir(dir)
@@ -243,7 +243,7 @@ func open(root *os.Root, file string, limit int64) (*os.File, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, errors.New("it is no regular file")
+		return nil, errors.New("it is not a regular file")
 	}
 	if info.Size() > limit {
 		return nil, fmt.Errorf("it has %d bytes; at most %d are read", info.Size(), limit)
@@ -282,7 +282,7 @@ func decode(b []byte) (*evidence.Run, error) {
 	}
 	switch {
 	case head.Format == nil || *head.Format < 1:
-		return nil, errors.New("it has no format: it is not a run of the probe")
+		return nil, errors.New("it has no format, so it is not a run of the probe")
 	case *head.Format > evidence.Format:
 		return nil, fmt.Errorf("it has format %d, of a later version of semel; this one reads up to %d", *head.Format, evidence.Format)
 	}
@@ -302,7 +302,7 @@ func unmarshal(b []byte, v any) error {
 		if s.Offset >= int64(len(b)) {
 			return fmt.Errorf("it is cut off after %d bytes", len(b))
 		}
-		return fmt.Errorf("it is no JSON: byte %d", s.Offset)
+		return fmt.Errorf("it is not JSON, from byte %d", s.Offset)
 	}
 	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%s is of the wrong type", visible(t.Field, maxName))
@@ -334,7 +334,7 @@ func readExchanges(r io.Reader) (map[int]Exchange, error) {
 		return nil, err
 	}
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return nil, errors.New("it is no HAR")
+		return nil, errors.New("it is not a HAR file")
 	}
 	all := map[int]Exchange{}
 	for n := 1; d.More() && len(all) < 10*mostExchanges; n++ {
@@ -358,7 +358,7 @@ func readExchanges(r io.Reader) (map[int]Exchange, error) {
 			}
 		}
 		if err := d.Decode(&e); err != nil {
-			return all, errors.New("it is cut off or no HAR")
+			return all, errors.New("it is cut off, or is not a HAR file")
 		}
 		var x Exchange
 		if q := e.Request; q.Method != "" {
@@ -403,20 +403,20 @@ func harBody(text, encoding string) string {
 // enter reads up to the value of a member of the object that comes next.
 func enter(d *json.Decoder, delim json.Delim, member string) error {
 	if t, err := d.Token(); err != nil || t != delim {
-		return errors.New("it is no HAR")
+		return errors.New("it is not a HAR file")
 	}
 	for d.More() {
 		k, err := d.Token()
 		if err != nil {
-			return errors.New("it is no HAR")
+			return errors.New("it is not a HAR file")
 		}
 		if k == member {
 			return nil
 		}
 		var skipped json.RawMessage
 		if err := d.Decode(&skipped); err != nil {
-			return errors.New("it is cut off or no HAR")
+			return errors.New("it is cut off, or is not a HAR file")
 		}
 	}
-	return errors.New("it is no HAR: it has no " + member)
+	return errors.New("it is not a HAR file: it has no " + member)
 }

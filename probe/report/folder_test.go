@@ -211,15 +211,15 @@ func TestOpenRefuses(t *testing.T) {
 		"a later format":  {later, "format 2, of a later version"},
 		"no format":       {[]byte(`{"id": "x"}`), "no format"},
 		"a list":          {[]byte(`[]`), "wrong type"},
-		"text":            {[]byte("hello"), "no JSON"},
+		"text":            {[]byte("hello"), "not JSON"},
 		"another type":    {bytes.Replace(whole, []byte(`"sent": 22`), []byte(`"sent": "22\u001b"`), 1), "sent is of the wrong type"},
 		"a bad time":      {bytes.Replace(whole, []byte(`"started": "2026`), []byte(`"started": "x2026`), 1), "cannot be read"},
-		"two":             {append(bytes.Clone(whole), whole...), "no JSON"},
-		"deep":            {[]byte(`{"format": 1, "x": ` + strings.Repeat("[", 100_000)), "no JSON"},
-		"a folder inside": {[]byte("DIR"), "no regular file"},
+		"two":             {append(bytes.Clone(whole), whole...), "not JSON"},
+		"deep":            {[]byte(`{"format": 1, "x": ` + strings.Repeat("[", 100_000)), "not JSON"},
+		"a folder inside": {[]byte("DIR"), "not a regular file"},
 		"none":            {[]byte("NONE"), "not the folder of a run"},
 		"large":           {[]byte("LARGE"), "at most"},
-		"a link out":      {[]byte("LINK"), "no regular file"},
+		"a link out":      {[]byte("LINK"), "not a regular file"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
@@ -295,7 +295,7 @@ func TestOpenMakesDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(f.Run, raceRun()) || len(f.Extra.Exchanges) != 1 || fmt.Sprint(f.Missing) != "[plan.yaml exchanges.har: it is cut off or no HAR]" {
+	if !reflect.DeepEqual(f.Run, raceRun()) || len(f.Extra.Exchanges) != 1 || fmt.Sprint(f.Missing) != "[plan.yaml exchanges.har: it is cut off, or is not a HAR file]" {
 		t.Errorf("%q, %d exchanges", f.Missing, len(f.Extra.Exchanges))
 	}
 }

@@ -56,8 +56,8 @@ var (
 	pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 		"name": name, "text": text, "outcome": outcomeWords, "outcomeTone": outcomeTone, "priorityTone": priorityTone,
 		"ranked": ranked, "race": raceLine, "contract": contract, "when": when, "url": evidence.ReferenceURL,
-		"us":     func(us int64) string { return duration(us) },
-		"answer": answer, "visible": visible, "short": short,
+		"us":       func(us int64) string { return duration(us) },
+		"response": response, "visible": visible, "short": short,
 		"guideline":     func(id string) evidence.GuidelineEntry { e, _ := evidence.Guideline(id); return e },
 		"guidelineName": guidelineName, "standingTone": standingTone, "causeTone": causeTone, "looseCauses": looseCauses, "further": func(f htmlFinding) []string { return further(f.Finding) }, "record": func() string { return RecordFile },
 	}).Parse(page))
@@ -131,7 +131,7 @@ func basisTitle(b evidence.Basis) string {
 	case evidence.Established:
 		return "Established: seen, and the evidence is here"
 	case evidence.Inferred:
-		return "Inferred from what was seen, and not seen itself"
+		return "Inferred from what was seen, but not itself seen"
 	}
 	return "Cannot be known from outside"
 }
@@ -254,7 +254,7 @@ func (e htmlExperiment) Diff() (rows []htmlChange) {
 	return rows
 }
 
-// Compared says how the second answer relates to the first.
+// Compared says how the second response relates to the first.
 func (e htmlExperiment) Compared() string {
 	return secondLine(e.of, e.Experiment)
 }
@@ -364,7 +364,7 @@ func lines(s string, limit int) string {
 type svg struct {
 	Width, Height, Top, Bottom float64
 	Left, Right                float64
-	LabelX, AnswerX            float64
+	LabelX, ResponseX          float64
 	Ticks                      []svgTick
 	Rows                       []svgRow
 	Hidden                     string
@@ -378,12 +378,12 @@ type svgTick struct {
 }
 
 type svgRow struct {
-	Y, Middle, Base     string
-	Label, Answer, Full string
-	Kind                string
-	Odd                 bool
-	None                bool // nothing was sent
-	Other               bool // it names another resource
+	Y, Middle, Base       string
+	Label, Response, Full string
+	Kind                  string
+	Odd                   bool
+	None                  bool // nothing was sent
+	Other                 bool // it names another resource
 	// Positions; empty for what did not happen.
 	Start, Finis                      string
 	SendW, WaitX, WaitW, RecvX, RecvW string
@@ -403,7 +403,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 	bs, begin, whole := bars(sends)
 	px := func(v float64) string { return fmt.Sprintf("%.1f", v) }
 	at := func(us float64) float64 { return left + (us-begin)/whole*(right-left) }
-	p := &svg{Width: width, Left: left, LabelX: left - 12, AnswerX: right + 12, Right: right, Top: top, Hidden: unshown(e, len(sends))}
+	p := &svg{Width: width, Left: left, LabelX: left - 12, ResponseX: right + 12, Right: right, Top: top, Hidden: unshown(e, len(sends))}
 	for _, us := range ticks(begin, whole) {
 		p.Ticks = append(p.Ticks, svgTick{px(at(us)), span(us)})
 	}
@@ -412,7 +412,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 		y := top + float64(i)*row
 		s := svgRow{Y: px(y), Middle: px(y + row/2), Base: px(y + row/2 + 4), Odd: i%2 == 1, Kind: kind(b.send)}
 		s.Label = strings.Join(nonEmpty(fmt.Sprintf("#%d", b.send.N), short(string(b.send.Role), 14), short(b.send.Principal, 8)), " ")
-		s.Answer = short(b.answer(), 26)
+		s.Response = short(b.response(), 26)
 		s.Other = b.other
 		p.Other = p.Other || b.other
 		if b.start < 0 {
@@ -435,7 +435,7 @@ func picture(fs []evidence.Finding, e *evidence.Experiment) *svg {
 			if b.open {
 				s.Cross = px(finis)
 			}
-			s.Full = fmt.Sprintf("%s: began at %s, last byte written at %s, first byte back at %s, done at %s; %s", s.Label, duration(b.send.StartUS), duration(b.send.LastWriteUS), duration(b.send.FirstByteUS), duration(b.send.DoneUS), b.answer())
+			s.Full = fmt.Sprintf("%s: began at %s, last byte written at %s, first byte back at %s, done at %s; %s", s.Label, duration(b.send.StartUS), duration(b.send.LastWriteUS), duration(b.send.FirstByteUS), duration(b.send.DoneUS), b.response())
 		}
 		said = append(said, s.Full)
 		p.Rows = append(p.Rows, s)

@@ -76,7 +76,7 @@ func JUnit(w io.Writer, r *evidence.Run) error {
 	c := junitCase{Class: "semel.probe", Name: "run", Time: "0.000"}
 	switch {
 	case r.Interrupted != "":
-		c.Error = &junitMessage{Message: "interrupted: " + text(r.Interrupted), Type: "interrupted", Text: "What it broke off is inconclusive; what had not begun was not run."}
+		c.Error = &junitMessage{Message: "interrupted: " + text(r.Interrupted), Type: "interrupted", Text: "The experiment that it interrupted is inconclusive; those that had not begun were not run."}
 	case r.DryRun:
 		c.Skipped = &junitMessage{Message: "dry run: nothing was sent"}
 	case len(r.Operations) == 0:
@@ -158,7 +158,7 @@ func junitOperation(o *evidence.Operation) (junitSuite, time.Duration) {
 	}
 	s.Time = seconds(total)
 	if sum := guidelineSum([]evidence.Operation{*o}); len(sum) > 0 {
-		s.Out = "What guidelines call it:\n" + strings.Join(sum, "\n")
+		s.Out = "In the words of guidelines:\n" + strings.Join(sum, "\n")
 	}
 	return junitCount(s), total
 }

@@ -25,7 +25,7 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 	line("%s", prose(head))
 	if r.Interrupted != "" {
 		line("")
-		line("**Interrupted:** %s. What it broke off is inconclusive; what had not begun was not run.", prose(visible(r.Interrupted, 300)))
+		line("**Interrupted:** %s. The experiment that it interrupted is inconclusive; those that had not begun were not run.", prose(visible(r.Interrupted, 300)))
 	}
 	for i := range r.Operations {
 		o := &r.Operations[i]
@@ -36,11 +36,11 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 		for _, f := range fs[:min(len(fs), mostInMarkdown)] {
 			line("- **%s** %s (%s)", prose(name(string(f.Priority))), prose(visible(f.Title, 200)), strings.Join(nonEmpty(code(name(string(f.ID))), prose(name(string(f.Basis))), sendsWord(f)), ", "))
 			for _, s := range f.Symptoms[:min(len(f.Symptoms), mostInMarkdown)] {
-				line("  <br>With it: %s (%s)", prose(visible(s.Title, 200)), strings.Join(nonEmpty(code(name(string(s.ID))), prose(name(string(s.Basis)))), ", "))
+				line("  <br>Same cause: %s (%s)", prose(visible(s.Title, 200)), strings.Join(nonEmpty(code(name(string(s.ID))), prose(name(string(s.Basis)))), ", "))
 			}
 			for _, c := range f.Causes {
 				if c.State == evidence.Supported {
-					line("  <br>Cause, as it looks: %s", prose(visible(c.Text, 300)))
+					line("  <br>Likely cause: %s", prose(visible(c.Text, 300)))
 				}
 			}
 			line("  <br>Remedy: %s", prose(visible(f.Remedy, 500)))
@@ -96,14 +96,14 @@ func Markdown(w io.Writer, r *evidence.Run) error {
 	}
 	if sum := guidelineSum(r.Operations); len(sum) > 0 {
 		line("")
-		line("What guidelines call it, in sum:")
+		line("In the words of guidelines, in sum:")
 		line("")
 		for _, l := range sum {
 			line("- %s", prose(l))
 		}
 	}
 	line("")
-	line("Run %s, semel %s, %d of at most %d requests sent. No finding is no proof: a probe sees what its plan's readers show.", code(visible(r.ID, 80)), prose(visible(r.Version, 40)), r.Sent, r.Budget)
+	line("Run %s, semel %s, %d of at most %d requests sent. The absence of findings proves nothing: a probe sees only what its plan's readers show.", code(visible(r.ID, 80)), prose(visible(r.Version, 40)), r.Sent, r.Budget)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

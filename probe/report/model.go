@@ -128,7 +128,7 @@ func headline(r *evidence.Run) (string, tone) {
 		return how, neutral
 	}
 	if rest != "" {
-		return "Inconclusive: nothing was found, and not everything could be shown.", doubt
+		return "Inconclusive: nothing was found, but not everything could be shown.", doubt
 	}
 	return fmt.Sprintf("Held: nothing was found in %s. What that leaves open is said below.", plural(held, "experiment", "experiments")), good
 }
@@ -205,15 +205,15 @@ func shown(fs []evidence.Finding, e *evidence.Experiment) []evidence.Send {
 type bar struct {
 	send                               evidence.Send
 	start, lastWrite, firstByte, finis float64
-	open                               bool // it did not end: no answer, or cut
+	open                               bool // it did not end: no response, or cut
 	other                              bool // a duplicate that names another resource than the first
 }
 
-func (b bar) answer() string {
+func (b bar) response() string {
 	if b.other {
-		return "≠ " + answer(b.send) // first, for what is long is cut
+		return "≠ " + response(b.send) // first, for what is long is cut
 	}
-	return answer(b.send)
+	return response(b.send)
 }
 
 // bars returns the sends with their marks in order and within a picture that
@@ -256,7 +256,7 @@ func bars(sends []evidence.Send) (bs []bar, begin, whole float64) {
 	return bs, begin, max(end-begin, 1)
 }
 
-// status is that of an answer, with a word for an error that only its body tells.
+// status is that of a response, with a word for an error that only its body tells.
 func status(n int, saysError bool) string {
 	if saysError {
 		return fmt.Sprintf("%d (error)", n)
@@ -264,8 +264,8 @@ func status(n int, saysError bool) string {
 	return fmt.Sprint(n)
 }
 
-// answer says in a few words what a send came to.
-func answer(s evidence.Send) string {
+// response says in a few words what a send came to.
+func response(s evidence.Send) string {
 	var parts []string
 	switch {
 	case s.Status != 0:
@@ -313,7 +313,7 @@ func percent(rate float64) string {
 	return evidence.Percent(rate)
 }
 
-// secondLine says how the second answer relates to the first. Of resources it
+// secondLine says how the second response relates to the first. Of resources it
 // speaks only where one was named, and it has no hint of time where a reader
 // told.
 func secondLine(o *evidence.Operation, e *evidence.Experiment) string {
@@ -390,8 +390,8 @@ func contract(o *evidence.Operation) string {
 // limits are what a report has to say about what it cannot.
 func limits(r *evidence.Run) []string {
 	all := []string{
-		"A probe sees effects through the state readers of its plan, and nothing that they do not show.",
-		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled: then what decides between requests, if anything does, did not hold.",
+		"A probe sees effects only through the state readers of its plan.",
+		"How the target makes an operation happen once cannot be seen from outside. Such fields are unknown unless the plan gave evidence, or a race doubled: in that case whatever decides between requests did not hold.",
 	}
 	once := false
 	var apart []string
@@ -403,7 +403,7 @@ func limits(r *evidence.Run) []string {
 		}
 	}
 	if len(apart) > 0 && !r.DryRun {
-		all = append(all, fmt.Sprintf("What reading %s sends, if it sends anything, is not among the requests that are counted.", list(apart[:min(len(apart), 20)])))
+		all = append(all, fmt.Sprintf("Requests that reading %s may send are not counted.", list(apart[:min(len(apart), 20)])))
 	}
 	for _, o := range r.Operations {
 		for _, e := range o.Experiments {
@@ -414,7 +414,7 @@ func limits(r *evidence.Run) []string {
 		}
 	}
 	if once {
-		all = append(all, "Where no race doubled, that is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database races can come out otherwise.")
+		all = append(all, "If no race doubled, that is a bound on a rate under the conditions of the run, not a proof. With more instances, more load or a busier database, races can end differently.")
 	}
 	return all
 }

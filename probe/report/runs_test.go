@@ -108,7 +108,7 @@ func cleanRun() *evidence.Run {
 	o := newOperation()
 	o.Experiments = []evidence.Experiment{
 		{Name: "specification", Step: "A", Title: "What the target's own document says", Outcome: evidence.Held, Why: "The specification names the key, its scope and 24 h of retention."},
-		sequential(evidence.Held, "Two requests, one effect, and the second answer is the first one's."),
+		sequential(evidence.Held, "Two requests, one effect, and the second response is the first one's."),
 		race(5, false),
 		{Name: "other_tenant", Step: "C", Title: "The same key, sent by another tenant", Outcome: evidence.Held, Why: "Tenant B's request took effect of its own."},
 		{Name: "redelivery", Step: "F", Title: "A redelivered event", Outcome: evidence.NotApplicable, Why: "The operation is no delivery."},
@@ -134,7 +134,7 @@ func raceRun() *evidence.Run {
 	o := newOperation()
 	o.Experiments = []evidence.Experiment{
 		{Name: "specification", Step: "A", Title: "What the target's own document says", Outcome: evidence.Held, Why: "The document says nothing of retention."},
-		sequential(evidence.Held, "Two requests, one effect, and the second answer is the first one's."),
+		sequential(evidence.Held, "Two requests, one effect, and the second response is the first one's."),
 		race(5, true),
 		{
 			Name: "lost_unread", Step: "F", Title: "Cut off after the last byte of the request, then again", Outcome: evidence.Inconclusive, Why: "The first request's delivery could not be proven.",

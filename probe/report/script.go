@@ -13,8 +13,8 @@ import (
 )
 
 // scriptOf returns a POSIX shell script that sends what a finding was seen with
-// once more, by curl, and prints the answers and the state: with values of its
-// own in place of those that were drawn, and secrets from the environment.
+// once more, by curl, and prints the responses and the state: with values of
+// its own in place of those that were drawn, and secrets from the environment.
 // Where curl cannot do it, it is a script that calls semel for the one
 // experiment, and says why.
 //
@@ -79,7 +79,7 @@ type reproduction struct {
 
 	sends   []scripted // in their order; of a race one
 	reads   []scripted
-	dropped bool        // a read, for it is of what the first answer named
+	dropped bool        // a read, for it is of what the first response named
 	drawn   []string    // in the requests
 	secrets [][2]string // placeholder and variable
 }
@@ -112,7 +112,7 @@ func (s *reproduction) plan() (why string) {
 	case s.e == nil || len(s.e.Sends) == 0:
 		return "the finding is not about requests that were sent"
 	case s.o.Signed:
-		return "each delivery is signed for itself, which curl does not do"
+		return "each delivery is signed separately, which curl does not do"
 	}
 	seen := map[string]bool{}
 	var last *evidence.Send
@@ -159,7 +159,7 @@ func (s *reproduction) plan() (why string) {
 	if len(s.sends) == 0 && len(s.reads) == 0 {
 		return "the finding is not about requests that were sent"
 	}
-	// What is read by an id that the first answer gave is another thing here,
+	// What is read by an id that the first response gave is another thing here,
 	// unless the client drew the id and another is drawn here.
 	s.reads = slices.DeleteFunc(s.reads, func(q scripted) bool {
 		gone := slices.ContainsFunc(s.e.Sends, func(x evidence.Send) bool {
@@ -190,10 +190,10 @@ func (s *reproduction) request(send evidence.Send) (q scripted, why string) {
 	lines := strings.Split(strings.ReplaceAll(head, "\r\n", "\n"), "\n")
 	u, err := url.Parse(send.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.ContainsFunc(send.URL, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
-		return q, "a request has no address that curl could be given"
+		return q, "a request has an address that cannot be given to curl"
 	}
 	if !regexp.MustCompile(`^[A-Z]{1,20}$`).MatchString(send.Method) {
-		return q, "a request has a method that curl could not be given"
+		return q, "a request has a method that cannot be given to curl"
 	}
 	q = scripted{send: send, method: send.Method, url: send.URL, body: body, hasBody: hasBody && body != ""}
 	named := map[string]bool{}
@@ -334,7 +334,7 @@ func (s *reproduction) head(b *strings.Builder, about ...string) {
 // bySemel is the script where curl cannot do it.
 func (s *reproduction) bySemel(why string) string {
 	var b strings.Builder
-	s.head(&b, "Not by curl: "+why+".", "It takes the plan of the run beside it, or another as its argument: that of the run, if the plan names files. It sends requests that have real effects at the target.")
+	s.head(&b, "This script does not use curl: "+why+".", "It uses the copy of the plan in the run's folder, or the plan given as its argument: give the original if it names files. It sends requests that have real effects on the target.")
 	b.WriteString("operation=$(printf " + s.printf(s.o.Name) + ")\n")
 	b.WriteString("experiment=$(printf " + s.printf(cmp.Or(s.f.Experiment, "duplicate")) + ")\n")
 	b.WriteString(`plan=${1:-$(dirname -- "$0")/../` + PlanFile + `}` + "\n")
@@ -367,9 +367,9 @@ ask() {
 	shift 4
 	curl -q -sS -g --path-as-is --noproxy '*' --proto =http,https --max-time "${TIMEOUT:-30}" \
 		-X "$method" -H "@$of.head" -o "$to.out" -w '%{http_code} in %{time_total} s' "$@" --url "$url" \
-		>"$to.status" 2>"$to.error" || printf ' (no answer: curl %s)' "$?" >>"$to.status"
+		>"$to.status" 2>"$to.error" || printf ' (no response: curl %s)' "$?" >>"$to.status"
 }
-# told FILES NAME: prints an answer, as far as it is short.
+# told FILES NAME: prints a response, as far as it is short.
 told() {
 	printf '%s: %s ' "$2" "$(cat "$dir/$1.status")"
 	if [ -f "$dir/$1.out" ]; then
@@ -380,7 +380,7 @@ told() {
 	printf '\n'
 }
 `
-	scriptCount = `# holds FILES VALUE: how often an answer holds a value.
+	scriptCount = `# holds FILES VALUE: how often a response holds a value.
 holds() {
 	if [ -f "$dir/$1.out" ]; then LC_ALL=C awk -v v="$2" '{ n += gsub(v, "") } END { print n + 0 }' "$dir/$1.out"; else echo '?'; fi
 }
@@ -397,23 +397,23 @@ func (s *reproduction) byCurl() string {
 	width := 0
 	if race != nil {
 		width = min(max(race.Width, 2), 50)
-		about = append(about, "curl does not release requests as closely together as the probe: where it shows nothing, raise TRIALS or WIDTH.")
+		about = append(about, "curl does not release requests as closely together as the probe: if it shows nothing, raise TRIALS or WIDTH.")
 		n *= width
 	}
-	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects there%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
+	about = append(about, fmt.Sprintf("It sends %s to %s, with real effects%s. It needs curl.", plural(n, "request", "requests"), at.Host, map[bool]string{true: ", and reads the state"}[len(s.reads) > 0]))
 	for _, x := range s.secrets {
-		about = append(about, x[1]+" has to hold what is "+x[0]+" in the evidence"+s.place(x[0])+".")
+		about = append(about, x[1]+" must be set to what is "+x[0]+" in the evidence"+s.place(x[0])+".")
 	}
 	s.head(&b, about...)
 	for _, x := range s.secrets {
-		line(`: "${%s:?has to be set}"`, x[1])
+		line(`: "${%s:?must be set}"`, x[1])
 	}
 	b.WriteString(scriptTools)
 	if len(s.drawn) > 0 {
 		b.WriteString(scriptCount)
 	}
 
-	line("# prepare draws the values of a request and writes the requests down.")
+	line("# prepare draws fresh values and writes the requests to files.")
 	line("prepare() {")
 	for i, v := range s.drawn {
 		line("\tv%d=$(fresh %s)", i+1, v)
@@ -440,9 +440,9 @@ func (s *reproduction) byCurl() string {
 		}
 	}
 	if len(s.reads) == 0 {
-		why := "the plan has no reader that curl can ask"
+		why := "the plan has no reader that curl can query"
 		if s.dropped {
-			why = "the reader asks for an id that an answer of the run gave"
+			why = "the reader asks for an id that a response of the run gave"
 		}
 		line("\tprintf 'state %%s: %s\\n' \"$1\"", why)
 	}
@@ -459,11 +459,11 @@ func (s *reproduction) byCurl() string {
 		line("\tstate \"before trial $trial\"")
 		line("\twhile [ \"$n\" -lt \"${WIDTH:-%d}\" ]; do", width)
 		line("\t\tn=$((n + 1))")
-		line("\t\t%s &", s.ask(0, `"answer_$n"`, ""))
+		line("\t\t%s &", s.ask(0, `"response_$n"`, ""))
 		line("\tdone")
 		line("\twait")
 		line("\tn=0")
-		line("\twhile [ \"$n\" -lt \"${WIDTH:-%d}\" ]; do n=$((n + 1)); told \"answer_$n\" \"request $n\"; done", width)
+		line("\twhile [ \"$n\" -lt \"${WIDTH:-%d}\" ]; do n=$((n + 1)); told \"response_$n\" \"request $n\"; done", width)
 		line("\tsleep \"${SETTLE:-1}\"")
 		line("\tstate \"after trial $trial\"")
 		line("done")
@@ -473,10 +473,10 @@ func (s *reproduction) byCurl() string {
 			if q.pause > 0 {
 				line("sleep %d", q.pause)
 			}
-			to := fmt.Sprintf("answer_%d", i+1)
+			to := fmt.Sprintf("response_%d", i+1)
 			switch {
 			case q.cut:
-				line("# The answer is not waited for. In the run it took %s.", span(s.takes()))
+				line("# Do not wait for the response. In the run it took %s.", span(s.takes()))
 				line("%s", s.ask(i, to, fmt.Sprintf(` --max-time "${CUT_AFTER:-%.3f}"`, max(s.takes()/2e6, 0.01))))
 			case i+1 < len(s.sends) && s.sends[i+1].own:
 				line("%s &", s.ask(i, to, ""))
@@ -489,7 +489,7 @@ func (s *reproduction) byCurl() string {
 			}
 		}
 		for i, q := range s.sends {
-			line("told answer_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(string(q.send.Role))))))
+			line("told response_%d %s", i+1, quoted(fmt.Sprintf("request %d, %s", i+1, comment(name(string(q.send.Role))))))
 		}
 		line("sleep \"${SETTLE:-1}\"\nstate after")
 	}

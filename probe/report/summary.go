@@ -47,7 +47,7 @@ func bottomLine(r *evidence.Run) string {
 
 // alike is what operations of a rank have in common.
 var alike = []string{
-	"not safe", "probably not safe", "to be mended", "not known", "shown in part", "shown in all that was tried",
+	"not safe", "probably not safe", "to be fixed", "not known", "shown in part", "shown in all that was tried",
 }
 
 // ofRepeats are findings that say that the same request of the same caller took
@@ -72,14 +72,14 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		}
 		what, more, safe := lower(text(f.Title)), "", "safe"
 		if len(fs) > 1 {
-			more = fmt.Sprintf(", and %s beside it", plural(len(fs)-1, "finding", "findings"))
+			more = ", and " + plural(len(fs)-1, "other finding", "other findings")
 		}
 		if slices.Contains(ofRepeats, f.ID) {
 			safe = "safe to repeat"
 		}
 		switch {
 		case f.Priority != evidence.P0:
-			return 2, fmt.Sprintf("%s should be mended before it is relied on: %s%s.", who, what, more)
+			return 2, fmt.Sprintf("%s should be fixed before it is relied on: %s%s.", who, what, more)
 		case f.Basis != evidence.Established:
 			return 1, fmt.Sprintf("%s is probably not %s: %s%s.", who, safe, what, more)
 		}
@@ -105,7 +105,7 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 		rest = "; not shown: " + strings.Join(open, ", ")
 	}
 	if len(fs) > 0 {
-		rest += fmt.Sprintf("; %s of little weight", plural(len(fs), "finding", "findings"))
+		rest += fmt.Sprintf("; %s of low priority", plural(len(fs), "finding", "findings"))
 	}
 	switch {
 	case len(once) == 0 && apart == "" && refused(o):
@@ -130,18 +130,18 @@ func verdictLine(o *evidence.Operation) (rank int, line string) {
 // refused reports whether requests of an operation were answered, and all with
 // a refusal or an error.
 func refused(o *evidence.Operation) bool {
-	answers := false
+	responses := false
 	for _, e := range o.Experiments {
 		for _, s := range e.Sends {
 			if s.Role == evidence.RoleRead || s.Status == 0 {
 				continue
 			}
-			if answers = true; s.Status < 400 && !s.SaysError {
+			if responses = true; s.Status < 400 && !s.SaysError {
 				return false
 			}
 		}
 	}
-	return answers
+	return responses
 }
 
 // risk is what a hypothesis is about, in a manager's words, and what it means
@@ -153,9 +153,9 @@ func risk(o *evidence.Operation, hypothesis string) (r struct{ what, once string
 	case "B":
 		r.what, r.once = "requests at the same time", "when it was sent several times at once"
 	case "C":
-		r.what, r.once = "lost answers and failures", "after lost answers"
+		r.what, r.once = "lost responses and failures", "after lost responses"
 		if o.Failed() {
-			r.once = "after lost answers and failures"
+			r.once = "after lost responses and failures"
 		}
 	case "D":
 		r.what, r.once = "keys of other requests and parties", "its keys were kept apart from those of others"
@@ -215,13 +215,13 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 			r.IDs = strings.Join(ids, ", ")
 			var of []string
 			if w.Answers > 1 {
-				of = append(of, fmt.Sprintf("%d answers", w.Answers))
+				of = append(of, fmt.Sprintf("%d responses", w.Answers))
 			}
 			switch {
 			case w.Trials > 1:
 				of = append(of, fmt.Sprintf("in one of %d trials", w.Trials))
 			case tries > 1 && w.Answers > 1:
-				of = append(of, fmt.Sprintf("in %d tries", tries))
+				of = append(of, fmt.Sprintf("in %d attempts", tries))
 			}
 			if len(of) > 0 {
 				r.IDs += " (" + strings.Join(of, " ") + ")"
@@ -229,7 +229,7 @@ func witnesses(o *evidence.Operation) (rows []witnessRow) {
 		}
 		r.State, r.WrongState = effects(w.State, w.Outcome)
 		r.Outside, r.WrongIt = effects(w.Outside, w.Outcome)
-		// Those of several tries are of as many requests.
+		// Those of several attempts are of as many requests.
 		r.WrongIDs = len(w.Resources) > max(tries, 1) && r.WrongState
 		if w.AuditLines >= 0 {
 			r.Audit = plural(w.AuditLines, "line", "lines")
@@ -252,7 +252,7 @@ func effects(all []evidence.Effect, came evidence.Outcome) (said string, wrong b
 				n += fmt.Sprintf(" of %d due", e.Expected)
 			}
 			if e.Tries > 0 {
-				n += fmt.Sprintf(" in %d tries", e.Tries)
+				n += fmt.Sprintf(" in %d attempts", e.Tries)
 			}
 			parts = append(parts, visible(e.Reader, 40)+": "+n)
 		}
@@ -270,14 +270,14 @@ func answered(a *evidence.Answer) string {
 	if a == nil {
 		return nothing
 	}
-	said := "no answer"
+	said := "no response"
 	switch {
 	case a.Status != 0:
 		said = status(a.Status, a.SaysError)
 	case a.Cut:
 		said = "cut off by the probe"
 	}
-	// An answer may be read before it is known that the last byte is out: it took
+	// A response may be read before it is known that the last byte is out: it took
 	// less than can be told.
 	if a.WaitedUS > 0 {
 		said += " in " + span(float64(a.WaitedUS))
@@ -303,7 +303,7 @@ func symptomLine(f evidence.Finding) string {
 	if len(all) == 0 {
 		return ""
 	}
-	return "With it, of the same cause: " + strings.Join(all, "; ")
+	return "Also from the same cause: " + strings.Join(all, "; ")
 }
 
 // further are a finding's references that its guidelines do not have.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"html"
 	"io"
 	"os"
 	"os/exec"
@@ -41,23 +42,23 @@ func TestBottomLine(t *testing.T) {
 		"Nothing was tried: the run has no operation.":                               {},
 		"Whether pay is safe to repeat was not shown.":                               {Operations: []evidence.Operation{{Name: "pay"}}},
 		"Whether pay is safe to repeat is not known: no effect of it could be seen.": {Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: all}}},
-		"pay took effect once when it was repeated; not shown: requests at the same time, lost answers and failures, keys of other requests and parties.": {
+		"pay took effect once when it was repeated; not shown: requests at the same time, lost responses and failures, keys of other requests and parties.": {
 			Operations: []evidence.Operation{op("pay", held("duplicate"))},
 		},
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers and failures, and its keys were kept apart from those of others, as far as that was tried.": {
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost responses and failures, and its keys were kept apart from those of others, as far as that was tried.": {
 			Operations: []evidence.Operation{op("pay", append(all[:len(all):len(all)], evidence.Experiment{Name: "failed_first", Outcome: evidence.Held, Sends: []evidence.Send{{Role: "first", Status: 500}}}))},
 		},
 		"Whether pay is safe to repeat is not known: no request of it succeeded.": {
 			Operations: []evidence.Operation{{Name: "pay", Readers: []evidence.Reader{{Name: "rows"}}, Experiments: []evidence.Experiment{{Name: "duplicate", Outcome: evidence.Inconclusive, Sends: []evidence.Send{{Role: "read", Status: 200}, {Role: "first", Status: 401}, {Role: "duplicate", Status: 401}}}}}},
 		},
-		// Lost answers that were tried are no failures.
-		"pay took effect once when it was repeated, when it was sent several times at once and after lost answers, and its keys were kept apart from those of others; not shown: failures; 1 finding of little weight.": {
+		// Lost responses that were tried are no failures.
+		"pay took effect once when it was repeated, when it was sent several times at once and after lost responses, and its keys were kept apart from those of others; not shown: failures; 1 finding of low priority.": {
 			Operations: []evidence.Operation{op("pay", all, find("replay-unmarked", "duplicate"))},
 		},
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it (2 operations: 1 not safe, 1 shown in part).": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 other finding (2 operations: 1 not safe, 1 shown in part).": {
 			Operations: []evidence.Operation{op("refund", all), op("pay", nil, find("replay-unmarked", "duplicate"), find("double-effect-race", "race"))},
 		},
-		"pay is not safe: what one tenant sent answers another tenant.": {
+		"pay is not safe: a tenant gets the result of another tenant's request.": {
 			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"))},
 		},
 		"pay is probably not safe to repeat: requests that ran at the same time seem to have taken effect more than once.": {
@@ -67,19 +68,19 @@ func TestBottomLine(t *testing.T) {
 			Operations: []evidence.Operation{op("pay", nil, scope), op("pay", nil, inferred)},
 		},
 		// Of what is equally bad, repeats are the matter.
-		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 finding beside it.": {
+		"pay is not safe to repeat: requests that ran at the same time took effect more than once, and 1 other finding.": {
 			Operations: []evidence.Operation{op("pay", all, find("key-not-scoped-tenant", "other_tenant"), find("double-effect-race", "race"))},
 		},
-		"pay is not safe: a request without a key was taken for another one without a key.": {
+		"pay is not safe: a request without a key was mistaken for another one without a key.": {
 			Operations: []evidence.Operation{op("pay", all, find("keyless-requests-confused", "missing_key"))},
 		},
 		"Whether pay is safe to repeat was not shown; its keys were kept apart from those of others.": {
 			Operations: []evidence.Operation{op("pay", held("altered", "other_actor", "other_tenant"))},
 		},
-		"pay took effect once when it was repeated, and what others send was kept apart; not shown: requests at the same time, lost answers and failures.": {
+		"pay took effect once when it was repeated, and what others send was kept apart; not shown: requests at the same time, lost responses and failures.": {
 			Operations: []evidence.Operation{{Name: "pay", Readers: seen, KeyIn: evidence.NoKey, Experiments: held("duplicate", "altered", "other_tenant")}},
 		},
-		"pay should be mended before it is relied on: an earlier attempt leaves the request unusable.": {
+		"pay should be fixed before it is relied on: an earlier attempt leaves the request unusable.": {
 			Operations: []evidence.Operation{op("pay", all, find("failure-blocks-key", "failed_first"))},
 		},
 	} {
@@ -94,7 +95,7 @@ func TestBottomLine(t *testing.T) {
 			if err := write(&b); err != nil {
 				t.Fatal(err)
 			}
-			at := strings.Index(b.String(), bottomLine(&r))
+			at := strings.Index(html.UnescapeString(b.String()), bottomLine(&r))
 			if first := strings.Index(b.String(), "idempotency_support("); at < 0 || first >= 0 && first < at {
 				t.Errorf("%s does not open with it", format)
 			}
@@ -108,7 +109,7 @@ func TestReportsCollate(t *testing.T) {
 	r := raceRun()
 	for format, wants := range map[string][]string{
 		"txt":       {"state orders: 2 of 1 due !", "B  supported:", "v5.0.0-15.4.2", "TA0040 Impact", "sh runs/20260921/reproduce/1-1-double-effect-race.sh"},
-		"html":      {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that shows it again", "201 in 12.1 ms", "the same result"},
+		"html":      {"orders: 2 of 1 due", ">supported<", "v5.0.0-15.4.2", "TA0040 Impact", "A script that reproduces it", "201 in 12.1 ms", "the same result"},
 		"md":        {"orders: 2 of 1 due", "Hypothesis B", "v5.0.0-15.4.2", "TA0040 Impact", "- OWASP ASVS 5.0.0: v5.0.0-"},
 		"junit.xml": {"WSTG-BUSL-11 · PTES", "OWASP ASVS 5.0.0: v5.0.0-", "TA0040 Impact"},
 		"record":    {`"guidelines": [`, `"standard": "OWASP ASVS 5.0.0"`, `"schema": "semel-probe-record/1"`, `"state": "supported"`, `"v5.0.0-15.4.2"`, `"class": "same_result"`},
@@ -257,7 +258,7 @@ func TestScriptIsData(t *testing.T) {
 	if i := strings.IndexFunc(script, func(c rune) bool { return c != '\n' && c != '\t' && (c < ' ' || c >= 0x7f) }); i >= 0 {
 		t.Fatalf("the script has %q", script[i:i+4])
 	}
-	if strings.Contains(script, "Not by curl") || !strings.Contains(script, "\n# MY_TOKEN has to hold what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
+	if strings.Contains(script, "does not use curl") || !strings.Contains(script, "\n# MY_TOKEN must be set to what is redacted-1 in the evidence, as in authorization: Bearer redacted-1.\n") {
 		t.Fatal(script)
 	}
 	dir := t.TempDir()
@@ -326,7 +327,7 @@ func TestScriptBySemel(t *testing.T) {
 	whole := Exchange{Request: "POST /orders HTTP/1.1\n\n{}"}
 	x := Extra{Exchanges: map[int]Exchange{1: whole, 2: whole, 3: whole, 4: whole}}
 	for why, change := range map[string]func(*evidence.Operation, *evidence.Experiment, *Extra){
-		"signed for itself":     func(o *evidence.Operation, _ *evidence.Experiment, _ *Extra) { o.Signed = true },
+		"signed separately":     func(o *evidence.Operation, _ *evidence.Experiment, _ *Extra) { o.Signed = true },
 		"bytes of its requests": func(_ *evidence.Operation, _ *evidence.Experiment, x *Extra) { x.Exchanges = nil },
 		"before its last byte": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) {
 			e.Sends[1].Cut, e.Sends[1].Delivery = "x", "partial"
@@ -334,8 +335,8 @@ func TestScriptBySemel(t *testing.T) {
 		"too long": func(_ *evidence.Operation, _ *evidence.Experiment, x *Extra) {
 			x.Exchanges = map[int]Exchange{2: {Request: strings.Repeat("x", maxExchangeShown+1)}}
 		},
-		"no address": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].URL = "file:///etc/passwd" },
-		"a method":   func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].Method = "GET -o x" },
+		"an address that cannot be given": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].URL = "file:///etc/passwd" },
+		"a method":                        func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) { e.Sends[1].Method = "GET -o x" },
 		"more than 12": func(_ *evidence.Operation, e *evidence.Experiment, _ *Extra) {
 			e.Sends = slices.Repeat(e.Sends[1:2], 13)
 		},
@@ -351,7 +352,7 @@ func TestScriptBySemel(t *testing.T) {
 		e, extra := &o.Experiments[1], x
 		change(o, e, &extra)
 		text := scriptOf(r, o, find("replay-differs", e.Name), extra)
-		if !strings.Contains(text, why) || !strings.Contains(text, "# Not by curl: ") {
+		if !strings.Contains(text, why) || !strings.Contains(text, "# This script does not use curl: ") {
 			t.Errorf("%s: %s", why, text)
 			continue
 		}
@@ -392,7 +393,7 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 		never string
 	}{
 		{[]string{"0123456789abcdef"}, "ask read read_1 GET", "the reader asks"},
-		{nil, "state %s: the reader asks for an id that an answer of the run gave", "ask read "},
+		{nil, "state %s: the reader asks for an id that a response of the run gave", "ask read "},
 	} {
 		r := raceRun()
 		o := &r.Operations[0]
@@ -404,7 +405,7 @@ func TestScriptReadsByDrawnIDs(t *testing.T) {
 			e.Sends[i].URL, e.Sends[i].Resource = "http://127.0.0.1:8080/orders/0123456789abcdef", "0123456789abcdef"
 		}
 		text := scriptOf(r, o, find("replay-differs", e.Name), x)
-		if reads := strings.Contains(text, "with real effects there, and reads the state."); reads != (c.drawn != nil) {
+		if reads := strings.Contains(text, "with real effects, and reads the state."); reads != (c.drawn != nil) {
 			t.Errorf("%v: it says that it reads the state: %t", c.drawn, reads)
 		}
 		if !strings.Contains(text, c.want) || strings.Contains(text, c.never) {

@@ -92,8 +92,8 @@ func TestBarsAreInThePicture(t *testing.T) {
 	}
 }
 
-// An answer that is cut in the picture is told in full below it, with whose it is.
-func TestAnswersInFull(t *testing.T) {
+// A response that is cut in the picture is told in full below it, with whose it is.
+func TestResponsesInFull(t *testing.T) {
 	const one, two = "01998f2e-5b1c-7c3a-9d1e-000000000001", "01998f2e-5b1c-7c3a-9d1e-000000000002"
 	send := func(n int, role evidence.Role, id string) evidence.Send {
 		return evidence.Send{N: n, Role: role, Status: 201, Delivery: "answered", Resource: id, LastWriteUS: 1, FirstByteUS: 2, DoneUS: 3}
@@ -111,7 +111,7 @@ func TestAnswersInFull(t *testing.T) {
 		}
 	}
 	if strings.Contains(out.String(), "#8  201 ord_17") {
-		t.Error("an answer that is shown whole is told again")
+		t.Error("a response that is shown whole is told again")
 	}
 	for _, r := range picture(nil, &e).Rows {
 		if strings.Contains(r.Full, "…") {
@@ -120,7 +120,7 @@ func TestAnswersInFull(t *testing.T) {
 	}
 }
 
-// What is said of a second answer is what was seen of it, and of the two that
+// What is said of a second response is what was seen of it, and of the two that
 // were compared. There is no hint of time where a reader told.
 func TestSecondLine(t *testing.T) {
 	one := []evidence.Change{{Reader: "rows", Name: "effects", Effects: 1, Expected: 1}}
@@ -135,9 +135,9 @@ func TestSecondLine(t *testing.T) {
 		{"one resource", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 5, Resource: "7"}, evidence.SameResult, false, nil, "the same resource, told otherwise, 201 both times, another body, same resource (fast-as-a-replay, a hint only)"},
 		{"two resources", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 201, Bytes: 4, Resource: "8"}, evidence.DifferentResult, false, nil, "another result, 201 both times, another body, another resource (fast-as-a-replay, a hint only)"},
 		{"the first alone names one", evidence.Send{Status: 201, Bytes: 4, Resource: "7"}, evidence.Send{Status: 412}, evidence.Refused, false, one, "refused, 201, then 412, another body, a resource named by the first alone"},
-		{"the second alone names one", evidence.Send{Status: 202}, evidence.Send{Status: 200, Bytes: 4, Resource: "7"}, evidence.DifferentResult, false, one, "another answer, 202, then 200, another body, a resource named by the second alone"},
+		{"the second alone names one", evidence.Send{Status: 202}, evidence.Send{Status: 200, Bytes: 4, Resource: "7"}, evidence.DifferentResult, false, one, "another response, 202, then 200, another body, a resource named by the second alone"},
 		{"none is named, nothing is there", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, one, "the same status, and no body, 200 both times"},
-		{"no answer", evidence.Send{Status: 200}, evidence.Send{}, evidence.ErrorOrTimeout, false, one, "no answer"},
+		{"no response", evidence.Send{Status: 200}, evidence.Send{}, evidence.ErrorOrTimeout, false, one, "no response"},
 		{"by a blind reader", evidence.Send{Status: 200}, evidence.Send{Status: 200}, evidence.SameResult, true, []evidence.Change{{Reader: "blind", Name: "effects", Effects: 0, Expected: 1}}, "the same status, and no body, 200 both times (fast-as-a-replay, a hint only)"},
 	} {
 		c.first.N, c.first.Role, c.second.N, c.second.Role = 4, "first", 2, "duplicate"
@@ -169,7 +169,7 @@ func TestChangesSayWhatIsDue(t *testing.T) {
 		{evidence.Change{Reader: "rows", Name: "effects"}, evidence.Held, "(0 effects, 0 due)", false},
 		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Expected: 1}, evidence.Broken, "(1 due)", true},
 		{evidence.Change{Reader: "rows", Name: "effects: 3/2", Before: "2", After: "5", Expected: -1}, evidence.Broken, "effects: 3/2: 2 -> 5", false},
-		{evidence.Change{Reader: "blind", Name: "effects", Expected: 1}, evidence.Broken, "(it saw the effect of no fresh request, so this says nothing)", false},
+		{evidence.Change{Reader: "blind", Name: "effects", Expected: 1}, evidence.Broken, "(it saw no effect of any fresh request, so this shows nothing)", false},
 		{evidence.Change{Reader: "rows", Name: "status", Before: "a", After: "b"}, evidence.Broken, "a -> b", false},
 	} {
 		e := evidence.Experiment{Outcome: c.outcome}
@@ -244,7 +244,7 @@ func TestReadingsAreNotPaired(t *testing.T) {
 // name is.
 func TestMarkOfAnotherIsNotCut(t *testing.T) {
 	bs, _, _ := bars([]evidence.Send{{Role: "first", Status: 200, Resource: "3030256272684737804"}, {Role: "duplicate", Status: 200, Resource: "3030256272684737806"}})
-	if got := short(bs[1].answer(), 24); !strings.HasPrefix(got, "≠ 200 30302") {
+	if got := short(bs[1].response(), 24); !strings.HasPrefix(got, "≠ 200 30302") {
 		t.Error(got)
 	}
 }
@@ -253,7 +253,7 @@ func TestMarkOfAnotherIsNotCut(t *testing.T) {
 // stands.
 func TestErrorsInTheBodyAreTold(t *testing.T) {
 	s := evidence.Send{Status: 200, SaysError: true, Delivery: "answered"}
-	if got := answer(s); got != "200 (error)" {
+	if got := response(s); got != "200 (error)" {
 		t.Error(got)
 	}
 	if got := kind(s); got == "good" {
@@ -281,7 +281,7 @@ func TestRaceLine(t *testing.T) {
 // Effects of several tries are not taken for those of one.
 func TestTriesAreTold(t *testing.T) {
 	said, _ := effects([]evidence.Effect{{Reader: "rows", Effects: 3, Expected: 3, Tries: 3}, {Reader: "mails", Effects: 1, Expected: 1}}, evidence.Inconclusive)
-	if said != "rows: 3 of 3 due in 3 tries, mails: 1 of 1 due" {
+	if said != "rows: 3 of 3 due in 3 attempts, mails: 1 of 1 due" {
 		t.Error(said)
 	}
 }
@@ -300,7 +300,7 @@ func TestIDsOfTries(t *testing.T) {
 			},
 		}},
 	}
-	if r := witnesses(&o)[0]; r.WrongIDs || !r.WrongState || !strings.HasSuffix(r.IDs, " (2 answers in 2 tries)") || r.State != "rows: 3 of 2 due in 2 tries" {
+	if r := witnesses(&o)[0]; r.WrongIDs || !r.WrongState || !strings.HasSuffix(r.IDs, " (2 responses in 2 attempts)") || r.State != "rows: 3 of 2 due in 2 attempts" {
 		t.Errorf("%+v", r)
 	}
 }

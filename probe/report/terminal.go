@@ -33,7 +33,7 @@ func Terminal(w io.Writer, r *evidence.Run, o TerminalOptions) error {
 	p.wrap("", "", p.paint(t, bottomLine(r)))
 	p.wrap("", "", line)
 	if r.Interrupted != "" {
-		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". What it broke off is inconclusive; what had not begun was not run.")
+		p.wrap("", p.paint(doubt, "Interrupted:")+" ", brief(r.Interrupted)+". The experiment that it interrupted is inconclusive; those that had not begun were not run.")
 	}
 	for i := range r.Operations {
 		in := o.Evidence
@@ -240,7 +240,7 @@ func (p *printer) operation(at int, o *evidence.Operation, dir string) {
 		p.wrap("     ", "Next: ", s.Next)
 	}
 	if len(o.Untried) > 0 {
-		p.head("not tried, so nothing is said about it")
+		p.head("not tried, so nothing is known about it")
 	}
 	for _, u := range o.Untried[:min(len(o.Untried), mostStatements)] {
 		p.wrap("  ", "- ", brief(u.What)+": "+brief(u.How))
@@ -283,7 +283,7 @@ func nonEmpty(all ...string) (some []string) {
 }
 
 // timeline draws the sends: = while sending, - while waiting, + while the
-// answer comes; w at the last byte written, f at the first byte back.
+// response comes; w at the last byte written, f at the first byte back.
 func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	const most = 12
 	sends := shown(byExperiment(o)[e.Name], e)
@@ -291,15 +291,15 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 		sends = sends[:most]
 	}
 	bs, begin, whole := bars(sends)
-	labels, answers := make([]string, len(bs)), make([]string, len(bs))
+	labels, responses := make([]string, len(bs)), make([]string, len(bs))
 	left, right := 0, 0
 	for i, b := range bs {
 		labels[i] = fmt.Sprintf("#%d %s", b.send.N, short(string(b.send.Role), 14))
 		if b.send.Principal != "" {
 			labels[i] += " " + short(b.send.Principal, 8)
 		}
-		answers[i] = short(b.answer(), longestAnswer)
-		left, right = max(left, utf8.RuneCountInString(labels[i])), max(right, utf8.RuneCountInString(answers[i]))
+		responses[i] = short(b.response(), longestResponse)
+		left, right = max(left, utf8.RuneCountInString(labels[i])), max(right, utf8.RuneCountInString(responses[i]))
 	}
 	room := max(p.width-2-left-1-1-right-1, 16)
 
@@ -338,20 +338,20 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 				row[first] = 'f'
 			}
 		}
-		p.line("  %s%s %s %s", labels[i], strings.Repeat(" ", left-utf8.RuneCountInString(labels[i])), row, strings.TrimRight(answers[i], " "))
+		p.line("  %s%s %s %s", labels[i], strings.Repeat(" ", left-utf8.RuneCountInString(labels[i])), row, strings.TrimRight(responses[i], " "))
 	}
 	legend := ""
 	if slices.ContainsFunc(bs, func(b bar) bool { return b.other }) {
-		legend = ", ≠ a duplicate that names another resource than the first"
+		legend = ", ≠ a duplicate that names a different resource from the first"
 	}
 	if slices.ContainsFunc(sends, func(s evidence.Send) bool { return s.SaysError }) {
-		legend += ", (error) one in the body of the answer"
+		legend += ", (error) one in the body of the response"
 	}
 	edge := span(begin)
 	p.line("  %s %s%s%s", strings.Repeat(" ", left), edge, strings.Repeat(" ", max(room-utf8.RuneCountInString(edge)-utf8.RuneCountInString(span(begin+whole)), 1)), span(begin+whole))
-	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no answer or cut"+legend)
-	for _, l := range inFull(bs, longestAnswer) {
-		p.wrap("  ", l.who+"  ", l.answer)
+	p.wrap("  ", "", "| start and end, = sending, w last byte written, - waiting, f first byte back, + receiving, x no response or cut"+legend)
+	for _, l := range inFull(bs, longestResponse) {
+		p.wrap("  ", l.who+"  ", l.response)
 	}
 	if rest := unshown(e, len(sends)); rest != "" {
 		p.line("  not shown: %s; run.json has them", rest)
@@ -360,7 +360,7 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 		p.wrap("  ", "", raceLine(e.Race))
 	}
 	if line := secondLine(o, e); line != "" {
-		p.wrap("  ", "second answer: ", line)
+		p.wrap("  ", "second response: ", line)
 	}
 	changes := changeLines(o, e)
 	for _, line := range changes[:min(len(changes), mostChanges)] {
@@ -369,29 +369,29 @@ func (p *printer) timeline(o *evidence.Operation, e *evidence.Experiment) {
 	p.more(len(changes)-mostChanges, "changes")
 }
 
-// longestAnswer is how much of an answer is beside its bar.
-const longestAnswer = 24
+// longestResponse is how much of a response is beside its bar.
+const longestResponse = 24
 
-// fullAnswer is an answer that there was no room for, and whose it is.
-type fullAnswer struct{ who, answer string }
+// fullResponse is a response that there was no room for, and whose it is.
+type fullResponse struct{ who, response string }
 
-// inFull lists the answers that are cut at a length, so that ids in them can be
-// looked up: each once, with the sends that got it.
-func inFull(bs []bar, longest int) (lines []fullAnswer) {
+// inFull lists the responses that are cut at a length, so that ids in them can
+// be looked up: each once, with the sends that got it.
+func inFull(bs []bar, longest int) (lines []fullResponse) {
 	of := map[string][]int{}
 	for _, b := range bs {
 		// The mark of another resource is in the picture.
-		a := answer(b.send)
-		if b.start < 0 || utf8.RuneCountInString(b.answer()) <= longest {
+		a := response(b.send)
+		if b.start < 0 || utf8.RuneCountInString(b.response()) <= longest {
 			continue
 		}
 		if of[a] == nil {
-			lines = append(lines, fullAnswer{answer: a})
+			lines = append(lines, fullResponse{response: a})
 		}
 		of[a] = append(of[a], b.send.N)
 	}
 	for i := range lines {
-		lines[i].who = "#" + strings.ReplaceAll(ranges(of[lines[i].answer]), ", ", ", #")
+		lines[i].who = "#" + strings.ReplaceAll(ranges(of[lines[i].response]), ", ", ", #")
 	}
 	return lines
 }
@@ -481,7 +481,7 @@ func changeLine(o *evidence.Operation, c evidence.Change) string {
 	n := plural(int(c.Effects), "effect", "effects")
 	switch {
 	case blind(o, c.Reader):
-		return s + " (it saw the effect of no fresh request, so this says nothing)"
+		return s + " (it saw no effect of any fresh request, so this shows nothing)"
 	case !counts(c):
 		return s
 	case c.Name != "effects" && strings.HasPrefix(c.Name, "effects: ") && c.Expected < 0:

@@ -80,7 +80,7 @@ type (
 		HeadersSize int     `json:"headersSize"`
 		BodySize    int     `json:"bodySize"`
 	}
-	// Content is the body of an answer. Encoding is base64 if it is no text.
+	// Content is the body of a response. Encoding is base64 if it is no text.
 	Content struct {
 		Size     int    `json:"size"`
 		MIME     string `json:"mimeType"`

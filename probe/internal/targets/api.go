@@ -31,7 +31,7 @@ type rules struct {
 	natural     bool   // a tenant has one order for each reference
 	onlySuccess bool   // failures are not recorded
 	global      bool   // everything runs one after the other
-	late        bool   // a worker makes the order after the answer
+	late        bool   // a worker makes the order after the response
 	mails       bool   // an order is told to the outside
 	specified   specified
 
@@ -47,7 +47,7 @@ type rules struct {
 	violates     bool // a duplicate hits the unique constraint
 	stuck        bool // a failure leaves the key in progress
 	forgets      bool // a failure is forgotten, though the contract says it is not
-	effectFails  bool // the order is made, then the answer is an error and the record is dropped
+	effectFails  bool // the order is made, then the response is an error and the record is dropped
 	window       time.Duration
 	malformedRun bool // a malformed key counts as none, and none is run
 	again        bool // a replay makes the order again
@@ -74,7 +74,7 @@ const (
 	accepts  inFlight = "accepts"
 	newKey   inFlight = "new key" // an error that reads as final
 	limited  inFlight = "limited" // 429, to whatever comes while anything runs
-	aborted  inFlight = "aborted" // no answer, to the same
+	aborted  inFlight = "aborted" // no response, to the same
 )
 
 type replay string
@@ -109,7 +109,7 @@ const (
 	noKeys      specified = "no keys"
 )
 
-// result is an answer as recorded.
+// result is a response as recorded.
 type result struct {
 	status int
 	header http.Header
@@ -354,7 +354,7 @@ func (a *api) claimed(w http.ResponseWriter, r *http.Request, c *call) {
 	switch a.flow {
 	case untilCut:
 		a.tiedToClient(w, r, c, id, e)
-	case afterAnswer:
+	case afterResponse:
 		a.recordedLast(w, r, c, id, e)
 	case markFirst:
 		a.markedFirst(w, r, c, e)
@@ -395,7 +395,7 @@ func (a *api) run(c *call, id string, e *entry) {
 	case failed && (a.onlySuccess || a.forgets || a.effectFails):
 		a.drop(id)
 	}
-	a.ended() // before the answer: whoever has it may send the next one
+	a.ended() // before the response: whoever has it may send the next one
 	close(e.done)
 }
 
@@ -435,7 +435,7 @@ func (a *api) make(ctx context.Context, c *call) result {
 	} else {
 		made := o
 		if a.rules.replay == current {
-			made.Status = "confirmed" // a moment after the answer was made
+			made.Status = "confirmed" // a moment after the response was made
 		}
 		a.add(made)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // working is how a service does what it has accepted. Where it tells what became
-// of it is in its answer, in a member that no other service has.
+// of it is in its response, in a member that no other service has.
 type working struct {
 	takes  time.Duration
 	never  bool             // it is never over
@@ -110,7 +110,7 @@ func accepting() []Target {
 	// One that does not say when it is asked is believed to have had its effect
 	// only by a reader.
 	strange := inDoubt(target("tickets-strange", "accepts, and tells its state in words that the plan does not have", working{never: true}),
-		`its status is "In the oven", which is no word for pending, done or failed`)
+		`its status is "In the oven", which poll does not list as pending, done or failed`)
 	strange.adapt = func(p *plan.Plan, s *Server) {
 		asksAt(p, s)
 		p.Operations[0].Poll.Pending = []string{"waiting"}

@@ -24,19 +24,19 @@ type request struct {
 	key             string // "" for the usual one, none for none
 	tenant, actor   string
 	quantity        int
-	tornAtFirstByte bool // the client goes away at the first byte of the answer
+	tornAtFirstByte bool // the client goes away at the first byte of the response
 }
 
 const none = "none"
 
-// answer is what comes back; status 0 for no answer.
-type answer struct {
+// response is what comes back; status 0 for no response.
+type response struct {
 	status int
 	header http.Header
 	body   string
 }
 
-func (a answer) id() string {
+func (a response) id() string {
 	var v struct{ ID string }
 	_ = json.Unmarshal([]byte(a.body), &v)
 	return v.ID
@@ -49,7 +49,7 @@ type client struct {
 	service *Service
 }
 
-// torn is an answer whose reader goes away at its first byte.
+// torn is a response whose reader goes away at its first byte.
 type torn struct {
 	*httptest.ResponseRecorder
 	leave func()
@@ -60,10 +60,10 @@ func (w torn) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// begin sends a request. It returns a function that waits for the answer.
-func (c *client) begin(ctx context.Context, q request) func() answer {
+// begin sends a request. It returns a function that waits for the response.
+func (c *client) begin(ctx context.Context, q request) func() response {
 	ctx, cancel := context.WithCancel(ctx)
-	var out answer
+	var out response
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer cancel()
@@ -71,7 +71,7 @@ func (c *client) begin(ctx context.Context, q request) func() answer {
 		defer func() {
 			switch v := recover(); v {
 			case nil:
-				out = answer{rec.Code, rec.Header(), rec.Body.String()}
+				out = response{rec.Code, rec.Header(), rec.Body.String()}
 			case http.ErrAbortHandler:
 			default:
 				panic(v)
@@ -83,13 +83,13 @@ func (c *client) begin(ctx context.Context, q request) func() answer {
 		}
 		c.service.ServeHTTP(rec, c.render(ctx, q))
 	})
-	return func() answer {
+	return func() response {
 		wg.Wait()
 		return out
 	}
 }
 
-func (c *client) send(q request) answer { return c.begin(c.t.Context(), q)() }
+func (c *client) send(q request) response { return c.begin(c.t.Context(), q)() }
 
 func (c *client) render(ctx context.Context, q request) *http.Request {
 	if q.key == "" {
@@ -122,7 +122,7 @@ func (c *client) count() int {
 }
 
 // retry sends again until it is neither turned away nor told to wait.
-func (c *client) retry(q request) (a answer) {
+func (c *client) retry(q request) (a response) {
 	for range 5 {
 		if a = c.send(q); a.status != 0 && a.status != http.StatusTooManyRequests && a.status != http.StatusAccepted &&
 			(a.status != http.StatusConflict || a.id() != "") {
@@ -149,7 +149,7 @@ var scenarios = map[string]func(c *client){
 		c.send(request{})
 	},
 	"race": func(c *client) {
-		var wait []func() answer
+		var wait []func() response
 		for range 6 {
 			wait = append(wait, c.begin(c.t.Context(), request{}))
 		}
@@ -314,17 +314,17 @@ func named(t *testing.T, name string) Target {
 	return Target{}
 }
 
-func (a answer) want(t *testing.T, what string, status int) {
+func (a response) want(t *testing.T, what string, status int) {
 	t.Helper()
 	if a.status != status {
 		t.Errorf("%s: status %d, want %d; body %s", what, a.status, status, a.body)
 	}
 }
 
-// TestAnswers is about what is wrong or particular in answers, where the number
+// TestResponses is about what is wrong or particular in responses, where the number
 // of effects does not tell.
-func TestAnswers(t *testing.T) {
-	inFlight := func(c *client, q request) answer {
+func TestResponses(t *testing.T) {
+	inFlight := func(c *client, q request) response {
 		first := c.begin(c.t.Context(), request{})
 		synctest.Wait()
 		second := c.send(q)
@@ -334,7 +334,7 @@ func TestAnswers(t *testing.T) {
 	same := func(t *testing.T, c *client) {
 		a, b := c.send(request{}), c.send(request{})
 		if a.status != 201 || b.status != a.status || a.body != b.body || a.id() == "" {
-			t.Errorf("the answers are %d %q and %d %q", a.status, a.body, b.status, b.body)
+			t.Errorf("the responses are %d %q and %d %q", a.status, a.body, b.status, b.body)
 		}
 		if a.header.Get("X-Served-By") == "" {
 			t.Error("no header that has to be overlooked")
@@ -347,7 +347,7 @@ func TestAnswers(t *testing.T) {
 			h = "Idempotent-Replayed"
 		}
 		if a.header.Get(h) != "" || b.header.Get(h) != "true" {
-			t.Errorf("%s is %q in the first answer and %q in the second", h, a.header.Get(h), b.header.Get(h))
+			t.Errorf("%s is %q in the first response and %q in the second", h, a.header.Get(h), b.header.Get(h))
 		}
 	}
 	for _, name := range []string{"ietf-conflict", "same-answer-twice-done", "doubled-later", "mails-twice", "oasis", "stripe", "body-key", "no-audit", "late-effect", "serialises"} {
@@ -407,7 +407,7 @@ func TestAnswers(t *testing.T) {
 	run(t, "oasis", func(t *testing.T, c *client) {
 		a := c.send(request{})
 		if a.header.Get("Repeatability-Result") != "accepted" {
-			t.Errorf("the answer has %v", a.header)
+			t.Errorf("the response has %v", a.header)
 		}
 		b := c.send(request{quantity: 2})
 		b.want(t, "mismatch", 400)
@@ -453,20 +453,20 @@ func TestAnswers(t *testing.T) {
 	run(t, "late-effect", func(t *testing.T, c *client) {
 		c.send(request{})
 		if n := c.service.Count(ref); n != 0 {
-			t.Errorf("%d orders at the time of the answer", n)
+			t.Errorf("%d orders at the time of the response", n)
 		}
 	})
 	run(t, "doubled-later", func(t *testing.T, c *client) {
 		c.send(request{})
 		c.send(request{})
 		if n := c.service.Count(ref); n != 1 {
-			t.Errorf("%d orders at the time of the second answer", n)
+			t.Errorf("%d orders at the time of the second response", n)
 		}
 	})
 	run(t, "current-state", func(t *testing.T, c *client) {
 		a, b := c.send(request{}), c.send(request{})
 		if a.id() != b.id() || !strings.Contains(a.body, "created") || !strings.Contains(b.body, "confirmed") {
-			t.Errorf("the answers are %s and %s", a.body, b.body)
+			t.Errorf("the responses are %s and %s", a.body, b.body)
 		}
 	})
 	run(t, "success-only", func(t *testing.T, c *client) {

@@ -20,8 +20,8 @@ const (
 	checkThenQueue flow = "check then queue"
 	// untilCut drops the record if the client goes away.
 	untilCut flow = "until cut"
-	// afterAnswer records when the answer has been written.
-	afterAnswer flow = "after answer"
+	// afterResponse records when the response has been written.
+	afterResponse flow = "after response"
 	// markFirst records success, then acts unless the client has gone.
 	markFirst flow = "mark first"
 	// stuckWhenCut leaves the key in progress if the client goes away.
@@ -238,8 +238,8 @@ func (a *api) tiedToClient(w http.ResponseWriter, r *http.Request, c *call, id s
 	a.send(w, e.result, false)
 }
 
-// recordedLast makes the order, answers, and records when all of the answer has
-// been taken.
+// recordedLast makes the order, answers, and records when all of the response
+// has been taken.
 func (a *api) recordedLast(w http.ResponseWriter, r *http.Request, c *call, id string, e *entry) {
 	defer a.ended()
 	o := a.named(c)

@@ -192,9 +192,9 @@ func Finer() []Target {
 		t.Experiments = append(t.Experiments, plan.OtherActor, plan.OtherTenant)
 	}
 	apart.Expect.Verdict, share.Expect.Verdict = scope, partial
-	answers := target("operations-answer-each-other", "a key that was used for another operation is answered with its result", refunds(""), plan.OtherOperation, broken).
+	crossed := target("operations-answer-each-other", "a key that was used for another operation is answered with its result", refunds(""), plan.OtherOperation, broken).
 		finds("key-not-scoped-operation")
-	answers.make = func() *Service {
+	crossed.make = func() *Service {
 		a := newAPI(rules{keyHeader: "Idempotency-Key", marker: Marker, noCompare: replays})
 		return newService(&a.shop, refunds("")(a.handler()))
 	}
@@ -254,7 +254,7 @@ func Finer() []Target {
 		unclaimed, mailer,
 		target("instances", "two instances, one memory", plain, plan.OtherInstance, held),
 		target("instances-own-memory", "each instance knows its own duplicates", ownMemory, plan.OtherInstance, broken).finds("instance-doubles"),
-		apart, share, answers,
+		apart, share, crossed,
 		target("canonical", "compares what JSON means", canonical, plan.SameMeaning, held),
 		target("compares-bytes", "compares bytes, and refuses", plain, plan.SameMeaning, held),
 		target("keys-by-bytes", "takes other bytes for another request", byBytes, plan.SameMeaning, broken).finds("same-meaning-executed"),

@@ -31,7 +31,7 @@ type stream struct {
 	body                    bytes.Buffer
 }
 
-// peer is one HTTP/2 connection. Requests and answers are small: there is no
+// peer is one HTTP/2 connection. Requests and responses are small: there is no
 // flow control but for giving back what was received.
 type peer struct {
 	s      *Server
@@ -157,7 +157,7 @@ func (p *peer) complete(id uint32) error {
 }
 
 func (p *peer) answer(id uint32, st *stream, post bool) {
-	// Before the answer: whoever has it may send the next one.
+	// Before the response: whoever has it may send the next one.
 	over := func() {
 		if post {
 			p.s.mu.Lock()
@@ -194,14 +194,14 @@ func (p *peer) answer(id uint32, st *stream, post bool) {
 	})
 }
 
-// buffered is an answer in memory.
+// buffered is a response in memory.
 type buffered struct {
 	status int
 	header http.Header
 	body   bytes.Buffer
 }
 
-// serve reports whether the handler gave up without an answer.
+// serve reports whether the handler gave up without a response.
 func (b *buffered) serve(h http.Handler, r *http.Request) (aborted bool) {
 	defer func() {
 		if v := recover(); v == http.ErrAbortHandler {

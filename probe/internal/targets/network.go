@@ -20,7 +20,7 @@ type Network struct {
 	listeners map[string]*listener
 }
 
-// latency lets no answer come in the moment of its request.
+// latency lets no response come in the moment of its request.
 const latency = time.Millisecond
 
 // NewNetwork returns a network without listeners.

@@ -174,7 +174,7 @@ func putters() []Target {
 		under(puts("put-keyed-replays", "answers another request under a used key with the first one's result, and does not make the change", rules{}, putting(false, false), true), looks(true)).
 			finds("mismatch-replayed-as-same").
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken}).
-			says("what it asks for is not there").
+			says("what it asks for was not done").
 			basis(map[evidence.FindingID]evidence.Basis{"mismatch-replayed-as-same": evidence.Established}),
 		under(puts("put-key-unread", "does not look at the key, and takes another request for a change", rules{}, putting(false, false), true), ignores).
 			finds("mismatch-executed").
@@ -183,12 +183,12 @@ func putters() []Target {
 			saysNot("did not happen", "is not there"),
 		under(puts("put-key-unread-blind", "does the same, and its orders cannot be read at their addresses", rules{}, putting(false, false), false), ignores).
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: inconclusive, plan.RaceAltered: inconclusive}).
-			says("whether what it asks for was taken over, no reader tells").
+			says("no reader tells whether what it asks for was done").
 			saysNot("did not happen", "is not there"),
 		right(puts("put", "makes or changes the order of an address", rules{mails: true}, putting(false, false), true),
-			"the altered request was taken for a change of the same resource"),
+			"the altered request was treated as a change of the same resource"),
 		right(puts("put-unread", "makes or changes the order of an address, at which it cannot be read", rules{}, putting(false, false), false),
-			"whether what it asks for was taken over, no reader tells"),
+			"no reader tells whether what it asks for was done"),
 		puts("put-mails-again", "makes or changes the order of an address, and mails each time", rules{mails: true}, putting(true, false), true).
 			finds("outside-effect-doubled").
 			outcome(outcomes{plan.Duplicate: broken, plan.RaceSame: broken}).
@@ -196,7 +196,7 @@ func putters() []Target {
 		puts("put-drops-change", "makes the order of an address, and answers a change with success and the order as it was", rules{}, putting(false, true), true).
 			finds("change-not-made").
 			outcome(outcomes{plan.Duplicate: held, plan.Altered: broken, plan.RaceSame: held}).
-			says("what it asks for is not there").
+			says("what it asks for was not done").
 			verdict("idempotency_support", "natural_key", "race_behavior", "safe_converge"),
 	}
 }

@@ -163,7 +163,7 @@ func signsIn(p *plan.Plan, s *Server) {
 		Name: "sign-in", Each: "principal",
 		Request: plan.Request{Method: "POST", URL: s.URL + "/token", Headers: form, Body: &plan.Body{Text: new("user={{.principal.user}}&password={{.principal.password | url}}")}},
 		Take:    []plan.Taking{{Name: "token", Pointer: new(plan.Pointer("/access_token"))}, {Name: "again", Pointer: new(plan.Pointer("/refresh_token"))}, {Name: "seat", Pointer: new(plan.Pointer("/seat"))}},
-		// Whatever the answer says, it can come too late.
+		// Whatever the response says, it can come too late.
 		ExpiresIn: new(plan.Pointer("/expires_in")), Expired: []int{http.StatusUnauthorized},
 		Refresh: &plan.Request{Method: "POST", URL: s.URL + "/token", Headers: form, Body: &plan.Body{Text: new("refresh_token={{.again | url}}")}},
 	}}
@@ -260,19 +260,19 @@ func newSearch(a *api, next http.Handler) http.Handler {
 		var q struct{ Cursor string }
 		_ = json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&q)
 		n, _ := strconv.Atoi(q.Cursor)
-		var answer struct {
+		var page struct {
 			XMLName xml.Name   `xml:"urn:orders result"`
 			Next    string     `xml:"next,omitempty"`
 			Orders  []xmlOrder `xml:"orders>order"`
 		}
 		list, more := a.page(max(n, 1))
 		for _, o := range list {
-			answer.Orders = append(answer.Orders, xmlOrder{o.ID, o.Reference})
+			page.Orders = append(page.Orders, xmlOrder{o.ID, o.Reference})
 		}
 		if more > 0 {
-			answer.Next = strconv.Itoa(more)
+			page.Next = strconv.Itoa(more)
 		}
-		body, err := xml.Marshal(answer)
+		body, err := xml.Marshal(page)
 		if err != nil {
 			panic(err)
 		}

@@ -170,7 +170,7 @@ func TestRaceOnTheWire(t *testing.T) {
 		t.Run("sheds-429", func(t *testing.T) {
 			s := listen(t, named(t, "sheds-429"), p)
 			if _, status := s.race(5); status[201] != 1 || status[429] != 4 || s.server.Count(s.ref) != 1 {
-				t.Errorf("the answers are %v for %d orders", status, s.server.Count(s.ref))
+				t.Errorf("the responses are %v for %d orders", status, s.server.Count(s.ref))
 			}
 		})
 		t.Run("sheds-abort", func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 // specification answers with an OpenAPI document. What it says of keys is what
 // a draft of the field asks for: where they go, what they look like, whether
 // they are required, whose they are, how long they are kept and what the
-// answers are.
+// responses are.
 func (a *api) specification(w http.ResponseWriter, _ *http.Request) {
 	post := map[string]any{
 		"operationId": operationName,
@@ -36,7 +36,7 @@ func (a *api) describe(post map[string]any) {
 	}
 	post["description"] = text
 	responses := post["responses"].(map[string]any)
-	answer := func(status int, text string) {
+	response := func(status int, text string) {
 		responses[strconv.Itoa(status)] = map[string]string{"description": text}
 	}
 	switch {
@@ -54,27 +54,27 @@ func (a *api) describe(post map[string]any) {
 			}},
 		}}}}
 	default:
-		answer(http.StatusConflict, "The order exists already; Location names it")
+		response(http.StatusConflict, "The order exists already; Location names it")
 		return
 	}
-	answer(http.StatusBadRequest, "The idempotency key is malformed"+map[bool]string{false: ", or missing"}[a.optional])
+	response(http.StatusBadRequest, "The idempotency key is malformed"+map[bool]string{false: ", or missing"}[a.optional])
 	if a.rules.mismatch != http.StatusBadRequest {
-		answer(a.rules.mismatch, "The idempotency key was used for another request")
+		response(a.rules.mismatch, "The idempotency key was used for another request")
 	}
 	switch a.inFlight {
 	case accepts:
-		answer(http.StatusAccepted, "A request with this idempotency key is in progress; Location says where to look")
+		response(http.StatusAccepted, "A request with this idempotency key is in progress; Location says where to look")
 	case limited:
-		answer(http.StatusTooManyRequests, "Too many requests at a time; nothing was done")
+		response(http.StatusTooManyRequests, "Too many requests at a time; nothing was done")
 	case waits:
 	default:
-		answer(http.StatusConflict, "A request with this idempotency key is in progress"+map[bool]string{true: ", or was completed: links.conflicting_resource_id names the order"}[a.rules.replay == reference])
+		response(http.StatusConflict, "A request with this idempotency key is in progress"+map[bool]string{true: ", or was completed: links.conflicting_resource_id names the order"}[a.rules.replay == reference])
 	}
 	if a.marker != "" {
 		responses["201"] = map[string]any{
 			"description": "The order was made",
 			"headers": map[string]any{a.marker: map[string]any{
-				"description": fmt.Sprintf("%s: true says that the answer is a replay", a.marker), "schema": map[string]string{"type": "string"},
+				"description": fmt.Sprintf("%s: true says that the response is a replay", a.marker), "schema": map[string]string{"type": "string"},
 			}},
 		}
 	}

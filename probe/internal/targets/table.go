@@ -180,13 +180,13 @@ func wrong() []Target {
 			finds("double-effect-race", "in-flight-executed").may("double-effect-lost-response", "replay-differs").
 			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: broken, plan.InFlight: broken}).
 			verdict("race_behavior", "double_apply", "in_progress_handling", "no"),
-		draft("record-needs-client", "forgets the key if the client goes away before the answer, with the order made",
+		draft("record-needs-client", "forgets the key if the client goes away before the response, with the order made",
 			rules{flow: untilCut}).
 			finds("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: held, plan.LostUnread: broken}).
 			verdict("retry_behavior", "unsafe_retry"),
-		draft("record-after-answer", "records when the whole answer has been taken",
-			rules{flow: afterAnswer}).
+		draft("record-after-answer", "records when the whole response has been taken",
+			rules{flow: afterResponse}).
 			finds("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: held, plan.LostUnread: broken, plan.LostBegun: broken}).
 			causes(map[string]evidence.CauseState{"tied-to-client": supported}).
@@ -364,7 +364,7 @@ func right() []Target {
 		draft("sheds-429", "turns away with 429 whatever comes while a request runs", rules{inFlight: limited}).
 			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: inconclusive}).
 			verdict("race_behavior", "unknown", "in_progress_handling", "unknown|yes", "retry_behavior", "safe_stop|unknown"),
-		draft("sheds-abort", "breaks off without an answer whatever comes while a request runs", rules{inFlight: aborted}).
+		draft("sheds-abort", "breaks off without a response whatever comes while a request runs", rules{inFlight: aborted}).
 			outcome(outcomes{plan.Duplicate: held, plan.RaceSame: inconclusive}).
 			verdict("race_behavior", "unknown", "in_progress_handling", "unknown|yes", "retry_behavior", "safe_stop|unknown"),
 		refusing("refuses-streams", "refuses with REFUSED_STREAM whatever comes while a request runs", refuseStream),

@@ -396,7 +396,7 @@ func wrongInTheWorld() []Target {
 			basis(map[evidence.FindingID]evidence.Basis{"double-effect-sequential": evidence.Established}).
 			says("the first request was answered with 500 (orders: 1 effect), and the same request again was answered with 201").
 			verdict("retry_behavior", "unsafe_retry", "idempotency_support", "unknown|none"),
-		keyed("first-cut-with-effect", "makes the order and breaks off without an answer, and makes it again when it is asked again",
+		keyed("first-cut-with-effect", "makes the order and breaks off without a response, and makes it again when it is asked again",
 			firstFails(true, true, executed), plan.Contract{}).
 			finds("double-effect-lost-response").
 			outcome(outcomes{plan.Duplicate: broken}).

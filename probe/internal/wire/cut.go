@@ -15,9 +15,9 @@ const (
 	BeforeLastByte CutPoint = iota + 1
 	// AfterRequest sends the whole request, waits until the server's machine
 	// has acknowledged it as far as that can be told (Exchange.Acked), and
-	// cuts. What of the answer came before the cut is kept.
+	// cuts. What of the response came before the cut is kept.
 	AfterRequest
-	// AfterFirstByte cuts as soon as the first byte of the answer (in HTTP/2
+	// AfterFirstByte cuts as soon as the first byte of the response (in HTTP/2
 	// the first frame of the stream) was read. The rest is not read.
 	AfterFirstByte
 )
@@ -42,7 +42,7 @@ type Cut struct {
 	By CutHow
 }
 
-// SendCut sends a request in a connection of its own and throws the answer
+// SendCut sends a request in a connection of its own and throws the response
 // away by cutting the exchange. Errors and contexts are those of Send. Cut is
 // set in the Exchange if it came to that; it did not if the exchange was over
 // before, answered, refused or broken.

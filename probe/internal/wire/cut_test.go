@@ -78,7 +78,7 @@ func TestCutHTTP1(t *testing.T) {
 	}
 }
 
-// The whole answer may be there already: one byte of it is read, and no more.
+// The whole response may be there already: one byte of it is read, and no more.
 func TestCutAfterFirstByteReadsOneByte(t *testing.T) {
 	srv := serve(t, func(c *serverConn) {
 		c.request(t)

@@ -17,7 +17,7 @@ const (
 	// NotSent: nothing of the request was handed to the network. It
 	// certainly had no effect.
 	NotSent Delivery = iota
-	// Partial: some of the request was, but not all of it, and no answer came.
+	// Partial: some of the request was, but not all of it, and no response came.
 	Partial
 	// Refused: the server said that it did not process the request
 	// (HTTP/2: RST_STREAM with REFUSED_STREAM, or a GOAWAY that leaves the
@@ -51,11 +51,11 @@ type Timing struct {
 	Secured    time.Time // TLS stands
 	FirstWrite time.Time // the first bytes of the request are about to be written
 	LastWrite  time.Time // the last byte of the request was handed to the network
-	FirstByte  time.Time // the first byte of an answer was read
+	FirstByte  time.Time // the first byte of a response was read
 	Done       time.Time // the exchange is over
 }
 
-// Response is an answer, as far as it came.
+// Response is a response, as far as it came.
 type Response struct {
 	Status  int
 	Reason  string // HTTP/1.1 only
@@ -66,7 +66,7 @@ type Response struct {
 	Body []byte
 	// Interim are the 1xx statuses that came before.
 	Interim []int
-	// Truncated: the answer is not whole. The Exchange's Err says why.
+	// Truncated: the response is not whole. The Exchange's Err says why.
 	Truncated bool
 }
 
@@ -87,7 +87,7 @@ type Exchange struct {
 	// it. Where a write failed within TLS, the bytes of its last record may
 	// be missing.
 	Sent []byte
-	// Received is what was read of the answer, in the same way.
+	// Received is what was read of the response, in the same way.
 	Received []byte
 
 	Delivery Delivery
@@ -98,7 +98,7 @@ type Exchange struct {
 	Cut bool
 	// Response is set exactly if Delivery is Answered.
 	Response *Response
-	// Err is why there is no answer, or why it is truncated. It quotes
+	// Err is why there is no response, or why it is truncated. It quotes
 	// nothing that was sent or received. For a context that ended it matches
 	// the context's cause, for a time limit of the Config ErrTimeout.
 	Err    error
@@ -109,9 +109,9 @@ type Exchange struct {
 var (
 	// ErrTimeout: a time limit of the Config was over.
 	ErrTimeout = errors.New("wire: time limit reached")
-	// ErrTooLarge: the answer is larger than Config.MaxAnswer, or one of the
+	// ErrTooLarge: the response is larger than Config.MaxResponse, or one of the
 	// other bounds named there is reached.
-	ErrTooLarge = errors.New("wire: the answer is larger than the limit")
+	ErrTooLarge = errors.New("wire: the response is larger than the limit")
 	// ErrProtocol: what the server said is not HTTP, or not the version asked for.
 	ErrProtocol = errors.New("wire: the server broke the protocol, or does not speak it")
 	// ErrClosed: the server ended the connection or the stream too early.

@@ -22,7 +22,7 @@ import (
 // time there is one connection and one request on it, whatever happens.
 func TestDeliveryHTTP1(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
-	answer := func(text string) func(*testing.T, *serverConn) {
+	respond := func(text string) func(*testing.T, *serverConn) {
 		return func(t *testing.T, c *serverConn) { c.request(t); c.say(text) }
 	}
 	tests := []struct {
@@ -34,23 +34,23 @@ func TestDeliveryHTTP1(t *testing.T) {
 		truncated bool
 		err       error
 	}{
-		{"answered", answer(ok), Answered, 200, "hi", false, nil},
-		{"redirected", answer("HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"), Answered, 307, "", false, nil},
-		{"too many", answer("HTTP/1.1 429 Slow\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"), Answered, 429, "", false, nil},
-		{"unavailable", answer("HTTP/1.1 503 No\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"), Answered, 503, "", false, nil},
-		{"asked for a login", answer("HTTP/1.1 401 No\r\nWWW-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n"), Answered, 401, "", false, nil},
-		{"interim first", answer("HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + ok), Answered, 200, "hi", false, nil},
-		{"until the end", answer("HTTP/1.0 200 OK\r\n\r\nall of it"), Answered, 200, "all of it", false, nil},
-		{"chunked", answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n"), Answered, 200, "abc", false, nil},
-		{"no content", answer("HTTP/1.1 204 No Content\r\n\r\n"), Answered, 204, "", false, nil},
-		{"length not reached", answer("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), Answered, 200, "half", true, ErrClosed},
-		{"chunk not whole", answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhalf"), Answered, 200, "half", true, ErrClosed},
-		{"no last chunk", answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"), Answered, 200, "half", true, ErrClosed},
-		{"broken chunk", answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nsecret\r\n"), Answered, 200, "", true, ErrProtocol},
-		{"half a head", answer("HTTP/1.1 200 OK\r\nContent-"), Unanswered, 0, "", false, ErrClosed},
-		{"interim alone", answer("HTTP/1.1 100 Continue\r\n\r\n"), Unanswered, 0, "", false, ErrClosed},
-		{"nothing", answer(""), Unanswered, 0, "", false, ErrClosed},
-		{"something else", answer("secret-220 mail.example ESMTP\r\n\r\n"), Unanswered, 0, "", false, ErrProtocol},
+		{"answered", respond(ok), Answered, 200, "hi", false, nil},
+		{"redirected", respond("HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"), Answered, 307, "", false, nil},
+		{"too many", respond("HTTP/1.1 429 Slow\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"), Answered, 429, "", false, nil},
+		{"unavailable", respond("HTTP/1.1 503 No\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"), Answered, 503, "", false, nil},
+		{"asked for a login", respond("HTTP/1.1 401 No\r\nWWW-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n"), Answered, 401, "", false, nil},
+		{"interim first", respond("HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + ok), Answered, 200, "hi", false, nil},
+		{"until the end", respond("HTTP/1.0 200 OK\r\n\r\nall of it"), Answered, 200, "all of it", false, nil},
+		{"chunked", respond("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n"), Answered, 200, "abc", false, nil},
+		{"no content", respond("HTTP/1.1 204 No Content\r\n\r\n"), Answered, 204, "", false, nil},
+		{"length not reached", respond("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), Answered, 200, "half", true, ErrClosed},
+		{"chunk not whole", respond("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhalf"), Answered, 200, "half", true, ErrClosed},
+		{"no last chunk", respond("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"), Answered, 200, "half", true, ErrClosed},
+		{"broken chunk", respond("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nsecret\r\n"), Answered, 200, "", true, ErrProtocol},
+		{"half a head", respond("HTTP/1.1 200 OK\r\nContent-"), Unanswered, 0, "", false, ErrClosed},
+		{"interim alone", respond("HTTP/1.1 100 Continue\r\n\r\n"), Unanswered, 0, "", false, ErrClosed},
+		{"nothing", respond(""), Unanswered, 0, "", false, ErrClosed},
+		{"something else", respond("secret-220 mail.example ESMTP\r\n\r\n"), Unanswered, 0, "", false, ErrProtocol},
 		{"reset", func(t *testing.T, c *serverConn) { c.request(t); c.reset() }, Unanswered, 0, "", false, ErrClosed},
 		{"reset within the body", func(t *testing.T, c *serverConn) {
 			c.request(t)
@@ -58,14 +58,14 @@ func TestDeliveryHTTP1(t *testing.T) {
 			drained(c)
 			c.reset()
 		}, Answered, 200, "half", true, ErrClosed},
-		{"too large", answer("HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat("x", 5000)), Answered, 200, strings.Repeat("x", 4096-19), true, ErrTooLarge},
-		{"too large a head", answer("HTTP/1.1 200 OK\r\nA: " + strings.Repeat("x", 5000) + "\r\n\r\n"), Unanswered, 0, "", false, ErrTooLarge},
+		{"too large", respond("HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat("x", 5000)), Answered, 200, strings.Repeat("x", 4096-19), true, ErrTooLarge},
+		{"too large a head", respond("HTTP/1.1 200 OK\r\nA: " + strings.Repeat("x", 5000) + "\r\n\r\n"), Unanswered, 0, "", false, ErrTooLarge},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			srv := serve(t, func(c *serverConn) { tt.server(t, c) })
 			r := post(srv.addr, HTTP1)
-			s := sender(t, srv.addr, func(c *Config) { c.MaxAnswer = 4096 })
+			s := sender(t, srv.addr, func(c *Config) { c.MaxResponse = 4096 })
 			x := send(t, s, r)
 
 			if x.Delivery != tt.delivery {
@@ -73,7 +73,7 @@ func TestDeliveryHTTP1(t *testing.T) {
 			}
 			wantErr(t, "Err", x.Err, tt.err)
 			if x.Err != nil && strings.Contains(x.Err.Error(), "secret") {
-				t.Errorf("the error quotes the answer: %v", x.Err)
+				t.Errorf("the error quotes the response: %v", x.Err)
 			}
 			if tt.status != 0 {
 				if x.Response == nil || x.Response.Status != tt.status || string(x.Response.Body) != tt.body || x.Response.Truncated != tt.truncated {
@@ -122,7 +122,7 @@ func checkTiming(t *testing.T, x Exchange) {
 	}
 }
 
-func TestHTTP1AnswerInFull(t *testing.T) {
+func TestHTTP1ResponseInFull(t *testing.T) {
 	const text = "HTTP/1.1 103 Early\r\nLink: x\r\n\r\nHTTP/1.1 201 Made it\r\nSet-Cookie: a=1, b\r\nset-cookie: c=2\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n"
 	srv := serve(t, func(c *serverConn) { c.request(t); c.say(text) })
 	x := send(t, sender(t, srv.addr), post(srv.addr, Auto))
@@ -139,7 +139,7 @@ func TestHTTP1AnswerInFull(t *testing.T) {
 }
 
 // A server may answer and stop reading before it has the whole request.
-func TestHTTP1EarlyAnswer(t *testing.T) {
+func TestHTTP1EarlyResponse(t *testing.T) {
 	srv := serve(t, func(c *serverConn) {
 		if _, err := c.r.ReadString('\n'); err != nil {
 			t.Error(err)
@@ -281,7 +281,7 @@ func TestDeliveryHTTP2(t *testing.T) {
 					}
 				}
 			})
-			s := sender(t, srv.addr, func(c *Config) { c.MaxAnswer = 4096 })
+			s := sender(t, srv.addr, func(c *Config) { c.MaxResponse = 4096 })
 			x := send(t, s, post(srv.addr, HTTP2))
 			if x.Delivery != tt.delivery {
 				t.Errorf("delivery is %v, want %v (%v)", x.Delivery, tt.delivery, x.Err)
@@ -308,7 +308,7 @@ func TestDeliveryHTTP2(t *testing.T) {
 	}
 }
 
-// TestHTTP2LargeBothWays has a body, a header and an answer beyond frames and windows.
+// TestHTTP2LargeBothWays has a body, a header and a response beyond frames and windows.
 func TestHTTP2LargeBothWays(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		body := bytes.Repeat([]byte("0123456789"), 300_000)
@@ -447,7 +447,7 @@ func TestContextEnds(t *testing.T) {
 		wantErr(t, "Err", x.Err, stopped)
 		srv.only(t) // the connection has ended
 	})
-	t.Run("HTTP/2 within the answer", func(t *testing.T) {
+	t.Run("HTTP/2 within the response", func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		read := make(chan struct{})
 		srv := serve2(t, func(h *h2) {

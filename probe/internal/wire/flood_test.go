@@ -8,7 +8,7 @@ import (
 )
 
 // A server that never stops sending is stopped: by what it sent, and not by the
-// time limit, and before it has sent much more than an answer may have.
+// time limit, and before it has sent much more than a response may have.
 func TestFloods(t *testing.T) {
 	const patience = 64 << 20 // buffers of two sockets included
 	flood := func(c *serverConn, chunk []byte) (sent int) {
@@ -38,7 +38,7 @@ func TestFloods(t *testing.T) {
 			field := append([]byte{0, 1, 'a', 127, 0}, strings.Repeat("x", 127)...)
 			return render(func(f *http2.Framer) { _ = f.WriteContinuation(id, false, field) })
 		},
-		"interim answers": func(h *h2, id uint32) []byte {
+		"interim responses": func(h *h2, id uint32) []byte {
 			headers(h, id, ":status", "103")
 			headers(h, id, ":status", "103") // from the table now
 			return render(func(f *http2.Framer) {
@@ -98,20 +98,20 @@ func TestFloods(t *testing.T) {
 			} else {
 				wantErr(t, "the error", x.Err, ErrTooLarge)
 			}
-			if sent >= patience || len(x.Received) > DefaultMaxAnswer {
+			if sent >= patience || len(x.Received) > DefaultMaxResponse {
 				t.Errorf("the server could send %d bytes, of which %d were kept", sent, len(x.Received))
 			}
-			if name == "interim answers" && len(x.Received) > 64<<10 {
-				t.Errorf("%d bytes of interim answers were kept", len(x.Received))
+			if name == "interim responses" && len(x.Received) > 64<<10 {
+				t.Errorf("%d bytes of interim responses were kept", len(x.Received))
 			}
 		})
 	}
 	for name, text := range map[string]string{
-		"interim answers": "HTTP/1.1 103 Early Hints\r\n\r\n",
-		"a head":          "X: y\r\n",
-		"a chunked body":  "1\r\nx\r\n",
-		"chunk extension": ";a=b",
-		"trailers":        "X: y\r\n",
+		"interim responses": "HTTP/1.1 103 Early Hints\r\n\r\n",
+		"a head":            "X: y\r\n",
+		"a chunked body":    "1\r\nx\r\n",
+		"chunk extension":   ";a=b",
+		"trailers":          "X: y\r\n",
 	} {
 		t.Run("HTTP1 "+name, func(t *testing.T) {
 			t.Parallel()
@@ -137,18 +137,18 @@ func TestFloods(t *testing.T) {
 			} else {
 				wantErr(t, "the error", x.Err, ErrTooLarge)
 			}
-			if sent >= patience || len(x.Received) > DefaultMaxAnswer {
+			if sent >= patience || len(x.Received) > DefaultMaxResponse {
 				t.Errorf("the server could send %d bytes, of which %d were kept", sent, len(x.Received))
 			}
-			if name == "interim answers" && len(x.Received) > 64<<10 {
-				t.Errorf("%d bytes of interim answers were kept", len(x.Received))
+			if name == "interim responses" && len(x.Received) > 64<<10 {
+				t.Errorf("%d bytes of interim responses were kept", len(x.Received))
 			}
 		})
 	}
 }
 
 // A plausible number of interim responses is accepted.
-func TestInterimAnswers(t *testing.T) {
+func TestInterimResponses(t *testing.T) {
 	one := serve(t, func(c *serverConn) {
 		c.request(t)
 		c.say(strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", maxInterim) + "HTTP/1.1 204 No Content\r\n\r\n")
@@ -170,7 +170,7 @@ func TestInterimAnswers(t *testing.T) {
 }
 
 // The responses of a race share one limit.
-func TestRaceAnswersAreBounded(t *testing.T) {
+func TestRaceResponsesAreBounded(t *testing.T) {
 	srv := serve(t, func(c *serverConn) {
 		c.request(t)
 		c.say("HTTP/1.1 200 OK\r\n\r\n" + strings.Repeat("x", 1<<20))
@@ -179,7 +179,7 @@ func TestRaceAnswersAreBounded(t *testing.T) {
 	for range 20 {
 		rs = append(rs, post(srv.addr, HTTP1))
 	}
-	race, err := sender(t, srv.addr, func(c *Config) { c.MaxAnswer = 1 << 20 }).SendRace(t.Context(), rs, nil)
+	race, err := sender(t, srv.addr, func(c *Config) { c.MaxResponse = 1 << 20 }).SendRace(t.Context(), rs, nil)
 	if err != nil || !race.Released {
 		t.Fatal(err, race.Err)
 	}

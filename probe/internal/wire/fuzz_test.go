@@ -16,9 +16,9 @@ import (
 
 const fuzzLimit = 4096
 
-// FuzzAnswerHTTP1: whatever a server says is read within the limit and put into
+// FuzzResponseHTTP1: whatever a server says is read within the limit and put into
 // exactly one class.
-func FuzzAnswerHTTP1(f *testing.F) {
+func FuzzResponseHTTP1(f *testing.F) {
 	for _, s := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "HTTP/1.0 200 OK\r\n\r\nall of it",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n",
@@ -29,22 +29,22 @@ func FuzzAnswerHTTP1(f *testing.F) {
 	}
 	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"), "HEAD")
 	f.Fuzz(func(t *testing.T, said []byte, method string) {
-		a := &answer1{rec: &recorder{r: bytes.NewReader(said), limit: fuzzLimit, over: ErrTooLarge}}
+		a := &response1{rec: &recorder{r: bytes.NewReader(said), limit: fuzzLimit, over: ErrTooLarge}}
 		a.read(method, fuzzLimit)
 		if len(a.rec.kept) > fuzzLimit || !bytes.HasPrefix(said, a.rec.kept) {
 			t.Errorf("kept %d bytes", len(a.rec.kept))
 		}
-		checkAnswer(t, a.resp, a.err)
+		checkResponse(t, a.resp, a.err)
 		if len(said) <= fuzzLimit && errors.Is(a.err, ErrTooLarge) && len(said) < fuzzLimit {
 			t.Error("too large, and it is not")
 		}
 	})
 }
 
-func checkAnswer(t *testing.T, r *Response, err error) {
+func checkResponse(t *testing.T, r *Response, err error) {
 	switch {
 	case r == nil && err == nil:
-		t.Error("neither an answer nor an error")
+		t.Error("neither a response nor an error")
 	case r != nil && r.Truncated != (err != nil):
 		t.Errorf("truncated is %v with the error %v", r.Truncated, err)
 	case r != nil && len(r.Body) > fuzzLimit:
@@ -57,8 +57,8 @@ func checkAnswer(t *testing.T, r *Response, err error) {
 	}
 }
 
-// FuzzAnswerHTTP2 gives frames to a connection with one request on it.
-func FuzzAnswerHTTP2(f *testing.F) {
+// FuzzResponseHTTP2 gives frames to a connection with one request on it.
+func FuzzResponseHTTP2(f *testing.F) {
 	add := func(write func(fr *http2.Framer, head []byte)) {
 		var head bytes.Buffer
 		enc := hpack.NewEncoder(&head)
@@ -87,7 +87,7 @@ func FuzzAnswerHTTP2(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		p := &pipe{Conn: &deadConn{r: bytes.NewReader(said)}}
 		h := &conn2{
-			c: &conn{Conn: p, pipe: p}, maxAnswer: fuzzLimit, done: make(chan struct{}), changed: make(chan struct{}),
+			c: &conn{Conn: p, pipe: p}, maxResponse: fuzzLimit, done: make(chan struct{}), changed: make(chan struct{}),
 			initial: defaultWindow, window: defaultWindow, streams: map[uint32]*stream2{}, nextID: 1, lastID: maxStreamID,
 		}
 		m, err := Request{Method: http.MethodGet, URL: "http://a.example"}.render()
@@ -107,7 +107,7 @@ func FuzzAnswerHTTP2(f *testing.F) {
 		if st.ended.IsZero() {
 			t.Error("the stream goes on")
 		}
-		checkAnswer(t, x.Response, x.Err)
+		checkResponse(t, x.Response, x.Err)
 	})
 }
 

@@ -11,30 +11,30 @@ import (
 	"time"
 )
 
-// maxHead bounds the head of an answer, in bytes. A head takes many times its
+// maxHead bounds the head of a response, in bytes. A head takes many times its
 // size once it is parsed.
 const maxHead = 1 << 20
 
-// maxInterim is how many 1xx answers may come before the final one.
+// maxInterim is how many 1xx responses may come before the final one.
 const maxInterim = 100
 
-var errInterim = fmt.Errorf("%w: more than %d interim answers", ErrTooLarge, maxInterim)
+var errInterim = fmt.Errorf("%w: more than %d interim responses", ErrTooLarge, maxInterim)
 
-// answer1 is an HTTP/1.1 answer being read by a goroutine that ends with the
+// response1 is an HTTP/1.1 response being read by a goroutine that ends with the
 // connection at the latest, which ends with the context. Its fields are valid once done is closed.
-type answer1 struct {
+type response1 struct {
 	done  chan struct{}
 	rec   *recorder
 	resp  *Response
 	err   error // nil exactly if resp is whole
 	ended time.Time
-	// reusable: the connection is at the start of the next answer.
+	// reusable: the connection is at the start of the next response.
 	reusable bool
 }
 
-// read1 reads an answer to a request, at most limit bytes of it.
-func read1(ctx context.Context, c *conn, method string, limit int, over error) *answer1 {
-	a := &answer1{done: make(chan struct{}), rec: &recorder{r: c.Conn, limit: limit, over: over}}
+// read1 reads a response to a request, at most limit bytes of it.
+func read1(ctx context.Context, c *conn, method string, limit int, over error) *response1 {
+	a := &response1{done: make(chan struct{}), rec: &recorder{r: c.Conn, limit: limit, over: over}}
 	go func() {
 		defer close(a.done)
 		a.read(method, limit)
@@ -50,7 +50,7 @@ func read1(ctx context.Context, c *conn, method string, limit int, over error) *
 	return a
 }
 
-func (a *answer1) read(method string, limit int) {
+func (a *response1) read(method string, limit int) {
 	src := &failing{r: a.rec}
 	br := bufio.NewReader(src)
 	var interim []int
@@ -59,7 +59,7 @@ func (a *answer1) read(method string, limit int) {
 		a.rec.limit = min(limit, len(a.rec.kept)+maxHead)
 		resp, err := http.ReadResponse(br, &http.Request{Method: method})
 		if err != nil {
-			a.err = src.explain("no answer can be read")
+			a.err = src.explain("no response can be read")
 			return
 		}
 		a.rec.limit = limit
@@ -114,7 +114,7 @@ func (f *failing) explain(what string) error {
 // single1 is one exchange with HTTP/1.1.
 func (s *Sender) single1(ctx context.Context, c *conn, m *message, cut Cut, x *Exchange) {
 	defer c.breakOn(ctx)()
-	limit, over := s.cfg.MaxAnswer, ErrTooLarge
+	limit, over := s.cfg.MaxResponse, ErrTooLarge
 	if cut.At == AfterFirstByte {
 		limit, over = 1, ErrCut
 	}
@@ -163,9 +163,9 @@ func (x *Exchange) write1(c *conn, part []byte, all int) error {
 	return err
 }
 
-// conclude1 writes down what came of it. The answer has ended; written is the
+// conclude1 writes down what came of it. The response has ended; written is the
 // error of the write.
-func (x *Exchange) conclude1(a *answer1, written error) {
+func (x *Exchange) conclude1(a *response1, written error) {
 	x.Received = a.rec.kept
 	x.Timing.FirstByte = a.rec.first
 	x.Timing.Done = a.ended

@@ -27,19 +27,19 @@ const (
 	// empty. Huffman coding makes no field longer than that.
 	maxBlock = maxHead + maxHead/4
 	// maxAside bounds the frames of a connection that are no part of an
-	// answer: SETTINGS, PING, WINDOW_UPDATE and whatever else there is. DATA
+	// response: SETTINGS, PING, WINDOW_UPDATE and whatever else there is. DATA
 	// that was under way when a stream ended comes on top, a window of it.
 	maxAside = 1 << 20
 )
 
-var errAside = fmt.Errorf("%w: frames that are no part of one", ErrTooLarge)
+var errAside = fmt.Errorf("%w: frames that are not part of one", ErrTooLarge)
 
 // conn2 is the client's end of an HTTP/2 connection. One goroutine reads, and
 // keeps the state below mu; whoever sends waits for changes of it.
 type conn2 struct {
-	c         *conn
-	maxAnswer int
-	done      chan struct{} // closed when reading has ended
+	c           *conn
+	maxResponse int
+	done        chan struct{} // closed when reading has ended
 
 	wmu sync.Mutex // held while frames are written
 
@@ -59,7 +59,7 @@ type conn2 struct {
 	aside      int    // bytes that were kept for no stream
 }
 
-// stream2 is a request and its answer. The answer's fields belong to the
+// stream2 is a request and its response. The response's fields belong to the
 // connection's mu.
 type stream2 struct {
 	id     uint32
@@ -72,16 +72,16 @@ type stream2 struct {
 	first    time.Time
 	resp     *Response
 	interim  []int
-	ended    time.Time // the answer is whole, or will not become so
+	ended    time.Time // the response is whole, or will not become so
 	err      error     // why it will not
 	refused  bool
 }
 
 // dial2 starts HTTP/2 in a connection. It returns once both sides' settings are
 // in force, so a server that speaks something else never gets a request.
-func dial2(ctx context.Context, c *conn, maxAnswer int) (*conn2, error) {
+func dial2(ctx context.Context, c *conn, maxResponse int) (*conn2, error) {
 	h := &conn2{
-		c: c, maxAnswer: maxAnswer, done: make(chan struct{}), changed: make(chan struct{}),
+		c: c, maxResponse: maxResponse, done: make(chan struct{}), changed: make(chan struct{}),
 		maxStreams: 1<<32 - 1, initial: defaultWindow, window: defaultWindow,
 		streams: map[uint32]*stream2{}, nextID: 1, lastID: maxStreamID,
 	}
@@ -321,7 +321,7 @@ func (h *conn2) conclude(ctx context.Context, st *stream2, written error) {
 // single2 is one exchange with HTTP/2.
 func (s *Sender) single2(ctx context.Context, c *conn, m *message, cut Cut, x *Exchange) {
 	defer c.breakOn(ctx)()
-	h, err := dial2(ctx, c, s.cfg.MaxAnswer)
+	h, err := dial2(ctx, c, s.cfg.MaxResponse)
 	if err != nil {
 		x.Err = err
 		x.Timing.Done = time.Now()

@@ -18,7 +18,7 @@ import (
 // readAll reads frames until the connection ends, as it does with the context.
 func (h *conn2) readAll(ctx context.Context) {
 	defer close(h.done)
-	raw := &rawFrame{r: bufio.NewReader(h.c.Conn), limit: min(h.maxAnswer, maxBlock) + 2*frameSize}
+	raw := &rawFrame{r: bufio.NewReader(h.c.Conn), limit: min(h.maxResponse, maxBlock) + 2*frameSize}
 	fr := http2.NewFramer(io.Discard, raw)
 	fr.SetMaxReadFrameSize(frameSize)
 	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -27,11 +27,11 @@ func (h *conn2) readAll(ctx context.Context) {
 		raw.b = nil
 		f, err := fr.ReadFrame()
 		if se, ok := errors.AsType[http2.StreamError](err); ok {
-			// The header of one answer is broken; the connection is not.
+			// The header of one response is broken; the connection is not.
 			h.mu.Lock()
 			if st := h.streams[se.StreamID]; st != nil && st.ended.IsZero() {
-				st.keep(raw.b, h.maxAnswer)
-				st.fail(fmt.Errorf("%w: the frames of the answer cannot be read", ErrProtocol))
+				st.keep(raw.b, h.maxResponse)
+				st.fail(fmt.Errorf("%w: the frames of the response cannot be read", ErrProtocol))
 			} else {
 				h.aside += len(raw.b)
 			}
@@ -61,7 +61,7 @@ func (h *conn2) readAll(ctx context.Context) {
 }
 
 // flooded returns an error if the server has sent too much that is no part of an
-// answer.
+// response.
 func (h *conn2) flooded() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,7 +127,7 @@ func (h *conn2) notify(reply []byte) error {
 	if len(reply) == 0 {
 		return nil
 	}
-	// A reply that cannot be written does not matter: there may be an answer
+	// A reply that cannot be written does not matter: there may be a response
 	// to read yet, and if there is not, reading ends by itself.
 	_, _ = h.write(reply)
 	return nil
@@ -145,7 +145,7 @@ func (h *conn2) take(f http2.Frame, raw []byte) (reply []byte) {
 	_, isWindow := f.(*http2.WindowUpdateFrame)
 	if st == nil || isWindow {
 		h.aside += len(raw)
-	} else if !st.keep(raw, h.maxAnswer) {
+	} else if !st.keep(raw, h.maxResponse) {
 		reply = frames(func(f *http2.Framer) { _ = f.WriteRSTStream(id, http2.ErrCodeCancel) })
 	}
 
@@ -189,7 +189,7 @@ func (h *conn2) take(f http2.Frame, raw []byte) (reply []byte) {
 		h.lastID = min(h.lastID, f.LastStreamID)
 		for _, st := range h.streams {
 			if st.id > h.lastID && st.ended.IsZero() {
-				st.keep(raw, h.maxAnswer)
+				st.keep(raw, h.maxResponse)
 				st.refused = true
 				st.fail(fmt.Errorf("%w: GOAWAY, %v, and the stream is not among the processed ones", ErrClosed, f.ErrCode))
 			}
@@ -270,14 +270,14 @@ func header2(f *http2.MetaHeadersFrame) http.Header {
 	return h
 }
 
-// fail ends the answer without its end. The first reason stays.
+// fail ends the response without its end. The first reason stays.
 func (st *stream2) fail(err error) {
 	if st.ended.IsZero() {
 		st.ended, st.err = time.Now(), err
 	}
 }
 
-// finish ends the answer, and checks that it is as long as it said.
+// finish ends the response, and checks that it is as long as it said.
 func (st *stream2) finish() {
 	if st.resp == nil {
 		st.fail(fmt.Errorf("%w: the stream ended without a status", ErrProtocol))
@@ -300,7 +300,7 @@ func (h *conn2) exchange(ctx context.Context, m *message, x *Exchange) {
 		return
 	}
 	err = h.sendAll(ctx, st)
-	// An answer may be on its way even if the request could not be written.
+	// A response may be on its way even if the request could not be written.
 	_ = h.await(ctx, func() bool { return !st.ended.IsZero() })
 	h.conclude(ctx, st, err)
 }

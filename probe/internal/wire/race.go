@@ -26,7 +26,7 @@ type Race struct {
 	Spread time.Duration
 	// Overlap is the greatest number of requests that were in flight at one
 	// moment: their last byte had been handed to the network, and no byte of
-	// the answer had been read. It is how far this side can tell that they
+	// the response had been read. It is how far this side can tell that they
 	// raced; a request answered before its last byte was known to be out is
 	// not in it.
 	Overlap int
@@ -46,15 +46,15 @@ type Race struct {
 // With HTTP/2 all requests go to one target; with HTTP/1.1 as their Protocol
 // they may go to several. All have the same Protocol. Whatever keeps one of
 // them from being released (no connection, the server's limits of streams and
-// windows, an early answer) keeps all of them: see Released. Exchanges are then
-// Partial or NotSent, but for one that was answered or refused early.
+// windows, an early response) keeps all of them: see Released. Exchanges are
+// then Partial or NotSent, but for one that was answered or refused early.
 //
 // With warmUp, that request is sent and answered before, once in each
 // connection: once with HTTP/2, for each request with HTTP/1.1. It counts
 // against the budget, has to have the target of all the others, and its
 // Protocol is theirs.
 //
-// Errors and contexts are those of Send. Both bodies and answers are in memory.
+// Errors and contexts are those of Send. Both bodies and responses are in memory.
 func (s *Sender) SendRace(ctx context.Context, requests []Request, warmUp *Request) (Race, error) {
 	if len(requests) < 2 {
 		return Race{}, fmt.Errorf("wire: %d requests cannot race", len(requests))
@@ -112,9 +112,9 @@ type race struct {
 	warms []Exchange
 }
 
-// maxAnswer is what each answer may take.
-func (r *race) maxAnswer() int {
-	return min(r.s.cfg.MaxAnswer, max(8*r.s.cfg.MaxAnswer/len(r.ms), 64<<10))
+// maxResponse is what each response may take.
+func (r *race) maxResponse() int {
+	return min(r.s.cfg.MaxResponse, max(8*r.s.cfg.MaxResponse/len(r.ms), 64<<10))
 }
 
 func (r *race) run(ctx context.Context) Race {
@@ -214,7 +214,7 @@ func (r *race) warmed(x Exchange, reusable bool) error {
 // lane1 is the connection of one request of a race with HTTP/1.1.
 type lane1 struct {
 	c     *conn
-	a     *answer1
+	a     *response1
 	last  byte
 	error error
 }
@@ -274,7 +274,7 @@ func (r *race) run1(ctx context.Context, first *conn) (released bool, err error)
 	return released, err
 }
 
-func (a *answer1) over() bool {
+func (a *response1) over() bool {
 	select {
 	case <-a.done:
 		return true
@@ -296,7 +296,7 @@ func (r *race) prepare1(ctx context.Context, i int, l *lane1) (err error) {
 	if r.warm != nil {
 		w := newExchange(r.warm)
 		w.Protocol, w.TLS, w.Remote, w.Local = x.Protocol, x.TLS, x.Remote, x.Local
-		a := read1(ctx, l.c, r.warm.req.Method, r.maxAnswer(), ErrTooLarge)
+		a := read1(ctx, l.c, r.warm.req.Method, r.maxResponse(), ErrTooLarge)
 		b := r.warm.bytes()
 		err := w.write1(l.c, b, len(b))
 		if err != nil {
@@ -316,7 +316,7 @@ func (r *race) prepare1(ctx context.Context, i int, l *lane1) (err error) {
 	all := m.bytes()
 	n := len(all) - 1
 	l.last = all[n]
-	l.a = read1(ctx, l.c, m.req.Method, r.maxAnswer(), ErrTooLarge)
+	l.a = read1(ctx, l.c, m.req.Method, r.maxResponse(), ErrTooLarge)
 	if err := x.write1(l.c, all[:n], len(all)); err != nil {
 		return fmt.Errorf("cannot write: %w", err)
 	}
@@ -329,7 +329,7 @@ func (r *race) prepare1(ctx context.Context, i int, l *lane1) (err error) {
 func (r *race) run2(ctx context.Context, c *conn) (released bool, err error) {
 	defer c.close()
 	defer c.breakOn(ctx)()
-	h, err := dial2(ctx, c, r.maxAnswer())
+	h, err := dial2(ctx, c, r.maxResponse())
 	if err != nil {
 		return false, err
 	}
@@ -425,7 +425,7 @@ func (h *conn2) ready(ctx context.Context, streams []*stream2) error {
 // finish writes the ends of all streams in one write.
 func (h *conn2) finish(streams []*stream2, ends []byte, sizes []int) error {
 	h.wmu.Lock()
-	// They leave together, so the moment before counts: an answer may be read
+	// They leave together, so the moment before counts: a response may be read
 	// before this goroutine learns that the write is done.
 	at := time.Now()
 	n, err := h.c.Write(ends)

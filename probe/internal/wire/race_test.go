@@ -83,7 +83,7 @@ func TestRaceIsTogether(t *testing.T) {
 						if !r.Released || r.Err != nil {
 							t.Fatalf("not released: %v", r.Err)
 						}
-						// With HTTP/1.1 the answers may be read before this side knows
+						// With HTTP/1.1 the responses may be read before this side knows
 						// that the last of the writes is done.
 						if r.Overlap < n-1 || p == HTTP2 && (r.Overlap != n || r.Window <= 0) {
 							t.Errorf("overlap is %d, window %v", r.Overlap, r.Window)
@@ -359,7 +359,7 @@ func TestRaceCouldNot(t *testing.T) {
 		})
 		couldNot(t, runRace(t, sender(t, srv.addr), times(2, post(srv.addr, HTTP2)), nil), Refused, Partial)
 	})
-	t.Run("early answer, HTTP/2", func(t *testing.T) {
+	t.Run("early response, HTTP/2", func(t *testing.T) {
 		srv := serve2(t, func(h *h2) {
 			bothCame(h)
 			h.headers(1, true, ":status", "401")

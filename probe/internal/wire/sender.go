@@ -16,7 +16,7 @@ import (
 const (
 	DefaultConnectTimeout = 10 * time.Second
 	DefaultTimeout        = 30 * time.Second
-	DefaultMaxAnswer      = 8 << 20
+	DefaultMaxResponse    = 8 << 20
 )
 
 // Errors of the methods that send. With any of them nothing at all touched the
@@ -46,18 +46,18 @@ type Config struct {
 	// ConnectTimeout bounds look-up, TCP and TLS together. Default 10 s.
 	ConnectTimeout time.Duration
 	// Timeout bounds one exchange from its connection's standing to the end
-	// of the answer, and in a race the whole of it. Default 30 s.
+	// of the response, and in a race the whole of it. Default 30 s.
 	Timeout time.Duration
-	// MaxAnswer bounds what is read of an answer, in bytes, header included.
-	// The answers of a race share eight times as much. A header block is
-	// bounded by 1 MiB as well, interim answers by 100, and what a server
-	// sends beside its answers over HTTP/2 by 1 MiB and a window of DATA for
+	// MaxResponse bounds what is read of a response, in bytes, header included.
+	// The responses of a race share eight times as much. A header block is
+	// bounded by 1 MiB as well, interim responses by 100, and what a server
+	// sends beside its responses over HTTP/2 by 1 MiB and a window of DATA for
 	// each request; beyond any of these the exchange ends with ErrTooLarge.
 	// Default 8 MiB.
-	MaxAnswer int
+	MaxResponse int
 
 	// Resolve looks a name up. It is called once for a name that it could
-	// resolve: all connections of the Sender then go to that answer, and the
+	// resolve: all connections of the Sender then go to what it returned, and the
 	// second one on to the very address that the first one reached. Default:
 	// the system's resolver.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
@@ -97,8 +97,8 @@ func (c Config) withDefaults() Config {
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
 	}
-	if c.MaxAnswer == 0 {
-		c.MaxAnswer = DefaultMaxAnswer
+	if c.MaxResponse == 0 {
+		c.MaxResponse = DefaultMaxResponse
 	}
 	if c.Resolve == nil {
 		c.Resolve = func(ctx context.Context, host string) ([]netip.Addr, error) {
@@ -136,8 +136,8 @@ func (c Config) validate() error {
 	if c.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("field Timeout is %v; it must not be negative", c.Timeout))
 	}
-	if c.MaxAnswer < 0 {
-		errs = append(errs, fmt.Errorf("field MaxAnswer is %d; it must not be negative", c.MaxAnswer))
+	if c.MaxResponse < 0 {
+		errs = append(errs, fmt.Errorf("field MaxResponse is %d; it must not be negative", c.MaxResponse))
 	}
 	return errors.Join(errs...)
 }
@@ -176,7 +176,7 @@ func (s *Sender) Left() int {
 }
 
 // Send sends a request in a connection of its own and waits for the end of the
-// answer. An error means that nothing touched the network: the request is
+// response. An error means that nothing touched the network: the request is
 // invalid, its target not allowed, the budget used up, or the context over.
 // Everything else, a failed look-up included, is told by the Exchange.
 //

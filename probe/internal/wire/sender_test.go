@@ -14,11 +14,11 @@ import (
 )
 
 func TestNewRefuses(t *testing.T) {
-	_, err := New(Config{Allow: []string{"a.example", "*.example:80", "a.example:http"}, ConnectTimeout: -1, Timeout: -1, MaxAnswer: -1})
+	_, err := New(Config{Allow: []string{"a.example", "*.example:80", "a.example:http"}, ConnectTimeout: -1, Timeout: -1, MaxResponse: -1})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"Allow[0]", "Allow[1]", "Allow[2]", "MaxSends", "ConnectTimeout", "field Timeout", "MaxAnswer"} {
+	for _, want := range []string{"Allow[0]", "Allow[1]", "Allow[2]", "MaxSends", "ConnectTimeout", "field Timeout", "MaxResponse"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}

@@ -17,7 +17,7 @@ import (
 func inBrowser(t *testing.T) *world {
 	w := newWorld(t)
 	w.unknown(7, "the handler answered 502")
-	w.unknown(2, "the upstream was cut off before its answer, and nobody knows what it has done with the request by now")
+	w.unknown(2, "the upstream was cut off before its response, and nobody knows what it has done with the request by now")
 	w.claim(func(semel.Claim) {})
 	w.claim(func(c semel.Claim) {
 		_, err := c.Complete(t.Context(), semel.Result{Codec: "http/1", Body: []byte("{}"), Label: "201"})

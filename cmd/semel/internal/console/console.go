@@ -262,7 +262,7 @@ func (c *Console) showLogin(w http.ResponseWriter, r *http.Request, wait time.Du
 	status, v := http.StatusUnauthorized, view{Title: "Log in", Wrong: wrong, NoToken: !c.Gate.open}
 	if wait > 0 {
 		w.Header().Set("Retry-After", RetryAfter(wait))
-		status, v = http.StatusTooManyRequests, view{Title: "Log in", Wrong: "Too many wrong tokens were given. Wait a minute, and try again."}
+		status, v = http.StatusTooManyRequests, view{Title: "Log in", Wrong: "Too many wrong tokens were given. Wait a minute and try again."}
 	}
 	c.show(w, r, status, "login", v)
 }
@@ -325,7 +325,7 @@ func (c *Console) failed(w http.ResponseWriter, r *http.Request, status int, wro
 	c.show(w, r, status, "failed", v)
 }
 
-const storeFailed = "The store does not answer as it should. Nothing was changed; a retry is safe."
+const storeFailed = "The store does not respond correctly. Nothing was changed; a retry is safe."
 
 func (c *Console) overview(w http.ResponseWriter, r *http.Request, _ *session) {
 	c.show(w, r, http.StatusOK, "overview", view{Title: "Overview", Now: c.look(r.Context())})

@@ -135,31 +135,31 @@ func (w *world) list(state semel.State) []semel.Record {
 	return list
 }
 
-type answer struct {
+type response struct {
 	status int
 	path   string // after redirects
 	body   string
 	header http.Header
 }
 
-func (w *world) do(client *http.Client, req *http.Request) answer {
+func (w *world) do(client *http.Client, req *http.Request) response {
 	w.t.Helper()
 	res, err := client.Do(req)
 	noError(w.t, err)
 	defer func() { _ = res.Body.Close() }()
 	body, err := io.ReadAll(res.Body)
 	noError(w.t, err)
-	return answer{res.StatusCode, res.Request.URL.Path, string(body), res.Header}
+	return response{res.StatusCode, res.Request.URL.Path, string(body), res.Header}
 }
 
-func (w *world) get(path string) answer {
+func (w *world) get(path string) response {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+path, nil)
 	noError(w.t, err)
 	return w.do(w.client, req)
 }
 
-func (w *world) post(client *http.Client, path string, form url.Values, headers ...string) answer {
+func (w *world) post(client *http.Client, path string, form url.Values, headers ...string) response {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, w.url+path, strings.NewReader(form.Encode()))
 	noError(w.t, err)
@@ -184,7 +184,7 @@ var (
 )
 
 // carried returns the form of a preview that carries it out.
-func carried(t *testing.T, a answer) url.Values {
+func carried(t *testing.T, a response) url.Values {
 	t.Helper()
 	m := runForm.FindStringSubmatch(a.body)
 	if m == nil {
@@ -201,7 +201,7 @@ func carried(t *testing.T, a answer) url.Values {
 }
 
 // ended waits until a run has come to its end.
-func (w *world) ended(a answer) runView {
+func (w *world) ended(a response) runView {
 	w.t.Helper()
 	id := strings.TrimPrefix(a.path, "/console/runs/")
 	one := w.page.findRun(id)
@@ -342,7 +342,7 @@ func TestSettledOnceFromThePage(t *testing.T) {
 
 	form := carried(t, first)
 	var clicks sync.WaitGroup
-	answers := make([]answer, 4)
+	answers := make([]response, 4)
 	for i := range answers {
 		clicks.Go(func() { answers[i] = w.post(alice, "/console/runs", form) })
 	}
@@ -377,7 +377,7 @@ func TestSettledOnceFromThePage(t *testing.T) {
 }
 
 // TestSettleTicked: of the records that were ticked those are settled that are as
-// they were seen, with the answer that was given, which replays then.
+// they were seen, with the response that was given, which replays then.
 func TestSettleTicked(t *testing.T) {
 	w := newWorld(t)
 	w.unknown(3, "cut off")
@@ -397,7 +397,7 @@ func TestSettleTicked(t *testing.T) {
 	noError(t, err)
 	noError(t, c.Hold(t.Context(), "cut off"))
 	preview := w.post(w.client, "/console/settle", form)
-	if !strings.Contains(preview.body, `<p class="big"><b>1</b>`) || !strings.Contains(preview.body, "have moved on") {
+	if !strings.Contains(preview.body, `<p class="big"><b>1</b>`) || !strings.Contains(preview.body, "have changed meanwhile") {
 		t.Errorf("the preview says\n%s", preview.body)
 	}
 	carry := carried(t, preview)
@@ -468,7 +468,7 @@ func TestRunEnds(t *testing.T) {
 	if v.Report.Settled == 0 || v.Report.Settled >= n || len(w.list(semel.StateUnknown)) != n-v.Report.Settled {
 		t.Errorf("settled are %d; unknown %d of %d", v.Report.Settled, len(w.list(semel.StateUnknown)), n)
 	}
-	if page := w.get(a.path); !strings.Contains(page.body, "as asked") || strings.Contains(page.body, `http-equiv="refresh"`) {
+	if page := w.get(a.path); !strings.Contains(page.body, "as requested") || strings.Contains(page.body, `http-equiv="refresh"`) {
 		t.Errorf("the run is not shown to have ended:\n%s", page.body)
 	}
 	w.store.resolve = nil
@@ -518,7 +518,7 @@ func TestPreviewOfMany(t *testing.T) {
 	}
 }
 
-// TestNeverShown: no page has a key, a stored answer or its reference, in any state.
+// TestNeverShown: no page has a key, a stored response or its reference, in any state.
 func TestNeverShown(t *testing.T) {
 	w := newWorld(t)
 	var keys []string
@@ -589,15 +589,15 @@ func TestPaging(t *testing.T) {
 // TestUpstreamHealth: what became of the requests of the last minute says how an
 // upstream is doing.
 func TestUpstreamHealth(t *testing.T) {
-	before := upstreamCounts{requests: 100, seconds: 10, failing: 5, noAnswer: map[string]float64{"connect": 3}}
+	before := upstreamCounts{requests: 100, seconds: 10, failing: 5, noResponse: map[string]float64{"connect": 3}}
 	for _, tt := range []struct {
 		is   upstreamCounts
 		want string
 	}{
 		{before, "no requests"},
-		{upstreamCounts{requests: 110, seconds: 11, failing: 5, noAnswer: before.noAnswer}, "answers"},
-		{upstreamCounts{requests: 110, seconds: 11, failing: 6, noAnswer: before.noAnswer}, "fails sometimes"},
-		{upstreamCounts{requests: 110, seconds: 11, failing: 5, noAnswer: map[string]float64{"connect": 8}}, "fails"},
+		{upstreamCounts{requests: 110, seconds: 11, failing: 5, noResponse: before.noResponse}, "answers"},
+		{upstreamCounts{requests: 110, seconds: 11, failing: 6, noResponse: before.noResponse}, "fails sometimes"},
+		{upstreamCounts{requests: 110, seconds: 11, failing: 5, noResponse: map[string]float64{"connect": 8}}, "fails"},
 	} {
 		got := upstreamOf("u:80", tt.is, before, 10)
 		want(t, "health", got.State, tt.want)

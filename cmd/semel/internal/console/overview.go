@@ -35,8 +35,8 @@ type sample struct {
 // upstreamCounts are requests of the gateway to one upstream.
 type upstreamCounts struct {
 	requests, seconds float64
-	failing           float64            // answers of 5xx
-	noAnswer          map[string]float64 // by error.type
+	failing           float64            // responses of 5xx
+	noResponse        map[string]float64 // by error.type
 }
 
 // troubles are counters that stay at zero while all is well, and what they count.
@@ -44,8 +44,8 @@ var troubles = []struct{ name, text string }{
 	{"semel_unprotected_total", "requests passed without protection"},
 	{"semel_store_failures_total", "calls of the store failed"},
 	{"semel_lease_losses_total", "executions lost their lease"},
-	{"semel_handler_panics_total", "answers were cut off, or a handler panicked"},
-	{"semel_upstream_failures_total", "requests got no whole answer from the upstream"},
+	{"semel_handler_panics_total", "responses were cut off, or a handler panicked"},
+	{"semel_upstream_failures_total", "requests got no whole response from the upstream"},
 	{"semel_spool_failures_total", "large bodies could not be held"},
 	{"semel_sweep_failures_total", "sweeps ended early"},
 }
@@ -69,10 +69,10 @@ func sampleOf(at time.Time, families []*dto.MetricFamily) sample {
 				u.seconds += m.GetHistogram().GetSampleSum()
 				switch status, answered := strconv.Atoi(label["http_response_status_code"]); {
 				case answered != nil || status == 0:
-					if u.noAnswer == nil {
-						u.noAnswer = map[string]float64{}
+					if u.noResponse == nil {
+						u.noResponse = map[string]float64{}
 					}
-					u.noAnswer[label["error_type"]] += n
+					u.noResponse[label["error_type"]] += n
 				case status >= 500:
 					u.failing += n
 				}
@@ -205,8 +205,8 @@ func upstreamOf(where string, is, was upstreamCounts, seconds float64) upstreamR
 		return row
 	}
 	silent := 0.0
-	for _, why := range slices.Sorted(maps.Keys(is.noAnswer)) {
-		if n := is.noAnswer[why] - was.noAnswer[why]; n > 0 {
+	for _, why := range slices.Sorted(maps.Keys(is.noResponse)) {
+		if n := is.noResponse[why] - was.noResponse[why]; n > 0 {
 			silent += n
 			row.Why = append(row.Why, fmt.Sprintf("%s %.0f", why, n))
 		}
@@ -226,7 +226,7 @@ func upstreamOf(where string, is, was upstreamCounts, seconds float64) upstreamR
 }
 
 // chart is two lines over the time that is remembered: decisions a second, and of
-// them those that were no answer for the client.
+// them those that were no response for the client.
 type chart struct {
 	All, Bad string // points in a picture of 600 by 80
 	Most     float64

@@ -27,7 +27,7 @@ type form struct {
 	Way           string
 	Because, Who  string
 	Status        string
-	Headers, Body string // of the answer
+	Headers, Body string // of the response
 
 	Nonce string // of the preview: what is sent twice is done once
 }
@@ -63,7 +63,7 @@ func (f form) digest() [sha256.Size]byte { return sha256.Sum256(fmt.Appendf(nil,
 func (f form) check() (wrong, why string) {
 	if f.Way == "result" {
 		if _, err := f.answer(); err != nil {
-			return "This answer cannot be recorded.", err.Error()
+			return "This response cannot be recorded.", err.Error()
 		}
 	}
 	switch {
@@ -234,7 +234,7 @@ func (c *Console) showPreview(w http.ResponseWriter, r *http.Request, f form, wr
 		c.failed(w, r, http.StatusBadRequest, "This form cannot be read.", err)
 		return
 	case err != nil:
-		c.failed(w, r, statusOf(err), "The records could not be looked at in time. Nothing was changed; narrow the filter, or use semel keys resolve.", err)
+		c.failed(w, r, statusOf(err), "The records could not be read in time. Nothing was changed; narrow the filter, or use semel keys resolve.", err)
 		return
 	}
 	p.Report.Selected -= moved.Selected
@@ -259,7 +259,7 @@ func (c *Console) showPreview(w http.ResponseWriter, r *http.Request, f form, wr
 type run struct {
 	id     string
 	digest [sha256.Size]byte
-	form   form // without the answer
+	form   form // without the response
 	total  int
 	begun  time.Time
 	stop   context.CancelFunc
@@ -318,10 +318,10 @@ func (c *Console) start(w http.ResponseWriter, r *http.Request, s *session) {
 	one, err := c.begin(f, total)
 	switch {
 	case errors.Is(err, errBusy):
-		c.failed(w, r, http.StatusConflict, "Another run is under way. Nothing was changed by this form; wait for its end, or end it, and send this again.", nil)
+		c.failed(w, r, http.StatusConflict, "Another run is under way. This form changed nothing; wait for that run to end, or stop it, and send this again.", nil)
 		return
 	case errors.Is(err, errOther):
-		c.failed(w, r, http.StatusUnprocessableEntity, "This form was sent before, with other content. That was carried out, and this was not.", nil)
+		c.failed(w, r, http.StatusUnprocessableEntity, "This form was sent before with other content. That was carried out; this was not.", nil)
 		return
 	case err != nil:
 		c.failed(w, r, http.StatusServiceUnavailable, "The gateway is stopping. Nothing was changed.", err)
@@ -413,7 +413,7 @@ func (c *Console) findRun(id string) *run {
 func (c *Console) showRun(w http.ResponseWriter, r *http.Request, _ *session) {
 	one := c.findRun(r.PathValue("id"))
 	if one == nil {
-		c.failed(w, r, http.StatusNotFound, "This gateway knows no such run: it was started again since, or the run is another gateway's. What was settled is in the trail.", nil)
+		c.failed(w, r, http.StatusNotFound, "This gateway knows no such run: it has restarted since, or the run is another gateway's. What was settled is in the trail.", nil)
 		return
 	}
 	v := one.view()

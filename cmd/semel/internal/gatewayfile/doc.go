@@ -1,4 +1,4 @@
-// Package gatewayfile reads the configuration file of semel gateway, says of every
-// setting of every route what it is and where it comes from, and makes the router
-// that it describes.
+// Package gatewayfile reads the configuration file of semel gateway, explains every
+// setting of every route and where it comes from, and builds the router that the file
+// describes.
 package gatewayfile

@@ -20,7 +20,7 @@ type harEntry struct {
 	Err error
 }
 
-// harAnswer is what a file has of an answer.
+// harAnswer is what a file has of a response.
 type harAnswer struct {
 	Status   int
 	Location string

@@ -75,7 +75,7 @@ type sentRequest struct {
 // listReader is a GET that lists what the operation makes.
 type listReader struct {
 	url       string // with holes, as that of the request
-	count     string // where in the answer the list is
+	count     string // where in the response the list is
 	where, id string // member of an element that has the reference, and its id
 	from      string // where that is known from
 	header    []field
@@ -137,12 +137,12 @@ func (r *request) template(s string) string {
 	})
 }
 
-// left are fields that belong to a connection, to framing, or to how an answer
+// left are fields that belong to a connection, to framing, or to how a response
 // is packed.
 var left = map[string]string{
 	"connection": "", "content-length": "", "http2-settings": "", "keep-alive": "", "proxy-connection": "", "te": "", "trailer": "",
 	"transfer-encoding": "", "upgrade": "",
-	"accept-encoding": "Accept-Encoding was left out, so that answers can be read.",
+	"accept-encoding": "Accept-Encoding was left out, so that responses can be read.",
 	"expect":          "Expect was left out: the body is sent without waiting.",
 }
 

@@ -80,8 +80,8 @@ func HAR(data []byte, choice Choice) (*Draft, error) {
 var freeText = regexp.MustCompile(`(?i)^(reference|ref|note|notes|description|comment|comments|memo|remark|remarks|(client|external|customer|merchant|order|payment)[_-]?(ref|reference|note|comment))$`)
 
 // findList looks in the recording for a GET of the same path that was answered
-// with a list, the last one, and for where the answer to the request names what it
-// made.
+// with a list, the last one, and for where the response to the request names
+// what it made.
 func (r *request) findList(entries []harEntry, at int) {
 	path := func(u string) string { u, _, _ = strings.Cut(u, "?"); return strings.TrimSuffix(u, "/") }
 	own := entries[at].Request
@@ -160,7 +160,7 @@ func decodeObject(b []byte) (map[string]any, bool) {
 	return m, dec.Decode(&m) == nil && m != nil
 }
 
-// listIn returns the list that an answer is, or has as its only one.
+// listIn returns the list that a response is, or has as its only one.
 func listIn(b []byte) (list []any, pointer string, ok bool) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.UseNumber()

@@ -98,7 +98,7 @@ func (d *drafting) write() string {
 	line("    # http: sql, log, command, webhook or smtp.")
 	line("    readers:")
 	d.writeReader(line)
-	line("    # Where the answer names what was created.")
+	line("    # Where the response names what was created.")
 	if d.resource != "" {
 		line("    resource: %s", d.resource)
 	} else {

@@ -205,7 +205,7 @@ func bearer(r *http.Request, _ []byte) (a Attempt, status int, wrong string) {
 }
 
 // operate is the way of each request: who sends it, how fast, what protects the
-// operation; and whether its answer gets through.
+// operation; and whether its response gets through.
 func (p *app) operate(o *Operation, way path) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
@@ -244,7 +244,7 @@ func (p *app) attempt(w http.ResponseWriter, r *http.Request, o *Operation, way 
 	default:
 		protected.ServeHTTP(c, r)
 	}
-	a.Lost = s.LoseAnswer && p.outside.First("answer", *a)
+	a.Lost = s.LoseResponse && p.outside.First("answer", *a)
 	a.Replayed = c.header.Get(semelhttp.HeaderReplayed) != ""
 	a.end(c.status)
 	if a.Lost {

@@ -7,7 +7,8 @@ import (
 )
 
 // shows waits until the page tells of so many effects and mails, of two requests
-// or more: a browser whose connection ends before an answer sends again by itself.
+// or more: a browser whose connection ends before a response sends again by
+// itself.
 func shows(b *browser.Tab, effects, mails string) {
 	b.Is(`(([sent, ...rest]) => sent >= 2 && rest.join() === '` + effects + "," + mails + `')([...document.querySelectorAll('.outcome b')].slice(0, 3).map(e => e.textContent))`)
 }
@@ -39,7 +40,7 @@ func TestPage(t *testing.T) {
 				b.Press(`[data-send=double]`)
 				shows(b, "1", "1")
 				b.Is(`!document.querySelector('.incident')`)
-				// So it is where the answer got lost, and the client hears it after all.
+				// So it is where the response got lost, and the client hears it after all.
 				b.Press(`[data-send=lose]`)
 				shows(b, "1", "1")
 				b.Is(`document.querySelectorAll('.lanes .replayed').length >= 1`)

@@ -90,8 +90,9 @@ func (l *Lab) until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestCrashMidway kills the app behind the effect and in front of the answer, and tries
-// again with the same key. What was in memory is forgotten; semel's is not.
+// TestCrashMidway kills the app behind the effect and in front of the response,
+// and tries again with the same key. What was in memory is forgotten; semel's
+// is not.
 func TestCrashMidway(t *testing.T) {
 	quick.LeaveOut(t)
 	for _, c := range []struct {
@@ -128,8 +129,8 @@ func TestCrashMidway(t *testing.T) {
 				return len(list) == 1 && list[0].Died
 			})
 			// A lock that is going to lapse is waited for.
-			var a answer
-			l.until(t, fmt.Sprint("an answer ", c.second), func() bool {
+			var a response
+			l.until(t, fmt.Sprint("a response ", c.second), func() bool {
 				a = q.send(t, url)
 				return a.status == c.second
 			})
@@ -200,7 +201,7 @@ func TestCrashWhileAccepting(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := request{key: "k", body: `{"reference": "r", "amount": 500}`}
-	first := make(chan answer, 1)
+	first := make(chan response, 1)
 	go func() { first <- q.post(t, url+"/jobs/charges") }()
 	accepted := func(a Attempt) bool { return a.Path == "job" && len(a.Steps) > 0 }
 	l.until(t, "it is enqueued", func() bool {

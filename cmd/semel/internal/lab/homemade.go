@@ -48,7 +48,7 @@ func (p *app) homemade(s Switches, next http.Handler) http.Handler {
 		}
 		// DEFECT(scope), otherwise: the key alone is the name. Somebody else with the same
 		// key, or the same client in another operation, is answered with this
-		// request's answer. Lesson: a key is its caller's.
+		// request's response. Lesson: a key is its caller's.
 
 		sum := sha256.Sum256(body)
 		fingerprint := hex.EncodeToString(sum[:])
@@ -80,13 +80,13 @@ func (p *app) homemade(s Switches, next http.Handler) http.Handler {
 		if c.status >= 500 && !s.Failures {
 			// DEFECT(failures): the key of what failed is free again, as if nothing had happened.
 			// The effect may have been committed before the failure. Lesson: an error is
-			// an answer too.
+			// a response too.
 			err = p.dropKey(r.Context(), name)
 		} else {
 			err = p.keepAnswer(r.Context(), name, fingerprint, c, t)
 		}
 		if err != nil {
-			problem(w, http.StatusInternalServerError, "The answer cannot be kept. It may have been done.")
+			problem(w, http.StatusInternalServerError, "The response cannot be kept. It may have been done.")
 			return
 		}
 		c.send(w)
@@ -96,7 +96,7 @@ func (p *app) homemade(s Switches, next http.Handler) http.Handler {
 // answerAgain answers a request whose key was used before.
 func (p *app) answerAgain(w http.ResponseWriter, r *http.Request, s Switches, name, fingerprint string) {
 	a := attemptOf(r.Context())
-	first, status, answer, err := p.findKey(r.Context(), name)
+	first, status, recorded, err := p.findKey(r.Context(), name)
 	switch {
 	case err != nil:
 		problem(w, http.StatusServiceUnavailable, "The keys cannot be read; nothing was done. Try again with the same key.")
@@ -110,17 +110,17 @@ func (p *app) answerAgain(w http.ResponseWriter, r *http.Request, s Switches, na
 		w.Header().Set("Retry-After", "1")
 		problem(w, http.StatusConflict, "A request with this key is being worked on.")
 	case !s.Replay:
-		// DEFECT(replay): whoever lost the answer never gets it. Lesson: keep what you said.
+		// DEFECT(replay): whoever lost the response never gets it. Lesson: keep what you said.
 		a.Decision = decidedUsedUp
 		a.note("the key is used up")
 		problem(w, http.StatusConflict, "This key was used before.")
 	default:
 		a.Decision = decidedReplayed
-		a.note("the answer is repeated")
+		a.note("the response is repeated")
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Idempotency-Replayed", "true")
 		w.WriteHeader(int(status.Int64))
-		_, _ = w.Write(answer)
+		_, _ = w.Write(recorded)
 	}
 }
 
@@ -134,14 +134,14 @@ func (p *app) times(s Switches, a *Attempt) times {
 	now := time.Now()
 	if s.ClockSkew && !p.outside.First("instance", *a) {
 		now = now.Add(25 * time.Hour)
-		a.note("the instance with the wrong clock has it")
+		a.note("handled by the instance with the wrong clock")
 	}
 	if s.Lease {
 		// Nothing ends by a clock: so the lock of a process that has died stays for ever.
 		return times{now: now.UnixMilli()}
 	}
 	// DEFECT(lease): the lock ends by this instance's clock, whether the work has ended or not;
-	// nobody renews it, and who was late writes its answer all the same. The key
+	// nobody renews it, and who was late writes its response all the same. The key
 	// ends a day from now, and another instance asks its own clock when that is.
 	// Lesson: renew the lock while you work, fence what you write, and ask one clock.
 	return times{now.UnixMilli(), now.Add(lockFor).UnixMilli(), now.Add(24 * time.Hour).UnixMilli()}
@@ -163,12 +163,12 @@ func (p *app) hasKey(ctx context.Context, name string, t times) (used bool, err 
 	return used, err
 }
 
-func (p *app) findKey(ctx context.Context, name string) (fingerprint string, status sql.NullInt64, answer []byte, err error) {
-	err = p.db.QueryRowContext(ctx, "SELECT fingerprint, status, answer FROM used_keys WHERE name = $1", name).Scan(&fingerprint, &status, &answer)
+func (p *app) findKey(ctx context.Context, name string) (fingerprint string, status sql.NullInt64, recorded []byte, err error) {
+	err = p.db.QueryRowContext(ctx, "SELECT fingerprint, status, answer FROM used_keys WHERE name = $1", name).Scan(&fingerprint, &status, &recorded)
 	if errors.Is(err, sql.ErrNoRows) { // it has failed meanwhile: as if it were still being worked on
 		return fingerprint, status, nil, nil
 	}
-	return fingerprint, status, answer, err
+	return fingerprint, status, recorded, err
 }
 
 func (p *app) dropKey(ctx context.Context, name string) error {
@@ -184,7 +184,7 @@ func (p *app) keepAnswer(ctx context.Context, name, fingerprint string, c *captu
 	return err
 }
 
-// capture holds an answer back.
+// capture holds a response back.
 type capture struct {
 	header http.Header
 	status int

@@ -144,7 +144,7 @@ func (p *app) attemptJob(ctx context.Context, o *Operation, j jobs.Job, do func(
 		a.end(http.StatusUnprocessableEntity)
 		return jobs.Cancel(err)
 	case err == nil && c.switches.FailAfter && p.outside.First("job", *a):
-		a.note("the worker fails behind the effect")
+		a.note("the worker fails after the effect")
 		err = errors.New("something went wrong")
 	}
 	if err != nil {

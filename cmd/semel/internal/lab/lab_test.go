@@ -24,7 +24,7 @@ type request struct {
 	operation, who, key, reference, body string
 }
 
-type answer struct {
+type response struct {
 	status   int // 0: none came
 	replayed bool
 	text     string
@@ -34,7 +34,7 @@ type answer struct {
 // by itself where an old connection ends.
 var once = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-func (q request) send(t *testing.T, url string) answer {
+func (q request) send(t *testing.T, url string) response {
 	t.Helper()
 	name := q.operation
 	if name == "" {
@@ -52,7 +52,7 @@ func (q request) send(t *testing.T, url string) answer {
 }
 
 // post sends it to url, with its body as it is.
-func (q request) post(t *testing.T, url string) answer {
+func (q request) post(t *testing.T, url string) response {
 	t.Helper()
 	if q.who == "" {
 		q.who = "alice@acme"
@@ -60,7 +60,7 @@ func (q request) post(t *testing.T, url string) answer {
 	r, err := http.NewRequestWithContext(t.Context(), "POST", url, strings.NewReader(q.body))
 	if err != nil {
 		t.Error(err)
-		return answer{}
+		return response{}
 	}
 	r.GetBody = nil
 	r.Header.Set("Authorization", "Bearer "+q.who)
@@ -70,14 +70,14 @@ func (q request) post(t *testing.T, url string) answer {
 	}
 	resp, err := once.Do(r)
 	if err != nil {
-		return answer{}
+		return response{}
 	}
 	defer resp.Body.Close()
 	var text bytes.Buffer
 	if _, err := text.ReadFrom(resp.Body); err != nil {
-		return answer{}
+		return response{}
 	}
-	return answer{resp.StatusCode, resp.Header.Get("Idempotency-Replayed") != "", text.String()}
+	return response{resp.StatusCode, resp.Header.Get("Idempotency-Replayed") != "", text.String()}
 }
 
 func done(t *testing.T, l *Lab, operation, tenant, reference string) int {
@@ -140,7 +140,7 @@ func TestSequentialDuplicate(t *testing.T) {
 					t.Errorf("%s: answered %d, then %d, want 201 and %d: %s", o.Name, first.status, second.status, c.second, second.text)
 				}
 				if same := first.text == second.text; same != (c.effects == 1 && c.second == 201) {
-					t.Errorf("%s: the same answer: %v", o.Name, same)
+					t.Errorf("%s: the same response: %v", o.Name, same)
 				}
 				if n := done(t, l, o.Name, "acme", q.reference); n != c.effects {
 					t.Errorf("%s: done %d times, want %d", o.Name, n, c.effects)
@@ -224,16 +224,16 @@ func TestLockHolds(t *testing.T) {
 func TestEachSwitch(t *testing.T) {
 	type result struct {
 		effects, mails int
-		last           answer
+		last           response
 	}
-	lost := func(t *testing.T, url string) answer { // the first answer gets lost
+	lost := func(t *testing.T, url string) response { // the first response gets lost
 		if a := (request{key: "k"}).send(t, url); a.status != 0 {
-			t.Errorf("the answer that was to be lost: %+v", a)
+			t.Errorf("the response that was to be lost: %+v", a)
 		}
 		return request{key: "k"}.send(t, url)
 	}
-	again := func(second request) func(*testing.T, string) answer {
-		return func(t *testing.T, url string) answer {
+	again := func(second request) func(*testing.T, string) response {
+		return func(t *testing.T, url string) response {
 			if a := (request{key: "k"}).send(t, url); a.status != 201 && a.status != 500 {
 				t.Errorf("the first: %+v", a)
 			}
@@ -244,43 +244,43 @@ func TestEachSwitch(t *testing.T) {
 		name     string
 		off      func(*Switches)
 		fault    func(*Switches)
-		do       func(t *testing.T, url string) answer
+		do       func(t *testing.T, url string) response
 		on, with result // with the defence, and without
 	}{
 		{
 			"scope", func(s *Switches) { s.Scope = false }, nil, again(request{key: "k", who: "mallory@acme", reference: "other"}),
-			result{2, 2, answer{status: 201}},
-			result{1, 1, answer{status: 422}},
+			result{2, 2, response{status: 201}},
+			result{1, 1, response{status: 422}},
 		},
 		{
-			"replay", func(s *Switches) { s.Replay = false }, func(s *Switches) { s.LoseAnswer = true }, lost,
-			result{1, 1, answer{status: 201, replayed: true}},
-			result{1, 1, answer{status: 409}},
+			"replay", func(s *Switches) { s.Replay = false }, func(s *Switches) { s.LoseResponse = true }, lost,
+			result{1, 1, response{status: 201, replayed: true}},
+			result{1, 1, response{status: 409}},
 		},
 		{
 			"fingerprint", func(s *Switches) { s.Fingerprint = false }, nil, again(request{key: "k", body: `{"reference": "r", "amount": 900}`}),
-			result{1, 1, answer{status: 422}},
-			result{1, 1, answer{status: 201, replayed: true}},
+			result{1, 1, response{status: 422}},
+			result{1, 1, response{status: 201, replayed: true}},
 		},
 		{
 			"failures", func(s *Switches) { s.Failures, s.Unique = false, false }, func(s *Switches) { s.FailAfter, s.Unique = true, false }, again(request{key: "k"}),
-			result{1, 1, answer{status: 500, replayed: true}},
-			result{2, 2, answer{status: 201}},
+			result{1, 1, response{status: 500, replayed: true}},
+			result{2, 2, response{status: 201}},
 		},
 		{
 			"unique", func(s *Switches) { s.Unique = false }, nil, again(request{key: "made-anew"}),
-			result{1, 1, answer{status: 409}},
-			result{2, 2, answer{status: 201}},
+			result{1, 1, response{status: 409}},
+			result{2, 2, response{status: 201}},
 		},
 		{
 			"outbox", func(s *Switches) { s.Outbox = false }, nil, again(request{key: "made-anew"}),
-			result{1, 1, answer{status: 409}},
-			result{1, 2, answer{status: 409}},
+			result{1, 1, response{status: 409}},
+			result{1, 2, response{status: 409}},
 		},
 		{
-			"key", func(s *Switches) { s.Key = KeyOptional }, nil, func(t *testing.T, url string) answer { return request{}.send(t, url) },
-			result{0, 0, answer{status: 400}},
-			result{1, 1, answer{status: 201}},
+			"key", func(s *Switches) { s.Key = KeyOptional }, nil, func(t *testing.T, url string) response { return request{}.send(t, url) },
+			result{0, 0, response{status: 400}},
+			result{1, 1, response{status: 201}},
 		},
 	} {
 		for _, off := range []bool{false, true} {

@@ -76,7 +76,7 @@ type pupil struct {
 	operation *Operation
 	reference string
 	keys      map[string]string // by their letter
-	answers   []string
+	responses []string
 	replayed  int
 	sent      bool
 	told      map[string]string // by trials and the probe
@@ -166,7 +166,7 @@ func (p *pupil) change(text string) error {
 	return p.lab.Set(p.operation.Name, s)
 }
 
-// send returns what sends a request and tells the status, or that no answer came.
+// send returns what sends a request and tells the status, or that no response came.
 func (p *pupil) send(ctx context.Context, who, key string, body []byte) func() (status string, replayed bool, err error) {
 	return func() (string, bool, error) {
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, p.base+"/v1/"+p.operation.Name, strings.NewReader(string(body)))
@@ -189,18 +189,18 @@ func (p *pupil) send(ctx context.Context, who, key string, body []byte) func() (
 	}
 }
 
-// ask sends requests at the same time, and keeps their answers, the lowest first.
+// ask sends requests at the same time, and keeps their responses, the lowest first.
 func (p *pupil) ask(sends ...func() (string, bool, error)) error {
-	type answer struct {
+	type response struct {
 		status   string
 		replayed bool
 		err      error
 	}
-	came := make(chan answer)
+	came := make(chan response)
 	for _, send := range sends {
 		go func() {
 			status, replayed, err := send()
-			came <- answer{status, replayed, err}
+			came <- response{status, replayed, err}
 		}()
 	}
 	var statuses []string
@@ -216,7 +216,7 @@ func (p *pupil) ask(sends ...func() (string, bool, error)) error {
 		}
 	}
 	slices.Sort(statuses)
-	p.answers = append(p.answers, statuses...)
+	p.responses = append(p.responses, statuses...)
 	return failed
 }
 
@@ -238,7 +238,7 @@ func (p *pupil) deliver(ctx context.Context) error {
 		return err
 	}
 	for _, s := range said.Statuses {
-		p.answers = append(p.answers, strconv.Itoa(s))
+		p.responses = append(p.responses, strconv.Itoa(s))
 	}
 	return nil
 }
@@ -356,7 +356,7 @@ func (p *pupil) glance(ctx context.Context) (map[string]string, error) {
 	}
 	seen := map[string]string{
 		"requests": strconv.Itoa(len(attempts)), "done": strconv.Itoa(effects), "mails": strconv.Itoa(mails),
-		"answers": strings.Join(p.answers, " "), "replayed": strconv.Itoa(p.replayed), "because": strings.Join(because, " "),
+		"responses": strings.Join(p.responses, " "), "replayed": strconv.Itoa(p.replayed), "because": strings.Join(because, " "),
 	}
 	maps.Copy(seen, p.told)
 	return seen, nil

@@ -34,7 +34,7 @@ import (
 //	send alice@acme A amount=900             a request: who, which key (- for none), what is in its body
 //	probe                                    run the probe
 //	try restart                              do this to the version by hand, and to semel
-//	see done 2, answers 201 409              what must have come of it
+//	see done 2, responses 201 409            what must have come of it
 //
 // What the page runs, a test runs too.
 type lesson struct {
@@ -95,7 +95,7 @@ func (b *block) worth(f figure) string {
 
 // buttons are those of the page that a lesson can press, by what they say.
 var buttons = map[string]string{
-	"once": "Send once", "double": "Double-click", "race": "Five at the same time", "lose": "Lose the answer, try again",
+	"once": "Send once", "double": "Double-click", "race": "Five at the same time", "lose": "Lose the response, try again",
 	"newkey": "Try again with a new key", "stranger": "Same key, another customer", "altered": "Same key, another body",
 	"webhook": "Webhook, delivered twice",
 }
@@ -375,7 +375,7 @@ var lessonsTemplate = template.Must(template.New("lesson").Funcs(template.FuncMa
 
 // labels are what figures are called where their name does not say it.
 var labels = map[string]string{
-	"done": "times done", "because": "missing", "hand": "by hand", "hand_receipts": "receipts by hand", "semel_receipts": "receipts with semel", "replayed": "answers repeated",
+	"done": "times done", "because": "missing", "hand": "by hand", "hand_receipts": "receipts by hand", "semel_receipts": "receipts with semel", "replayed": "responses repeated",
 }
 
 // clientNames are languages as people write them.

@@ -182,7 +182,7 @@ func TestLessonsInBothLanguages(t *testing.T) {
 		}
 	}
 	for text := range inLessons {
-		if !said[text] && !slices.Contains([]string{"answers"}, text) {
+		if !said[text] && !slices.Contains([]string{"responses"}, text) {
 			t.Errorf("nobody says %q", text)
 		}
 	}
@@ -272,7 +272,7 @@ func TestLessonRefused(t *testing.T) {
 }
 
 // TestLessonClients runs the clients of the lessons from their text, against a lab
-// that loses the first answer: each makes one charge, and prints it.
+// that loses the first response: each makes one charge, and prints it.
 func TestLessonClients(t *testing.T) {
 	quick.LeaveOut(t)
 	shown := map[string]string{}
@@ -298,7 +298,7 @@ func TestLessonClients(t *testing.T) {
 			}
 			l, url := start(t, "semel")
 			s := l.Switches("charges")
-			s.LoseAnswer = true
+			s.LoseResponse = true
 			if err := l.Set("charges", s); err != nil {
 				t.Fatal(err)
 			}

@@ -197,7 +197,7 @@ func (l *Lab) choosePreset(w http.ResponseWriter, r *http.Request) {
 // times a second, until the client goes.
 func (l *Lab) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
-	answer, was, known := http.NewResponseController(w), false, -1
+	response, was, known := http.NewResponseController(w), false, -1
 	for {
 		_, changed := l.trail.list("", 0)
 		if up, starts := l.process.up(); up != was || starts != known {
@@ -207,7 +207,7 @@ func (l *Lab) events(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		}
-		if _, err := io.WriteString(w, "data: changed\n\n"); err != nil || answer.Flush() != nil {
+		if _, err := io.WriteString(w, "data: changed\n\n"); err != nil || response.Flush() != nil {
 			return
 		}
 		if wait(r.Context(), 100*time.Millisecond) != nil {

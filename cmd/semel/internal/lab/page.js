@@ -5,7 +5,7 @@ const {operation, lang, example} = document.body.dataset;
 const now = document.querySelector("#now");
 let reference = new URLSearchParams(location.search).get("reference") ?? "";
 
-// send asks once. Whether an answer comes, the page shows.
+// send asks once. The page shows whether a response comes.
 const send = (key, {who = "alice@acme", body = example.replace("REF", reference)} = {}) =>
   fetch(`/page/${operation}`, {
     method: "POST", body,
@@ -49,7 +49,7 @@ const job = key => fetch(`/jobs/${operation}`, {
 async function crashing(send) {
   await change(operation, {crash: true});
   await send();
-  await new Promise(done => setTimeout(done, 500)); // a job is begun after its answer
+  await new Promise(done => setTimeout(done, 500)); // a job is begun after its response
   await change(operation, {crash: false});
   await send();
 }

@@ -37,7 +37,7 @@ func (p *app) provider(r *http.Request, body []byte) (a Attempt, status int, wro
 const mostDeliveries = 10
 
 // deliver is the provider: it sends a webhook with the body of r to the lab itself,
-// ?times= times, as a provider does that has not heard the answer.
+// ?times= times, as a provider does that has not heard the response.
 func (l *Lab) deliver(w http.ResponseWriter, r *http.Request, o *Operation) {
 	times, err := strconv.Atoi(r.FormValue("times"))
 	body, unread := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))

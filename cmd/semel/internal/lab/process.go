@@ -135,7 +135,7 @@ func proxy(addr string) http.Handler {
 				notNow(w)
 				return
 			}
-			panic(http.ErrAbortHandler) // it died, or lost the answer: so does the client
+			panic(http.ErrAbortHandler) // it died, or lost the response: so does the client
 		},
 	}
 }
@@ -232,7 +232,7 @@ type Asked struct {
 	Attempt Attempt
 }
 
-// Nothing is no answer.
+// Nothing is an empty reply.
 type Nothing struct{}
 
 // Config tells what the app is to open.

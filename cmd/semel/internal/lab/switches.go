@@ -25,7 +25,7 @@ type Switches struct {
 
 	Scope       bool `json:"scope"`       // a key is its caller's, and this operation's
 	InProgress  bool `json:"in_progress"` // the key is taken before the work begins
-	Replay      bool `json:"replay"`      // a repeated request gets the first answer
+	Replay      bool `json:"replay"`      // a repeated request gets the first response
 	Fingerprint bool `json:"fingerprint"` // another body under the same key is refused
 	Failures    bool `json:"failures"`    // a failed request is remembered too
 	Unique      bool `json:"unique"`      // the database accepts each reference once
@@ -35,13 +35,13 @@ type Switches struct {
 	Queue       bool `json:"queue"`       // jobs are rows in the database
 	RateLimit   bool `json:"rate_limit"`  // a caller is slowed down after a few requests
 
-	Before     Milliseconds `json:"before_ms"`   // between the look for the key and the effect
-	After      Milliseconds `json:"after_ms"`    // between the effect and the answer
-	LoseAnswer bool         `json:"lose_answer"` // the first answer for each reference gets lost
-	FailAfter  bool         `json:"fail_after"`  // the first answer for each reference is 500, after the effect
-	Crash      bool         `json:"crash"`       // the app's process is killed midway in the first request for each reference
-	Redeliver  bool         `json:"redeliver"`   // the lab's provider delivers each event once more
-	ClockSkew  bool         `json:"clock_skew"`  // repeated requests meet an instance whose clock is a day ahead
+	Before       Milliseconds `json:"before_ms"`   // between the look for the key and the effect
+	After        Milliseconds `json:"after_ms"`    // between the effect and the response
+	LoseResponse bool         `json:"lose_answer"` // the first response for each reference gets lost
+	FailAfter    bool         `json:"fail_after"`  // the first response for each reference is 500, after the effect
+	Crash        bool         `json:"crash"`       // the app's process is killed midway in the first request for each reference
+	Redeliver    bool         `json:"redeliver"`   // the lab's provider delivers each event once more
+	ClockSkew    bool         `json:"clock_skew"`  // repeated requests meet an instance whose clock is a day ahead
 }
 
 // Milliseconds is a duration as the page and the API show it.
@@ -91,67 +91,67 @@ func (t Toggle) On(s Switches) bool { return *t.of(&s) }
 var Toggles = []Toggle{
 	{
 		"rate_limit", false, "A caller that sends more than five requests in a second is asked to wait.",
-		"A client that retries in a loop is only limited by its connection.", func(s *Switches) *bool { return &s.RateLimit },
+		"A client that retries in a loop is limited only by its connection.", func(s *Switches) *bool { return &s.RateLimit },
 	},
 	{
-		"scope", false, "A key belongs to the caller, the tenant and the operation that it was first seen with.",
-		"Whoever sends a key that somebody else has used gets that other answer, or is refused.", func(s *Switches) *bool { return &s.Scope },
+		"scope", false, "A key belongs to the caller, the tenant and the operation that first used it.",
+		"A caller that sends a key that somebody else has used gets their response, or is refused.", func(s *Switches) *bool { return &s.Scope },
 	},
 	{
-		"in_progress", false, "The key is taken before the work begins. A duplicate that comes meanwhile is told so.",
-		"Two requests that cross both look, both find nothing, and both do the work.", func(s *Switches) *bool { return &s.InProgress },
+		"in_progress", false, "The key is claimed before the work begins. A duplicate that comes meanwhile is told that the first is in progress.",
+		"Two requests that overlap both look the key up, both find nothing, and both do the work.", func(s *Switches) *bool { return &s.InProgress },
 	},
 	{
 		"fingerprint", false, "The same key with another body is refused.",
-		"A client that uses a key again for something else gets the old answer, and believes that it was done.", func(s *Switches) *bool { return &s.Fingerprint },
+		"A client that reuses a key for something else gets the old response and believes that the new request was done.", func(s *Switches) *bool { return &s.Fingerprint },
 	},
 	{
-		"replay", false, "A repeated request gets the answer of the first.",
-		"A client whose answer got lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay },
+		"replay", false, "A repeated request gets the response of the first.",
+		"A client whose response was lost is told that the key is used up, and never learns what it bought.", func(s *Switches) *bool { return &s.Replay },
 	},
 	{
 		"failures", false, "A request that failed is remembered as well: nobody knows how far it got.",
 		"The key of a failed request is free again. If the effect had happened before it failed, the retry doubles it.", func(s *Switches) *bool { return &s.Failures },
 	},
 	{
-		"unique", false, "The database accepts each reference once. It is the last line, and holds without any key.",
-		"Nothing below the service notices a second time.", func(s *Switches) *bool { return &s.Unique },
+		"unique", false, "The database accepts each reference once. This is the last line of defence, and it needs no key.",
+		"Nothing below the service notices the second request.", func(s *Switches) *bool { return &s.Unique },
 	},
 	{
-		"outbox", false, "Mail and webhook are rows in the transaction of the effect, and sent when that is committed.",
-		"Mail and webhook are sent by the handler: also if the transaction is refused afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox },
+		"outbox", false, "Mail and webhook are rows in the transaction of the effect, and are sent once it is committed.",
+		"Mail and webhook are sent by the handler, even if the transaction fails afterwards, and again by each retry.", func(s *Switches) *bool { return &s.Outbox },
 	},
 	{
 		"transaction", false, "What belongs to the effect is committed together, or not at all.",
 		"It is done in two halves. A crash between them leaves a draft behind.", func(s *Switches) *bool { return &s.Transaction },
 	},
 	{
-		"lease", false, "The lock on the key is renewed while the work goes on, and time is the store's.",
-		"The lock ends after 200 ms by the clock of whoever took it, even if the work takes longer, and keys end after a day by the clock of whoever looks.", func(s *Switches) *bool { return &s.Lease },
+		"lease", false, "The lock on the key is renewed while the work goes on, and the store's clock decides.",
+		"The lock expires after 200 ms by the clock of the instance that took it, even if the work takes longer. Keys expire after a day by the clock of the instance that looks.", func(s *Switches) *bool { return &s.Lease },
 	},
 	{
-		"queue", false, "A job is a row in the database, and done in the transaction that says so.",
-		"Jobs wait in the memory of the process. They end with it, and one that fails after its effect is done again.", func(s *Switches) *bool { return &s.Queue },
+		"queue", false, "A job is a row in the database, and is done in the transaction that marks it as done.",
+		"Jobs wait in the memory of the process and are lost with it. A job that fails after its effect is done again.", func(s *Switches) *bool { return &s.Queue },
 	},
 	{
-		"lose_answer", true, "The first answer for each reference gets lost on its way.",
-		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseAnswer },
+		"lose_answer", true, "The first response for each reference is lost on the way.",
+		"The client cannot tell whether anything happened.", func(s *Switches) *bool { return &s.LoseResponse },
 	},
 	{
 		"fail_after", true, "The first request for each reference fails with 500 after its effect is committed.",
 		"An error does not say that nothing happened.", func(s *Switches) *bool { return &s.FailAfter },
 	},
 	{
-		"crash", true, "The process of the app is killed midway in the first request for each reference, and started again.",
-		"What was in its memory is gone, and what it had done is not.", func(s *Switches) *bool { return &s.Crash },
+		"crash", true, "The app's process is killed in the middle of the first request for each reference, and restarted.",
+		"What was in its memory is gone; what it had done is not.", func(s *Switches) *bool { return &s.Crash },
 	},
 	{
-		"redeliver", true, "The provider delivers each webhook once more, as if it had not heard the answer.",
-		"Who counts on each event coming once does it twice.", func(s *Switches) *bool { return &s.Redeliver },
+		"redeliver", true, "The provider delivers each webhook once more, as if it had not received the response.",
+		"A service that expects each event once handles it twice.", func(s *Switches) *bool { return &s.Redeliver },
 	},
 	{
-		"clock_skew", true, "Of the requests for each reference all but the first meet an instance whose clock is 25 hours ahead.",
-		"What ends by an instance's own clock has ended there.", func(s *Switches) *bool { return &s.ClockSkew },
+		"clock_skew", true, "For each reference, all requests but the first reach an instance whose clock is 25 hours ahead.",
+		"Whatever expires by an instance's own clock has expired there.", func(s *Switches) *bool { return &s.ClockSkew },
 	},
 }
 
@@ -169,15 +169,15 @@ var Presets = []Preset{
 		Switches{Key: KeyIgnored, Unique: true, Transaction: true},
 	},
 	{
-		"tutorial", "As in most tutorials", "Look for the key, do the work, keep the answer. It holds until two requests cross, or two customers use one key.",
+		"tutorial", "As in most tutorials", "Look the key up, do the work, store the response. It holds until two requests overlap, or two customers use one key.",
 		Switches{Key: KeyOptional, Replay: true, Transaction: true},
 	},
 	{
-		"homemade", "Made with care", "The key is taken first, and bound to its caller. What fails is forgotten, and there is the hole.",
+		"homemade", "Made with care", "The key is claimed first and bound to its caller. A failed request is forgotten, and that is the hole.",
 		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Transaction: true, Lease: true},
 	},
 	{
-		"semel", "semel", "One effect for each key, one answer, and no mail without the effect.",
+		"semel", "semel", "One effect for each key, one response, and no mail without the effect.",
 		Switches{Key: KeyRequired, Scope: true, InProgress: true, Replay: true, Fingerprint: true, Failures: true, Unique: true, Outbox: true, Transaction: true, Lease: true, Queue: true},
 	},
 }

@@ -31,7 +31,7 @@ type Attempt struct {
 	Decision  string        `json:"decision,omitempty"`
 	Effect    string        `json:"effect,omitempty"`
 	Replayed  bool          `json:"replayed"`
-	Lost      bool          `json:"lost"` // the answer did not arrive
+	Lost      bool          `json:"lost"` // the response did not arrive
 	Died      bool          `json:"died"` // the app's process ended before it
 	Steps     []Step        `json:"steps"`
 	// Midway says that more of the work is to come, and some is done: where a crash
@@ -48,7 +48,7 @@ var (
 	decidedInProgress = semel.AnswerInProgress.String()
 	decidedMismatch   = semel.AnswerMismatch.String()
 	decidedUnknown    = semel.AnswerUnknown.String()
-	decidedUsedUp     = "used_up"          // it was asked for before, and the answer is gone
+	decidedUsedUp     = "used_up"          // it was asked for before, and the response is gone
 	decidedCollision  = "unique_collision" // the database refused it
 	decidedLimit      = "rate_limited"
 )

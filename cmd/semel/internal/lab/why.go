@@ -104,14 +104,14 @@ func explain(o *Operation, s Switches, attempts []Attempt, effects, mails int) [
 		list = append(list, Incident{"It was done more than once:", effects, because(o, s, names...)})
 	}
 	if mails > max(effects, 1) || mails > 0 && effects == 0 {
-		list = append(list, Incident{"A mail tells of something that did not happen.", 0, because(o, s, "outbox")})
+		list = append(list, Incident{"A mail reports something that did not happen.", 0, because(o, s, "outbox")})
 	} else if mails > 1 {
 		list = append(list, Incident{"More than one mail was sent:", mails, because(o, s, "unique", "outbox")})
 	}
 	for _, a := range attempts {
 		if a.Status == 409 && a.Effect == "" && effects > 0 && !a.Replayed && slices.ContainsFunc(attempts, func(b Attempt) bool { return b.Lost && b.Key == a.Key }) {
 			if causes := because(o, s, "replay"); len(causes) > 0 {
-				list = append(list, Incident{"The client lost the answer, and is not told it again.", 0, causes})
+				list = append(list, Incident{"The client lost the response, and cannot get it again.", 0, causes})
 				break
 			}
 		}
@@ -123,8 +123,8 @@ func explain(o *Operation, s Switches, attempts []Attempt, effects, mails int) [
 func because(o *Operation, s Switches, names ...string) (causes []Cause) {
 	if s.Key == KeyIgnored && slices.Contains(names, "unique") {
 		causes = append(causes, Cause{Toggle: Toggle{
-			Name: "key", Defence: "An Idempotency-Key ties a retry to the request that it repeats.",
-			Without: "Nothing tells a retry from another request that asks for the same.",
+			Name: "key", Defence: "An Idempotency-Key connects a retry with the request that it repeats.",
+			Without: "Nothing distinguishes a retry from a new request that asks for the same thing.",
 		}})
 	}
 	for _, t := range Toggles {
@@ -141,9 +141,9 @@ func because(o *Operation, s Switches, names ...string) (causes []Cause) {
 
 // What a crash leaves behind.
 const (
-	leftDraft = "Half of it was done, and nobody goes on with it."
-	lostJob   = "It was accepted, and is not done."
-	stuckKey  = "The key is taken by a request that has died."
+	leftDraft = "Half of it was done, and nobody finishes it."
+	lostJob   = "It was accepted and never done."
+	stuckKey  = "The key is held by a request that has died."
 )
 
 // leftBehind says what is left of a reference's attempts that were not brought to their

@@ -47,8 +47,8 @@ func Origin(who string) semel.Origin { return semel.Origin{RequestID: "operator:
 // Cause is why, as the trail has it.
 func Cause(because, who string) string { return fmt.Sprintf("%s (by %s)", because, who) }
 
-// Decide is for semel.BulkResolution: it leaves records that an answer cannot be
-// given to.
+// Decide is for semel.BulkResolution: it leaves records that a response cannot
+// be given to.
 func (b By) Decide(_ context.Context, r semel.Record) (semel.Resolution, error) {
 	d := semel.Resolution{Decision: b.Decision, Cause: Cause(b.Because, b.Who)}
 	if b.Decision != semel.DecideResult {
@@ -71,9 +71,9 @@ func PointInTime(s string) (time.Time, bool) {
 	return time.Now().Add(-d), err == nil && d >= 0
 }
 
-// ErrNotHTTP: the record is not of an HTTP request, so an HTTP answer cannot be its
+// ErrNotHTTP: the record is not of an HTTP request, so an HTTP response cannot be its
 // result. Nothing was changed.
-var ErrNotHTTP = errors.New("it is not of an HTTP request, so an HTTP answer cannot be its result")
+var ErrNotHTTP = errors.New("it is not of an HTTP request, so an HTTP response cannot be its result")
 
 // Answer makes a result that package semelhttp can replay.
 func Answer(r semel.Record, status int, header http.Header, body []byte) (semel.Result, error) {
@@ -97,7 +97,7 @@ func Answer(r semel.Record, status int, header http.Header, body []byte) (semel.
 	return res, nil
 }
 
-// CheckAnswer says what is wrong with an answer for whatever record.
+// CheckAnswer says what is wrong with a response for whatever record.
 func CheckAnswer(status int, header http.Header, body []byte) error {
 	_, err := Answer(semel.Record{Fingerprint: semel.Fingerprint{Scheme: semelhttp.SchemeHTTP}}, status, header.Clone(), body)
 	return err

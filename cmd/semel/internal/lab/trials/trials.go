@@ -36,7 +36,7 @@ type Trial struct {
 type Outcome struct {
 	Count string // how often something was done, or what is left
 	// Receipts are what each request was answered with, in their order: the number of a
-	// charge, or – for no answer.
+	// charge, or – for no response.
 	Receipts string
 }
 
@@ -65,7 +65,7 @@ type platform struct {
 	mu       sync.Mutex
 	receipts []string
 
-	// afterwards is called by the service when it has charged a card, before the answer.
+	// afterwards is called by the service when it has charged a card, before the response.
 	afterwards func()
 }
 
@@ -98,7 +98,7 @@ func (p *platform) post(to process, who string) (err error) {
 		p.receipts = append(p.receipts, receipt)
 		p.mu.Unlock()
 	}()
-	a := &answer{header: http.Header{}, status: http.StatusOK}
+	a := &response{header: http.Header{}, status: http.StatusOK}
 	to.ServeHTTP(a, r)
 	if a.status != http.StatusCreated {
 		return fmt.Errorf("answered %d: %s", a.status, a.body.String())

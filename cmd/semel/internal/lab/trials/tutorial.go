@@ -13,8 +13,8 @@ import (
 	"github.com/semelhq/semel/store/sqlite"
 )
 
-// tutorial is the version that is in every tutorial: a lock, a map, and the answer
-// under its key.
+// tutorial is the version that is in every tutorial: a lock, a map, and the
+// response under its key.
 type tutorial struct {
 	charge http.Handler
 	now    func() time.Time
@@ -38,24 +38,24 @@ func (t *tutorial) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(k.answer)
 		return
 	}
-	c := &answer{header: http.Header{}, status: http.StatusOK}
+	c := &response{header: http.Header{}, status: http.StatusOK}
 	t.charge.ServeHTTP(c, r)
 	t.seen.Store(key, kept{c.status, c.body.Bytes(), t.now().Add(24 * time.Hour)})
 	c.send(w)
 }
 
-// answer holds an answer back.
-type answer struct {
+// response holds a response back.
+type response struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 }
 
-func (a *answer) Header() http.Header         { return a.header }
-func (a *answer) WriteHeader(status int)      { a.status = status }
-func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }
+func (a *response) Header() http.Header         { return a.header }
+func (a *response) WriteHeader(status int)      { a.status = status }
+func (a *response) Write(p []byte) (int, error) { return a.body.Write(p) }
 
-func (a *answer) send(w http.ResponseWriter) {
+func (a *response) send(w http.ResponseWriter) {
 	maps.Copy(w.Header(), a.header)
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.body.Bytes())
