@@ -162,6 +162,10 @@ func TestUnreadableResult(t *testing.T) {
 	out, err = g.Do(t.Context(), other, e.do)
 	wantAnswer(t, out, err, semel.AnswerMismatch)
 	e.want(t, 1)
+	entries, err := s.Trail(t.Context(), semel.TrailFilter{Kind: semel.TrailUnavailable})
+	if err != nil || len(entries) != 1 || entries[0].RecordID != r.ID {
+		t.Errorf("the trail tells of %+v, %v", entries, err)
+	}
 }
 
 // An owner that comes back after another has completed the record is told what is

@@ -29,7 +29,9 @@ const (
 	TrailInProgress TrailKind = "in_progress"
 	TrailMismatch   TrailKind = "mismatch"
 	TrailUnknown    TrailKind = "unknown"
-	TrailFailedOpen TrailKind = "failed_open"
+	// TrailUnavailable: completed, with a result that could not be read.
+	TrailUnavailable TrailKind = "unavailable"
+	TrailFailedOpen  TrailKind = "failed_open"
 	// TrailLost says how many entries were dropped before it.
 	TrailLost TrailKind = "lost"
 )

@@ -71,17 +71,18 @@ func BenchmarkGateway(b *testing.B) {
 	b.Run("unprotected", func(b *testing.B) { load(b, open(b, "memory", false), unkeyed) })
 	b.Run("unprotected/http2", func(b *testing.B) { load(b, open(b, "memory", true), unkeyed) })
 	for _, name := range []string{"sqlite", "memory"} {
-		for _, replayed := range []bool{false, true} {
-			kind := map[bool]string{false: "first", true: "replay"}[replayed]
-			b.Run(name+"/"+kind, func(b *testing.B) {
-				load(b, open(b, name, false), func(i int64) string {
-					if replayed {
-						i = -(max(i, -i) % 1000)
-					}
-					return fmt.Sprintf(`"8e03978e-40d5-43e8-bc93-%012d"`, i)
-				})
-			})
+		b.Run(name+"/first", func(b *testing.B) {
+			load(b, open(b, name, false), func(i int64) string { return fmt.Sprintf(`"8e03978e-40d5-43e8-bc93-%012d"`, i) })
+		})
+		replaying := open(b, name, false)
+		if name == "sqlite" {
+			// It looks at three files for each replay until their directory has been
+			// left alone for some seconds, and at the directory from then on.
+			time.Sleep(4 * time.Second)
 		}
+		b.Run(name+"/replay", func(b *testing.B) {
+			load(b, replaying, func(i int64) string { return fmt.Sprintf(`"8e03978e-40d5-43e8-bc93-%012d"`, -(max(i, -i) % 1000)) })
+		})
 	}
 }
 

@@ -31,7 +31,7 @@ func (e *exchange) answer(ctx context.Context, out semel.Outcome, err error) {
 		e.own(out.Record.ExpiresAt)
 	case semel.AnswerReplayed:
 		r := replay{
-			contract: &e.Contract, status: e.Resources.StatusURL(out.Record.ID), shared: e.submit.Identity.Actor == "",
+			contract: &e.Contract, resources: e.Resources, shared: e.submit.Identity.Actor == "",
 			timeout: e.Guard.Policy().StoreTimeout, pace: e.Pace,
 		}
 		r.write(ctx, e.w, out, err)
@@ -154,7 +154,7 @@ func (e *exchange) own(expires time.Time) {
 	rec := &e.rec
 	switch {
 	case (rec.status == http.StatusSwitchingProtocols || rec.lost) && !expires.IsZero():
-		replay{contract: &e.Contract}.notRetained(e.w, rec.tombstone().Reference, expires)
+		replay{contract: &e.Contract}.notRetained(e.w, "", rec.tombstone().Reference, expires)
 		return
 	case rec.status == http.StatusSwitchingProtocols:
 		e.refuse(e.w, Problem{

@@ -201,7 +201,8 @@ func (u *uploads) end(r *pacedReader) {
 	}
 	r.prior, r.later = nil, nil
 	u.mu.Unlock()
-	r.rest()
+	// Its timer is left to go off: it holds on to nobody any more, and serves the
+	// next body, for which it would only be set anew.
 	r.ReadCloser = nil
 	r.reset(nil, false, Pace{})
 	u.idle.Put(r)

@@ -245,7 +245,7 @@ func (r *Resources) result(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case rec.State == semel.StateCompleted:
 		a := replay{
-			contract: &r.config.Contract, status: r.StatusURL(rec.ID), shared: rec.Identity.Actor == "",
+			contract: &r.config.Contract, resources: r, shared: rec.Identity.Actor == "",
 			head: req.Method == http.MethodHead, timeout: r.config.Guard.Policy().StoreTimeout, pace: r.config.Pace,
 		}
 		a.write(req.Context(), w, semel.Outcome{Answer: semel.AnswerReplayed, Result: rec.Result, Record: rec}, nil)

@@ -16,12 +16,12 @@ import (
 
 // replay answers from records.
 type replay struct {
-	contract *Contract
-	status   string        // where the operation is shown, or ""
-	shared   bool          // callers are not told apart
-	head     bool          // the request was a HEAD
-	timeout  time.Duration // of reading one piece
-	pace     Pace
+	contract  *Contract
+	resources *Resources    // where the operation is shown; may be nil
+	shared    bool          // callers are not told apart
+	head      bool          // the request was a HEAD
+	timeout   time.Duration // of reading one piece
+	pace      Pace
 }
 
 // write answers from a record. Like send, it panics with http.ErrAbortHandler
@@ -31,7 +31,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 	h, set, add, bad := decodeHead(out.Result.Head, room[:0])
 	if out.Result.Tombstone || out.Result.Codec != CodecHTTP || err != nil || bad != nil {
 		// It completed, but there is nothing here that could be replayed.
-		r.notRetained(w, out.Result.Reference, out.Record.ExpiresAt)
+		r.notRetained(w, out.Record.ID, out.Result.Reference, out.Record.ExpiresAt)
 		return
 	}
 	body := content{bytes: out.Result.Body, head: r.head}
@@ -45,7 +45,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 		}
 		first, err := read(0)
 		if errors.Is(err, semel.ErrNotFound) {
-			r.notRetained(w, out.Result.Reference, time.Time{})
+			r.notRetained(w, out.Record.ID, out.Result.Reference, time.Time{})
 			return
 		}
 		if err != nil {
@@ -56,7 +56,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 				problem = ProblemResultUnreadable.Problem()
 				problem.RetryAfter = unreadableFor
 			}
-			problem.StatusURL = r.status
+			problem.StatusURL = r.resources.StatusURL(out.Record.ID)
 			r.contract.WriteProblem(w, problem)
 			return
 		}
@@ -93,10 +93,10 @@ func writePieces(w io.Writer, count int, piece []byte, read func(n int) ([]byte,
 	}
 }
 
-func (r replay) notRetained(w http.ResponseWriter, reference string, expires time.Time) {
+func (r replay) notRetained(w http.ResponseWriter, recordID, reference string, expires time.Time) {
 	r.contract.setExpires(w.Header(), expires, nil)
 	p := ProblemResultNotRetained.Problem()
-	p.Reference, p.StatusURL = reference, r.status
+	p.Reference, p.StatusURL = reference, r.resources.StatusURL(recordID)
 	r.contract.WriteProblem(w, p)
 }
 

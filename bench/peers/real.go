@@ -270,7 +270,13 @@ func (r *real) load(ctx context.Context, address string, keys int) (perSecond fl
 		return string(out), nil
 	}
 	if keys >= 0 { // connections, and the records to be replayed
-		if _, err := wrk(time.Second); err != nil {
+		warm := time.Second
+		if keys > 0 {
+			// A store on SQLite looks at three files for each replay until their
+			// directory has been left alone for some seconds.
+			warm = 4 * time.Second
+		}
+		if _, err := wrk(warm); err != nil {
 			return 0, err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 var trailKinds = []string{
 	string(semel.TrailExecuted), string(semel.TrailReleased), string(semel.TrailHeld), string(semel.TrailTakeover), string(semel.TrailResolved), string(semel.TrailErased),
 	string(semel.TrailRedriven), string(semel.TrailCancelled), string(semel.TrailStepResolved), string(semel.TrailRetried),
-	string(semel.TrailReplayed), string(semel.TrailInProgress), string(semel.TrailMismatch), string(semel.TrailUnknown), string(semel.TrailFailedOpen),
+	string(semel.TrailReplayed), string(semel.TrailInProgress), string(semel.TrailMismatch), string(semel.TrailUnknown), string(semel.TrailUnavailable), string(semel.TrailFailedOpen),
 	string(semel.TrailLost),
 }
 

@@ -109,38 +109,38 @@ func (c *cache) state() (h walHeader, ok bool) {
 	return c.now()
 }
 
-// get returns a completed record as it is in the file now.
-func (c *cache) get(id *semel.Identity, now int64) (stored, bool) {
+// get returns a completed record as it is in the file now, or nil.
+func (c *cache) get(id *semel.Identity, now int64) *stored {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rec := c.young[*id]
 	aged := rec == nil
 	if aged {
 		if rec = c.old[*id]; rec == nil {
-			return stored{}, false
+			return nil
 		}
 	}
 	// The clock may have been set back since a sweep.
 	if rec.expired(max(now, c.swept)) {
-		return stored{}, false
+		return nil
 	}
 	if h, ok := c.now(); !ok || h != c.at {
-		return stored{}, false
+		return nil
 	}
 	if aged {
 		c.add(rec)
 	}
-	return *rec, true
+	return rec
 }
 
-// put keeps a record that was read after state was before.
+// put keeps a record that was read after state was before. From then on it is
+// shared, and nobody changes it.
 func (c *cache) put(rec *stored, before walHeader) {
 	size := rec.bytes()
 	if rec.State != semel.StateCompleted || rec.Result.Pieces != nil || size > c.most/64 {
 		return
 	}
-	kept := *rec
-	id := &kept.Identity // which may be parts of a request
+	id := &rec.Identity // which may be parts of a request
 	id.Tenant, id.Actor = strings.Clone(id.Tenant), strings.Clone(id.Actor)
 	id.Operation, id.Key = strings.Clone(id.Operation), strings.Clone(id.Key)
 	c.mu.Lock()
@@ -152,7 +152,7 @@ func (c *cache) put(rec *stored, before walHeader) {
 		c.drop()
 		c.at = before
 	}
-	c.add(&kept)
+	c.add(rec)
 }
 
 // add keeps the entries that were used last: once half of the room is full, what

@@ -120,9 +120,9 @@ func TestCacheIsWhatTheFileSays(t *testing.T) {
 		},
 		"while it is read": func(t *testing.T, s *Store, foreign func(string, ...any)) {
 			before, _ := s.cache.state()
-			rec, _ := s.cache.get(new(identity("a")), 0)
+			rec := s.cache.get(new(identity("a")), 0)
 			foreign(another)
-			s.cache.put(&rec, before)
+			s.cache.put(rec, before)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,9 +156,10 @@ func TestCacheOutlivesOwnCommits(t *testing.T) {
 	wantCached(t, s, "a", true)
 	// Nor does one that comes while a record is read.
 	before, _ := s.cache.state()
-	other := stored{Record: semel.Record{Identity: identity("other"), State: semel.StateCompleted}, expiresAt: 1 << 62}
+	other := newStored()
+	other.Identity, other.State, other.expiresAt = identity("other"), semel.StateCompleted, 1<<62
 	mustBegin(t, s, attempt("c"))
-	s.cache.put(&other, before)
+	s.cache.put(other, before)
 	wantCached(t, s, "a", true)
 	wantCached(t, s, "other", false)
 }
@@ -233,23 +234,24 @@ func TestCacheIsBounded(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	before := heap()
-	rec := stored{Record: semel.Record{State: semel.StateCompleted}, expiresAt: 1 << 62}
+	keep := func(id semel.Identity, result semel.Result, h walHeader) {
+		rec := newStored()
+		rec.Identity, rec.State, rec.Result, rec.expiresAt = id, semel.StateCompleted, result, 1<<62
+		s.cache.put(rec, h)
+	}
 	h, ok := s.cache.state()
 	if !ok {
 		t.Fatal("the header cannot be read")
 	}
 	for i := range 50_000 {
-		rec.Identity = identity(fmt.Sprint("key ", i))
-		rec.Result = semel.Result{Head: make([]byte, 60), Body: make([]byte, i%500)}
-		s.cache.put(&rec, h)
+		keep(identity(fmt.Sprint("key ", i)), semel.Result{Head: make([]byte, 60), Body: make([]byte, i%500)}, h)
 	}
 	n := len(s.cache.young) + len(s.cache.old)
 	if grown := heap() - before; n < 1000 || grown > most*5/4 {
 		t.Errorf("%d records take %d bytes; want %d at most", n, grown, most)
 	}
 	for _, large := range []semel.Result{{Body: make([]byte, most/64)}, {Pieces: &semel.Pieces{Size: 1}}} {
-		rec.Identity, rec.Result = identity("large"), large
-		s.cache.put(&rec, h)
+		keep(identity("large"), large, h)
 		wantCached(t, s, "large", false)
 	}
 	runtime.KeepAlive(s)

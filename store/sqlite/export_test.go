@@ -57,8 +57,7 @@ func FilterQueries() map[string]string {
 
 // Cached reports whether the completed record of id is answered without the file.
 func (s *Store) Cached(id semel.Identity) bool {
-	_, ok := s.cache.get(&id, time.Now().UnixMicro())
-	return ok
+	return s.cache.get(&id, time.Now().UnixMicro()) != nil
 }
 
 // ForgetPending has the next message count those that wait.

@@ -20,21 +20,14 @@ func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, 
 	// writer is the arbiter, and a look is taken as well if its turn is long in
 	// coming.
 	digest := s.digest(a.Identity)
-	look := func() error {
-		rec, found, err := s.find(ctx, a.Identity, digest)
-		if err == nil && found && !rec.sameClaim(a.Token) && (a.Takeover == 0 || a.Takeover != rec.Fence) {
-			return &semel.ConflictError{Record: rec.Record}
-		}
-		return nil
-	}
 	known := s.known.has(digest)
 	var c *claim
 	var err error
 	if a.Takeover == 0 && (known || s.known.often()) {
-		err = look()
+		err = s.look(ctx, &a, digest)
 	}
 	if err == nil {
-		c, err = writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(&a, digest) }, look)
+		c, err = s.claim(ctx, a, digest)
 	}
 	if repeated := isConflict(err); !known && (err == nil || repeated) {
 		s.known.learn(digest, repeated)
@@ -43,6 +36,20 @@ func (s *Store) beginLeased(ctx context.Context, a semel.Attempt) (semel.Claim, 
 		return nil, err
 	}
 	return c, nil
+}
+
+// look returns a ConflictError if a's identity is seen to have a record in its way.
+func (s *Store) look(ctx context.Context, a *semel.Attempt, digest digest) error {
+	rec, found, err := s.find(ctx, &a.Identity, digest)
+	if err == nil && found && !rec.sameClaim(a.Token) && (a.Takeover == 0 || a.Takeover != rec.Fence) {
+		return &rec.conflict
+	}
+	return nil
+}
+
+// claim has the writer claim the identity. It has a of its own, which outlives it.
+func (s *Store) claim(ctx context.Context, a semel.Attempt, digest digest) (*claim, error) {
+	return writeOrLook(ctx, s, 0, func(t *tx) (*claim, error) { return t.begin(&a, digest) }, func() error { return s.look(ctx, &a, digest) })
 }
 
 func isConflict(err error) bool {
@@ -118,7 +125,7 @@ func (t *tx) begin(a *semel.Attempt, digest digest) (*claim, error) {
 		t.fence++
 		return c, t.enter(semel.TrailTakeover, c.number, "", "")
 	}
-	return nil, &semel.ConflictError{Record: rec.Record}
+	return nil, &rec.conflict
 }
 
 // claim is a claim on the record with its fence and token.

@@ -27,7 +27,7 @@ func (s *Store) List(ctx context.Context, f semel.Filter) ([]semel.Record, error
 		}
 		return c.queryOnce(ctx, query, func(r *row) {
 			r.int() // what the listing is ordered by
-			out = append(out, r.record(s.names, now, &semel.Identity{}).Record)
+			out = append(out, *r.record(s.names, now, &semel.Identity{}).Record)
 		}, args...)
 	})
 	if err != nil {

@@ -24,12 +24,19 @@ const (
 
 // stored is a record with what only the store knows of it.
 type stored struct {
-	semel.Record
+	*semel.Record // that of conflict
+	conflict      semel.ConflictError
 	number     uint64
 	position   uint64 // of the entry that the record is, or 0
 	token      []byte
 	leaseUntil int64
 	expiresAt  int64
+}
+
+func newStored() *stored {
+	s := &stored{}
+	s.Record = &s.conflict.Record
+	return s
 }
 
 func (s *stored) expired(now int64) bool {
@@ -42,7 +49,8 @@ func (s *stored) unsettled(now int64) bool {
 }
 
 // record reads recordColumns, as the record is at now. It is likely that of like.
-func (r *row) record(names namer, now int64, like *semel.Identity) (s stored) {
+func (r *row) record(names namer, now int64, like *semel.Identity) *stored {
+	s := newStored()
 	s.number, s.Fence = uint64(r.int()), uint64(r.int())
 	s.ID = names.ID(s.number)
 	s.token = r.blob()
@@ -153,22 +161,22 @@ func (s *Store) checkResult(r semel.Result) error {
 func resultBytes(r semel.Result) int { return len(r.Head) + len(r.Body) + len(r.Reference) }
 
 // find returns the record of id in the transaction, expired or not.
-func (t *tx) find(id semel.Identity) (s stored, found bool, err error) {
+func (t *tx) find(id semel.Identity) (rec *stored, found bool, err error) {
 	digest := t.store.digest(id)
 	err = t.query(selectRecord, func(r *row) {
-		s, found = r.record(t.store.names, t.now, &id), true
-		s.Result = r.result(t.store)
+		rec, found = r.record(t.store.names, t.now, &id), true
+		rec.Result = r.result(t.store)
 	}, id.Key, digest[:])
-	if err == nil && found && s.Identity != id {
-		return stored{}, false, errCollision
+	if err == nil && found && rec.Identity != id {
+		return nil, false, errCollision
 	}
-	return s, found, err
+	return rec, found, err
 }
 
 // find returns the committed record of id, unless there is none or it has
-// expired.
-func (s *Store) find(ctx context.Context, id semel.Identity, digest digest) (rec stored, found bool, err error) {
-	if rec, found = s.cache.get(&id, time.Now().UnixMicro()); found {
+// expired. It may be shared.
+func (s *Store) find(ctx context.Context, id *semel.Identity, digest digest) (rec *stored, found bool, err error) {
+	if rec = s.cache.get(id, time.Now().UnixMicro()); rec != nil {
 		if err = s.usable(ctx); err == nil {
 			if err = s.files.look(); err != nil {
 				err = fmt.Errorf("sqlite: %w", err)
@@ -176,6 +184,11 @@ func (s *Store) find(ctx context.Context, id semel.Identity, digest digest) (rec
 		}
 		return rec, err == nil, err
 	}
+	return s.readRecord(ctx, *id, digest)
+}
+
+// readRecord is find without the cache.
+func (s *Store) readRecord(ctx context.Context, id semel.Identity, digest digest) (rec *stored, found bool, err error) {
 	before, stable := s.cache.state()
 	err = s.read(ctx, func(c *conn) error {
 		now := time.Now().UnixMicro()
@@ -185,25 +198,25 @@ func (s *Store) find(ctx context.Context, id semel.Identity, digest digest) (rec
 			found = !rec.expired(now)
 		}, id.Key, digest[:])
 	})
-	if err == nil && rec.number != 0 && rec.Identity != id {
-		return stored{}, false, errCollision
+	if err == nil && rec != nil && rec.Identity != id {
+		return nil, false, errCollision
 	}
 	if stable && found && err == nil {
-		s.cache.put(&rec, before)
+		s.cache.put(rec, before)
 	}
 	return rec, found && err == nil, err
 }
 
 // Find implements semel.Store.
 func (s *Store) Find(ctx context.Context, id semel.Identity) (semel.Record, error) {
-	rec, found, err := s.find(ctx, id, s.digest(id))
+	rec, found, err := s.find(ctx, &id, s.digest(id))
 	switch {
 	case err != nil:
 		return semel.Record{}, err
 	case !found:
 		return semel.Record{}, semel.ErrNotFound
 	}
-	return rec.Record, nil
+	return *rec.Record, nil
 }
 
 // Begin implements semel.Store.

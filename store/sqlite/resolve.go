@@ -42,7 +42,7 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 		s.discard(ctx, g) // which spares a body that was recorded
 	}
 	if errors.Is(err, errMoved) {
-		_, err = write(ctx, s, 0, func(t *tx) (stored, error) { return t.resolvable(d) })
+		_, err = write(ctx, s, 0, func(t *tx) (*stored, error) { return t.resolvable(d) })
 		if err == nil {
 			err = semel.ErrStaleFence
 		}
@@ -51,16 +51,16 @@ func (s *Store) Resolve(ctx context.Context, d semel.Resolution) (semel.Record, 
 }
 
 // resolvable returns the record that d settles, or why it cannot.
-func (t *tx) resolvable(d semel.Resolution) (stored, error) {
+func (t *tx) resolvable(d semel.Resolution) (*stored, error) {
 	rec, found, err := t.find(d.Identity)
 	switch {
 	case err != nil:
-		return stored{}, err
+		return nil, err
 	case !found || rec.expired(t.now):
-		return stored{}, semel.ErrNotFound
+		return nil, semel.ErrNotFound
 	case rec.Fence != d.Fence, !rec.unsettled(t.now),
 		rec.State != semel.StateUnknown && d.Decision != semel.DecideUnknown:
-		return stored{}, semel.ErrStaleFence
+		return nil, semel.ErrStaleFence
 	}
 	return rec, nil
 }
@@ -76,7 +76,7 @@ func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
 	switch d.Decision {
 	case semel.DecideUnknown:
 		if rec.State == semel.StateUnknown {
-			return rec.Record, nil
+			return *rec.Record, nil
 		}
 		kind, label = semel.TrailHeld, ""
 		rec.State, rec.Reopened, rec.SettledAt, rec.Cause = semel.StateUnknown, false, time.UnixMicro(t.now), d.Cause
@@ -118,7 +118,7 @@ func (t *tx) resolve(d semel.Resolution, g *staging) (semel.Record, error) {
 	if err != nil {
 		return semel.Record{}, err
 	}
-	return rec.Record, t.append(t.time, semel.TrailEntry{
+	return *rec.Record, t.append(t.time, semel.TrailEntry{
 		Kind: kind, RecordID: rec.ID, Fence: rec.Fence, Tenant: rec.Identity.Tenant, Actor: rec.Identity.Actor,
 		Operation: rec.Identity.Operation, Key: rec.Identity.Key, Origin: d.Origin, Label: label, Cause: d.Cause,
 	})

@@ -195,12 +195,12 @@ func (s *transactions) begin(ctx context.Context, a semel.Attempt) (_ semel.Clai
 		return nil, errNested
 	}
 	// Who only wants to know the result does not wait for the lock.
-	rec, found, err := s.find(ctx, a.Identity, s.digest(a.Identity))
+	rec, found, err := s.find(ctx, &a.Identity, s.digest(a.Identity))
 	if err != nil {
 		return nil, err
 	}
 	if found && (a.Takeover == 0 || a.Takeover != rec.Fence) {
-		return nil, &semel.ConflictError{Record: rec.Record}
+		return nil, &rec.conflict
 	}
 
 	c := &txClaim{store: s, attempt: a, settling: make(chan struct{}, 1)}
