@@ -50,7 +50,8 @@ type Source struct {
 // ORDERS_TOKEN.
 type Secret struct{ From, Value string }
 
-// Renderer makes requests of a plan. It may be used by several goroutines.
+// Renderer makes requests of a plan. It may be used by several goroutines. It serves
+// package probe and what shows a plan's requests without sending them.
 type Renderer struct {
 	plan    Plan
 	src     Source
