@@ -163,6 +163,9 @@ func TestRelease(t *testing.T) {
 			}
 		}
 	}
+	if text := git(t, r, "show", version+":clients/js/package.json"); !strings.Contains(text, `"version": "0.7.0"`) {
+		t.Errorf("the npm package has another version:\n%s", text)
+	}
 	for what, refused := range map[string]string{"again": version, "below": "v0.6.9"} {
 		if err := r.cut(t.Context(), refused, io.Discard); err == nil || !strings.Contains(err.Error(), "is not above") {
 			t.Errorf("cutting %s: %v", what, err)
