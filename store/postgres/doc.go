@@ -44,8 +44,8 @@
 // encrypted. The server generates the secret for both when it creates the table
 // version, which holds it. Whoever can read the tables can read the secret. It
 // prevents callers from guessing ids and does not protect the records: keys,
-// actors and the trail are not encrypted, and results only if the guard has a
-// semel.Cipher. The secret must be restored with the tables (ErrNoSecret).
+// actors, messages and the trail are not encrypted, and results only if the guard
+// has a semel.Cipher. The secret must be restored with the tables (ErrNoSecret).
 //
 // Indexes find a record by its identity, id and key, and by the ids of its
 // request, event or trace; open ones also by their state. With any other filter,

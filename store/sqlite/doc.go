@@ -68,8 +68,8 @@
 // that were executed in between would execute again, so restore only with that
 // in mind. Claims from after the backup cannot write to restored records.
 //
-// A new file can be read and written by its owner only. Keys, actors and the audit
-// trail are not encrypted in it; results are if the guard has a semel.Cipher. The
-// ids of records are derived from a secret in the file: whoever can read the file
-// can predict them.
+// A new file can be read and written by its owner only. Keys, actors, the messages of
+// the outbox and the audit trail are not encrypted in it; results are if the guard has
+// a semel.Cipher. The ids of records are derived from a secret in the file: whoever
+// can read the file can predict them.
 package sqlite
