@@ -111,7 +111,7 @@ func initConfig(api *importer.API, upstream, storeURL string) (text []byte, note
 	line("version: 1\nstore:\n  url: %s", quoted(storeURL))
 	switch {
 	case len(api.Credentials) > 0:
-		line("# A digest checks nothing: a refreshed token is another caller, and a revoked one\n# still sees its recorded answers. Better: jwt, mtls, endpoint or header.")
+		line("# A digest checks nothing: a refreshed token is another caller, and a revoked one\n# still sees its recorded responses. Better: jwt, mtls, endpoint or header.")
 		list := make([]string, len(api.Credentials))
 		for i, c := range api.Credentials {
 			list[i] = quoted(c)

@@ -85,7 +85,7 @@ type Cut struct {
 
 const (
 	executesAgain = "a request that is repeated with its key executes again"
-	notCompared   = "another request with a key from before is not noticed, and gets the recorded answer"
+	notCompared   = "another request with a key from before is not noticed, and gets the recorded response"
 )
 
 // CutOff says which keys a gateway that goes from a to b does not find any more, or
