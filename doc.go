@@ -17,14 +17,15 @@
 // by keys ([NewKey], [CompositeKey], [EventKey], [KeyRules]). Handlers declare
 // what became of their effect with [NoEffect], [Final] and [Indeterminate], and
 // find their claim with [CurrentExecution]. [Guard.Find], [Guard.Await] and
-// [Guard.Resolve] are for those who look at records and settle them, and
-// [Observer] is for metrics and logs.
+// [Guard.Resolve] are for those who look at records and settle them,
+// [Guard.ResolveWhere] and [Guard.EraseWhere] do so for many at once, [Cipher]
+// encrypts stored results, and [Observer] is for metrics and logs.
 //
 // # Authors of stores
 //
 // A store implements [Store] and [Claim]. It can also implement [Resolver],
-// [Lister], [Sweeper], [Trail] and [Watcher], and its claims can implement
-// [Joiner]. [NewAttempt], [NewRecordID] and [Token] are for stores and their
+// [Lister], [Sweeper], [Trail], [Watcher] and [Eraser], and its claims can
+// implement [Joiner]. [NewAttempt], [NewRecordID] and [Token] are for stores and their
 // tests only. Package storetest tests whether a store keeps the contract.
 //
 // The package imports the standard library only.

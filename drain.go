@@ -175,7 +175,8 @@ func (g *Guard) Load() Load {
 // Drain stops g, and the guards made from it or that it was made from, from
 // accepting submits, and waits until all executions have ended. If ctx ends first,
 // the error says how many are left. They go on; if the process exits before they
-// end, their records become unknown.
+// end, their leases lapse, and the CrashPolicy applies. Claims in a transaction are
+// rolled back.
 //
 // Call Drain after Shutdown of an http.Server, which does not wait for the
 // handlers of HTTP/2 requests that were reset by their clients.

@@ -36,9 +36,6 @@ type Eraser interface {
 	Erase(ctx context.Context, e Erasure) (erased bool, err error)
 }
 
-// TrailErased says that a result was erased.
-const TrailErased TrailKind = "erased"
-
 // Erased reports whether the record holds nothing that Erase would take out of it.
 // The record must come with its result.
 func (r Record) Erased() bool {
@@ -93,7 +90,7 @@ type ErasureReport struct {
 // under way are done; the report is valid even then. Running again is safe. The run
 // does not see records that it has already passed when they are completed.
 //
-// The error is [errors.ErrUnsupported] if the store does not implement [Lister]
+// The error wraps [errors.ErrUnsupported] unless the store implements [Lister]
 // and [Eraser].
 func (g *Guard) EraseWhere(ctx context.Context, b BulkErasure) (ErasureReport, error) {
 	lister, ok := g.store.(Lister)

@@ -153,4 +153,7 @@ func TestEraseWhere(t *testing.T) {
 	if _, err := none.EraseWhere(t.Context(), all); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("a store that cannot erase: %v", err)
 	}
+	if _, err := none.Resolve(t.Context(), semel.Resolution{}); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("a store that cannot resolve: %v", err)
+	}
 }

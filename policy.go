@@ -89,8 +89,8 @@ type Policy struct {
 	// effect can still appear. Zero means that there is no such limit; the outcome
 	// then stays unknown if the effect is absent.
 	SettleAfter time.Duration
-	// StoreTimeout limits the time of each call of the store. To complete a large
-	// result takes another second for each MiB. Default 5 s, at most the lease.
+	// StoreTimeout limits the time of each call of the store. Completing a large
+	// result may take another second for each MiB. Default 5 s, at most the lease.
 	StoreTimeout time.Duration
 	// MaxWaiters limits how many submits of one identity wait at the same time for
 	// the execution of another. See Submit.Wait. Default 16.
@@ -153,7 +153,7 @@ func (p Policy) validate() error {
 			errs = append(errs, errors.New("field OnCrash is reconcile, but Reconcile is nil"))
 		}
 	default:
-		errs = append(errs, fmt.Errorf("field OnCrash is %v; use Hold, Retry or Reconcile", p.OnCrash))
+		errs = append(errs, fmt.Errorf("field OnCrash is %v; use CrashHold, CrashRetry or CrashReconcile", p.OnCrash))
 	}
 	if p.SettleAfter < 0 {
 		errs = append(errs, fmt.Errorf("field SettleAfter is %v; it must not be negative", p.SettleAfter))

@@ -2,6 +2,7 @@ package semel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -58,10 +59,14 @@ type Resolution struct {
 	Origin Origin
 }
 
-// Resolve settles an unknown outcome. See Resolution.
+// Resolve settles an unknown outcome, and returns the record as Resolver does. See
+// Resolution for its errors. If the error is another one, such as that of ctx, or
+// if the policy's StoreTimeout has passed, it is not known whether the record was
+// settled, and calling Resolve again is safe: it settles nothing twice. The error
+// wraps errors.ErrUnsupported unless the store implements Resolver.
 func (g *Guard) Resolve(ctx context.Context, r Resolution) (Record, error) {
 	if g.resolver == nil {
-		return Record{}, fmt.Errorf("semel: resolve: %T does not implement Resolver", g.store)
+		return Record{}, fmt.Errorf("semel: resolve: %T does not implement Resolver: %w", g.store, errors.ErrUnsupported)
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.policy.StoreTimeout)
 	defer cancel()

@@ -159,7 +159,7 @@ type Joiner interface {
 }
 
 // Resolver is implemented by stores that can settle unknown outcomes. All stores
-// of this module implement it.
+// of this project implement it.
 type Resolver interface {
 	// Resolve applies r. It returns the record as it is afterwards or, with
 	// DecideNoEffect, as it was before.

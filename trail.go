@@ -17,6 +17,7 @@ const (
 	TrailHeld     TrailKind = "held"     // outcome unknown, by Hold or DecideUnknown
 	TrailTakeover TrailKind = "taken_over"
 	TrailResolved TrailKind = "resolved"
+	TrailErased   TrailKind = "erased" // result removed, by Eraser
 	// Decisions on a message of an outbox, whose id is the EventID.
 	TrailRedriven  TrailKind = "redriven"
 	TrailCancelled TrailKind = "cancelled"
@@ -178,7 +179,8 @@ func entry(s *Submit, e TrailEntry) TrailEntry {
 }
 
 // NoteFailedOpen adds an entry to the audit trail for a submit that was let
-// through without protection. It is for callers that are configured to fail open.
+// through without protection, if the store implements Trail, and calls
+// Observer.FailedOpen. It is for callers that are configured to fail open.
 func (g *Guard) NoteFailedOpen(ctx context.Context, s Submit, cause error) {
 	if g.notes != nil {
 		g.notes.trail.Note(entry(&s, TrailEntry{Kind: TrailFailedOpen, Cause: "store unavailable"}))

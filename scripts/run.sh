@@ -96,11 +96,11 @@ orders, unprotected:  http://$orders
 through the gateway:  http://$gateway      (Ctrl-C stops all)
 the lab:              http://$lab      double-click, watch it charge twice, and switch the defences on
 
-A page that keeps one key for each order: open http://$gateway/ and double-click. Two seconds after the answer, a click is the next order.
+A page that keeps one key for each order: open http://$gateway/ and double-click. Two seconds after the response, a click is another order.
 
 Try in another terminal, in this folder:
 
-# one order: run it twice, the second answer is the first one's replay
+# one order: run it twice, and the second response is a replay of the first
 $post -H 'Idempotency-Key: "$key-a"' -d '{"item":"book","quantity":1}' http://$gateway/orders
 
 # another quantity under the same key: 422, and no order

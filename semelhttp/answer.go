@@ -165,7 +165,7 @@ func (e *exchange) own(expires time.Time) {
 	case rec.lost:
 		e.refuse(e.w, Problem{
 			Status: rec.status, Title: http.StatusText(rec.status), Retry: semel.RetrySameKey,
-			Detail: "The operation had no effect. Its answer was too large to be passed on.",
+			Detail: "The operation had no effect. Its response was too large to be passed on.",
 		})
 		return
 	}

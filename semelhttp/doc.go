@@ -2,7 +2,8 @@
 // middleware implements draft-ietf-httpapi-idempotency-key-header-07: of all requests
 // of an actor for an operation with the same Idempotency-Key, one is executed. The
 // others get its recorded response, or a problem (RFC 9457) that says why they do not,
-// and whether and how to retry.
+// and whether and how to retry. The draft expired on 2026-04-18 and has no successor;
+// what a client can rely on is in docs/http.md.
 //
 // Package semelclient is the client's side.
 //

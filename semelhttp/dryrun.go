@@ -30,7 +30,7 @@ const (
 	codecDryRun     = "semel-dry-run/1"
 )
 
-// dryRunPatience is how long an answer's end waits for its record.
+// dryRunPatience is how long a response's end waits for its record.
 const dryRunPatience = time.Second
 
 // dryRunner decides on requests without any of them feeling it.
@@ -100,7 +100,7 @@ func (x *rehearsal) execute(ctx context.Context, p *protector) (semel.Result, er
 		switch {
 		case out.cut, p.IndeterminateStatus(out.status, out.header):
 		case p.NoEffectStatus(out.status, out.header):
-			return semel.Result{}, semel.NoEffect(errors.New("semelhttp: a dry run: the answer means that nothing was processed"))
+			return semel.Result{}, semel.NoEffect(errors.New("semelhttp: a dry run: the response means that nothing was processed"))
 		default:
 			r.Label = "dry-run"
 		}
@@ -182,7 +182,7 @@ func (nobody) Header() http.Header         { return http.Header{} }
 func (nobody) Write(p []byte) (int, error) { return len(p), nil }
 func (nobody) WriteHeader(int)             {}
 
-// statusWriter notes what decides what an answer means.
+// statusWriter notes what decides what a response means.
 type statusWriter struct {
 	http.ResponseWriter
 	began bool

@@ -181,7 +181,7 @@ func (e *exchange) execute(ctx context.Context) (semel.Result, error) {
 	rec := &e.rec
 	rec.exchange = e
 	rec.transactional = x.Transactional()
-	// The answer may pass while the handler runs only if its effect cannot be
+	// The response may pass while the handler runs only if its effect cannot be
 	// undone afterwards, and if it is the server's goroutine that runs it.
 	rec.direct = !rec.transactional && !e.async && !e.Withhold
 	if rec.outer != nil {

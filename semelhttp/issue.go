@@ -26,8 +26,13 @@ const issuedPrefix = "isk1_"
 // KeyIssuerConfig is the configuration of a KeyIssuer.
 type KeyIssuerConfig struct {
 	// Secrets sign and verify keys. The first signs, and all verify. Each has at least
-	// MinSecretBytes. To change the secret, put a new one first on every host, and
-	// remove the old one after Life. Required.
+	// MinSecretBytes. Required.
+	//
+	// To change the secret, first add the new one behind the old one on every host, so
+	// that all of them accept its keys, and then put it first. Keep the old one until
+	// Life, Skew and the longest retention have passed since, and no outcome from before
+	// is unknown. Without it, its keys are refused as if they had not been issued, and
+	// clients are told to use other keys, even for operations that have executed.
 	Secrets [][]byte
 	// Life is the time after its issue in which a key can be used for the first time.
 	// Default DefaultKeyLife.

@@ -226,7 +226,7 @@ func (u *uploads) wasStopped(r *pacedReader) bool {
 	return r.stopped
 }
 
-// pacedWriter writes an answer's body to the client.
+// pacedWriter writes a response's body to the client.
 type pacedWriter struct {
 	http.ResponseWriter
 	pacer

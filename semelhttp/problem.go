@@ -82,11 +82,11 @@ var problemCases = map[ProblemCase]struct {
 	},
 	ProblemResultNotRetained: {
 		http.StatusConflict, semel.RetryNo, "The operation completed, but its result was not retained",
-		"The operation with this Idempotency-Key completed and is not executed again. Its answer could not be kept for replay.",
+		"The operation with this Idempotency-Key completed and is not executed again. Its response could not be kept for replay.",
 	},
 	ProblemResultUnreadable: {
 		http.StatusServiceUnavailable, semel.RetrySameKey, "The operation completed, but its result cannot be read now",
-		"The operation with this Idempotency-Key completed and is not executed again. The server cannot decrypt its recorded answer now. Keep the key: another key would cause the effect twice.",
+		"The operation with this Idempotency-Key completed and is not executed again. The server cannot decrypt its recorded response now. Keep the key: another key would cause the effect twice.",
 	},
 	ProblemStoreUnavailable: {
 		http.StatusServiceUnavailable, semel.RetrySameKey, "The idempotency store is unavailable",

@@ -26,12 +26,12 @@ const (
 )
 
 // recorder is the ResponseWriter of an execution. It behaves like that of
-// net/http but sends nothing before the record is durable, apart from answers that
+// net/http but sends nothing before the record is durable, apart from responses that
 // cannot be recorded whole. It is on purpose neither a Hijacker nor something to
 // unwrap.
 type recorder struct {
 	exchange      *exchange
-	direct        bool // the answer may pass while the handler runs
+	direct        bool // the response may pass while the handler runs
 	transactional bool // what the handler does is undone if it is not recorded
 
 	outer  http.Header // what was in the header before the handler; nil if nothing was
@@ -52,7 +52,7 @@ type recorder struct {
 	written     int64
 	kept        spool
 	trailer     http.Header
-	client      *pacedWriter // once the answer passes
+	client      *pacedWriter // once the response passes
 	last        []byte       // the end of a passing body whose length the client knows
 
 	noEffect      error // of DeclareNoEffect
@@ -214,7 +214,7 @@ func (w *recorder) FlushError() error {
 	return nil
 }
 
-// begin has the answer pass from now on.
+// begin has the response pass from now on.
 func (w *recorder) begin() {
 	e := w.exchange
 	h := e.w.Header()
@@ -234,7 +234,7 @@ func (w *recorder) begin() {
 }
 
 // pass sends p. The last byte of a body whose length the client knows waits for
-// the record: until then the client must not take the answer for complete.
+// the record: until then the client must not take the response for complete.
 func (w *recorder) pass(p []byte) {
 	if w.length >= 0 && w.written == w.length && len(p) > 0 {
 		w.last = bytes.Clone(p[len(p)-1:])
@@ -254,10 +254,10 @@ func (w *recorder) gone(err error) {
 	}
 }
 
-// passing reports whether the answer has begun to pass.
+// passing reports whether the response has begun to pass.
 func (w *recorder) passing() bool { return w.begun }
 
-// end brings an answer that has passed to its end, once it is on record.
+// end brings a response that has passed to its end, once it is on record.
 func (w *recorder) end() {
 	if w.mode == passing && len(w.last) > 0 {
 		_, err := w.client.Write(w.last)
@@ -295,7 +295,7 @@ func (w *recorder) finish() (semel.Result, error) {
 	}
 	res, hasBody, err := encodeResult(w.exchange.r.Method, w.status, w.outer, w.sent, w.trailer, w.kept.size())
 	if err != nil {
-		return semel.Result{}, semel.Indeterminate("the answer cannot be recorded", err)
+		return semel.Result{}, semel.Indeterminate("the response cannot be recorded", err)
 	}
 	if len(res.Head) > maxHead {
 		return w.tombstone(), nil
@@ -310,9 +310,9 @@ func (w *recorder) finish() (semel.Result, error) {
 	return res, nil
 }
 
-var errShort = semel.Indeterminate("the answer broke off before its Content-Length", nil)
+var errShort = semel.Indeterminate("the response broke off before its Content-Length", nil)
 
-// verdict returns the classified error that the answer stands for, or nil if it
+// verdict returns the classified error that the response stands for, or nil if it
 // is a final one, and whether it leaves the outcome in doubt. What the handler
 // declared goes before what the status means, and doubt before certainty.
 func (w *recorder) verdict() (err error, doubt bool) {
@@ -336,13 +336,13 @@ func (w *recorder) short() bool {
 	return w.length >= 0 && w.written != w.length && bodyAllowed(w.status)
 }
 
-// tombstone is the result of an answer that cannot be kept whole.
+// tombstone is the result of a response that cannot be kept whole.
 func (w *recorder) tombstone() semel.Result {
 	res := semel.Result{
 		Codec: CodecHTTP, Label: strconv.Itoa(w.status), Tombstone: true,
 		Failed: !w.exchange.CommitStatus(w.status),
 	}
-	// In these answers Location names what came of the request.
+	// In these responses Location names what came of the request.
 	if w.status/100 == 2 || w.status == http.StatusSeeOther {
 		res.Reference = w.sent.Get("Location")
 	}
@@ -425,7 +425,7 @@ func DeclareIndeterminate(ctx context.Context, cause string) bool {
 	return w.declare(func() { w.indeterminate = cause })
 }
 
-// bodyAllowed reports whether an answer of this status can have a body.
+// bodyAllowed reports whether a response of this status can have a body.
 func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }

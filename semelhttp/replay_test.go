@@ -475,7 +475,7 @@ func TestIndeterminateIsHeld(t *testing.T) {
 		{"shorter than it said", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "10")
 			_, _ = io.WriteString(w, "12345")
-		}, "the answer broke off before its Content-Length"},
+		}, "the response broke off before its Content-Length"},
 		{"with a hole", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "10")
 			_, _ = io.WriteString(w, "12345")
@@ -483,7 +483,7 @@ func TestIndeterminateIsHeld(t *testing.T) {
 				panic("more was taken than the length allows")
 			}
 			_, _ = io.WriteString(w, "67890")
-		}, "the answer broke off before its Content-Length"},
+		}, "the response broke off before its Content-Length"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b, effects := newFixture(t), &orders{}

@@ -131,7 +131,7 @@ func (e *exchange) readLarge(rest io.Reader, from *pacedReader) Problem {
 	return Problem{}
 }
 
-// notHeld is the answer where the spools failed.
+// notHeld is the response where the spools failed.
 func (e *exchange) notHeld(err error) Problem {
 	e.Spools.config.Failed(e.r.Context(), err)
 	p := ProblemSpoolUnavailable.Problem()
@@ -201,7 +201,7 @@ func (e *exchange) tooLarge() Problem {
 	return p
 }
 
-// stopping is the answer while the guard drains.
+// stopping is the response while the guard drains.
 func stopping() Problem {
 	return Problem{
 		Status: http.StatusServiceUnavailable, Title: http.StatusText(http.StatusServiceUnavailable), Retry: semel.RetrySameKey,

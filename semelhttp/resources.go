@@ -115,7 +115,7 @@ func (r *Resources) StatusURL(recordID string) string {
 	return r.config.Prefix + "/operations/" + recordID
 }
 
-// operationStatus is the answer of the status resource.
+// operationStatus is the body of a response of the status resource.
 type operationStatus struct {
 	ID        string            `json:"id"`
 	Operation string            `json:"operation"`
@@ -235,7 +235,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(body, '\n'))
 }
 
-// result answers with a recorded answer.
+// result answers with a recorded response.
 func (r *Resources) result(w http.ResponseWriter, req *http.Request) {
 	rec, ok := r.find(w, req)
 	if !ok {

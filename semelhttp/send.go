@@ -25,7 +25,7 @@ type replay struct {
 }
 
 // write answers from a record. Like send, it panics with http.ErrAbortHandler
-// where the answer cannot be brought to its end.
+// where the response cannot be brought to its end.
 func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outcome, err error) {
 	var room [16]headerField
 	h, set, add, bad := decodeHead(out.Result.Head, room[:0])
@@ -37,7 +37,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 	body := content{bytes: out.Result.Body, head: r.head}
 	if p := out.Result.Pieces; p != nil {
 		body.size = p.Size
-		// The first before the header, as long as there is another answer.
+		// The first before the header, as long as there is another response.
 		read := func(n int) ([]byte, error) {
 			ctx, cancel := context.WithTimeout(ctx, r.timeout)
 			defer cancel()
@@ -50,7 +50,7 @@ func (r replay) write(ctx context.Context, w http.ResponseWriter, out semel.Outc
 		}
 		if err != nil {
 			problem := ProblemStoreUnavailable.Problem()
-			problem.Detail = "The operation completed, but its recorded answer could not be read now. Nothing was executed again."
+			problem.Detail = "The operation completed, but its recorded response could not be read now. Nothing was executed again."
 			problem.RetryAfter = time.Second
 			if errors.Is(err, semel.ErrUnreadable) {
 				problem = ProblemResultUnreadable.Problem()
@@ -100,7 +100,7 @@ func (r replay) notRetained(w http.ResponseWriter, recordID, reference string, e
 	r.contract.WriteProblem(w, p)
 }
 
-// content is the body of an answer.
+// content is the body of a response.
 type content struct {
 	bytes []byte
 	// rest writes a body that is not in memory, of the given size.
@@ -135,7 +135,7 @@ func (c *content) write(w io.Writer) (err error) {
 	return err
 }
 
-// send writes a whole answer whose header is in place. If the body cannot be
+// send writes a whole response whose header is in place. If the body cannot be
 // written to its end, it panics with http.ErrAbortHandler, so that the client
 // sees that there is more. own is room for values of what it adds to the header.
 func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer http.Header, body content, expires time.Time, own values) {
@@ -177,13 +177,13 @@ func send(w http.ResponseWriter, c *Contract, pace Pace, status int, trailer htt
 	}
 }
 
-// abort cuts an answer off that cannot be brought to its end.
+// abort cuts a response off that cannot be brought to its end.
 func abort(w http.ResponseWriter) {
 	cutOff(w)
 	panic(http.ErrAbortHandler)
 }
 
-// cutOff makes sure that an answer that has begun does not end as if it was whole.
+// cutOff makes sure that a response that has begun does not end as if it was whole.
 // The panic that leaves it behind does that too, but a middleware that recovers
 // may be on its way.
 func cutOff(w http.ResponseWriter) {

@@ -160,7 +160,7 @@ func (r *Resources) specification(w http.ResponseWriter, req *http.Request) {
 	}{
 		Specification: "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/",
 		StatusURL:     r.config.Prefix + "/operations/{id}",
-		Released:      "answers that mean by definition that nothing was processed, such as 401, 407, 425, 429, and 503 with Retry-After; the key is then free again",
+		Released:      "responses that mean by definition that nothing was processed, such as 401, 407, 425, 429, and 503 with Retry-After; the key is then free again",
 		Operations:    operations,
 	}
 	if r.config.Keys != nil {
@@ -196,7 +196,7 @@ var specPage = template.Must(template.New("specification").Funcs(template.FuncMa
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;width:100%}
 th,td{text-align:left;vertical-align:top;padding:.25rem .75rem .25rem 0;border-bottom:1px solid #ddd}th{width:14rem;font-weight:600}code{background:#f4f4f4}</style></head>
 <body><h1>Idempotency specification</h1>
-<p>Send every try of one request with the same key. It is executed once; later tries get the first answer.
+<p>Send every attempt of one request with the same key. It is executed once; later attempts get the first response.
 This follows <a href="{{.Specification}}">draft-ietf-httpapi-idempotency-key-header</a>.</p>
 <p>An operation can be watched at <code>{{.StatusURL}}</code>.{{with .KeysURL}} Keys are issued by a POST to <code>{{.}}</code>.{{end}}
 Not recorded are {{.Released}}.</p>
@@ -209,7 +209,7 @@ Not recorded are {{.Released}}.</p>
 <tr><th>while it is running</th><td>{{.InFlight}}; Prefer: wait is honoured up to {{seconds .MaxWaitSeconds}}</td></tr>
 <tr><th>when the outcome is unknown</th><td>{{.OnCrash}}</td></tr>
 <tr><th>the same request means</th><td>{{range $i, $f := .Fingerprint}}{{if $i}}, {{end}}{{$f}}{{end}}</td></tr>
-<tr><th>limits</th><td>request body {{.MaxRequestBytes}} bytes, recorded answer {{.MaxResultBytes}} bytes</td></tr>
+<tr><th>limits</th><td>request body {{.MaxRequestBytes}} bytes, recorded response {{.MaxResultBytes}} bytes</td></tr>
 </table>
 <table><tr><th>refusal</th><th>status</th><th>retry</th></tr>
 {{range .Problems}}<tr><td><a href="{{.Type}}">{{.Title}}</a></td><td>{{.Status}}</td><td>{{.Retry}}</td></tr>

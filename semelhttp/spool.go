@@ -93,7 +93,7 @@ func (s *Spools) take(had, n int64) error {
 const spoolBuffer = 64 << 10
 
 // errSpoolClosed is what a spool's readers get when nobody needs it any more.
-var errSpoolClosed = errors.New("semelhttp: the request or answer is over")
+var errSpoolClosed = errors.New("semelhttp: the request or response is over")
 
 // spool is a sequence of bytes that is written first and then read: in memory
 // as long as it is short, in a temporary file beyond that. Writing it is for one

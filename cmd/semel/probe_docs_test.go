@@ -34,6 +34,11 @@ func probeQuickStart(t *testing.T, name, heading string) {
 	if n := strings.Count(page, "\n"); n > 70 {
 		t.Errorf("the quick start has %d lines, more than a page", n)
 	}
+	file, err := os.ReadFile("../../docs/examples/probe/orders.yaml")
+	noError(t, err)
+	if _, same, _ := strings.Cut(strings.ReplaceAll(string(file), "\r\n", "\n"), "\n"); same != plan {
+		t.Errorf("docs/examples/probe/orders.yaml is\n%s\nthe quick start's plan is\n%s", same, plan)
+	}
 	orders := hostOf(t, startOrders(t))
 	here := func(s string) string { return strings.ReplaceAll(s, "127.0.0.1:9000", orders) }
 	dir := t.TempDir()

@@ -15,7 +15,8 @@ import (
 )
 
 // TestArchitecture holds ARCHITECTURE.md to the tree: each arrow between packages is an
-// import, and each package that others can import is named.
+// import, each import between packages that are drawn is an arrow or follows from
+// arrows, and each package that others can import is named.
 func TestArchitecture(t *testing.T) {
 	for _, p := range checkArchitecture(tree(t)) {
 		t.Error(p)
@@ -33,13 +34,13 @@ func TestArchitectureFinds(t *testing.T) {
 		}
 	}
 	const nodes = "  a[\"semel<br/>x\"]\n  b[\"b<br/>x\"]\n  c[\"c, c/d<br/>x\"]\n"
-	for _, right := range []string{nodes + "  b --> a", nodes + "  c --> b --> a", nodes + "  b --> a\n  a -. x .- c"} {
+	for _, right := range []string{nodes + "  c --> b --> a", nodes + "  c --> b\n  b --> a\n  a -. x .- c"} {
 		if p := checkArchitecture(house(right)); len(p) > 0 {
 			t.Errorf("%q: %v", right, p)
 		}
 	}
 	for _, wrong := range []string{
-		nodes + "  a --> b", nodes + "  c --> a", nodes + "  x --> a", nodes,
+		nodes + "  c --> b --> a --> b", nodes + "  c --> b --> a\n  c --> a", nodes + "  c --> b --> a\n  x --> a", nodes, nodes + "  b --> a", nodes + "  c --> b",
 		"  a[\"semel\"]\n  b[\"b\"]\n  c[\"c\"]\n  e[\"e\"]\n  b --> a", "  a[\"semel\"]\n  b[\"b\"]\n  b --> a",
 	} {
 		if len(checkArchitecture(house(wrong))) == 0 {
@@ -61,7 +62,7 @@ func checkArchitecture(tree fs.FS) (problems []string) {
 	}
 	_, drawing, _ := strings.Cut(string(text), "```mermaid\nflowchart")
 	drawing, _, _ = strings.Cut(drawing, "```")
-	nodes, arrows := map[string][]string{}, 0
+	nodes, arrows := map[string][]string{}, map[string][]string{}
 	for line := range strings.Lines(drawing) {
 		line = strings.TrimSpace(line)
 		if m := mermaidNode.FindStringSubmatch(line); m != nil {
@@ -82,8 +83,8 @@ func checkArchitecture(tree fs.FS) (problems []string) {
 		}
 		chain := strings.Split(line, " --> ")
 		for i := range len(chain) - 1 {
-			arrows++
 			from, to := nodes[chain[i]], nodes[chain[i+1]]
+			arrows[chain[i]] = append(arrows[chain[i]], chain[i+1])
 			if from == nil || to == nil {
 				problems = append(problems, "ARCHITECTURE.md: an arrow without an end: "+line)
 			} else if !slices.ContainsFunc(from, func(a string) bool {
@@ -93,8 +94,24 @@ func checkArchitecture(tree fs.FS) (problems []string) {
 			}
 		}
 	}
-	if arrows == 0 {
+	if len(arrows) == 0 {
 		problems = append(problems, "ARCHITECTURE.md has no drawing of packages with arrows")
+	}
+	for node := range arrows {
+		if leads(arrows, node, node) {
+			problems = append(problems, "ARCHITECTURE.md: arrows lead from "+node+" to itself")
+		}
+	}
+	for name, of := range imports {
+		from := nodeOf(nodes, name)
+		if from == "" {
+			continue
+		}
+		for imported := range of {
+			if to := nodeOf(nodes, imported); to != "" && to != from && !leads(arrows, from, to) {
+				problems = append(problems, "ARCHITECTURE.md has no way of arrows from "+from+" to "+to+", but "+name+" imports "+imported)
+			}
+		}
 	}
 	for name := range imports {
 		if name == "." || strings.Contains("/"+name+"/", "/internal/") || strings.HasPrefix(name, "examples/") || strings.HasPrefix(name, "bench") || strings.HasPrefix(name, "docs/") {
@@ -109,6 +126,35 @@ func checkArchitecture(tree fs.FS) (problems []string) {
 	}
 	slices.Sort(problems)
 	return problems
+}
+
+// nodeOf returns the node that a package is drawn in, or "": that of the longest name
+// above it. Suites of rules for others' tests and internal packages are no part of the
+// node above them.
+func nodeOf(nodes map[string][]string, pkg string) (node string) {
+	longest := ""
+	for id, names := range nodes {
+		for _, name := range names {
+			below := name != "." && strings.HasPrefix(pkg, name+"/") && !strings.HasSuffix(pkg, "test") && !strings.Contains(pkg[len(name):], "/internal/")
+			if (pkg == name || below) && len(name) > len(longest) {
+				node, longest = id, name
+			}
+		}
+	}
+	return node
+}
+
+// leads reports whether arrows lead from one node to another.
+func leads(arrows map[string][]string, from, to string) bool {
+	reached := slices.Clone(arrows[from])
+	for i := 0; i < len(reached); i++ {
+		for _, next := range arrows[reached[i]] {
+			if !slices.Contains(reached, next) {
+				reached = append(reached, next)
+			}
+		}
+	}
+	return slices.Contains(reached, to)
 }
 
 // reaches reports whether a package in folder a, or below it, imports one in folder b.

@@ -34,9 +34,8 @@ type layer struct {
 	testOnly bool
 }
 
-// layers is section 6 of the design, from top to bottom: arrows only point
-// down. A package in no layer is an error, so that a new one gets its place by
-// decision. Where several patterns match, the longest counts.
+// layers are from top to bottom: imports only point down. A package in no layer
+// is an error, so that a new one gets its place by decision. Where several patterns match, the longest counts.
 var layers = []layer{
 	{patterns: []string{"cmd/semel"}, down: true, any: true},
 	{patterns: []string{"cmd/semel/internal/browser"}, tree: []string{"internal/testenv"}, any: true, testing: true, testOnly: true},
@@ -119,7 +118,7 @@ func find(pkg string) (at int, pattern, folder string) {
 func checkImport(pkg, imported string, inTest bool) string {
 	from, _, folder := find(pkg)
 	if from < 0 {
-		return "is in no layer: give it one in internal/lint, in the order of the design's layout"
+		return "is in no layer: give it one in internal/lint/imports_test.go, above all that it imports"
 	}
 	if imported == "C" {
 		return "uses cgo"

@@ -29,7 +29,7 @@ type Config struct {
 	MaxTrail int
 }
 
-// Store implements semel.Store, Resolver, Sweeper, Lister and Trail. It is safe
+// Store implements semel.Store, Resolver, Sweeper, Lister, Trail and Eraser. It is safe
 // for concurrent use. Its clock is the process's monotonic clock, so setting
 // the wall clock affects neither leases nor retention.
 type Store struct {

@@ -219,8 +219,9 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Store implements semel.Store, Resolver, Sweeper, Lister, Trail and, with
-// Config.Notify, Watcher over the tables of one database schema. It is safe for concurrent use. New makes one.
+// Store implements semel.Store, Resolver, Sweeper, Lister, Trail, Eraser and, with
+// Config.Notify, Watcher over the tables of one database schema. It is safe for
+// concurrent use. New makes one.
 type Store struct {
 	config   Config
 	pool     *pgxpool.Pool

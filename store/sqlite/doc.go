@@ -40,18 +40,21 @@
 //
 // One goroutine of each Store writes. It takes all calls that wait at that moment
 // and commits them together, so that one sync of the disk serves many callers.
-// Only record changes are grouped; no transaction is open while a leased claim's
-// handler runs. ModeTransactional is the other way: the handler works in the
-// transaction that its record is committed with, and is the only one on the file
-// for that time.
-// What was executed has no second row for the audit trail while its record is
-// there: readers of the trail put records and entries together, and a sweep
-// writes the entry when it takes the record away.
-// A large result in pieces goes into the file ahead of its record, 1 MiB at a
-// time, so that others have their turns in between. It is seen with the record
-// and not before, and what a process that died left of it is swept.
-// A call whose context ends before its turn has no effect. Between processes the
-// file's lock goes back and forth, with Config.BusyTimeout as the limit.
+// Only record changes are grouped; no transaction is open while the handler of a
+// leased claim runs. With ModeTransactional, the handler works in the transaction
+// that its record is committed in, and nobody else can write to the file
+// meanwhile.
+//
+// While its record exists, an execution has no row of its own in the audit trail:
+// readers of the trail merge records and entries, and a sweep that removes the
+// record writes the entry.
+//
+// The pieces of a large result are written before its record, 1 MiB at a time, so
+// that other writes can take turns. They become visible with the record. If the
+// process dies first, a sweep removes them.
+//
+// A call whose context ends before its turn has no effect. Processes take turns
+// with the lock of the file, and wait for it for at most Config.BusyTimeout.
 //
 // # Looking after it
 //
@@ -65,9 +68,8 @@
 // that were executed in between would execute again, so restore only with that
 // in mind. Claims from after the backup cannot write to restored records.
 //
-// A file's ids of records are numbers under a secret that lies in it. Who can read
-// the file can tell them.
-//
-// A file is created readable and writable by its owner only. It holds keys,
-// results and the audit trail unencrypted.
+// A new file can be read and written by its owner only. Keys, actors, the messages of
+// the outbox and the audit trail are not encrypted in it; results are if the guard has
+// a semel.Cipher. The ids of records are derived from a secret in the file: whoever
+// can read the file can predict them.
 package sqlite

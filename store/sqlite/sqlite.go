@@ -191,7 +191,7 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Store implements semel.Store, Resolver, Sweeper, Lister and Trail over one
+// Store implements semel.Store, Resolver, Sweeper, Lister, Trail and Eraser over one
 // database file. It is safe for concurrent use. Open makes one.
 type Store struct {
 	config   Config

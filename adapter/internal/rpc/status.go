@@ -90,7 +90,7 @@ func notRecorded(retry semel.RetryAdvice, after time.Duration) *spb.Status {
 // unreadable answers a call whose recorded reply is there but could not be read.
 func unreadable(after time.Duration) *spb.Status {
 	return status(Unavailable, reason(semelhttp.ProblemStoreUnavailable), semel.RetrySameKey, after,
-		"The operation completed, but its recorded answer could not be read from the idempotency store. Send the same request with the same key again.")
+		"The operation completed, but its recorded response could not be read from the idempotency store. Send the same request with the same key again.")
 }
 
 func notRetained(reference string) *spb.Status {

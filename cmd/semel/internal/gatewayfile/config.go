@@ -424,7 +424,10 @@ type Resources struct {
 	// Prefix is the path prefix of these resources. Default /.well-known/idempotency.
 	Prefix string `yaml:"prefix" rule:"names=prefix"`
 	// KeySecrets is a file with secrets for issuing keys, one on each line, of at least 32 bytes; the first
-	// signs, all verify. It is reread on a reload. Default: no keys are issued.
+	// signs, all verify. It is reread on a reload. To change the secret, add the new one as the last line on
+	// every host, then move it to the first, and remove the old one when key_life and the longest retention
+	// have passed: without it, clients are told to use other keys, even for what has executed. Default: no
+	// keys are issued.
 	KeySecrets string `yaml:"key_secrets"`
 	// KeyLife is how long an issued key may be used for the first time. Default 1h.
 	KeyLife time.Duration `yaml:"key_life"`

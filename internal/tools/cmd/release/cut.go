@@ -53,6 +53,9 @@ func (r repository) cut(ctx context.Context, version string, out io.Writer) erro
 	if err != nil {
 		return err
 	}
+	if err := setPackageVersion(filepath.Join(clone.dir, "clients", "js", "package.json"), version); err != nil {
+		return err
+	}
 	proxy := filepath.Join(clone.temporary, "proxy")
 	sums := map[string][]string{}
 	for _, m := range modules.released {
@@ -108,6 +111,24 @@ Publish:   git push --atomic origin $(git tag --points-at %[1]s)
 Undo:      git tag --delete $(git tag --points-at %[1]s)    only before it is published
 `, version, len(refs))
 	return nil
+}
+
+// setPackageVersion sets the version of the npm package, which is 0.0.0 in the tree. A
+// tree without the package is left as it is.
+func setPackageVersion(name, version string) error {
+	text, err := os.ReadFile(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	const unset = `"version": "0.0.0"`
+	if strings.Count(string(text), unset) != 1 {
+		return fmt.Errorf("clients/js/package.json does not have %s. Nothing was done", unset)
+	}
+	set := strings.Replace(string(text), unset, `"version": "`+strings.TrimPrefix(version, "v")+`"`, 1)
+	return os.WriteFile(name, []byte(set), 0o644)
 }
 
 // addSums adds the checksums of the modules of the tree that m requires to its
