@@ -201,8 +201,7 @@ func (u *uploads) end(r *pacedReader) {
 	}
 	r.prior, r.later = nil, nil
 	u.mu.Unlock()
-	// Its timer is left to go off: it holds on to nobody any more, and serves the
-	// next body, for which it would only be set anew.
+	r.rest()
 	r.ReadCloser = nil
 	r.reset(nil, false, Pace{})
 	u.idle.Put(r)
