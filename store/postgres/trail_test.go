@@ -214,8 +214,7 @@ func byText(a, b semel.TrailEntry) int {
 }
 
 // compare makes sure that the trail says what the model does, and that pages, each
-// second time small ones, and
-// filters select of it what they have to.
+// second time small ones, and filters select of it what they have to.
 func (w *twin) compare() (all []semel.TrailEntry) {
 	t := w.t
 	t.Helper()
