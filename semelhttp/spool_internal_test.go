@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 	"github.com/semelhq/semel/store/memory"
 )
 
@@ -151,6 +152,7 @@ func (r failingReader) Read([]byte) (int, error) { return 0, r.err }
 
 // A body in a spool has the fingerprint that it has in memory.
 func TestFingerprintOfSpooledBodies(t *testing.T) {
+	quick.LeaveOut(t)
 	large := string(noise(300_000))
 	text := strings.Repeat("lorem ipsum, ", 25_000)
 	part := func(boundary, content string) string {

@@ -23,6 +23,7 @@ import (
 
 // 100 MB up and 100 MB down, with what fits into memory many times over.
 func TestLargeBodiesStayOutOfMemory(t *testing.T) {
+	quick.LeaveOut(t)
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
 			size := int64(100 << 20)

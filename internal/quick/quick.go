@@ -12,3 +12,7 @@ func LeaveOut(t testing.TB) {
 		t.Skip("too long for -short")
 	}
 }
+
+// Skips reports whether the i-th case of an enumeration is left out: with -short,
+// which takes one in n.
+func Skips(i, n int) bool { return testing.Short() && i%n != 0 }

@@ -368,6 +368,9 @@ func newPostgresServer(o PostgresOptions) (s *PostgresServer, err error) {
 		"max_connections":         "300",
 		"fsync":                   "on",
 		"shared_buffers":          "64MB",
+		// In the folder, which is removed: of a server that is killed, segments
+		// elsewhere stay until the machine's next start.
+		"dynamic_shared_memory_type": "mmap",
 		// Tests come and go; what they leave is not worth a worker's time.
 		"autovacuum": "off",
 	}
