@@ -31,7 +31,7 @@ func TestLargeBodiesStayOutOfMemory(t *testing.T) {
 				size = 40 << 20
 			}
 			effects, want := &orders{}, digest(t, noise(size))
-			p := newPeak()
+			p := newPeak(t)
 			l := serveLarge(t, http2, func(w http.ResponseWriter, r *http.Request) {
 				effects.add()
 				if r.ContentLength != size || r.GetBody != nil {
@@ -67,7 +67,7 @@ func TestLargeAnswersAreReplayed(t *testing.T) {
 			if raceEnabled && http2 {
 				clients = 2
 			}
-			effects, want, p := &orders{}, digest(t, noise(size)), newPeak()
+			effects, want, p := &orders{}, digest(t, noise(size)), newPeak(t)
 			l := serveLarge(t, http2, func(w http.ResponseWriter, r *http.Request) {
 				effects.add()
 				h := w.Header()
