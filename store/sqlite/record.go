@@ -26,11 +26,11 @@ const (
 type stored struct {
 	*semel.Record // that of conflict
 	conflict      semel.ConflictError
-	number     uint64
-	position   uint64 // of the entry that the record is, or 0
-	token      []byte
-	leaseUntil int64
-	expiresAt  int64
+	number        uint64
+	position      uint64 // of the entry that the record is, or 0
+	token         []byte
+	leaseUntil    int64
+	expiresAt     int64
 }
 
 func newStored() *stored {
