@@ -23,6 +23,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -46,7 +47,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 
-	r := newReporter(stdout)
+	r := newReporter(&lockedWriter{w: stdout})
 	note, err := "", error(nil)
 	useRace := false
 	if useRace, note, err = decideRace(*race, os.Getenv("CI") == "true", detector{ctx, stderr}); err != nil {
@@ -75,19 +76,38 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		env = append(env, "CGO_ENABLED=0")
 	}
 	goArgs = append(goArgs, flags.Args()...)
-	for _, m := range split(strings.Fields(*packages), strings.Fields(*first), strings.Fields(*alone)) {
-		failed := r.failed
-		args, env := slices.Clone(goArgs), slices.Clone(env)
-		if m.dir != "" {
-			args, env = append(args, "-p=1"), append(env, "GOWORK=off") // what stays out is large
-		}
-		if err := goTest(ctx, r, m.dir, append(args, m.patterns...), env, stderr); err != nil {
-			// A failed test has already been counted. What is left is a go
-			// command that failed for a reason of its own.
-			if exit := (*exec.ExitError)(nil); r.failed == failed || !errors.As(err, &exit) {
-				r.fail("go test", err.Error())
+	test := func(r *reporter, parts ...part) {
+		for _, m := range parts {
+			failed := r.failed
+			args, env := slices.Clone(goArgs), slices.Clone(env)
+			if m.dir != "" {
+				args, env = append(args, "-p=1"), append(env, "GOWORK=off") // what stays out is large
+			}
+			if err := goTest(ctx, r, m.dir, append(args, m.patterns...), env, stderr); err != nil {
+				// A failed test has already been counted. What is left is a go
+				// command that failed for a reason of its own.
+				if exit := (*exec.ExitError)(nil); r.failed == failed || !errors.As(err, &exit) {
+					r.fail("go test", err.Error())
+				}
 			}
 		}
+	}
+	// Tests often wait for disks and processes, so the modules outside are tested beside
+	// the workspace. They begin when its first package has ended: two go commands that
+	// begin on an empty cache compile the same packages twice.
+	if parts := split(strings.Fields(*packages), strings.Fields(*first), strings.Fields(*alone)); len(parts) > 0 {
+		ended := make(chan struct{})
+		r.packageEnded = sync.OnceFunc(func() { close(ended) })
+		beside := newReporter(r.out)
+		var rest sync.WaitGroup
+		rest.Go(func() {
+			<-ended
+			test(beside, parts[1:]...)
+		})
+		test(r, parts[0])
+		r.packageEnded() // if none has
+		rest.Wait()
+		r.add(beside)
 	}
 	if ctx.Err() != nil {
 		r.fail("testall", "interrupted")

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // event is a line of go test -json; see go doc test2json and go help buildjson.
@@ -33,6 +34,19 @@ type reporter struct {
 	failures                []string
 	skips                   []string
 	slowest                 []timing // at most keepSlowest, the slowest first
+	packageEnded            func()   // nil or called when a package has
+}
+
+// lockedWriter is written to by several reporters.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
 }
 
 // keepSlowest is how many of the slowest tests are told at the end.
@@ -131,6 +145,9 @@ func (r *reporter) packageEvent(p *pkg, e event) {
 }
 
 func (r *reporter) endPackage(p *pkg, e event) {
+	if r.packageEnded != nil {
+		r.packageEnded()
+	}
 	delete(r.packages, e.Package)
 	r.unfinished(p, e.Package)
 	name := short(e.Package)
@@ -179,9 +196,21 @@ func (r *reporter) finish() {
 func (r *reporter) fail(name, told string) {
 	r.failed++
 	r.failures = append(r.failures, name)
-	fmt.Fprintf(r.out, "--- FAIL: %s\n", name)
 	if told != "" {
-		fmt.Fprintln(r.out, indent(told))
+		told = indent(told) + "\n"
+	}
+	fmt.Fprintf(r.out, "--- FAIL: %s\n%s", name, told)
+}
+
+// add counts what p has counted.
+func (r *reporter) add(p *reporter) {
+	r.passed += p.passed
+	r.failed += p.failed
+	r.skipped += p.skipped
+	r.failures = append(r.failures, p.failures...)
+	r.skips = append(r.skips, p.skips...)
+	for _, t := range p.slowest {
+		r.time(t.name, t.elapsed)
 	}
 }
 

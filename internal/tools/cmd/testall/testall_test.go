@@ -111,7 +111,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunAlone has a module that the workspace leaves out, which fails.
+// TestRunAlone has a module that the workspace leaves out, which fails. A package of
+// the workspace waits until that module is tested.
 func TestRunAlone(t *testing.T) {
 	if testing.Short() {
 		t.Skip("too long for -short")
@@ -121,8 +122,9 @@ func TestRunAlone(t *testing.T) {
 		"go.work":          "go 1.26.0\n\nuse .\n",
 		"go.mod":           "module github.com/semelhq/testall\n\ngo 1.26.0\n",
 		"a/p_test.go":      "package p\n\nimport \"testing\"\n\nfunc TestA(*testing.T) {}\n",
+		"b/p_test.go":      "package p\n\nimport (\"os\"; \"testing\"; \"time\")\n\nfunc TestB(*testing.T) {\n\tfor {\n\t\tif _, err := os.Stat(\"../out/tested\"); err == nil {\n\t\t\treturn\n\t\t}\n\t\ttime.Sleep(10*time.Millisecond)\n\t}\n}\n",
 		"out/go.mod":       "module github.com/semelhq/testall/out\n\ngo 1.26.0\n",
-		"out/p_test.go":    "package p\n\nimport \"testing\"\n\nfunc TestB(t *testing.T) { t.Error() }\n",
+		"out/p_test.go":    "package p\n\nimport (\"os\"; \"testing\")\n\nfunc TestB(t *testing.T) { t.Error(os.WriteFile(\"tested\", nil, 0o600)) }\n",
 		"out/in/p_test.go": "package p\n\nimport \"testing\"\n\nfunc TestC(*testing.T) {}\n",
 	} {
 		file := filepath.Join(dir, name)
@@ -137,14 +139,14 @@ func TestRunAlone(t *testing.T) {
 	t.Setenv("GOWORK", "")
 	t.Setenv("GOFLAGS", "-buildvcs=false")
 	for packages, last := range map[string]string{
-		"work":         "2 passed, 1 failed, 0 skipped",
+		"work":         "3 passed, 1 failed, 0 skipped",
 		"./a":          "1 passed, 0 failed, 0 skipped",
 		"./out":        "0 passed, 1 failed, 0 skipped",
 		"./a ./out/in": "2 passed, 0 failed, 0 skipped",
 		"./out/...":    "1 passed, 1 failed, 0 skipped",
 	} {
 		var out, log bytes.Buffer
-		run(t.Context(), []string{"-race=off", "-packages=" + packages, "-alone=out"}, &out, &log)
+		run(t.Context(), []string{"-race=off", "-packages=" + packages, "-first=a b", "-alone=out", "-timeout=2m"}, &out, &log)
 		if got, want := lastLine(out.String()), last+" (without -race: switched off)"; got != want {
 			t.Errorf("%s: last line %q, want %q\n%s%s", packages, got, want, &out, &log)
 		}
