@@ -39,7 +39,7 @@ func (p *program) tortureCommand() *cobra.Command {
 		Long: `Starts two gateways that share one store, and behind them an effect ledger, which
 syncs each effect to disk before it responds: all separate processes, on loopback
 only. Clients send operations, retry them under the same key as the responses
-advise, and ask again for what was acknowledged. Meanwhile processes are killed and
+advise, and send some acknowledged ones again. Meanwhile processes are killed and
 paused for longer than a lease, and connections are cut on both sides of the
 gateways, and to their database. (With the subject payments the gateways are the
 example itself, and the ledger is its table; another service makes the responses
@@ -50,16 +50,16 @@ store must agree:
 
   second-effect             a key has more than one effect
   second-effect-of-claim    one claim caused more than one effect (--on-crash retry)
-  answers-differ            acknowledgements of one key are not the same bytes, or not
+  responses-differ          acknowledgements of one key are not the same bytes, or not
                             those of the ledger
-  torn-answer               a response came to its end, but is not whole
-  effect-missing            an effect that a client was told of is not in the ledger
+  torn-response             a response came to its end, but is not whole
+  effect-missing            an effect reported to a client is not in the ledger
   acknowledgement-lost      a key was acknowledged, and later is not
-  effect-after-refusal      every response said "no effect", and there is one
+  effect-after-refusal      every attempt was told "no effect", and there is one
   unknown-without-cause     an outcome is unknown though only its client was cut off
   stuck                     a key is in progress beyond its lease, or has no response
   failed-start              a gateway ended before it listened
-  unexpected-answer         a response that no client should see
+  unexpected-response       a response that no client should see
 
 The subject shop is three copies of a service that uses all that semel has for
 services, on one database, and behind them a service that charges, once for each key.
@@ -67,17 +67,17 @@ An order is placed by requests under two keys, by a webhook and by a job, at onc
 turn, and is one operation under its own number. One step reserves, one charges, and
 one records the order and enqueues a notice, whose receiver is behind an inbox, and an
 event, which is a webhook to the next copy. Each copy has a completer, a relay and a
-worker for jobs. Their clocks are four minutes apart, and those of the webhooks'
+worker for jobs. Their clocks are four minutes apart, and that of the webhooks'
 sender further. Some orders are declined, the authority of some jobs is revoked before
-they run, some webhooks are forged, and jobs that are done are run again. Besides the
-faults above, the traffic between a copy and its database, or the charging service, is
-delayed at times. When the faults have ended no more requests are sent: within a dozen
-leases every order must be completed, or be making progress. Then every order is sent
-again by every way, and these are checked: one reservation, charge, notice and event
-each, none for what was refused, the same response every way, a stock that agrees with
-the reservations, and
+they run, some webhooks are forged, and some finished jobs are run again. In addition
+to the faults above, the traffic between a copy and its database, or the charging
+service, is sometimes delayed. After the faults no more requests are sent: within a
+dozen leases every order must be completed, or be making progress. Then every order is
+sent again in every way, and these are checked: one reservation, charge, notice and
+event each, none for what was refused, the same response every way, a stock that
+agrees with the reservations, and
 
-  effect-of-rolled-back     a message is about something that was not committed
+  effect-of-rolled-back     a message reports what was not committed
   out-of-order              messages of one lane took effect in another order
 
 A violation is printed with the timeline of its key. The directory of the run has
@@ -197,7 +197,7 @@ func (p *program) torture(ctx context.Context, s tortureSettings) error {
 	return nil
 }
 
-// listening tells the process that started this one.
+// listening prints the address for the process that started this one.
 func (p *program) listening(addr string) {
 	_, _ = fmt.Fprintf(p.stderr, "%s on http://%s\n", torture.Listening, addr)
 }
@@ -212,7 +212,7 @@ func (p *program) tortureLedgerCommand() *cobra.Command {
 		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeLedger(cmd.Context(), c) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.File, "file", "ledger.jsonl", "where effects are kept")
+	f.StringVar(&c.File, "file", "ledger.jsonl", "file of the effects")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
 	mannerFlags(cmd, &c.Manner)
 	return cmd
@@ -228,18 +228,18 @@ func (p *program) tortureRemoteCommand() *cobra.Command {
 		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeRemote(cmd.Context(), c) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.File, "file", "charges.jsonl", "where charges are kept")
+	f.StringVar(&c.File, "file", "charges.jsonl", "file of the charges")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:0", "address to listen on")
 	mannerFlags(cmd, &c.Manner)
 	return cmd
 }
 
-// tortureShopCommand is a shop with hooks, which the program has none of.
+// tortureShopCommand returns the command of a shop with hooks. The program has none.
 func (p *program) tortureShopCommand(hooks torture.ShopHooks) *cobra.Command {
 	c := torture.ShopConfig{Listening: p.listening, Hooks: hooks}
 	cmd := &cobra.Command{
 		Use:    "shop",
-		Short:  "A service that uses all there is for services",
+		Short:  "A service that uses all packages for services",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE:   func(cmd *cobra.Command, _ []string) error { return torture.ServeShop(cmd.Context(), c) },
@@ -277,5 +277,5 @@ func mannerFlags(cmd *cobra.Command, m *torture.Manner) {
 	f.DurationVar(&m.Slow, "slow", 2500*time.Millisecond, "longest time that a slow effect takes")
 	f.IntVar(&m.SlowEvery, "slow-every", 20, "one in so many effects is slow")
 	f.IntVar(&m.RefuseEvery, "refuse-every", 40, "one in so many requests is refused without an effect")
-	f.Uint64Var(&m.Seed, "seed", 0, "what is chosen at random")
+	f.Uint64Var(&m.Seed, "seed", 0, "seed of what is chosen at random")
 }

@@ -21,12 +21,12 @@ import (
 	"github.com/semelhq/semel/internal/testenv"
 )
 
-// envTorture names the environment variable with how long the tests
-// with PostgreSQL torture.
+// envTorture is the environment variable that says how long the tests with PostgreSQL
+// torture.
 const envTorture = "SEMEL_TORTURE_DURATION"
 
-// unsynced is for servers that are killed, in which nothing is lost that the system
-// has been given. Only a machine that crashes needs fsync.
+// unsynced is for servers that are killed. A kill loses nothing that was passed to the
+// system: only a crash of the machine needs fsync.
 var unsynced = testenv.PostgresOptions{Parameters: map[string]string{"fsync": "off"}}
 
 // torment runs a torture and leaves its timeline if the test fails.
@@ -46,8 +46,8 @@ func torment(t *testing.T, c torture.Config) *torture.Report {
 	return report
 }
 
-// TestTortureFinds gives the gateways a defect and strikes with what exposes it.
-// They are processes of this test, in which alone the defects are; the rest is the program.
+// TestTortureFinds gives the gateways a defect and strikes with what exposes it. The
+// gateways are processes of this test, which alone has the defects.
 func TestTortureFinds(t *testing.T) {
 	quick.LeaveOut(t)
 	t.Parallel()
@@ -55,16 +55,16 @@ func TestTortureFinds(t *testing.T) {
 		defect  string
 		onCrash string
 		lease   time.Duration
-		slow    int // one in so many effects
-		large   int // the answers to one in so many keys
+		slow    int // one in so many effects is slow
+		large   int // one in so many keys has a response that is not small
 		nemesis torture.Nemesis
-		checks  []string // one of them must be what is found
-		faults  []string // one of them must have struck the key by then; none: nothing has to
+		checks  []string // one of them must be found
+		faults  []string // one of them, if any, must have struck the key by then
 	}{
 		{
 			defect: defectNoFence, onCrash: "retry", large: -1, lease: 500 * time.Millisecond, slow: 2,
 			nemesis: torture.Nemesis{Every: 800 * time.Millisecond, PauseGateway: 8},
-			checks:  []string{"answers-differ", "acknowledgement-lost"}, faults: []string{"pause gateway"},
+			checks:  []string{"responses-differ", "acknowledgement-lost"}, faults: []string{"pause gateway"},
 		},
 		{
 			defect: defectRelease, onCrash: "hold", large: -1,
@@ -83,7 +83,7 @@ func TestTortureFinds(t *testing.T) {
 			checks:  []string{"second-effect"}, faults: []string{"cut back after the request"},
 		},
 		{
-			// A duplicate that comes while the stream passes is told too much.
+			// A duplicate during the stream is told that the operation completed.
 			defect: defectEarly, onCrash: "hold", large: 1, slow: 3,
 			nemesis: torture.Nemesis{Every: time.Second, CutFront: 0.1, CutBack: 0.3},
 			checks:  []string{"effect-missing"},
@@ -91,8 +91,8 @@ func TestTortureFinds(t *testing.T) {
 		{
 			defect: defectRecover, onCrash: "hold", large: 1,
 			nemesis: torture.Nemesis{Every: time.Second, CutBack: 0.2},
-			// The latter where all came but the last chunk.
-			checks: []string{"torn-answer", "acknowledgement-lost"}, faults: []string{"cut back within the answer"},
+			// The latter if only the last chunk was lost.
+			checks: []string{"torn-response", "acknowledgement-lost"}, faults: []string{"cut back within the response"},
 		},
 	}
 	for _, tt := range tests {
@@ -107,8 +107,8 @@ func TestTortureFinds(t *testing.T) {
 			if len(report.Violations) == 0 {
 				t.Fatalf("the defect was not found; figures: %+v", report.Figures)
 			}
-			// A defect can break more than one promise; the one that it is known
-			// for must be among them, with the fault that exposed it.
+			// A defect can break more than one promise. The expected one must be among
+			// them, with the fault that exposed it.
 			i := slices.IndexFunc(report.Violations, func(v torture.Violation) bool {
 				return slices.Contains(tt.checks, v.Check) && (len(tt.faults) == 0 || slices.ContainsFunc(v.Faults, func(struck string) bool {
 					return slices.ContainsFunc(tt.faults, func(f string) bool { return strings.HasPrefix(struck, f) })
@@ -122,8 +122,8 @@ func TestTortureFinds(t *testing.T) {
 				return
 			}
 			v := report.Violations[i]
-			if !slices.ContainsFunc(v.Timeline, func(line string) bool { return strings.Contains(line, " ask ") }) {
-				t.Errorf("the timeline has no ask:\n%s", strings.Join(v.Timeline, "\n"))
+			if !slices.ContainsFunc(v.Timeline, func(line string) bool { return strings.Contains(line, " attempt ") }) {
+				t.Errorf("the timeline has no attempt:\n%s", strings.Join(v.Timeline, "\n"))
 			}
 			t.Logf("%s after %.1f s: %s, exposed by %v", tt.defect, report.Seconds, v.Check, v.Faults)
 		})
@@ -149,7 +149,7 @@ func TestTorture(t *testing.T) {
 	logFigures(t, &report)
 	timeline, err := os.ReadFile(filepath.Join(dir, torture.TimelineFile))
 	noError(t, err)
-	for _, kind := range []string{"kill", "pause", "cut", "ask", "answer"} {
+	for _, kind := range []string{"kill", "pause", "cut", "attempt", "response"} {
 		if !bytes.Contains(timeline, []byte(" "+kind+" ")) {
 			t.Errorf("the timeline has no line of kind %s", kind)
 		}
@@ -185,7 +185,7 @@ func tormentPostgres(t *testing.T, c torture.Config) {
 		if err := server.Kill(); err != nil {
 			return err
 		}
-		// It does not start before the last of its sessions is gone.
+		// It does not start before its last session is gone.
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
 		for end := time.Now().Add(time.Minute); ; {
@@ -211,7 +211,7 @@ func tormentPostgres(t *testing.T, c torture.Config) {
 	want(t, "what makes it inconclusive", strings.Join(report.Inconclusive, "; "), "")
 }
 
-// logFigures logs a report without its violations, which are told elsewhere.
+// logFigures logs a report without its violations, which are reported elsewhere.
 func logFigures(t *testing.T, r *torture.Report) {
 	t.Helper()
 	figures := *r
@@ -221,19 +221,19 @@ func logFigures(t *testing.T, r *torture.Report) {
 	t.Logf("figures:\n%s", text.String())
 }
 
-// TestTortureShop tortures shops: a service that uses all there is for services. Where
-// it is given the time, their whole clocks are wrong.
+// TestTortureShop tortures shops: services that use all of the packages for services. If
+// envTorture is set, their whole clocks are wrong.
 func TestTortureShop(t *testing.T) {
 	t.Parallel()
 	c := torture.Config{Shop: true}
-	if os.Getenv(envTorture) != "" { // the build takes minutes at first
+	if os.Getenv(envTorture) != "" { // the first build takes minutes
 		c.Skewed, c.SkewVariable = testenv.BuildSkewed(t, "build", "."), testenv.EnvSkew
 	}
 	tormentPostgres(t, c)
 }
 
-// TestNoDefectIsReleased: the program has neither the names nor the flag of what
-// the tests plant.
+// TestNoDefectIsReleased checks that the program has neither the names nor the flag of
+// the planted defects.
 func TestNoDefectIsReleased(t *testing.T) {
 	t.Parallel()
 	program, err := os.ReadFile(binary(t))
@@ -265,14 +265,14 @@ func TestTortureFindsInShop(t *testing.T) {
 		{defectEntryKeys, "second-effect", "reservations"},
 		// Messages of the attempt that was rolled back, alone or with those of the next.
 		{defectEnqueueOutside, "effect-of-rolled-back|second-effect", "rolled back|notices|events"},
-		// What is settled lets the next of its lane go.
+		// A settled message lets the next of its lane go.
 		{defectSettleFirst, "effect-missing|out-of-order", `message is "delivered"|took effect after it`},
 		{defectNoLane, "out-of-order", "took effect after it"},
 		{defectInboxFirst, "effect-missing", `notice message is "delivered"`},
 		{defectInboxMemory, "second-effect", "notices"},
 		{defectDeliveryID, "second-effect", "events"},
-		// Its effect is in no transaction: where the record cannot be written after the
-		// answer the webhook comes again, and where the process dies there is none.
+		// Its effect is in no transaction. If the record cannot be written after the
+		// response, the webhook is sent again; if the process dies, there is no effect.
 		{defectAnswerFirst, "effect-missing|second-effect", `event message is "delivered"|events`},
 		{defectJobOutside, "second-effect", "effects of one job"},
 		{defectTrusted, "effect-after-refusal", "revoked before the job was due"},

@@ -15,17 +15,17 @@ import (
 const (
 	checkSecondEffect    = "second-effect"
 	checkSecondOfClaim   = "second-effect-of-claim"
-	checkDiffer          = "answers-differ"
+	checkDiffer          = "responses-differ"
 	checkMissing         = "effect-missing"
 	checkLost            = "acknowledgement-lost"
 	checkAfterRefusal    = "effect-after-refusal"
 	checkWithoutCause    = "unknown-without-cause"
 	checkStuck           = "stuck"
-	checkTorn            = "torn-answer"
+	checkTorn            = "torn-response"
 	checkFailedStart     = "failed-start"
 	checkRolledBack      = "effect-of-rolled-back"
 	checkOrder           = "out-of-order"
-	checkUnexpected      = "unexpected-answer"
+	checkUnexpected      = "unexpected-response"
 	maxTimeline          = 500 // lines of one
 	maxViolationsPrinted = 20  // with their timelines
 )
@@ -35,32 +35,31 @@ type Violation struct {
 	Check  string `json:"check"`
 	Key    string `json:"key"`
 	Detail string `json:"detail"`
-	// Faults are those that struck while the key was being worked on.
+	// Faults struck while clients worked on the key.
 	Faults []string `json:"faults"`
-	// Timeline is what happened to the key, and to the processes meanwhile.
+	// Timeline lists what happened to the key, and to the processes meanwhile.
 	Timeline []string `json:"timeline"`
 }
 
 // evidence is what the checks look at.
 type evidence struct {
-	hold    bool // the policy; otherwise it is retry
+	hold    bool // the policy is hold; otherwise it is retry
 	atomic  bool // records and effects are committed together
 	lease   time.Duration
 	start   time.Time
 	events  []event
 	effects []Effect
-	// stuck keys are in progress under a lease that should have ended.
+	// stuck lists keys in progress under a lease that should have ended.
 	stuck []string
-	// over: nothing more will happen. Before that, what could still be
-	// explained is no violation.
+	// over: the run has ended. Before that, what a later event may explain is
+	// not a violation.
 	over bool
-	// shop has what there is of orders, where those are what is tortured, and
-	// messages what is in the outbox.
+	// shop and messages are the orders and the outbox if a shop is tortured.
 	shop     *shopFacts
 	messages map[string]outbox.Entry
 }
 
-// trouble is a time in which a process, or the machine, did not get on.
+// trouble is a time in which a process, or the machine, made no progress.
 type trouble struct {
 	what     string
 	from, to time.Duration
@@ -68,10 +67,10 @@ type trouble struct {
 
 const forever = time.Duration(1<<63 - 1)
 
-// troubles returns them in the order of their beginnings.
+// troubles returns the troubles in the order in which they began.
 func (e *evidence) troubles() []trouble {
 	var all []trouble
-	open := map[string]int{} // by process, its place in all
+	open := map[string]int{} // by process: index in all
 	for _, ev := range e.events {
 		switch ev.kind {
 		case kindKill, kindPause:
@@ -79,7 +78,7 @@ func (e *evidence) troubles() []trouble {
 			all = append(all, trouble{string(ev.kind) + " " + ev.who, ev.at, forever})
 		case kindStart, kindResume:
 			if i, ok := open[ev.who]; ok {
-				// What waited for it needs a while to get on.
+				// What waited for it needs a while to continue.
 				all[i].to = ev.at + e.lease/2
 				delete(open, ev.who)
 			}
@@ -91,21 +90,21 @@ func (e *evidence) troubles() []trouble {
 	return all
 }
 
-// asked is one ask and what came of it.
-type asked struct {
+// attempt is an attempt and its result.
+type attempt struct {
 	event
-	over   time.Duration // when it was answered or broke; forever if neither
-	answer *answer       // nil without one
-	left   bool          // the client did not wait for it
-	effect string        // that an answer told of before it broke off
+	over     time.Duration // when it got a response or broke; forever if neither
+	response *response     // nil without one
+	left     bool          // the client stopped waiting
+	effect   string        // named by a response that broke off
 }
 
-// completed reports whether the answer says that the operation is.
-func (a *asked) completed() bool {
-	return a.answer != nil && (a.answer.class == acknowledged || a.answer.class == notRetained)
+// completed reports whether the response says that the operation completed.
+func (a *attempt) completed() bool {
+	return a.response != nil && (a.response.class == acknowledged || a.response.class == notRetained)
 }
 
-// mayFollow reports whether an answer of the class may be given once the operation has
+// mayFollow reports whether a response of class c is allowed after the operation has
 // completed.
 func (c class) mayFollow(f form) bool {
 	switch c {
@@ -119,19 +118,19 @@ func (c class) mayFollow(f form) bool {
 	return false
 }
 
-// keyHistory is what happened to one key.
+// keyHistory lists what happened to one key.
 type keyHistory struct {
-	key     string
-	asks    []*asked
-	cuts    []event
-	ends    []event
-	effects []Effect
+	key      string
+	attempts []*attempt
+	cuts     []event
+	ends     []event
+	effects  []Effect
 }
 
-// span is from the first ask to the last thing known of the key.
+// span returns the times of the first attempt and of the last event of the key.
 func (k *keyHistory) span() (from, to time.Duration) {
-	from = k.asks[0].at
-	for _, a := range k.asks {
+	from = k.attempts[0].at
+	for _, a := range k.attempts {
 		if to = max(to, a.at); a.over != forever {
 			to = max(to, a.over)
 		}
@@ -141,7 +140,7 @@ func (k *keyHistory) span() (from, to time.Duration) {
 
 func (e *evidence) byKey() []*keyHistory {
 	keys := map[string]*keyHistory{}
-	asks := map[uint64]*asked{}
+	attempts := map[uint64]*attempt{}
 	var order []*keyHistory
 	get := func(key string) *keyHistory {
 		k := keys[key]
@@ -154,14 +153,14 @@ func (e *evidence) byKey() []*keyHistory {
 	}
 	for _, ev := range e.events {
 		switch ev.kind {
-		case kindAsk:
-			a := &asked{event: ev, over: forever}
-			asks[ev.ask] = a
+		case kindAttempt:
+			a := &attempt{event: ev, over: forever}
+			attempts[ev.attempt] = a
 			k := get(ev.key)
-			k.asks = append(k.asks, a)
-		case kindAnswer, kindBroken:
-			a := asks[ev.ask]
-			a.over, a.answer, a.left, a.effect = ev.at, ev.answer, ev.left, ev.effect
+			k.attempts = append(k.attempts, a)
+		case kindResponse, kindBroken:
+			a := attempts[ev.attempt]
+			a.over, a.response, a.left, a.effect = ev.at, ev.response, ev.left, ev.effect
 		case kindCut:
 			if ev.key != "" {
 				k := get(ev.key)
@@ -179,7 +178,7 @@ func (e *evidence) byKey() []*keyHistory {
 	return order
 }
 
-// check returns every violation, by the order in which keys were first asked.
+// check returns every violation, in the order in which the keys were first sent.
 func (e *evidence) check() []Violation {
 	if e.shop != nil {
 		return e.checkShop()
@@ -193,12 +192,12 @@ func (e *evidence) check() []Violation {
 				Faults: k.struckBy(at, troubles), Timeline: e.timeline(k),
 			})
 		}
-		if len(k.asks) == 0 {
-			found(checkUnexpected, forever, "%d effects and %d cuts for a key that no client asked for", len(k.effects), len(k.cuts))
+		if len(k.attempts) == 0 {
+			found(checkUnexpected, forever, "%d effects and %d cuts for a key that no client sent", len(k.effects), len(k.cuts))
 			continue
 		}
 		e.checkEffects(k, found)
-		e.checkAnswers(k, found)
+		e.checkResponses(k, found)
 		e.checkCause(k, troubles, found)
 		if slices.Contains(e.stuck, k.key) {
 			found(checkStuck, forever, "its record is still in progress, under a lease that nobody should be renewing")
@@ -207,8 +206,8 @@ func (e *evidence) check() []Violation {
 	return append(all, e.checkStarts(troubles)...)
 }
 
-// checkStarts: a gateway starts whatever state its database is in. What else is
-// tortured may need it.
+// checkStarts returns a violation for each start of a gateway that failed. Only other
+// subjects may need their database to start.
 func (e *evidence) checkStarts(troubles []trouble) (all []Violation) {
 	for _, ev := range e.events {
 		if ev.kind != kindLog || !strings.HasPrefix(ev.who, "gateway") || !strings.HasPrefix(ev.text, didNotStart) {
@@ -225,7 +224,7 @@ func (e *evidence) checkStarts(troubles []trouble) (all []Violation) {
 	return all
 }
 
-// when an effect happened; forever if the ledger does not say.
+// when returns when an effect happened, or forever if the ledger does not say.
 func (e *evidence) when(f Effect) time.Duration {
 	if f.At.IsZero() {
 		return forever
@@ -233,7 +232,7 @@ func (e *evidence) when(f Effect) time.Duration {
 	return f.At.Sub(e.start)
 }
 
-// finder reports a violation that was there by the time at.
+// finder reports a violation that existed at the given time.
 type finder func(check string, at time.Duration, format string, args ...any)
 
 func (e *evidence) checkEffects(k *keyHistory, found finder) {
@@ -248,29 +247,29 @@ func (e *evidence) checkEffects(k *keyHistory, found finder) {
 			}
 		}
 	}
-	refused := func(a *asked) bool {
-		return a.answer != nil && (a.answer.class == noEffect || a.answer.class == turnedAway)
+	refused := func(a *attempt) bool {
+		return a.response != nil && (a.response.class == noEffect || a.response.class == turnedAway)
 	}
-	if len(k.effects) > 0 && !slices.ContainsFunc(k.asks, func(a *asked) bool { return !refused(a) }) {
-		found(checkAfterRefusal, forever, "each of its %d asks was told that there was no effect, but there is", len(k.asks))
+	if len(k.effects) > 0 && !slices.ContainsFunc(k.attempts, func(a *attempt) bool { return !refused(a) }) {
+		found(checkAfterRefusal, forever, "the response to each of its %d attempts said that there was no effect, but there is one", len(k.attempts))
 	}
 }
 
-func (e *evidence) checkAnswers(k *keyHistory, found finder) {
-	// The first that told of completion, and of those the first that was whole,
-	// by when they came.
-	var first, whole *asked
-	for _, a := range k.asks {
+func (e *evidence) checkResponses(k *keyHistory, found finder) {
+	// The first attempt whose response said completed, and the first of these with
+	// a whole response, by the time of the response.
+	var first, whole *attempt
+	for _, a := range k.attempts {
 		if a.completed() && (first == nil || a.over < first.over) {
 			first = a
 		}
-		if a.completed() && a.answer.class == acknowledged && (whole == nil || a.over < whole.over) {
+		if a.completed() && a.response.class == acknowledged && (whole == nil || a.over < whole.over) {
 			whole = a
 		}
 	}
 	f := formOf(k.key)
-	once := map[string]bool{} // each check finds a thing once
-	find := func(check string, a *asked, format string, args ...any) {
+	once := map[string]bool{} // checks that have found something
+	find := func(check string, a *attempt, format string, args ...any) {
 		if check == checkUnexpected || check == checkTorn || !once[check] {
 			once[check] = true
 			found(check, a.over, format, args...)
@@ -279,57 +278,57 @@ func (e *evidence) checkAnswers(k *keyHistory, found finder) {
 	in := func(effect string) int {
 		return slices.IndexFunc(k.effects, func(f Effect) bool { return f.ID == effect })
 	}
-	for _, a := range k.asks {
+	for _, a := range k.attempts {
 		if a.effect != "" && (e.atomic || f != formStream) && in(a.effect) < 0 {
-			// Only of a stream without a transaction some passes before the effect.
-			find(checkMissing, a, "ask #%d was told of effect %s before the answer broke off, and it is not in the ledger", a.ask, a.effect)
+			// Only a stream without a transaction may begin before its effect.
+			find(checkMissing, a, "attempt #%d was told of effect %s before the response broke off, and it is not in the ledger", a.attempt, a.effect)
 		}
-		if a.answer == nil {
+		if a.response == nil {
 			continue
 		}
-		if first != nil && a.at > first.over && a.answer.class != unexpected && a.answer.class != torn && !a.answer.class.mayFollow(f) {
-			find(checkLost, a, "ask #%d got %v; ask #%d, sent later, got %v", first.ask, first.answer, a.ask, a.answer)
+		if first != nil && a.at > first.over && a.response.class != unexpected && a.response.class != torn && !a.response.class.mayFollow(f) {
+			find(checkLost, a, "attempt #%d got %v; attempt #%d, sent later, got %v", first.attempt, first.response, a.attempt, a.response)
 		}
-		switch a.answer.class {
+		switch a.response.class {
 		case unexpected:
-			find(checkUnexpected, a, "ask #%d: %v", a.ask, a.answer)
+			find(checkUnexpected, a, "attempt #%d: %v", a.attempt, a.response)
 		case torn:
-			find(checkTorn, a, "ask #%d: %v came to its end, but is not all of the answer", a.ask, a.answer)
+			find(checkTorn, a, "attempt #%d: %v came to its end, but is not the whole response", a.attempt, a.response)
 		case notRetained:
 			if !slices.ContainsFunc(k.effects, func(f Effect) bool { return f.At.IsZero() || e.when(f) <= a.over }) {
-				find(checkMissing, a, "ask #%d was told that the operation completed, and there was no effect in the ledger", a.ask)
+				find(checkMissing, a, "attempt #%d was told that the operation completed, but there was no effect in the ledger", a.attempt)
 			}
 		case acknowledged:
-			if a.answer.digest != whole.answer.digest {
-				find(checkDiffer, a, "ask #%d: %v; ask #%d: %v", whole.ask, whole.answer, a.ask, a.answer)
+			if a.response.digest != whole.response.digest {
+				find(checkDiffer, a, "attempt #%d: %v; attempt #%d: %v", whole.attempt, whole.response, a.attempt, a.response)
 			} else if a != whole && !f.retained() {
-				find(checkUnexpected, a, "ask #%d and ask #%d both got all of an answer that cannot be replayed", whole.ask, a.ask)
+				find(checkUnexpected, a, "attempt #%d and attempt #%d both got a whole response that cannot be replayed", whole.attempt, a.attempt)
 			}
-			if i := in(a.answer.effect); i < 0 {
-				find(checkMissing, a, "ask #%d was told of effect %s, which is not in the ledger", a.ask, a.answer.effect)
-			} else if d := k.effects[i].Digest; d != "" && d != a.answer.digest {
-				find(checkDiffer, a, "ask #%d: %v; the ledger's answer has digest %s", a.ask, a.answer, d)
+			if i := in(a.response.effect); i < 0 {
+				find(checkMissing, a, "attempt #%d was told of effect %s, which is not in the ledger", a.attempt, a.response.effect)
+			} else if d := k.effects[i].Digest; d != "" && d != a.response.digest {
+				find(checkDiffer, a, "attempt #%d: %v; the ledger's response has digest %s", a.attempt, a.response, d)
 			}
 		}
 	}
-	if last := k.asks[len(k.asks)-1]; e.over && len(k.ends) > 0 && k.ends[len(k.ends)-1].text == endGaveUp {
-		// At the end every key is asked for until it is settled.
-		found(checkStuck, forever, "nobody could learn what became of it: the last ask, #%d, was %v", last.ask, last.answer)
+	if last := k.attempts[len(k.attempts)-1]; e.over && len(k.ends) > 0 && k.ends[len(k.ends)-1].text == endGaveUp {
+		// At the end every key is sent until it is settled.
+		found(checkStuck, forever, "no client could learn its outcome: the last attempt, #%d, got %v", last.attempt, last.response)
 	}
 }
 
-// checkCause looks for a reason why an outcome became unknown. The execution does
-// not depend on its client, so only what struck the processes, or the connection
-// between gateway and ledger, can be one.
+// checkCause reports an unknown outcome without a cause. An execution does not depend
+// on its client, so only a fault of the processes, or of the connection between gateway
+// and ledger, is a cause.
 func (e *evidence) checkCause(k *keyHistory, troubles []trouble, found finder) {
-	for _, a := range k.asks {
-		if a.answer == nil || a.answer.class != unknown {
+	for _, a := range k.attempts {
+		if a.response == nil || a.response.class != unknown {
 			continue
 		}
 		if !e.over && a.over > e.events[len(e.events)-1].at-e.lease {
-			return // a stall is noted when it is over
+			return // a stall is noted only when it is over
 		}
-		from := k.asks[0].at
+		from := k.attempts[0].at
 		for _, t := range troubles {
 			if t.from <= a.over && t.to >= from {
 				return
@@ -340,13 +339,13 @@ func (e *evidence) checkCause(k *keyHistory, troubles []trouble, found finder) {
 				return
 			}
 		}
-		found(checkWithoutCause, a.over, "ask #%d: %v; since the first ask no process was killed or paused, and its request was not cut off from the ledger", a.ask, a.answer)
+		found(checkWithoutCause, a.over, "attempt #%d: %v; since the first attempt no process was killed or paused, and its request was not cut off from the ledger", a.attempt, a.response)
 		return
 	}
 }
 
-// struckBy returns what struck a key, and what struck the processes while it was
-// worked on, until at.
+// struckBy returns the faults that struck the key, or the processes while clients
+// worked on it, until at.
 func (k *keyHistory) struckBy(at time.Duration, troubles []trouble) []string {
 	struck := map[string]bool{}
 	for _, c := range k.cuts {
@@ -354,12 +353,12 @@ func (k *keyHistory) struckBy(at time.Duration, troubles []trouble) []string {
 			struck[fmt.Sprintf("cut %s %s", c.side, c.text)] = true
 		}
 	}
-	for _, a := range k.asks {
-		if a.over <= at && a.answer == nil && a.left {
+	for _, a := range k.attempts {
+		if a.over <= at && a.response == nil && a.left {
 			struck["client left"] = true
 		}
 	}
-	if len(k.asks) > 0 {
+	if len(k.attempts) > 0 {
 		from, to := k.span()
 		for _, t := range troubles {
 			if t.from <= min(to, at) && t.to >= from {
@@ -370,9 +369,9 @@ func (k *keyHistory) struckBy(at time.Duration, troubles []trouble) []string {
 	return slices.Sorted(maps.Keys(struck))
 }
 
-// timeline is all that happened to a key, and to the processes meanwhile.
+// timeline lists what happened to a key, and to the processes meanwhile.
 func (e *evidence) timeline(k *keyHistory) (timeline []string) {
-	if len(k.asks) == 0 {
+	if len(k.attempts) == 0 {
 		return nil
 	}
 	from, to := k.span()
@@ -398,13 +397,13 @@ func (e *evidence) timeline(k *keyHistory) (timeline []string) {
 	for _, f := range k.effects {
 		lines = append(lines, event{
 			at: min(e.when(f), to), kind: kindEffect, who: "ledger", key: k.key,
-			text: fmt.Sprintf("effect %s under fence %s, by process %d, answer's digest %s", f.ID, f.Fence, f.PID, f.Digest),
+			text: fmt.Sprintf("effect %s under fence %s, by process %d, response's digest %s", f.ID, f.Fence, f.PID, f.Digest),
 		})
 	}
 	slices.SortStableFunc(lines, func(a, b event) int { return cmp.Compare(a.at, b.at) })
 	for i, l := range lines {
 		if i == maxTimeline {
-			timeline = append(timeline, fmt.Sprintf("... and %d lines more, in the timeline of the run", len(lines)-i))
+			timeline = append(timeline, fmt.Sprintf("... and %d more lines, in the timeline of the run", len(lines)-i))
 			break
 		}
 		timeline = append(timeline, l.String())

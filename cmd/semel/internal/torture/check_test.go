@@ -12,7 +12,7 @@ import (
 // story builds a history by hand. A step is a second.
 type story struct {
 	evidence
-	asks uint64
+	attempts uint64
 }
 
 func newStory() *story {
@@ -24,15 +24,15 @@ func (s *story) add(e event) {
 	s.events = append(s.events, e)
 }
 
-func (s *story) ask(key string, a *answer) {
-	s.asks++
-	id := s.asks
-	s.add(event{kind: kindAsk, who: "client", key: key, ask: id})
-	if a == nil {
-		s.add(event{kind: kindBroken, who: "client", key: key, ask: id, text: "connection ended"})
+func (s *story) attempt(key string, got *response) {
+	s.attempts++
+	id := s.attempts
+	s.add(event{kind: kindAttempt, who: "client", key: key, attempt: id})
+	if got == nil {
+		s.add(event{kind: kindBroken, who: "client", key: key, attempt: id, text: "connection ended"})
 		return
 	}
-	s.add(event{kind: kindAnswer, who: "client", key: key, ask: id, answer: a, text: a.String()})
+	s.add(event{kind: kindResponse, who: "client", key: key, attempt: id, response: got, text: got.String()})
 }
 
 func (s *story) effect(key, id, fence string) {
@@ -43,20 +43,20 @@ func (s *story) end(key, text string) {
 	s.add(event{kind: kindEnd, who: "client", key: key, text: text})
 }
 
-func ack(effect string) *answer {
-	return &answer{class: acknowledged, status: 201, effect: effect, digest: "digest of " + effect}
+func ack(effect string) *response {
+	return &response{class: acknowledged, status: 201, effect: effect, digest: "digest of " + effect}
 }
 
-func told(c class) *answer { return &answer{class: c, status: 409} }
+func told(c class) *response { return &response{class: c, status: 409} }
 
-// brokeOff has an answer end after its header, which told of the effect.
+// brokeOff adds a response that ends after its header, which names the effect.
 func (s *story) brokeOff(key, effect string) {
-	s.asks++
-	s.add(event{kind: kindAsk, who: "client", key: key, ask: s.asks})
-	s.add(event{kind: kindBroken, who: "client", key: key, ask: s.asks, begun: true, effect: effect})
+	s.attempts++
+	s.add(event{kind: kindAttempt, who: "client", key: key, attempt: s.attempts})
+	s.add(event{kind: kindBroken, who: "client", key: key, attempt: s.attempts, begun: true, effect: effect})
 }
 
-// failsToStart has a start of a process fail.
+// failsToStart adds a failed start of a process.
 func (s *story) failsToStart(who string) {
 	s.add(event{kind: kindLog, who: who, text: didNotStart + who + " ended before it listened"})
 }
@@ -68,181 +68,181 @@ func TestCheck(t *testing.T) {
 		want   string // the checks that find something
 	}{
 		{"executed, lost, replayed", func(s *story) {
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e1"))
-			s.ask("k", ack("e1"))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", ack("e1"))
 			s.end("k", endAcknowledged)
 		}, ""},
 		{"two effects under hold", func(s *story) {
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.effect("k", "e1", "1")
 			s.effect("k", "e2", "2")
-			s.ask("k", ack("e2"))
+			s.attempt("k", ack("e2"))
 		}, checkSecondEffect},
 		{"two effects of two claims under retry", func(s *story) {
 			s.hold = false
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.effect("k", "e1", "1")
 			s.effect("k", "e2", "2")
-			s.ask("k", ack("e2"))
+			s.attempt("k", ack("e2"))
 		}, ""},
 		{"two effects of one claim under retry", func(s *story) {
 			s.hold = false
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.effect("k", "e1", "1")
 			s.effect("k", "e2", "1")
-			s.ask("k", ack("e2"))
+			s.attempt("k", ack("e2"))
 		}, checkSecondOfClaim},
-		{"answers differ", func(s *story) {
+		{"responses differ", func(s *story) {
 			s.hold = false
 			s.effect("k", "e1", "1")
 			s.effect("k", "e2", "2")
-			s.ask("k", ack("e1"))
-			s.ask("k", ack("e2"))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", ack("e2"))
 		}, checkDiffer},
 		{"the same effect in other bytes", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e1"))
+			s.attempt("k", ack("e1"))
 			other := ack("e1")
 			other.digest = "another"
-			s.ask("k", other)
+			s.attempt("k", other)
 		}, checkDiffer},
 		{"acknowledged and not there", func(s *story) {
-			s.ask("k", ack("e1"))
+			s.attempt("k", ack("e1"))
 		}, checkMissing},
 		{"acknowledged with another key's effect", func(s *story) {
-			s.ask("other", ack("e1"))
+			s.attempt("other", ack("e1"))
 			s.effect("other", "e1", "1")
-			s.ask("k", ack("e1"))
+			s.attempt("k", ack("e1"))
 		}, checkMissing},
 		{"acknowledged with an effect that is not the one there is", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e2"))
+			s.attempt("k", ack("e2"))
 		}, checkMissing},
 		{"acknowledged, then in progress", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e1"))
-			s.ask("k", told(inProgress))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", told(inProgress))
 		}, checkLost},
 		{"in progress, then acknowledged", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", told(inProgress))
-			s.ask("k", ack("e1"))
+			s.attempt("k", told(inProgress))
+			s.attempt("k", ack("e1"))
 		}, ""},
-		{"asked before the acknowledgement, answered after it", func(s *story) {
+		{"sent before the acknowledgement, response after it", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.add(event{kind: kindAsk, who: "slow", key: "k", ask: 100})
-			s.ask("k", ack("e1"))
-			s.add(event{kind: kindAnswer, who: "slow", key: "k", ask: 100, answer: told(inProgress)})
+			s.add(event{kind: kindAttempt, who: "slow", key: "k", attempt: 100})
+			s.attempt("k", ack("e1"))
+			s.add(event{kind: kindResponse, who: "slow", key: "k", attempt: 100, response: told(inProgress)})
 		}, ""},
 		{"acknowledged, then the store is down", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e1"))
-			s.ask("k", told(unavailable))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", told(unavailable))
 		}, ""},
-		{"refused, and yet", func(s *story) {
-			s.ask("k", told(noEffect))
+		{"refused, but there is an effect", func(s *story) {
+			s.attempt("k", told(noEffect))
 			s.end("k", endRefused)
 			s.effect("k", "e1", "1")
 		}, checkAfterRefusal},
 		{"refused once, cut off once", func(s *story) {
-			s.ask("k", told(noEffect))
-			s.ask("k", nil)
+			s.attempt("k", told(noEffect))
+			s.attempt("k", nil)
 			s.effect("k", "e1", "1")
 		}, ""},
 		{"unknown, only its client cut off", func(s *story) {
 			s.add(event{kind: kindCut, side: front, key: "k", text: string(cutAfter)})
-			s.ask("k", nil)
-			s.ask("k", told(unknown))
+			s.attempt("k", nil)
+			s.attempt("k", told(unknown))
 		}, checkWithoutCause},
 		{"unknown, cut off from the ledger", func(s *story) {
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.add(event{kind: kindCut, side: back, key: "k", text: string(cutAfter)})
-			s.ask("k", told(unknown))
+			s.attempt("k", told(unknown))
 		}, ""},
 		{"unknown, another key cut off from the ledger", func(s *story) {
-			s.ask("other", nil)
-			s.ask("k", nil)
+			s.attempt("other", nil)
+			s.attempt("k", nil)
 			s.add(event{kind: kindCut, side: back, key: "other", text: string(cutAfter)})
-			s.ask("k", told(unknown))
+			s.attempt("k", told(unknown))
 		}, checkWithoutCause},
 		{"unknown, a process paused meanwhile", func(s *story) {
 			s.add(event{kind: kindPause, who: "gateway 1"})
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.add(event{kind: kindResume, who: "gateway 1"})
-			s.ask("k", told(unknown))
+			s.attempt("k", told(unknown))
 		}, ""},
 		{"unknown, a process paused long before", func(s *story) {
 			s.add(event{kind: kindPause, who: "gateway 1"})
 			s.add(event{kind: kindResume, who: "gateway 1"})
 			s.add(event{kind: kindPhase})
-			s.ask("k", nil)
-			s.ask("k", told(unknown))
+			s.attempt("k", nil)
+			s.attempt("k", told(unknown))
 		}, checkWithoutCause},
 		{"unknown, a process killed later", func(s *story) {
-			s.ask("k", nil)
-			s.ask("k", told(unknown))
+			s.attempt("k", nil)
+			s.attempt("k", told(unknown))
 			s.add(event{kind: kindKill, who: "gateway 1"})
 		}, checkWithoutCause},
 		{"unknown, the machine stood still", func(s *story) {
-			s.ask("k", nil)
-			s.ask("k", told(unknown))
+			s.attempt("k", nil)
+			s.attempt("k", told(unknown))
 			s.add(event{kind: kindStall, who: "machine", took: 3 * time.Second})
 		}, ""},
 		{"unknown just now: a stall may yet be noted", func(s *story) {
 			s.over = false
-			s.ask("k", nil)
-			s.ask("k", told(unknown))
+			s.attempt("k", nil)
+			s.attempt("k", told(unknown))
 		}, ""},
 		{"a live lease in the end", func(s *story) {
-			s.ask("k", nil)
+			s.attempt("k", nil)
 			s.stuck = []string{"k"}
 		}, checkStuck},
-		{"no answer in the end", func(s *story) {
-			s.ask("k", told(inProgress))
+		{"no response at the end", func(s *story) {
+			s.attempt("k", told(inProgress))
 			s.end("k", endGaveUp)
 		}, checkStuck},
-		{"a large answer that is not what the ledger sent", func(s *story) {
+		{"a large response that is not what the ledger sent", func(s *story) {
 			s.effect("k", "e1", "1")
 			s.effects[0].Digest = "another"
-			s.ask("k", ack("e1"))
+			s.attempt("k", ack("e1"))
 		}, checkDiffer},
-		{"a large answer as the ledger sent it", func(s *story) {
+		{"a large response as the ledger sent it", func(s *story) {
 			s.effect("k", "e1", "1")
 			s.effects[0].Digest = ack("e1").digest
-			s.ask("k", ack("e1"))
-			s.ask("k", ack("e1"))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", ack("e1"))
 		}, ""},
 		{"acknowledged, then not retained although it could be", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e1"))
-			s.ask("k", told(notRetained))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", told(notRetained))
 		}, checkLost},
-		{"half of an answer, ended as if whole", func(s *story) {
+		{"half of a response, ended as if whole", func(s *story) {
 			s.effect("k", "e1", "1")
 			s.add(event{kind: kindKill, who: "ledger"})
-			s.ask("k", &answer{class: torn, status: 201})
-			s.ask("k", told(unknown))
+			s.attempt("k", &response{class: torn, status: 201})
+			s.attempt("k", told(unknown))
 		}, checkTorn},
-		{"turned away, and yet", func(s *story) {
-			s.ask("k", told(turnedAway))
-			s.ask("k", told(noEffect))
+		{"turned away, but there is an effect", func(s *story) {
+			s.attempt("k", told(turnedAway))
+			s.attempt("k", told(noEffect))
 			s.effect("k", "e1", "1")
 		}, checkAfterRefusal},
 		{"executed, but it could not be recorded", func(s *story) {
-			s.ask("k", told(unavailable))
+			s.attempt("k", told(unavailable))
 			s.effect("k", "e1", "1")
 		}, ""},
 		{"acknowledged, then turned away", func(s *story) {
 			s.effect("k", "e1", "1")
-			s.ask("k", ack("e1"))
-			s.ask("k", told(turnedAway))
+			s.attempt("k", ack("e1"))
+			s.attempt("k", told(turnedAway))
 		}, ""},
-		{"an odd answer", func(s *story) {
-			s.ask("k", told(unexpected))
+		{"an unexpected response", func(s *story) {
+			s.attempt("k", told(unexpected))
 		}, checkUnexpected},
-		{"an effect nobody asked for", func(s *story) {
+		{"an effect of a key that was not sent", func(s *story) {
 			s.effect("k", "e1", "1")
 		}, checkUnexpected},
 	}
@@ -256,8 +256,8 @@ func TestCheck(t *testing.T) {
 				if v.Key != "k" {
 					t.Errorf("the violation is of key %q", v.Key)
 				}
-				if len(s.asksOf("k")) > 0 && !strings.Contains(strings.Join(v.Timeline, "\n"), " ask ") {
-					t.Errorf("the timeline of %s has no ask:\n%s", v.Check, strings.Join(v.Timeline, "\n"))
+				if len(s.attemptsOf("k")) > 0 && !strings.Contains(strings.Join(v.Timeline, "\n"), " attempt ") {
+					t.Errorf("the timeline of %s has no attempt:\n%s", v.Check, strings.Join(v.Timeline, "\n"))
 				}
 			}
 			if got := strings.Join(found, " "); got != tt.want {
@@ -267,8 +267,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckOfStreams: what passes once is acknowledged by its end, and nothing of
-// it is replayed.
+// TestCheckOfStreams checks responses that are sent once: the end of one acknowledges
+// the key, and no part of it is replayed.
 func TestCheckOfStreams(t *testing.T) {
 	const k = "k-1-stream"
 	tests := []struct {
@@ -278,75 +278,75 @@ func TestCheckOfStreams(t *testing.T) {
 	}{
 		{"whole, then not retained", func(s *story) {
 			s.effect(k, "e1", "1")
-			s.ask(k, ack("e1"))
-			s.ask(k, told(notRetained))
+			s.attempt(k, ack("e1"))
+			s.attempt(k, told(notRetained))
 		}, ""},
 		{"broken off, then not retained", func(s *story) {
-			s.ask(k, nil)
+			s.attempt(k, nil)
 			s.effect(k, "e1", "1")
-			s.ask(k, told(notRetained))
+			s.attempt(k, told(notRetained))
 		}, ""},
 		{"broken off without an effect, then in progress, then refused", func(s *story) {
-			s.ask(k, nil)
-			s.ask(k, told(inProgress))
-			s.ask(k, told(noEffect))
+			s.attempt(k, nil)
+			s.attempt(k, told(inProgress))
+			s.attempt(k, told(noEffect))
 		}, ""},
 		{"broken off, then not retained, and no effect", func(s *story) {
-			s.ask(k, nil)
-			s.ask(k, told(notRetained))
+			s.attempt(k, nil)
+			s.attempt(k, told(notRetained))
 		}, checkMissing},
 		{"not retained, and the effect comes later", func(s *story) {
-			s.ask(k, nil)
-			s.ask(k, told(notRetained))
+			s.attempt(k, nil)
+			s.attempt(k, told(notRetained))
 			s.effect(k, "e1", "1")
 		}, checkMissing},
 		{"broken off before its effect, which never came", func(s *story) {
 			s.brokeOff(k, "e1")
-			s.ask(k, told(noEffect))
+			s.attempt(k, told(noEffect))
 		}, ""},
 		{"broken off before its transaction was committed", func(s *story) {
 			s.atomic = true
 			s.brokeOff(k, "e1")
 			s.effect(k, "e2", "2")
-			s.ask(k, ack("e2"))
+			s.attempt(k, ack("e2"))
 		}, checkMissing},
 		{"broken off after its transaction was committed", func(s *story) {
 			s.atomic = true
 			s.effect(k, "e1", "1")
 			s.brokeOff(k, "e1")
-			s.ask(k, told(notRetained))
+			s.attempt(k, told(notRetained))
 		}, ""},
 		{"whole, then unknown", func(s *story) {
 			s.add(event{kind: kindKill, who: "gateway 1"})
 			s.effect(k, "e1", "1")
-			s.ask(k, ack("e1"))
-			s.ask(k, told(unknown))
+			s.attempt(k, ack("e1"))
+			s.attempt(k, told(unknown))
 		}, checkLost},
 		{"whole, and no effect", func(s *story) {
-			s.ask(k, ack("e1"))
-			s.ask(k, told(notRetained))
+			s.attempt(k, ack("e1"))
+			s.attempt(k, told(notRetained))
 		}, checkMissing},
 		{"not retained, then whole", func(s *story) {
 			s.effect(k, "e1", "1")
-			s.ask(k, told(notRetained))
-			s.ask(k, ack("e1"))
+			s.attempt(k, told(notRetained))
+			s.attempt(k, ack("e1"))
 		}, checkLost},
 		{"whole twice at the same time", func(s *story) {
 			s.effect(k, "e1", "1")
-			s.add(event{kind: kindAsk, who: "other", key: k, ask: 100})
-			s.ask(k, ack("e1"))
-			s.add(event{kind: kindAnswer, who: "other", key: k, ask: 100, answer: ack("e1")})
+			s.add(event{kind: kindAttempt, who: "other", key: k, attempt: 100})
+			s.attempt(k, ack("e1"))
+			s.add(event{kind: kindResponse, who: "other", key: k, attempt: 100, response: ack("e1")})
 		}, checkUnexpected},
 		{"not retained, then unavailable", func(s *story) {
 			s.effect(k, "e1", "1")
-			s.ask(k, told(notRetained))
-			s.ask(k, told(unavailable))
+			s.attempt(k, told(notRetained))
+			s.attempt(k, told(unavailable))
 		}, ""},
 		{"unknown, because only its client was cut off", func(s *story) {
-			s.add(event{kind: kindCut, side: front, key: k, text: string(cutAnswer)})
-			s.ask(k, nil)
+			s.add(event{kind: kindCut, side: front, key: k, text: string(cutResponse)})
+			s.attempt(k, nil)
 			s.effect(k, "e1", "1")
-			s.ask(k, told(unknown))
+			s.attempt(k, told(unknown))
 		}, checkWithoutCause},
 	}
 	for _, tt := range tests {
@@ -364,7 +364,7 @@ func TestCheckOfStreams(t *testing.T) {
 	}
 }
 
-// TestFailedStart: gateways start before their store.
+// TestFailedStart checks that a gateway starts even if its store is down.
 func TestFailedStart(t *testing.T) {
 	s := newStory()
 	s.add(event{kind: kindKill, who: "database"})
@@ -379,25 +379,25 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-func (s *story) asksOf(key string) (some []event) {
+func (s *story) attemptsOf(key string) (some []event) {
 	for _, e := range s.events {
-		if e.kind == kindAsk && e.key == key {
+		if e.kind == kindAttempt && e.key == key {
 			some = append(some, e)
 		}
 	}
 	return some
 }
 
-// TestFaultsBefore: what struck after a violation did not expose it.
+// TestFaultsBefore checks that faults after a violation are not reported with it.
 func TestFaultsBefore(t *testing.T) {
 	s := newStory()
 	s.add(event{kind: kindCut, side: front, key: "k", text: string(cutAfter)})
-	s.ask("k", nil)
+	s.attempt("k", nil)
 	s.effect("k", "e1", "1")
 	s.effect("k", "e2", "2")
 	s.add(event{kind: kindPause, who: "gateway 1"})
 	s.add(event{kind: kindCut, side: back, key: "k", text: string(cutBefore)})
-	s.ask("k", ack("e2"))
+	s.attempt("k", ack("e2"))
 	found := s.check()
 	if len(found) != 1 {
 		t.Fatalf("found %d violations, want 1", len(found))
@@ -412,7 +412,7 @@ func TestFaultsBefore(t *testing.T) {
 	}
 }
 
-// TestEnough: a run that saw nothing is not a good one.
+// TestEnough checks that a run that saw too little is inconclusive.
 func TestEnough(t *testing.T) {
 	n := DefaultNemesis()
 	c := Config{Duration: time.Minute, Nemesis: &n}.withDefaults()

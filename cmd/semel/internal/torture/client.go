@@ -19,104 +19,104 @@ import (
 	"github.com/semelhq/semel/semelhttp"
 )
 
-// class is what an answer means to a client.
+// class is what a response means to a client.
 type class string
 
 const (
-	acknowledged class = "acknowledged" // by the whole answer
-	notRetained  class = "not-retained" // it completed, and the answer has passed
+	acknowledged class = "acknowledged" // by the whole response
+	notRetained  class = "not-retained" // it completed, but the response was not kept
 	inProgress   class = "in-progress"
 	unknown      class = "unknown"
-	noEffect     class = "no-effect"   // certainly, through this ask or one before
-	turnedAway   class = "turned-away" // certainly, through this ask; it was not looked what is on record
-	unavailable  class = "unavailable" // nothing is known, be it that this ask was executed
-	torn         class = "torn"        // whole by its transfer, but not all of the answer
+	noEffect     class = "no-effect"   // certain for this attempt and the earlier ones
+	turnedAway   class = "turned-away" // certain for this attempt only; the record was not read
+	unavailable  class = "unavailable" // nothing is known; this attempt may have executed
+	torn         class = "torn"        // complete as a transfer, but not the whole response
 	unexpected   class = "unexpected"
 )
 
-type answer struct {
+type response struct {
 	class      class
 	status     int
 	problem    string
 	effect     string
 	digest     string
-	came       int // bytes of the body, of an answer that broke off
+	came       int // bytes of the body, of a response that broke off
 	replayed   bool
 	retry      semel.RetryAdvice
 	retryAfter time.Duration
 }
 
-func (a *answer) String() string {
-	s := fmt.Sprintf("%d %s", a.status, a.class)
+func (r *response) String() string {
+	s := fmt.Sprintf("%d %s", r.status, r.class)
 	switch {
-	case a.class == acknowledged, a.class == torn:
-		s += fmt.Sprintf(" effect %s digest %s", a.effect, a.digest)
-		if a.replayed {
+	case r.class == acknowledged, r.class == torn:
+		s += fmt.Sprintf(" effect %s digest %s", r.effect, r.digest)
+		if r.replayed {
 			s += " replayed"
 		}
-	case a.problem != "":
-		s += " " + a.problem
+	case r.problem != "":
+		s += " " + r.problem
 	}
 	return s
 }
 
-// read makes an answer of a whole response to an ask for key.
-func (r *run) read(res *http.Response, body []byte, key string) *answer {
-	a := &answer{class: unexpected, status: res.StatusCode, replayed: res.Header.Get(semelhttp.HeaderReplayed) == "true"}
+// read classifies a whole response to the request for key.
+func (r *run) read(res *http.Response, body []byte, key string) *response {
+	got := &response{class: unexpected, status: res.StatusCode, replayed: res.Header.Get(semelhttp.HeaderReplayed) == "true"}
 	if s, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil {
-		a.retryAfter = time.Duration(s) * time.Second
+		got.retryAfter = time.Duration(s) * time.Second
 	}
 	if res.ContentLength < 0 && len(res.TransferEncoding) == 0 {
-		return a // nobody can tell its end from a broken connection
+		return got // its end looks like a broken connection
 	}
 	f := formOf(key)
 	if res.StatusCode == http.StatusCreated {
 		d := newDigest(res.StatusCode, res.Header["Content-Type"], res.Header[headerEffect])
 		_, _ = d.Write(body)
-		a.digest = d.String()
+		got.digest = d.String()
 		effect, ok, err := r.effectOf(res, body, key)
 		switch {
 		case err != nil:
-			a.class = torn
-		case ok && (f.retained() || !a.replayed):
-			a.class, a.effect = acknowledged, effect
+			got.class = torn
+		case ok && (f.retained() || !got.replayed):
+			got.class, got.effect = acknowledged, effect
 		}
-		return a
+		return got
 	}
 	if res.Header.Get(headerRefused) != "" {
-		if res.StatusCode == http.StatusServiceUnavailable && !a.replayed {
-			a.class, a.retry = noEffect, semel.RetrySameKey
+		if res.StatusCode == http.StatusServiceUnavailable && !got.replayed {
+			got.class, got.retry = noEffect, semel.RetrySameKey
 		}
-		return a
+		return got
 	}
 	p, err := semelhttp.ParseProblem(bytes.NewReader(body), res.Header.Get("Content-Type"))
 	if err != nil {
-		return a
+		return got
 	}
-	_, a.problem, _ = strings.Cut(p.Type, "#")
-	a.retry = p.Retry
-	switch is := func(status int, problem string) bool { return a.status == status && a.problem == problem }; {
+	_, got.problem, _ = strings.Cut(p.Type, "#")
+	got.retry = p.Retry
+	switch is := func(status int, problem string) bool { return got.status == status && got.problem == problem }; {
 	case is(http.StatusConflict, "in-progress"):
-		a.class = inProgress
+		got.class = inProgress
 	case is(http.StatusConflict, "result-not-retained") && !f.retained():
-		a.class = notRetained
-	case (a.status == http.StatusConflict || a.status >= 500) && a.problem == "outcome-unknown":
-		a.class = unknown
+		got.class = notRetained
+	case (got.status == http.StatusConflict || got.status >= 500) && got.problem == "outcome-unknown":
+		got.class = unknown
 	case is(http.StatusServiceUnavailable, "upstream-unreachable"),
-		r.config.Payments != "" && orderRefused(a.status, a.problem):
-		a.class = noEffect
+		r.config.Payments != "" && orderRefused(got.status, got.problem):
+		got.class = noEffect
 	case is(http.StatusServiceUnavailable, "busy"), is(http.StatusServiceUnavailable, "spool-unavailable"),
 		is(http.StatusRequestTimeout, "body-too-slow"), is(http.StatusBadRequest, "body-unreadable"),
 		is(http.StatusServiceUnavailable, ""): // a gateway that stops
-		a.class = turnedAway
+		got.class = turnedAway
 	case is(http.StatusServiceUnavailable, "store-unavailable"):
-		a.class = unavailable
+		got.class = unavailable
 	}
-	return a
+	return got
 }
 
-// effectOf returns the effect that a 201 tells of. The error is errTorn where it
-// is not all there.
+// effectOf returns the effect that a 201 names. The error is errTorn if the
+// response is not whole.
 func (r *run) effectOf(res *http.Response, body []byte, key string) (effect string, ok bool, err error) {
 	if r.isOrder(key) {
 		return orderOf(body, key)
@@ -125,7 +125,7 @@ func (r *run) effectOf(res *http.Response, body []byte, key string) (effect stri
 	return told.Effect, told.Key == key && told.Effect != "" && told.Effect == res.Header.Get(headerEffect), err
 }
 
-// request is what is sent for key, every time the same bytes.
+// request returns what is sent for key: the same bytes each time.
 func request(key string) []byte {
 	body := `{"operation":"` + key + `"}`
 	return fmt.Appendf(nil, "POST /effects HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer torture\r\n"+
@@ -140,13 +140,13 @@ func (r *run) request(key string) []byte {
 }
 
 // client sends one request after the other. It writes to its connections
-// itself: a transport might send a request twice by its own decision.
+// itself, because a transport may decide to send a request twice.
 type client struct {
 	run   *run
 	name  string
 	rng   *rand.Rand
 	conns map[string]*clientConn // by address
-	// unhurried waits for each answer as long as a busy machine may take.
+	// unhurried: wait for each response as long as a busy machine may take.
 	unhurried bool
 }
 
@@ -165,7 +165,7 @@ func (c *client) close() {
 	}
 }
 
-// patience returns how long to wait for an answer.
+// patience returns how long to wait for a response.
 func (c *client) patience(low, high time.Duration) time.Duration {
 	d := randomDuration(c.rng, low, high)
 	if c.unhurried {
@@ -174,48 +174,47 @@ func (c *client) patience(low, high time.Duration) time.Duration {
 	return d
 }
 
-// ask sends the request for key once, and puts that and what came of it into
+// send sends the request for key once, and adds the attempt and its result to
 // the history.
-func (c *client) ask(ctx context.Context, key string, timeout time.Duration) *answer {
+func (c *client) send(ctx context.Context, key string, timeout time.Duration) *response {
 	gateways := c.run.gatewaysFor(key)
 	gw := gateways[c.rng.IntN(len(gateways))]
-	return c.askFor(ctx, gw, key, "", c.run.request(key), timeout, func(res *http.Response, body []byte) *answer {
+	return c.sendTo(ctx, gw, key, "", c.run.request(key), timeout, func(res *http.Response, body []byte) *response {
 		return c.run.read(res, body, key)
 	})
 }
 
-// askFor sends a request about key to a gateway once, and has read say what the answer
-// means.
-func (c *client) askFor(ctx context.Context, gw *gatewayChild, key string, by entry, request []byte, timeout time.Duration, read func(*http.Response, []byte) *answer) *answer {
-	id := c.run.asks.Add(1)
+// sendTo sends a request about key to a gateway once. read classifies the response.
+func (c *client) sendTo(ctx context.Context, gw *gatewayChild, key string, by entry, request []byte, timeout time.Duration, read func(*http.Response, []byte) *response) *response {
+	id := c.run.attempts.Add(1)
 	text := gw.process.name
 	if by != "" {
 		text += " by " + string(by)
 	}
-	c.run.history.add(event{kind: kindAsk, who: c.name, key: key, ask: id, text: text, entry: by})
-	a, err := c.exchange(ctx, gw.front.addr(), request, timeout, read)
+	c.run.history.add(event{kind: kindAttempt, who: c.name, key: key, attempt: id, text: text, entry: by})
+	got, err := c.exchange(ctx, gw.front.addr(), request, timeout, read)
 	if err != nil {
 		text, left := err.Error(), false
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			text = "connection ended"
 		} else if e := net.Error(nil); errors.As(err, &e) && e.Timeout() {
-			left, text = true, fmt.Sprintf("no answer within %v", timeout.Round(time.Millisecond))
+			left, text = true, fmt.Sprintf("no response within %v", timeout.Round(time.Millisecond))
 		}
-		broken := event{kind: kindBroken, who: c.name, key: key, ask: id, text: text, left: left, entry: by}
-		if a != nil {
-			broken.text = fmt.Sprintf("%s, %d bytes into an answer of %d", text, a.came, a.status)
-			broken.begun, broken.effect = a.status == http.StatusCreated, a.effect
+		broken := event{kind: kindBroken, who: c.name, key: key, attempt: id, text: text, left: left, entry: by}
+		if got != nil {
+			broken.text = fmt.Sprintf("%s, %d bytes into a %d response", text, got.came, got.status)
+			broken.begun, broken.effect = got.status == http.StatusCreated, got.effect
 		}
 		c.run.history.add(broken)
 		return nil
 	}
-	c.run.history.add(event{kind: kindAnswer, who: c.name, key: key, ask: id, text: a.String(), answer: a, entry: by})
-	return a
+	c.run.history.add(event{kind: kindResponse, who: c.name, key: key, attempt: id, text: got.String(), response: got, entry: by})
+	return got
 }
 
-// exchange returns the whole answer. With an error it returns no answer, or what
-// is known of one that broke off.
-func (c *client) exchange(ctx context.Context, addr string, request []byte, timeout time.Duration, read func(*http.Response, []byte) *answer) (a *answer, err error) {
+// exchange returns the whole response. With an error it returns nil, or what is
+// known of a response that broke off.
+func (c *client) exchange(ctx context.Context, addr string, request []byte, timeout time.Duration, read func(*http.Response, []byte) *response) (got *response, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn := c.conns[addr]
@@ -244,7 +243,7 @@ func (c *client) exchange(ctx context.Context, addr string, request []byte, time
 	}
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
-		return &answer{status: res.StatusCode, came: len(body), effect: res.Header.Get(headerEffect)}, err
+		return &response{status: res.StatusCode, came: len(body), effect: res.Header.Get(headerEffect)}, err
 	}
 	if keep = !res.Close; keep {
 		c.conns[addr] = conn
@@ -252,34 +251,34 @@ func (c *client) exchange(ctx context.Context, addr string, request []byte, time
 	return read(res, body), nil
 }
 
-// ends of a client's work on a key.
+// How a client's work on a key ends.
 const (
 	endAcknowledged = "acknowledged"
 	endUnknown      = "unknown"
-	endRefused      = "took no for an answer"
+	endRefused      = "accepted a refusal"
 	endGaveUp       = "gave up"
 	endStopped      = "was stopped"
-	endOdd          = "unexpected answer"
+	endOdd          = "unexpected response"
 )
 
-// settle asks for key until it is acknowledged or asking cannot help, as the
-// answers advise. It gives up after so many asks, and stops when ctx ends. A client
-// that may be put off takes some refusals for final.
-func (c *client) settle(ctx context.Context, key string, asks int, mayBePutOff bool) string {
+// settle sends the request for key until it is acknowledged or, by the responses'
+// advice, another attempt cannot help. It gives up after the given number of attempts,
+// and stops when ctx ends. With mayBePutOff, the client accepts some refusals as final.
+func (c *client) settle(ctx context.Context, key string, attempts int, mayBePutOff bool) string {
 	end := endGaveUp
-	for try := 0; try < asks && ctx.Err() == nil; try++ {
+	for n := 0; n < attempts && ctx.Err() == nil; n++ {
 		lease := c.run.config.Lease
-		a := c.ask(ctx, key, c.patience(lease/2, 3*lease))
+		got := c.send(ctx, key, c.patience(lease/2, 3*lease))
 		wait := randomDuration(c.rng, 5*time.Millisecond, 100*time.Millisecond)
-		if a != nil {
-			wait += a.retryAfter
-			switch a.class {
+		if got != nil {
+			wait += got.retryAfter
+			switch got.class {
 			case acknowledged, notRetained:
 				end = endAcknowledged
 			case unexpected, torn:
 				end = endOdd
 			case unknown:
-				if a.retry == semel.RetryAfterResolution {
+				if got.retry == semel.RetryAfterResolution {
 					end = endUnknown
 				}
 			case noEffect, turnedAway:
@@ -300,8 +299,8 @@ func (c *client) settle(ctx context.Context, key string, asks int, mayBePutOff b
 	return end
 }
 
-// work settles keys until ctx ends: new ones mostly, some of them together
-// with a second client, and some that have been acknowledged before.
+// work settles keys until ctx ends: mostly new ones, some together with a second
+// client, and some that are already acknowledged.
 func (c *client) work(ctx, patience context.Context) {
 	twin := c.run.newClient(c.name + "b")
 	defer twin.close()
@@ -321,7 +320,7 @@ func (c *client) work(ctx, patience context.Context) {
 	}
 }
 
-// keys are those of a run.
+// keys are the keys of a run.
 type keys struct {
 	most int
 	name func(number int) string
@@ -329,7 +328,7 @@ type keys struct {
 	mu    sync.Mutex
 	all   []string
 	acked []string
-	left  map[string]bool // their clients took a refusal for final
+	left  map[string]bool // their clients accepted a refusal
 }
 
 // make returns a new key, or "" if there are enough.
@@ -355,8 +354,8 @@ func (k *keys) settled(key, end string) {
 	}
 }
 
-// acknowledged returns a key that has been acknowledged, rather a late one; ""
-// if there is none.
+// acknowledged returns an acknowledged key, preferably a recent one, or "" if
+// there is none.
 func (k *keys) acknowledged(rng *rand.Rand) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -370,7 +369,7 @@ func (k *keys) acknowledged(rng *rand.Rand) string {
 	return recent[rng.IntN(len(recent))]
 }
 
-// unsettled returns the keys to be asked for at the end: all but those left.
+// unsettled returns the keys to send again at the end: all but those left.
 func (k *keys) unsettled() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -17,44 +17,42 @@ type Config struct {
 	// Dir is an empty directory for the store, the ledger and the timeline.
 	// Required.
 	Dir string
-	// Duration is how long the nemesis strikes. What comes after it, until
-	// everything is settled and asked for again, takes some seconds more.
+	// Duration is how long the nemesis strikes. Settling everything and sending it
+	// again takes some seconds more.
 	Duration time.Duration
 	// Longest is how long it strikes at most if Duration saw too little, as on a
-	// machine that is slow. Default Duration.
+	// slow machine. Default Duration.
 	Longest time.Duration
 	// Seed decides what is chosen at random.
 	Seed uint64
 	// OnCrash is the gateways' policy, hold or retry. Default hold.
 	OnCrash string
-	// Postgres is the URL of a PostgreSQL database, empty but for what an
-	// earlier run left in it, where the gateways keep their records. Default:
-	// an SQLite file in Dir.
+	// Postgres is the URL of a PostgreSQL database for the records of the gateways.
+	// It must be empty except for what an earlier run left in it. Default: an SQLite
+	// file in Dir.
 	Postgres string
-	// RestartDatabase has the server of Postgres crash and start again, if the
-	// nemesis is to do so. It returns when the server answers.
+	// RestartDatabase, if not nil, makes the server of Postgres crash and start
+	// again. It returns when the server responds.
 	RestartDatabase func(context.Context) error
-	// Payments is the program of the payments example, to be tortured instead
-	// of gateways. It needs Postgres. Beside it, and in the same database, a
-	// service of our own gives the answers that are not small.
+	// Payments is the program of the payments example, which is tortured instead of
+	// gateways. It needs Postgres. Beside it, on the same database, a service of our
+	// own makes the responses that are not small.
 	Payments string
-	// Shop has shops tortured instead of gateways: services that use all of the
-	// packages, and behind them one that charges. It needs Postgres, and a
-	// database that is empty.
+	// Shop tortures shops instead of gateways: services that use all of the packages,
+	// and behind them one that charges. It needs Postgres, and an empty database.
 	Shop bool
-	// Skewed is a build of Binary for shops, whose whole clock is off by what the
-	// environment variable says that SkewVariable names. Default: shops are of
-	// Binary, and wrong is only what they hand to packages that ask for a clock.
+	// Skewed is a build of Binary for shops. Its whole clock is off by the value of the
+	// environment variable named by SkewVariable. Default: Binary, in which only the
+	// clocks that are passed to packages are off.
 	Skewed, SkewVariable string
-	// Instead, if not empty, is a command that is started in the place of each
-	// gateway on SQLite, or of each shop, with what that is told as further
-	// arguments. Tests have it make a mistake, to see that it is found. Default:
-	// Binary.
+	// Instead, if not empty, is a command that takes the place of each gateway on
+	// SQLite, or of each shop, and gets its arguments after its own. Tests make a
+	// mistake there, to see that it is found. Default: Binary.
 	Instead []string
 	// Lease is the gateways' lease. Default 1 s.
 	Lease time.Duration
-	// Gateways and Clients are how many there are. Default 2 and 24; 3 shops. Of the
-	// example and the service beside it there are as many each.
+	// Gateways and Clients are how many there are. Default 2, or 3 shops, and 24. With
+	// Payments there are as many of the example, and of the service beside it.
 	Gateways, Clients int
 	// Keys is the largest number of keys. Default 200,000.
 	Keys int
@@ -64,16 +62,16 @@ type Config struct {
 	// SlowEvery says that one in so many effects is slow: it takes up to two
 	// and a half leases. Default 20.
 	SlowEvery int
-	// LargeEvery says that the answer to one in so many keys is not small: large
-	// and recorded in pieces, over the limit with and without a length, and a
-	// stream, in turn. Negative: to none. Default 3.
+	// LargeEvery says that one in so many keys has a response that is not small: in
+	// turn large and recorded in pieces, over the limit with and without a length, and
+	// a stream. Negative: none. Default 3.
 	LargeEvery int
-	// Nemesis is what strikes. Default DefaultNemesis.
+	// Nemesis is what strikes. Default DefaultNemesis or DefaultShopNemesis.
 	Nemesis *Nemesis
-	// FailFast ends the run at the first violation that can be seen while it
-	// goes on, and leaves out what would come after it.
+	// FailFast ends the run at the first violation that can be seen while it goes on,
+	// and leaves out what follows.
 	FailFast bool
-	// Progress is told how it goes every few seconds; nil for nobody.
+	// Progress, if not nil, gets a line every few seconds.
 	Progress io.Writer
 }
 
@@ -87,7 +85,7 @@ func DefaultNemesis() Nemesis {
 	}
 }
 
-// DefaultShopNemesis strikes everywhere, where shops are tortured.
+// DefaultShopNemesis strikes everywhere if shops are tortured.
 func DefaultShopNemesis() Nemesis {
 	return Nemesis{
 		Every:       500 * time.Millisecond,
@@ -162,7 +160,7 @@ func (c Config) validate() error {
 		errs = append(errs, errors.New("field Payments needs Postgres, and OnCrash hold"))
 	}
 	if c.Lease < 100*time.Millisecond {
-		errs = append(errs, fmt.Errorf("field Lease is %v; at least 100ms make sense", c.Lease))
+		errs = append(errs, fmt.Errorf("field Lease is %v; it must be at least 100ms", c.Lease))
 	}
 	if c.Gateways < 1 || c.Clients < 1 || c.Keys < 1 || c.Think < 0 || c.SlowEvery < 1 || c.Nemesis.Every <= 0 {
 		errs = append(errs, errors.New("fields Gateways, Clients, Keys, Think, SlowEvery and Nemesis.Every must be positive"))
@@ -170,7 +168,7 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// instead returns the program for gateways and shops, and its first arguments.
+// instead returns the program of gateways or shops, and its first arguments.
 func (c *Config) instead() (binary string, args []string) {
 	if len(c.Instead) == 0 {
 		return c.Binary, nil

@@ -8,43 +8,43 @@ import (
 	"time"
 )
 
-// kind says what an event is.
+// kind is the kind of an event.
 type kind string
 
 const (
-	kindAsk    kind = "ask"
-	kindAnswer kind = "answer"
-	kindBroken kind = "broken" // an ask that was not answered
-	kindEnd    kind = "end"    // a client is done with a key
-	kindCut    kind = "cut"
-	kindKill   kind = "kill"
-	kindStart  kind = "start"
-	kindPause  kind = "pause"
-	kindResume kind = "resume"
-	kindStall  kind = "stall" // the machine did not get on for a while
-	kindLog    kind = "log"   // a line of a process
-	kindPhase  kind = "phase"
-	kindEffect kind = "effect" // from the ledger, in timelines only
-	kindHold   kind = "hold"   // a connection passes nothing for a while
-	kindPass   kind = "pass"   // it passes again
-	kindAgain  kind = "again"  // somebody has what is done run again
+	kindAttempt  kind = "attempt"
+	kindResponse kind = "response"
+	kindBroken   kind = "broken" // an attempt that got no whole response
+	kindEnd      kind = "end"    // a client is done with a key
+	kindCut      kind = "cut"
+	kindKill     kind = "kill"
+	kindStart    kind = "start"
+	kindPause    kind = "pause"
+	kindResume   kind = "resume"
+	kindStall    kind = "stall" // the machine made no progress for a while
+	kindLog      kind = "log"   // a line of a process
+	kindPhase    kind = "phase"
+	kindEffect   kind = "effect" // from the ledger, in timelines only
+	kindHold     kind = "hold"   // a connection passes nothing for a while
+	kindPass     kind = "pass"   // it passes again
+	kindAgain    kind = "again"  // an operator runs a finished job again
 )
 
 // event is one line of the history.
 type event struct {
-	at     time.Duration // since the start of the run
-	kind   kind
-	who    string
-	key    string
-	ask    uint64 // ties an answer to its ask
-	text   string
-	took   time.Duration // of a stall
-	side   side          // of a cut
-	answer *answer       // of an answer
-	left   bool          // of a broken ask: the client did not wait longer
-	begun  bool          // of a broken ask: an acknowledgement had begun
-	effect string        // that it told of in its header
-	entry  entry         // of an ask of a shop, what came of it, and its end
+	at       time.Duration // since the start of the run
+	kind     kind
+	who      string
+	key      string
+	attempt  uint64 // number of the attempt, also in its response
+	text     string
+	took     time.Duration // of a stall
+	side     side          // of a cut
+	response *response     // of a response
+	left     bool          // of a broken attempt: the client stopped waiting
+	begun    bool          // of a broken attempt: an acknowledgement had begun
+	effect   string        // of a broken attempt: named in the header of its response
+	entry    entry         // of an attempt at a shop, its response, and its end
 }
 
 func (e event) String() string {
@@ -53,14 +53,14 @@ func (e event) String() string {
 		key = "-"
 	}
 	text := e.text
-	if e.ask != 0 {
-		text = fmt.Sprintf("#%d %s", e.ask, text)
+	if e.attempt != 0 {
+		text = fmt.Sprintf("#%d %s", e.attempt, text)
 	}
-	return fmt.Sprintf("%11.6f  %-12s %-11s %-7s %s", e.at.Seconds(), key, e.who, e.kind, text)
+	return fmt.Sprintf("%11.6f  %-12s %-11s %-8s %s", e.at.Seconds(), key, e.who, e.kind, text)
 }
 
-// history is what happened, in order. It is also written to a file as it comes,
-// so that a run that dies leaves one.
+// history lists what happened, in order. It is also written to a file as it
+// grows, so that a run that dies leaves one.
 type history struct {
 	start time.Time
 
@@ -85,7 +85,7 @@ func (h *history) add(e event) time.Duration {
 	return e.at
 }
 
-// snapshot returns the events so far. They do not change any more.
+// snapshot returns the events so far, which no longer change.
 func (h *history) snapshot() []event {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -20,31 +20,31 @@ import (
 	"github.com/semelhq/semel/gateway"
 )
 
-// Effect is a line of the ledger: something that happened.
+// Effect is a line of the ledger: an effect that happened.
 type Effect struct {
 	ID    string    `json:"effect"`
 	Key   string    `json:"key"`
-	Fence string    `json:"fence"` // of the claim, as the gateway told it
+	Fence string    `json:"fence"` // of the claim, from the gateway
 	At    time.Time `json:"at"`
 	PID   int       `json:"pid"`
-	// Digest is that of the answer which tells of the effect.
+	// Digest is the digest of the response that reports the effect.
 	Digest string `json:"digest"`
 }
 
 // LedgerConfig says how an effect ledger behaves.
 type LedgerConfig struct {
-	// File is where effects are kept; it is made if it is not there.
+	// File keeps the effects. It is created if it does not exist.
 	File string
 	// Listen is the address to listen on.
 	Listen string
 	Manner
-	// Listening is told the address when the ledger serves.
+	// Listening is called with the address when the ledger listens.
 	Listening func(addr string)
 }
 
 // ServeLedger runs a ledger until ctx ends: a service without any protection of
-// its own, which causes one effect per request. An effect is on disk before it
-// is answered. Whether the client is still there does not matter to it.
+// its own, which causes one effect per request, even if the client has gone. An
+// effect is on disk before the response.
 func ServeLedger(ctx context.Context, c LedgerConfig) error {
 	f, err := os.OpenFile(c.File, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -79,17 +79,17 @@ func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e := newEffect(r)
-	l.planner.plan(e.Key).answer(w, e, func(e Effect) {
+	l.planner.plan(e.Key).respond(w, e, func(e Effect) {
 		e.At = time.Now()
 		if err := l.put(e); err != nil {
-			// Whether it is on disk is not known, and nothing here can repair it.
+			// It may be on disk or not, and nothing here can repair that.
 			_, _ = fmt.Fprintln(os.Stderr, "semel torture ledger:", err)
 			os.Exit(1)
 		}
 	})
 }
 
-// newEffect returns the effect that a request asks for. It has not happened yet.
+// newEffect returns the effect of a request, which has not happened yet.
 func newEffect(r *http.Request) Effect {
 	return Effect{
 		ID: semel.NewRecordID(), Key: strings.Trim(r.Header.Get("Idempotency-Key"), `"`),
@@ -97,7 +97,7 @@ func newEffect(r *http.Request) Effect {
 	}
 }
 
-// put has the effect happen.
+// put writes the effect to disk, which is when it happens.
 func (l *ledger) put(e Effect) error {
 	line, err := json.Marshal(e)
 	if err != nil {
@@ -111,8 +111,7 @@ func (l *ledger) put(e Effect) error {
 	return l.file.Sync()
 }
 
-// readLedger returns the effects so far. A line that is being written counts
-// once it is whole.
+// readLedger returns the effects so far. A line counts once it is whole.
 func readLedger(file string) ([]Effect, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {

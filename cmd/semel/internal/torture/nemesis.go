@@ -9,33 +9,33 @@ import (
 	"time"
 )
 
-// Nemesis says how often which fault strikes.
+// Nemesis says which faults strike, and how often.
 type Nemesis struct {
-	// Every is the mean time between two blows at a process.
+	// Every is the mean time between two blows.
 	Every time.Duration
-	// How often each blow strikes in a round, at each process; half as often,
-	// rounded up, where there are two sorts of them. After a round
-	// the processes are left in peace for six leases, so that there are
-	// executions whose client alone was cut off. All zero: there are no blows.
+	// How often each blow strikes each process in a round; half as often, rounded
+	// up, if there are two sorts of processes. After a round the processes are left
+	// in peace for six leases, so that there are executions whose client alone was
+	// cut off. If all are zero, there are no blows.
 	KillGateway, PauseGateway, KillLedger, PauseLedger int
-	// The same for the connections of a gateway to its database, which are all
-	// cut at once, and for the database itself, with PostgreSQL only.
+	// The same for the connections of a gateway to its database, which are cut all at
+	// once, and for the database itself. With PostgreSQL only.
 	CutDatabase, RestartDatabase int
-	// The same for all that passes between a gateway and its database, or between a
-	// gateway and the ledger, which is held up for up to two and a half leases.
+	// The same for delays, of up to two and a half leases, of all that passes between
+	// a gateway and its database, or between a gateway and the ledger.
 	HoldDatabase, HoldBack int
 	// Odds that a request's connection is cut, between clients and gateways
 	// and between gateways and ledger.
 	CutFront, CutBack float64
 }
 
-// blow is something that is done to a process.
+// blow is a fault that strikes a process.
 type blow struct {
-	busy   *sync.Mutex // held by whoever strikes the same
+	busy   *sync.Mutex // held while one strikes the same process
 	strike func(context.Context) error
 }
 
-// nemesis strikes until ctx ends. Every process runs again when it returns.
+// nemesis strikes until ctx ends. When it returns, every process runs again.
 func (r *run) nemesis(ctx context.Context) error {
 	n := *r.config.Nemesis
 	var blows []blow
@@ -86,7 +86,7 @@ func (r *run) nemesis(ctx context.Context) error {
 				break
 			}
 			if !b.busy.TryLock() {
-				continue // it is struck already
+				continue // something strikes it already
 			}
 			under.Go(func() {
 				defer b.busy.Unlock()
@@ -108,7 +108,7 @@ func (r *run) nemesis(ctx context.Context) error {
 func (r *run) killAndStart(ctx context.Context, p *process) error {
 	r.history.add(event{kind: kindKill, who: p.name})
 	p.kill()
-	pause(ctx, r.random(0, r.config.Lease/2)) // the others go on meanwhile
+	pause(ctx, r.random(0, r.config.Lease/2)) // meanwhile the others go on
 	return p.start(context.WithoutCancel(ctx))
 }
 
@@ -145,8 +145,8 @@ func (r *run) restartDatabase(ctx context.Context) error {
 	return nil
 }
 
-// watch notes when this machine does not get on: a lease that lapses then is
-// nobody's fault. It does what the processes do, which is to wait and to write.
+// watch records when this machine makes no progress: a lease that lapses then is not
+// a gateway's fault. Like the processes, it waits and writes.
 func (r *run) watch(ctx context.Context) error {
 	f, err := os.OpenFile(filepath.Join(r.config.Dir, "watch"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

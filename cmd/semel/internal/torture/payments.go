@@ -13,7 +13,7 @@ import (
 
 // The payments example keeps its rows and semel's records in one database: its
 // table of orders is the ledger, and there is nothing behind it to be cut off
-// from. A key is the name of what is ordered. Its answers are small; those of
+// from. A key is the name of the ordered item. Its responses are small; those of
 // other forms come from a service of our own, in the same database.
 
 func (r *run) isOrder(key string) bool {
@@ -26,7 +26,7 @@ func orderRequest(key string) []byte {
 		"Idempotency-Key: %q\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", key, len(body), body)
 }
 
-// orderOf returns the effect that a 201 to an order tells of.
+// orderOf returns the effect that a 201 to an order names.
 func orderOf(body []byte, key string) (effect string, ok bool, err error) {
 	var o struct {
 		ID   int64  `json:"id"`
@@ -38,14 +38,14 @@ func orderOf(body []byte, key string) (effect string, ok bool, err error) {
 	return strconv.FormatInt(o.ID, 10), o.ID > 0 && o.Item == key, nil
 }
 
-// orderRefused: the example answers errors of the server only when its
-// transaction was rolled back.
+// orderRefused reports whether the response means that there was no effect: the
+// example sends a 5xx only after its transaction was rolled back.
 func orderRefused(status int, problem string) bool {
 	return status == http.StatusInternalServerError && problem == "" ||
 		status == http.StatusServiceUnavailable && problem == "rolled-back"
 }
 
-// readOrders reads the ledger. Its rows do not tell when they were written.
+// readOrders reads the ledger. Its rows do not have times.
 func readOrders(database string) ([]Effect, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// process is a child that can be killed, paused and started again. Each start
-// gets another port, which follow is told.
+// process is a child that can be killed, paused and started again. Each start gets
+// another address, with which follow is called.
 type process struct {
 	name    string
 	binary  string
 	args    []string
-	env     []string // beside that of this process
-	says    string   // what it says before its address once it listens
+	env     []string // in addition to that of this process
+	says    string   // printed before its address when it listens
 	history *history
 	follow  func(addr string)
 
-	busy sync.Mutex // held by whoever does something to it
+	busy sync.Mutex // held while something strikes it
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
@@ -37,8 +37,8 @@ const (
 	didNotStart  = "did not start: "
 )
 
-// start returns when the process listens. A program that needs its database for
-// that may fail to start while that is down, so it is tried again for a while.
+// start starts the process and returns when it listens. It tries again for a while,
+// because a program may need its database, which may be down, to start.
 func (p *process) start(ctx context.Context) error {
 	for end := time.Now().Add(startTimeout); ; pause(ctx, 100*time.Millisecond) {
 		err := p.startOnce(ctx)
@@ -53,7 +53,7 @@ func (p *process) startOnce(ctx context.Context) error {
 	cmd := exec.Command(p.binary, p.args...)
 	cmd.SysProcAttr = childAttr()
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "SEMEL_") { // would change its settings
+		if !strings.HasPrefix(v, "SEMEL_") { // they would change its settings
 			cmd.Env = append(cmd.Env, v)
 		}
 	}
@@ -94,7 +94,7 @@ func (p *process) startOnce(ctx context.Context) error {
 	return err
 }
 
-// read puts what the process says into the history.
+// read adds what the process prints to the history.
 func (p *process) read(r io.Reader, listens chan<- string) {
 	in := bufio.NewScanner(r)
 	in.Buffer(nil, 1<<20)
@@ -108,14 +108,14 @@ func (p *process) read(r io.Reader, listens chan<- string) {
 			continue
 		}
 		if strings.HasPrefix(line, "  ") || strings.HasPrefix(line, "            ") {
-			continue // how it is set up
+			continue // its settings
 		}
 		p.history.add(event{kind: kindLog, who: p.name, text: line})
 	}
 	_, _ = io.Copy(io.Discard, r)
 }
 
-// kill ends the process as a crash would. It may be paused.
+// kill ends the process like a crash, even if it is paused.
 func (p *process) kill() {
 	p.mu.Lock()
 	cmd, ended := p.cmd, p.ended
@@ -127,7 +127,7 @@ func (p *process) kill() {
 	<-ended
 }
 
-// pause stops the process from running until resume; false if it cannot be.
+// pause stops the process until resume. It reports whether it could.
 func (p *process) pause() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,7 +144,7 @@ func (p *process) resume() {
 	}
 }
 
-// terminate has the process end in order, and reports if it did not.
+// terminate asks the process to shut down, and returns an error if it did not.
 func (p *process) terminate(patience time.Duration) error {
 	p.mu.Lock()
 	cmd, ended := p.cmd, p.ended

@@ -2,5 +2,5 @@ package torture
 
 import "syscall"
 
-// childAttr has children end with this process, even if it is killed.
+// childAttr makes children end with this process, even if it is killed.
 func childAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -4,7 +4,7 @@ package torture
 
 import "os"
 
-// canPause: the system can stop a process and let it go on.
+// canPause reports whether the system can stop a process and let it go on.
 const canPause = false
 
 func suspend(*os.Process) bool  { return false }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// canPause: the system can stop a process and let it go on.
+// canPause reports whether the system can stop a process and let it go on.
 const canPause = true
 
 func suspend(p *os.Process) bool  { return p.Signal(syscall.SIGSTOP) == nil }

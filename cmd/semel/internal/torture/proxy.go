@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// side is where a connection is: before the gateways, behind them, or to their
-// database.
+// side is the place of a connection: in front of the gateways, behind them, or to
+// their database.
 type side string
 
 const (
@@ -26,22 +26,22 @@ const (
 	database side = "database"
 )
 
-// cut is where a connection is cut, as seen from one request.
+// cut is the point of a request at which its connection is cut.
 type cut string
 
 const (
-	cutNot    cut = ""
-	cutBefore cut = "before the request"
-	cutWithin cut = "within the request"
-	cutAfter  cut = "after the request"
-	cutAnswer cut = "within the answer"
-	cutAll    cut = "all connections" // of a gateway to its database
+	cutNot      cut = ""
+	cutBefore   cut = "before the request"
+	cutWithin   cut = "within the request"
+	cutAfter    cut = "after the request"
+	cutResponse cut = "within the response"
+	cutAll      cut = "all connections" // of a gateway to its database
 )
 
-var cuts = []cut{cutBefore, cutWithin, cutAfter, cutAnswer}
+var cuts = []cut{cutBefore, cutWithin, cutAfter, cutResponse}
 
-// proxy passes HTTP/1.1 over TCP on to a server, byte by byte as it is, and cuts
-// some of the connections. The server may change its address.
+// proxy passes HTTP/1.1 over TCP on to a server, byte for byte, and cuts some of the
+// connections. The server may change its address.
 type proxy struct {
 	name     string
 	side     side
@@ -51,7 +51,7 @@ type proxy struct {
 	mu     sync.Mutex
 	rng    *rand.Rand
 	odds   float64 // of a cut, per request
-	next   []cut   // the points at which the next cuts are
+	next   []cut   // points of the next cuts
 	target string
 	pairs  map[*pair]bool
 	closed bool
@@ -61,7 +61,7 @@ type proxy struct {
 
 type pair struct {
 	client, server net.Conn
-	fates          chan cut // of the request that is under way
+	fates          chan cut // of the request in flight
 }
 
 func (p *pair) close() {
@@ -81,7 +81,7 @@ func newProxy(name string, s side, h *history, rng *rand.Rand, odds float64) (*p
 
 func (p *proxy) addr() string { return p.listener.Addr().String() }
 
-// lead has new connections go to addr.
+// lead makes new connections go to addr.
 func (p *proxy) lead(addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,24 +134,24 @@ func (p *proxy) serve(client net.Conn) {
 	}
 	p.pairs[c] = true
 	p.mu.Unlock()
-	var answers sync.WaitGroup
-	answers.Go(func() { p.answers(c) })
+	var responses sync.WaitGroup
+	responses.Go(func() { p.responses(c) })
 	p.requests(c)
-	answers.Wait()
+	responses.Wait()
 	p.mu.Lock()
 	delete(p.pairs, c)
 	p.mu.Unlock()
 }
 
-// fate decides about a request, and how long a cut after it waits. An answer that
-// is not small is passed on once, so that it has to be cut more often than others
-// to be cut at all.
+// fate decides whether and where a request is cut, and how long a cut after it waits.
+// A response that is not small may be passed on only once, so it is cut more often
+// than others, to be cut at all.
 func (p *proxy) fate(key string) (c cut, wait time.Duration, share float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.rng.Float64() >= p.odds {
 		if formOf(key) != formSmall && p.rng.Float64() < p.odds {
-			return cutAnswer, 0, 0
+			return cutResponse, 0, 0
 		}
 		return cutNot, 0, 0
 	}
@@ -183,7 +183,7 @@ func (p *proxy) requests(c *pair) {
 		}
 		select {
 		case c.fates <- fate:
-		default: // the client sent two requests at once; ours do not
+		default: // two requests at once, which our clients do not send
 			return
 		}
 		p.gate.pass()
@@ -192,20 +192,20 @@ func (p *proxy) requests(c *pair) {
 		}
 		if fate == cutAfter {
 			p.noteCut(key, fate)
-			// What matters is that the server is at it. If it answers sooner,
-			// the answer ends the connection.
+			// The server only has to be at work. If it responds sooner, the
+			// response ends the connection.
 			_ = c.client.SetReadDeadline(time.Now().Add(wait))
 			_, _ = in.Peek(1)
 			return
 		}
-		if fate == cutAnswer {
-			p.noteCut(key, fate) // before the answer, or its client would know first
+		if fate == cutResponse {
+			p.noteCut(key, fate) // before its client can notice
 		}
 	}
 }
 
-// answers passes on what the server sends, as it comes.
-func (p *proxy) answers(c *pair) {
+// responses passes on what the server sends, as it arrives.
+func (p *proxy) responses(c *pair) {
 	defer c.close()
 	in := bufio.NewReaderSize(c.server, 16<<10)
 	for {
@@ -216,7 +216,7 @@ func (p *proxy) answers(c *pair) {
 		var fate cut
 		select {
 		case fate = <-c.fates:
-		default: // not asked for, such as the end of a server's patience
+		default: // without a request, such as a 408
 			return
 		}
 		if fate == cutAfter {
@@ -225,8 +225,8 @@ func (p *proxy) answers(c *pair) {
 		left := p.cutAt(head)
 		body := &bodyParts{in: in, length: head.length, chunked: head.chunked}
 		for part, last := head.raw, body.over(); ; {
-			if fate == cutAnswer && (last || left < int64(len(part))) {
-				// At the latest within the last part.
+			if fate == cutResponse && (last || left < int64(len(part))) {
+				// In the last part at the latest.
 				_, _ = c.client.Write(part[:min(left, int64(len(part)-1))])
 				return
 			}
@@ -246,13 +246,13 @@ func (p *proxy) answers(c *pair) {
 	}
 }
 
-// cutAt returns how many bytes of an answer pass if it is to be cut off.
+// cutAt returns how many bytes of a response pass if it is to be cut off.
 func (p *proxy) cutAt(h head) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	length := int64(len(h.raw)) + h.length
 	if h.chunked {
-		// Not known, and it may be anything.
+		// The length is not known.
 		length += 2 << p.rng.IntN(19)
 	}
 	return 1 + p.rng.Int64N(length-1)
@@ -262,16 +262,16 @@ func (p *proxy) noteCut(key string, c cut) {
 	p.history.add(event{kind: kindCut, who: p.name, side: p.side, key: key, text: string(c)})
 }
 
-// head is that of a message, as it is.
+// head is the head of a message.
 type head struct {
-	raw     []byte
-	length  int64 // of the body, unless it is chunked
+	raw     []byte // as it was sent
+	length  int64  // of the body, unless it is chunked
 	chunked bool
 }
 
 // readHead reads the head of a request or response, and the key if it has one.
 func readHead(in *bufio.Reader) (h head, key string, err error) {
-	order := "" // between shops, where keys are those of other things
+	order := "" // between shops, where keys are not those of orders
 	for {
 		line, err := in.ReadSlice('\n')
 		if err != nil {
@@ -303,7 +303,7 @@ func readHead(in *bufio.Reader) (h head, key string, err error) {
 
 var errChunkedRequest = errors.New("torture: a request without a length")
 
-// readRequest reads one request as it is, and its key.
+// readRequest reads one request, unchanged, and its key.
 func readRequest(in *bufio.Reader) (raw []byte, key string, err error) {
 	h, key, err := readHead(in)
 	if err != nil {
@@ -317,18 +317,18 @@ func readRequest(in *bufio.Reader) (raw []byte, key string, err error) {
 	return raw, key, err
 }
 
-// bodyParts reads a body as it comes, in its transfer coding.
+// bodyParts reads a body as it arrives, in its transfer coding.
 type bodyParts struct {
 	in      *bufio.Reader
 	length  int64 // what is left of the body, or of the chunk
 	chunked bool
 }
 
-// over reports whether there is nothing to come.
+// over reports whether the body has been read.
 func (b *bodyParts) over() bool { return !b.chunked && b.length == 0 }
 
-// next returns what is there, and whether that is the last. With an error it
-// returns what came before it.
+// next returns the bytes that have arrived, and whether they are the last. With an
+// error it returns the bytes before it.
 func (b *bodyParts) next() (part []byte, last bool, err error) {
 	if b.length == 0 { // between chunks
 		line, err := b.in.ReadSlice('\n')

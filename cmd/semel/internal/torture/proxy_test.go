@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// TestProxyCuts: at each point, the server sees what it should, and the client
-// never a whole answer, however long it is.
+// TestProxyCuts checks that, at each point of a cut, the server sees what it should,
+// and the client never gets a whole response, however long it is.
 func TestProxyCuts(t *testing.T) {
 	for _, f := range forms {
 		for _, at := range append([]cut{cutNot}, cuts...) {
@@ -39,7 +39,7 @@ func proxyCuts(t *testing.T, f form, at cut, seed uint64) {
 			return
 		}
 		whole <- string(body)
-		plan.answer(w, effect, func(Effect) {})
+		plan.respond(w, effect, func(Effect) {})
 	}))
 	h := newHistory(io.Discard)
 	odds := 1.0
@@ -68,13 +68,13 @@ func proxyCuts(t *testing.T, f form, at cut, seed uint64) {
 	}
 	told, torn := parseReply(f, body)
 	if at == cutNot && (torn != nil || told.Effect != effect.ID || told.Key != key) {
-		t.Errorf("the whole answer is read as effect %q of key %q, error %v", told.Effect, told.Key, torn)
+		t.Errorf("the whole response is read as effect %q of key %q, error %v", told.Effect, told.Key, torn)
 	}
 	_ = conn.Close()
 	p.close()
 	server.Close() // waits for its handlers
 
-	sees := slices.Contains([]cut{cutNot, cutAfter, cutAnswer}, at)
+	sees := slices.Contains([]cut{cutNot, cutAfter, cutResponse}, at)
 	if got := len(whole) == 1; got != sees {
 		t.Errorf("the server saw the whole request: %v, want %v", got, sees)
 	}
@@ -87,8 +87,8 @@ func proxyCuts(t *testing.T, f form, at cut, seed uint64) {
 	}
 }
 
-// TestBrokenChunks: a server that breaks off within a chunked body leaves the
-// client behind the proxy with one that breaks off too, and with all that came.
+// TestBrokenChunks checks that if a server breaks off within a chunked body, so does the
+// proxy, after it has passed on all that arrived.
 func TestBrokenChunks(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "some")
@@ -108,11 +108,11 @@ func TestBrokenChunks(t *testing.T) {
 	}
 	defer func() { _ = res.Body.Close() }()
 	if body, err := io.ReadAll(res.Body); err == nil || string(body) != "some" {
-		t.Errorf("the body is %q, error %v; want what came, and an error", body, err)
+		t.Errorf("the body is %q, error %v; want what was sent, and an error", body, err)
 	}
 }
 
-// TestTornReply: no part of an answer is taken for the whole.
+// TestTornReply checks that no part of a response passes for the whole.
 func TestTornReply(t *testing.T) {
 	for _, f := range forms {
 		key := "k-1-" + string(f)

@@ -18,12 +18,11 @@ import (
 	"github.com/semelhq/semel"
 )
 
-// headerOrder names the order that a message between processes is about. Nobody but
-// the torture's own proxies and witnesses looks at it.
+// headerOrder names the order that a message between processes is about. Only proxies
+// read it.
 const headerOrder = "Torture-Order"
 
-// Charge is a line of the remote's ledger: a charge, or a call under a key that had
-// made one before.
+// Charge is a line of the remote's ledger: a charge, or a later call under its key.
 type Charge struct {
 	ID     string    `json:"charge"`
 	Key    string    `json:"key"`
@@ -34,21 +33,20 @@ type Charge struct {
 
 // RemoteConfig says how the remote service of shops behaves.
 type RemoteConfig struct {
-	// File is where charges are kept; it is made if it is not there.
+	// File keeps the charges. It is created if it does not exist.
 	File string
 	// Listen is the address to listen on.
 	Listen string
 	Manner
-	// Listening is told the address when the service serves.
+	// Listening is called with the address when the service listens.
 	Listening func(addr string)
 }
 
-// ServeRemote runs, until ctx ends, a service that charges: as many payment services
-// do, it charges once for each Idempotency-Key, for as long as its file is there, and
-// answers a repetition like the first request. It knows nothing else: two keys for one
-// order are two charges. A charge is on disk before it is answered, and is made whether
-// the client is still there or not. Some orders it declines for good, and some calls it
-// turns away.
+// ServeRemote runs, until ctx ends, a service that charges. Like many payment services,
+// it charges once for each Idempotency-Key, for as long as its file exists, and responds
+// to a repetition as to the first request. It knows nothing else: two keys for one order
+// are two charges. A charge is made even if the client has gone, and is on disk before
+// the response. Some orders are declined for good, and some calls are turned away.
 func ServeRemote(ctx context.Context, c RemoteConfig) error {
 	f, err := os.OpenFile(c.File, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -87,7 +85,7 @@ type remote struct {
 
 	mu   sync.Mutex
 	file *os.File
-	made map[string]string // by key, the id of its charge
+	made map[string]string // id of the charge, by key
 }
 
 func (m *remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -110,7 +108,7 @@ func (m *remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	id, err := m.charge(key, string(order))
 	if err != nil {
-		// Whether it is on disk is not known, and nothing here can repair it.
+		// It may be on disk or not, and nothing here can repair that.
 		_, _ = fmt.Fprintln(os.Stderr, "semel torture remote:", err)
 		os.Exit(1)
 	}
@@ -136,7 +134,7 @@ func (m *remote) charge(key, order string) (id string, err error) {
 	return id, err
 }
 
-// mend ends a line that the process before has not: it was answered to nobody.
+// mend ends a line that an earlier process did not. No client got its response.
 func mend(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || info.Size() == 0 {
@@ -161,7 +159,7 @@ func readCharges(file string) (all []Charge, err error) {
 	in := bufio.NewScanner(bytes.NewReader(b[:bytes.LastIndexByte(b, '\n')+1]))
 	for in.Scan() {
 		var c Charge
-		if json.Unmarshal(in.Bytes(), &c) == nil { // otherwise it was cut off by a kill
+		if json.Unmarshal(in.Bytes(), &c) == nil { // else a kill cut it off
 			all = append(all, c)
 		}
 	}

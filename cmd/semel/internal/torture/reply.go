@@ -19,33 +19,32 @@ import (
 	"time"
 )
 
-// form is how the answer to a key looks. It is part of the key, so that whoever
-// meets the key knows it.
+// form is the form of the response to a key. It is part of the key, so that every
+// process that sees the key knows it.
 type form string
 
 const (
 	formSmall     form = "small"     // recorded in one piece
 	formLarge     form = "large"     // recorded in pieces
-	formAnnounced form = "announced" // over the limit, and says so by its length
-	formChunked   form = "chunked"   // over the limit, and does not say so
+	formAnnounced form = "announced" // over the limit, with its length announced
+	formChunked   form = "chunked"   // over the limit, without a length
 	formStream    form = "stream"    // of events, with the effect in its middle
 )
 
 var forms = []form{formSmall, formLarge, formAnnounced, formChunked, formStream}
 
-// Limits of what is tortured. They are low, so that reaching them is cheap; a
-// large answer may still take two pieces.
+// Limits of what is tortured. They are low, so that reaching them is cheap, but a
+// large response may still take two pieces.
 const (
 	maxInline = 16 << 10
 	maxResult = 288 << 10
 )
 
-// retained reports whether a recorded answer of the form can be replayed. Others
-// reach the client once, if at all.
+// retained reports whether a recorded response of the form can be replayed. Others
+// reach the client at most once.
 func (f form) retained() bool { return f == formSmall || f == formLarge }
 
-// formKey returns the key with this number, and one key in every large is of
-// another form than small.
+// formKey returns the key with the given number. One key in every is not small.
 func formKey(prefix string, number, every int) string {
 	key := fmt.Sprintf("%s-%d", prefix, number)
 	if every > 0 && number%every == 0 {
@@ -55,7 +54,7 @@ func formKey(prefix string, number, every int) string {
 	return key
 }
 
-// formOf returns the form of a key's answer.
+// formOf returns the form of the response to a key.
 func formOf(key string) form {
 	if f := form(key[strings.LastIndexByte(key, '-')+1:]); slices.Contains(forms, f) {
 		return f
@@ -63,19 +62,19 @@ func formOf(key string) form {
 	return formSmall
 }
 
-// reply is the body of an answer, or of the last event of a stream. Whoever reads
-// it whole knows that it is.
+// reply is the body of a response, or the data of the last event of a stream. A part
+// of it does not parse.
 type reply struct {
 	Effect string `json:"effect"`
 	Key    string `json:"key"`
-	// Filling makes the answer as long as its form wants it.
+	// Filling makes the response as long as its form requires.
 	Filling string `json:"filling"`
 }
 
-// headerEffect repeats the effect's id in the answer's header.
+// headerEffect repeats the effect's id in the response's header.
 const headerEffect = "Torture-Effect"
 
-// headerRefused marks an answer of a ledger that did nothing.
+// headerRefused marks a response of a ledger that did nothing.
 const headerRefused = "Torture-Refused"
 
 const (
@@ -86,7 +85,7 @@ const (
 	eventEnd  = "\n\n"
 )
 
-// digest is of all that must be the same in every acknowledgement.
+// digest covers all that must be the same in every acknowledgement.
 type digest struct{ hash.Hash }
 
 func newDigest(status int, contentType, effect []string) digest {
@@ -97,10 +96,10 @@ func newDigest(status int, contentType, effect []string) digest {
 
 func (d digest) String() string { return hex.EncodeToString(d.Sum(nil)[:6]) }
 
-// errTorn: an answer's transfer came to its end, but the answer did not.
-var errTorn = errors.New("whole by its transfer, but not all of the answer")
+// errTorn means that a transfer came to its end, but the response is not whole.
+var errTorn = errors.New("complete as a transfer, but not the whole response")
 
-// parseReply returns what a whole answer of the form says.
+// parseReply parses the body of a whole response of the form.
 func parseReply(f form, body []byte) (told reply, err error) {
 	if f == formStream {
 		events, ok := bytes.CutSuffix(body, []byte(eventEnd))
@@ -116,7 +115,7 @@ func parseReply(f form, body []byte) (told reply, err error) {
 	return told, nil
 }
 
-// Manner is how a ledger takes its time, and what it refuses.
+// Manner says how long a ledger takes, and what it refuses.
 type Manner struct {
 	// Delay is the longest time that an ordinary effect takes.
 	Delay time.Duration
@@ -125,11 +124,11 @@ type Manner struct {
 	SlowEvery int
 	// One in RefuseEvery requests is refused without an effect.
 	RefuseEvery int
-	// Seed decides all that.
+	// Seed decides what is chosen at random.
 	Seed uint64
 }
 
-// planner plans how requests are answered.
+// planner plans the responses to requests.
 type planner struct {
 	Manner
 	mu  sync.Mutex
@@ -140,12 +139,12 @@ func newPlanner(m Manner) *planner {
 	return &planner{Manner: m, rng: rand.New(rand.NewPCG(m.Seed, uint64(os.Getpid())))}
 }
 
-// plan is how one request is answered.
+// plan is how to respond to one request.
 type plan struct {
 	form          form
 	before, after time.Duration // of the effect
 	refuse        bool
-	announce      bool // the length of the answer
+	announce      bool // the length of the response
 	events        int
 	filling       int
 }
@@ -162,7 +161,7 @@ func (p *planner) plan(key string) plan {
 	l.refuse = p.RefuseEvery > 0 && p.rng.IntN(p.RefuseEvery) == 0
 	switch l.form {
 	case formLarge:
-		// As many between 16 and 32 KiB as between 128 and 256.
+		// As many from 16 to 32 KiB as from 128 to 256.
 		l.filling = min(maxInline<<p.rng.IntN(5)+p.rng.IntN(maxInline), maxResult-1<<10)
 		l.announce = p.rng.IntN(2) == 0
 	case formAnnounced, formChunked:
@@ -177,7 +176,7 @@ func (p *planner) plan(key string) plan {
 	return l
 }
 
-// parts returns an answer's body as it is written, part by part.
+// parts returns the body of the response, in the parts in which it is written.
 func (l plan) parts(e Effect) [][]byte {
 	last, err := json.Marshal(reply{e.ID, e.Key, strings.Repeat("x", l.filling)})
 	if err != nil {
@@ -194,9 +193,9 @@ func (l plan) parts(e Effect) [][]byte {
 	return append(parts, fmt.Appendf(nil, "%s%s%s", lastEvent, last, eventEnd))
 }
 
-// answer has the effect e happen and answers a request as planned, unless it is
-// refused. happen is given e with the digest of the answer.
-func (l plan) answer(w http.ResponseWriter, e Effect, happen func(Effect)) {
+// respond causes the effect e and responds as planned, unless it refuses the request.
+// happen gets e with the digest of the response.
+func (l plan) respond(w http.ResponseWriter, e Effect, happen func(Effect)) {
 	if l.refuse {
 		wait(l.before)
 		w.Header().Set("Retry-After", "1")
@@ -221,7 +220,7 @@ func (l plan) answer(w http.ResponseWriter, e Effect, happen func(Effect)) {
 	if l.announce {
 		h.Set("Content-Length", strconv.Itoa(size))
 	}
-	// An answer that takes its time can be cut off in its middle.
+	// A response that takes time can be cut off in its middle.
 	effectAt, between := 0, l.after/2
 	if l.form == formStream {
 		effectAt, between = len(parts)/2, (l.before+l.after)/time.Duration(len(parts))
@@ -238,7 +237,7 @@ func (l plan) answer(w http.ResponseWriter, e Effect, happen func(Effect)) {
 		if n == 0 {
 			w.WriteHeader(http.StatusCreated)
 		}
-		_, _ = w.Write(p) // whether somebody is there does not matter
+		_, _ = w.Write(p) // even if the client has gone
 		if l.form != formSmall {
 			w.(http.Flusher).Flush()
 			wait(between)
@@ -246,5 +245,5 @@ func (l plan) answer(w http.ResponseWriter, e Effect, happen func(Effect)) {
 	}
 }
 
-// wait takes its time, whoever asked and has gone since.
+// wait waits for d, even if the client has gone.
 func wait(d time.Duration) { pause(context.Background(), d) }

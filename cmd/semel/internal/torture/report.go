@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Report is what came of a run.
+// Report is the result of a run.
 type Report struct {
 	Subject string  `json:"subject"`
 	Seed    uint64  `json:"seed"`
@@ -26,51 +26,51 @@ type Report struct {
 // Figures count what happened in a run.
 type Figures struct {
 	Keys int `json:"keys"`
-	// Acknowledged and Unknown count keys that were so told at least once, be it
-	// that they completed and the answer was not retained.
+	// Acknowledged counts keys that a response said had completed, even if it also
+	// said that the result was not retained. Unknown counts keys with a response
+	// that said so.
 	Acknowledged int `json:"acknowledged"`
 	Unknown      int `json:"unknown"`
 	Effects      int `json:"effects"`
-	Asks         int `json:"asks"`
-	// Retries are asks after the first of a key.
+	Attempts     int `json:"attempts"`
+	// Retries are attempts after the first of a key.
 	Retries  int `json:"retries"`
 	Replays  int `json:"replays"`
 	Refusals int `json:"refusals"`
-	Broken   int `json:"broken"` // asks without an answer
+	Broken   int `json:"broken"` // attempts without a whole response
 
-	// Forms are by how the answers look.
+	// Forms has the figures of each form of response.
 	Forms map[string]*FormFigures `json:"forms"`
 
-	// FailedStarts are starts of a gateway, or what is tortured instead, that
-	// ended before it listened.
+	// FailedStarts counts processes that ended before they listened: gateways, or
+	// what is tortured instead.
 	FailedStarts  int `json:"failed_starts"`
 	GatewayKills  int `json:"gateway_kills"`
 	GatewayPauses int `json:"gateway_pauses"`
 	LedgerKills   int `json:"ledger_kills"`
 	LedgerPauses  int `json:"ledger_pauses"`
 	DatabaseKills int `json:"database_kills"`
-	// Cuts by side and point.
+	// Cuts are by side and point.
 	Cuts map[string]int `json:"cuts"`
-	// Holds are times in which nothing passed, by side.
+	// Holds counts times in which nothing passed, by side.
 	Holds  map[string]int `json:"holds"`
 	Stalls int            `json:"stalls"`
-	// Shop is of shops only.
+	// Shop is nil for other subjects.
 	Shop *ShopFigures `json:"shop,omitempty"`
 }
 
-// FormFigures count what happened to the keys whose answers look alike.
+// FormFigures count what happened to the keys of one form of response.
 type FormFigures struct {
 	Keys int `json:"keys"`
-	// Whole, NotRetained and Unknown count keys that were so answered at least
-	// once; Completed those that were told of completion by either of the first
-	// two.
+	// Whole, NotRetained and Unknown count keys with at least one such response,
+	// and Completed those with either of the first two.
 	Completed   int `json:"completed"`
 	Whole       int `json:"whole"`
 	NotRetained int `json:"not_retained"`
 	Unknown     int `json:"unknown"`
 	Effects     int `json:"effects"`
 	Replays     int `json:"replays"`
-	// Broken counts acknowledgements that broke off after they had begun.
+	// Broken counts acknowledgements that broke off.
 	Broken int `json:"broken"`
 }
 
@@ -90,31 +90,31 @@ func count(events []event) (f Figures) {
 	for _, form := range forms {
 		f.Forms[string(form)] = &FormFigures{}
 	}
-	asked, told := map[string]bool{}, map[string]map[class]bool{}
+	sent, told := map[string]bool{}, map[string]map[class]bool{}
 	for _, e := range events {
 		inGateway := strings.HasPrefix(e.who, "gateway") || strings.HasPrefix(e.who, "payments") || strings.HasPrefix(e.who, "service") || strings.HasPrefix(e.who, "shop")
 		switch {
-		case e.kind == kindAsk:
-			f.Asks++
-			if asked[e.key] {
+		case e.kind == kindAttempt:
+			f.Attempts++
+			if sent[e.key] {
 				f.Retries++
 			}
-			asked[e.key] = true
+			sent[e.key] = true
 		case e.kind == kindBroken:
 			f.Broken++
 			if e.begun {
 				f.Forms[string(formOf(e.key))].Broken++
 			}
-		case e.kind == kindAnswer:
+		case e.kind == kindResponse:
 			if told[e.key] == nil {
 				told[e.key] = map[class]bool{}
 			}
-			told[e.key][e.answer.class] = true
+			told[e.key][e.response.class] = true
 			switch {
-			case e.answer.class == acknowledged && e.answer.replayed:
+			case e.response.class == acknowledged && e.response.replayed:
 				f.Replays++
 				f.Forms[string(formOf(e.key))].Replays++
-			case e.answer.class == noEffect, e.answer.class == turnedAway:
+			case e.response.class == noEffect, e.response.class == turnedAway:
 				f.Refusals++
 			}
 		case e.kind == kindCut:
@@ -137,7 +137,7 @@ func count(events []event) (f Figures) {
 			f.LedgerPauses++
 		}
 	}
-	for key := range asked {
+	for key := range sent {
 		of, told := f.Forms[string(formOf(key))], told[key]
 		of.Keys++
 		add := func(to *int, yes bool) {
@@ -211,8 +211,8 @@ func (r *run) sawTooLittle() bool {
 	return len(enough(r.config, f)) > 0
 }
 
-// enough says what a run saw too little of. A tenth of what is usual is enough,
-// so that a slow machine alone does not make it inconclusive.
+// enough returns what a run saw too little of. A tenth of the usual is enough, so
+// that a slow machine alone does not make a run inconclusive.
 func enough(c Config, f Figures) (lacks []string) {
 	seconds := int(c.Duration / time.Second)
 	need := func(what string, got, want int) {
@@ -222,11 +222,11 @@ func enough(c Config, f Figures) (lacks []string) {
 	}
 	n := *c.Nemesis
 	if c.Payments != "" {
-		n.KillLedger, n.CutBack = 0, 0 // there is none
+		n.KillLedger, n.CutBack = 0, 0 // no ledger
 	}
 	struck := int(c.Duration / n.Every)
 	if c.Shop {
-		struck /= 2 // there is more to strike, so each is struck less often
+		struck /= 2 // more targets, so each is struck less often
 	}
 	if n.KillGateway > 0 {
 		need("kills of gateways", f.GatewayKills, struck/10)
@@ -272,14 +272,14 @@ func enough(c Config, f Figures) (lacks []string) {
 			continue
 		}
 		of := f.Forms[string(form)]
-		need("whole answers, "+string(form), of.Whole, seconds/5)
-		if form != formSmall && n.CutFront > 0 && seconds >= 60 { // a few, so less time may see none
-			need("answers that broke off, "+string(form), of.Broken, seconds/20)
+		need("whole responses, "+string(form), of.Whole, seconds/5)
+		if form != formSmall && n.CutFront > 0 && seconds >= 60 { // these are few; a shorter run may see none
+			need("responses that broke off, "+string(form), of.Broken, seconds/20)
 		}
 		if form.retained() {
 			need("replays, "+string(form), of.Replays, seconds/20)
 		} else {
-			need("told that it was not retained, "+string(form), of.NotRetained, seconds/20)
+			need("responses that say not retained, "+string(form), of.NotRetained, seconds/20)
 		}
 	}
 	need("retries", f.Retries, 2*seconds)
@@ -287,13 +287,13 @@ func enough(c Config, f Figures) (lacks []string) {
 	return lacks
 }
 
-// Write writes the report for people to read.
+// Write writes the report as text.
 func (r *Report) Write(w io.Writer) {
 	f := r.Figures
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 	for i, v := range r.Violations {
 		if i == maxViolationsPrinted {
-			say("... and %d violations more.\n", len(r.Violations)-i)
+			say("... and %d more violations.\n", len(r.Violations)-i)
 			break
 		}
 		say("VIOLATION  %s  %s", v.Check, v.Key)
@@ -315,7 +315,7 @@ func (r *Report) Write(w io.Writer) {
 				form, of.Keys, of.Completed, of.Whole, of.NotRetained, of.Unknown, of.Effects, of.Replays, of.Broken)
 		}
 	}
-	say("asks        %d: %d retries, %d replays, %d refusals, %d without an answer", f.Asks, f.Retries, f.Replays, f.Refusals, f.Broken)
+	say("attempts    %d: %d retries, %d replays, %d refusals, %d without a whole response", f.Attempts, f.Retries, f.Replays, f.Refusals, f.Broken)
 	say("kills       %d gateway, %d ledger, %d database", f.GatewayKills, f.LedgerKills, f.DatabaseKills)
 	say("starts      %d failed", f.FailedStarts)
 	say("pauses      %d gateway, %d ledger", f.GatewayPauses, f.LedgerPauses)

@@ -22,12 +22,12 @@ type ServiceConfig struct {
 	// Listen is the address to listen on.
 	Listen string
 	Manner
-	// Listening is told the address when the service serves.
+	// Listening is called with the address when the service listens.
 	Listening func(addr string)
 }
 
-// ServeService runs a service until ctx ends that answers as a ledger does, and
-// puts its effects into the transaction of their records.
+// ServeService runs, until ctx ends, a service that responds like a ledger and
+// writes its effects in the transaction of their records.
 func ServeService(ctx context.Context, c ServiceConfig) (err error) {
 	pool, err := pgxpool.New(ctx, c.Database)
 	if err != nil {
@@ -72,8 +72,7 @@ func ServeService(ctx context.Context, c ServiceConfig) (err error) {
 	return errors.Join(server.Shutdown(ending), guard.Drain(ending))
 }
 
-// makeEffects makes the table of effects. Of several services that start at once,
-// one does.
+// makeEffects creates the table of effects. Several services may start at once.
 func makeEffects(ctx context.Context, pool *pgxpool.Pool) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(7292)")
@@ -88,13 +87,13 @@ type service struct{ planner *planner }
 
 func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e := newEffect(r)
-	s.planner.plan(e.Key).answer(w, e, func(e Effect) {
+	s.planner.plan(e.Key).respond(w, e, func(e Effect) {
 		tx, ok := postgres.Tx(r.Context())
 		if !ok {
 			panic("torture: a request without a transaction")
 		}
 		if _, err := tx.Exec(r.Context(), "INSERT INTO torture_effects VALUES ($1, $2, $3)", e.ID, e.Key, e.Digest); err != nil {
-			// The answer may have begun, and it cannot come true.
+			// The response may have begun, and has become false.
 			panic(http.ErrAbortHandler)
 		}
 	})

@@ -26,7 +26,7 @@ import (
 	"github.com/semelhq/semel/webhook/send"
 )
 
-// No table has a constraint that would keep anything from happening twice.
+// No table has a constraint that would prevent a second effect.
 const shopTables = `
 CREATE TABLE shop_stock (item INT PRIMARY KEY, remaining INT NOT NULL);
 CREATE TABLE shop_reservations (id TEXT, order_no TEXT, item INT, delta INT);
@@ -43,25 +43,25 @@ const (
 	shopLanes = 40
 )
 
-// Secrets of those who send webhooks, and of somebody who would like to.
+// Secrets of the senders of webhooks, and of a forger.
 const (
 	partnerSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 	shopSecret    = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 	forgerSecret  = "whsec_plJ3nmyCDGBKInavdOK15jsl"
 )
 
-// wanted is what is asked for, by whatever entry.
+// wanted is the content of an order, the same by every entry.
 type wanted struct {
 	Order string `json:"order"`
 	Item  int    `json:"item"`
 	Lane  string `json:"lane"`
-	// Actor is whose job it is, and Later that the job is to wait, so that there is
-	// time to revoke that actor's permission.
+	// Actor is the actor of a job. Later delays the job, so that there is time to revoke
+	// the actor's permission.
 	Actor string `json:"actor,omitempty"`
 	Later bool   `json:"later,omitempty"`
 }
 
-// receipt is what an order comes to.
+// receipt is the result of an order.
 type receipt struct {
 	Order       string `json:"order"`
 	Reservation string `json:"reservation"`
@@ -100,9 +100,9 @@ const (
 	queueOrders    = "orders"
 )
 
-// place has an order placed, under its natural key, whoever asks for it.
+// place places an order under its natural key, the same for every entry.
 func (s *shop) place(ctx context.Context, entry string, in wanted) (receipt, error) {
-	in.Actor, in.Later = "", false // no part of what is asked for
+	in.Actor, in.Later = "", false // not part of the order
 	id := semel.Identity{Scope: semel.Scope{Tenant: "shop", Operation: operationPlace}, Key: s.hooks.Key(entry, in.Order)}
 	got, _, err := semel.Call(context.WithValue(ctx, entryKey{}, entry), s.orders, semel.Submit{
 		Identity: id, Fingerprint: semel.FingerprintOf([]byte(in.Order)), Wait: 2 * s.config.Lease,
@@ -110,11 +110,10 @@ func (s *shop) place(ctx context.Context, entry string, in wanted) (receipt, err
 	return got, err
 }
 
-// entryKey is that of the entry which an order is placed by. The completer has none.
+// entryKey is the context key of an order's entry. The completer has none.
 type entryKey struct{}
 
-// order is the operation. Its time passes within its steps, so that is where it is
-// interrupted.
+// order is the operation. It spends its time in its steps, so faults interrupt those.
 func (s *shop) order(ctx context.Context, in wanted) (r receipt, err error) {
 	r.Order = in.Order
 	if r.Reservation, err = steps.Local(ctx, "reserve", in, s.reserve); err != nil {
@@ -147,7 +146,7 @@ func (s *shop) tx(ctx context.Context) pgx.Tx {
 	return tx
 }
 
-// linger takes its time in a transaction, less than the server lets it idle.
+// linger waits in a transaction, for less than the idle timeout of the server.
 func (s *shop) linger(ctx context.Context) { pause(ctx, min(s.planner.plan("").after, s.config.Lease)) }
 
 // move takes an item from the stock, or gives it back.
@@ -156,7 +155,7 @@ func (s *shop) move(ctx context.Context, tx pgx.Tx, id string, in wanted, delta 
 		return err
 	}
 	s.linger(ctx)
-	// Last, since others wait for the row.
+	// Last, because others wait for the row.
 	_, err := tx.Exec(ctx, "UPDATE shop_stock SET remaining = remaining + $1 WHERE item = $2", delta, in.Item)
 	return err
 }
@@ -174,26 +173,26 @@ func (s *shop) charge(ctx context.Context, order string) (id string, err error) 
 		return "", err
 	}
 	r.Header.Set(headerOrder, order)
-	answer, err := s.calls.RoundTrip(r)
+	res, err := s.calls.RoundTrip(r)
 	if err != nil {
 		return "", err
 	}
-	body, err := io.ReadAll(answer.Body)
-	if err = errors.Join(err, answer.Body.Close()); err != nil {
+	body, err := io.ReadAll(res.Body)
+	if err = errors.Join(err, res.Body.Close()); err != nil {
 		return "", err
 	}
 	switch {
-	case answer.StatusCode == http.StatusOK:
+	case res.StatusCode == http.StatusOK:
 		return string(body), nil
-	case answer.StatusCode == http.StatusPaymentRequired:
+	case res.StatusCode == http.StatusPaymentRequired:
 		return "", semel.Final(errDeclined)
-	case answer.Header.Get(headerRefused) != "":
+	case res.Header.Get(headerRefused) != "":
 		return "", semel.NoEffect(errors.New("the remote turned the call away"))
 	}
-	return "", fmt.Errorf("the remote answered %d", answer.StatusCode)
+	return "", fmt.Errorf("the remote responded with %d", res.StatusCode)
 }
 
-// confirm writes the order down, with the messages that tell of it.
+// confirm records the order, with the messages that report it.
 func (s *shop) confirm(ctx context.Context, in wanted, r receipt) error {
 	notice := outbox.Message{
 		ID: semel.NewKey(), Topic: topicNotices, Key: s.hooks.Lane(in.Lane), Payload: fmt.Appendf(nil, `{"order":%q,"lane":%q}`, in.Order, in.Lane),
@@ -226,7 +225,7 @@ func (s *shop) write(ctx context.Context, in wanted, r receipt, notice, event st
 	return err
 }
 
-// placing serves requests and webhooks that ask for an order.
+// placing serves requests and webhooks that place an order.
 func (s *shop) placing(entry string, status int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var in wanted
@@ -236,7 +235,7 @@ func (s *shop) placing(entry string, status int) http.Handler {
 		}
 		got, err := s.place(r.Context(), entry, in)
 		if err != nil {
-			// The order goes on, or not: whoever asks again learns it.
+			// The order may go on. A retry learns its result.
 			if entry == "http" {
 				semelhttp.DeclareIndeterminate(r.Context(), "the order is open")
 			}
@@ -293,7 +292,7 @@ func (s *shop) enqueueJob(ctx context.Context, body io.Reader) (id string, err e
 	return m.ID, nil
 }
 
-// authorize asks whether the actor of a job has been revoked.
+// authorize returns jobs.ErrRevoked if the actor of a job has no permission any more.
 func (s *shop) authorize(ctx context.Context, j jobs.Job) error {
 	if j.Authority.Actor == "" || !slices.Contains(j.Authority.Permissions, "order") {
 		return fmt.Errorf("%w: it has none", jobs.ErrRevoked)
@@ -316,7 +315,7 @@ func (s *shop) prepare(ctx context.Context, j jobs.Job) (any, error) {
 	return s.place(ctx, "job", in)
 }
 
-// handle writes down what a job came to, in the transaction that settles it.
+// handle records the result of a job, in the transaction that settles it.
 func (s *shop) handle(ctx context.Context, j jobs.Job) error {
 	got := j.Prepared.(receipt)
 	text, err := json.Marshal(got)
@@ -331,13 +330,13 @@ func (s *shop) handle(ctx context.Context, j jobs.Job) error {
 	return err
 }
 
-// news is what the outbox's messages say.
+// news is the payload of the outbox's messages.
 type news struct {
 	Order string `json:"order"`
 	Lane  string `json:"lane"`
 }
 
-// What shops say on standard error, to be counted.
+// What shops print on standard error, to be counted.
 const (
 	droppedRepetition = "dropped a repetition"
 	lostLease         = "lost the lease of an execution"
@@ -354,7 +353,7 @@ func (s *shop) notice(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no notice", http.StatusBadRequest)
 		return
 	}
-	// The work goes on when the sender has gone.
+	// The work goes on even if the sender has gone.
 	ctx := context.WithoutCancel(r.Context())
 	outcome, err := s.hooks.Notice(ctx, s.parts(), id, func(ctx context.Context, tx pgx.Tx) error { return s.noted(ctx, tx, id, m) })
 	if err != nil {
@@ -381,7 +380,7 @@ func (s *shop) event(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e, _ := webhook.EventOf(r.Context())
-	id, _, _ := strings.Cut(e.ID, ".") // without what a hook has added
+	id, _, _ := strings.Cut(e.ID, ".") // without what a hook added
 	if err := s.within(r.Context(), "event", func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "INSERT INTO shop_events VALUES ($1, $2)", id, m.Order)
 		s.linger(ctx)
@@ -393,7 +392,7 @@ func (s *shop) event(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// HeaderDelivery numbers deliveries: many senders do.
+// HeaderDelivery identifies a delivery, as many senders do.
 const HeaderDelivery = "Delivery-Id"
 
 func deliveries(next http.Handler) http.Handler {

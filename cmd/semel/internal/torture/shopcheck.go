@@ -17,15 +17,15 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// shopFacts are what there is of orders, in the database and with the remote.
+// shopFacts are the facts about orders, in the database and with the remote.
 type shopFacts struct {
 	orders    map[string]*orderFacts
 	remaining map[int]int // stock by item
-	moved     map[int]int // what reservations made of it
+	moved     map[int]int // sum of the reservations
 	stuck     []string
 }
 
-// orderFacts are what there is of one order.
+// orderFacts are the facts about one order.
 type orderFacts struct {
 	reservations []reservationFact
 	written      []writtenFact
@@ -34,7 +34,7 @@ type orderFacts struct {
 	jobs         []jobFact
 	done         []doneFact
 	charges      []string // keys
-	repeats      int      // calls of the remote under a key that had made one
+	repeats      int      // calls of the remote under a key that had made a charge
 	revoked      *time.Time
 }
 
@@ -58,8 +58,8 @@ type jobFact struct {
 
 type doneFact struct{ Job, Receipt string }
 
-// shopFacts reads them. What is settled in the outbox is read before what that came
-// from, so that a message that was delivered has had its effect by what is read later.
+// shopFacts reads the facts. The outbox is read first, so that the effect of a message
+// that it says was delivered is in what is read later.
 func (r *run) shopFacts(ctx context.Context) (f *shopFacts, messages map[string]outbox.Entry, err error) {
 	messages = map[string]outbox.Entry{}
 	for after := uint64(0); ; {
@@ -139,9 +139,9 @@ func (r *run) shopFacts(ctx context.Context) (f *shopFacts, messages map[string]
 // checkShop returns every violation of the shop's promises.
 func (e *evidence) checkShop() (all []Violation) {
 	troubles := e.troubles()
-	asked := map[string]bool{}
+	sent := map[string]bool{}
 	for _, k := range e.byKey() {
-		asked[k.key] = true
+		sent[k.key] = true
 		found := func(check string, at time.Duration, format string, args ...any) {
 			all = append(all, Violation{
 				Check: check, Key: k.key, Detail: fmt.Sprintf(format, args...), Faults: k.struckBy(at, troubles), Timeline: e.timeline(k),
@@ -164,18 +164,18 @@ func (e *evidence) checkShop() (all []Violation) {
 	e.checkLanes(general)
 	if e.over {
 		for order := range e.shop.orders {
-			if !asked[order] {
-				general(checkUnexpected, "there are effects of order %s, which no client asked for", order)
+			if !sent[order] {
+				general(checkUnexpected, "there are effects of order %s, which no client sent", order)
 			}
 		}
 		for _, what := range e.shop.stuck {
-			general(checkStuck, "%s, though nothing strikes any more, and nobody works on it", what)
+			general(checkStuck, "%s, though the faults have ended, and nothing works on it", what)
 		}
 	}
 	return all
 }
 
-// checkLanes: the first deliveries of a lane are in the order of its messages.
+// checkLanes checks that the first deliveries of a lane are in the order of its messages.
 func (e *evidence) checkLanes(general func(check, format string, args ...any)) {
 	lanes := map[string][]noticeFact{}
 	for _, o := range e.shop.orders {
@@ -201,7 +201,7 @@ func digestOf(receipt string) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// checkOrder compares what clients were told of an order with what there is of it.
+// checkOrder compares what clients were told about an order with the facts about it.
 func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 	kind := orderKindOf(k.key)
 	taken, given := 0, 0
@@ -238,9 +238,9 @@ func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 		}
 	}
 
-	// What was committed together is there together.
+	// Messages are enqueued in the transaction that writes the order to the book.
 	if len(o.written) == 0 && len(o.notices)+len(o.events) > 0 {
-		found(checkRolledBack, forever, "it has %d notices and %d events, and is not in the book of orders: they tell of what was rolled back", len(o.notices), len(o.events))
+		found(checkRolledBack, forever, "it has %d notices and %d events, but is not in the book of orders: they report what was rolled back", len(o.notices), len(o.events))
 	}
 	effects := taken + given + len(o.charges) + len(o.written) + len(o.notices) + len(o.events) + len(o.done)
 	switch {
@@ -251,19 +251,19 @@ func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 			found(checkAfterRefusal, forever, "the authority of its job was revoked before the job was due, and it has %d effects", effects)
 		}
 		if m, ok := e.messages[o.jobs[0].ID]; e.over && (!ok || m.State != outbox.StateDead || !strings.HasPrefix(m.Cause, jobs.ErrRevoked.Error())) {
-			found(checkMissing, forever, "the authority of its job was revoked, and the job is %q, because of %q", m.State, m.Cause)
+			found(checkMissing, forever, "the authority of its job was revoked, but the job is %q, because of %q", m.State, m.Cause)
 		}
 		return
 	case kind == orderDeclined && len(o.charges) > 0:
-		found(checkAfterRefusal, forever, "it was declined, and has %d charges", len(o.charges))
+		found(checkAfterRefusal, forever, "it was declined, but has %d charges", len(o.charges))
 	}
 	for _, w := range o.written {
 		switch {
 		case taken == 0, kind == orderDeclined && given == 0:
-			found(checkMissing, forever, "it is in the book of orders, and %d were reserved and %d given back", taken, given)
+			found(checkMissing, forever, "it is in the book of orders, but %d were reserved and %d given back", taken, given)
 		case kind == orderDeclined:
 		case len(o.charges) == 0:
-			found(checkMissing, forever, "it is in the book of orders, and was not charged")
+			found(checkMissing, forever, "it is in the book of orders, but was not charged")
 		default:
 			told := func(what, id string, is bool) {
 				m, ok := e.messages[id]
@@ -282,7 +282,7 @@ func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 		}
 	}
 	if e.over && len(o.written) == 0 && effects > 0 {
-		found(checkStuck, forever, "it has %d effects, and nobody goes on with it", effects)
+		found(checkStuck, forever, "it has %d effects, and nothing continues it", effects)
 	}
 	for _, j := range o.jobs {
 		m, ok := e.messages[j.ID]
@@ -296,37 +296,37 @@ func (e *evidence) checkOrder(k *keyHistory, o *orderFacts, found finder) {
 	e.checkTold(k, o, found)
 }
 
-// checkTold: all are told the same, and it is so.
+// checkTold checks that all clients were told the same, and that it is true.
 func (e *evidence) checkTold(k *keyHistory, o *orderFacts, found finder) {
 	once := map[string]bool{}
-	find := func(check string, a *asked, format string, args ...any) {
+	find := func(check string, a *attempt, format string, args ...any) {
 		if !once[check] {
 			once[check] = true
 			found(check, a.over, format, args...)
 		}
 	}
-	last := map[entry]*asked{}
-	for _, a := range k.asks {
+	last := map[entry]*attempt{}
+	for _, a := range k.attempts {
 		last[a.entry] = a
-		if a.answer == nil {
+		if a.response == nil {
 			continue
 		}
-		switch a.answer.class {
+		switch a.response.class {
 		case unexpected:
-			find(checkUnexpected, a, "ask #%d by %s: %v %s", a.ask, a.entry, a.answer, a.answer.problem)
+			find(checkUnexpected, a, "attempt #%d by %s: %v %s", a.attempt, a.entry, a.response, a.response.problem)
 		case torn:
-			find(checkTorn, a, "ask #%d by %s: %v came to its end, but is not all of the answer", a.ask, a.entry, a.answer)
+			find(checkTorn, a, "attempt #%d by %s: %v came to its end, but is not the whole response", a.attempt, a.entry, a.response)
 		case acknowledged:
 			if a.entry == entryJob {
-				if !slices.ContainsFunc(o.jobs, func(j jobFact) bool { return j.ID == a.answer.effect }) {
-					find(checkMissing, a, "ask #%d was told of job %s, which was not enqueued", a.ask, a.answer.effect)
+				if !slices.ContainsFunc(o.jobs, func(j jobFact) bool { return j.ID == a.response.effect }) {
+					find(checkMissing, a, "attempt #%d was told of job %s, which was not enqueued", a.attempt, a.response.effect)
 				}
 				continue
 			}
 			if len(o.written) == 0 {
-				find(checkMissing, a, "ask #%d by %s was told that the order was placed, and it is not in the book of orders", a.ask, a.entry)
-			} else if w := o.written[0]; digestOf(w.Receipt) != a.answer.digest {
-				find(checkDiffer, a, "ask #%d by %s was told %s; the book says %s, by %s", a.ask, a.entry, a.answer.effect, w.Receipt, w.By)
+				find(checkMissing, a, "attempt #%d by %s was told that the order was placed, but it is not in the book of orders", a.attempt, a.entry)
+			} else if w := o.written[0]; digestOf(w.Receipt) != a.response.digest {
+				find(checkDiffer, a, "attempt #%d by %s was told %s; the book says %s, by %s", a.attempt, a.entry, a.response.effect, w.Receipt, w.By)
 			}
 		}
 	}
@@ -337,19 +337,19 @@ func (e *evidence) checkTold(k *keyHistory, o *orderFacts, found finder) {
 	}
 	for _, end := range k.ends {
 		if end.entry != "" && end.text == endGaveUp && e.over && strings.HasPrefix(end.who, "again") {
-			found(checkStuck, forever, "nobody could learn by %s what became of it: the last ask, #%d, was %v", end.entry, last[end.entry].ask, last[end.entry].answer)
+			found(checkStuck, forever, "no client could learn its outcome by %s: the last attempt, #%d, got %v", end.entry, last[end.entry].attempt, last[end.entry].response)
 		}
 	}
 }
 
 // ShopFigures count what shops did.
 type ShopFigures struct {
-	// By counts acknowledged asks by entry, and Placed whose execution it was that
-	// came to the end of an order.
+	// By counts acknowledged attempts, and Placed completed orders, by entry. Placed
+	// also has those that the completer completed.
 	By     map[string]int `json:"by"`
 	Placed map[string]int `json:"placed"`
-	// Declined and Revoked are orders that were refused, by the remote and for the
-	// authority of their job; Refused counts webhooks that were not accepted.
+	// Declined counts orders that the remote declined, Revoked jobs whose authority
+	// was revoked, and Refused webhooks that were not accepted.
 	Declined int `json:"declined"`
 	Revoked  int `json:"revoked"`
 	Refused  int `json:"refused"`
@@ -360,13 +360,13 @@ type ShopFigures struct {
 	Events       int `json:"events"`
 	Jobs         int `json:"jobs"`
 	JobEffects   int `json:"job_effects"`
-	// Repeats are calls of the remote under a key that had made a charge, Dropped
+	// Repeats counts calls of the remote under a key that had made a charge, Dropped
 	// messages that an inbox knew, and Rerun jobs that were run again.
 	Repeats int `json:"repeats"`
 	Dropped int `json:"dropped"`
 	Rerun   int `json:"rerun"`
-	// LostLeases and LostClaims are executions, and messages and jobs, that others
-	// took over from a shop that woke later.
+	// LostLeases counts executions, and LostClaims messages and jobs, that others took
+	// over from a shop that was paused or cut off.
 	LostLeases int `json:"lost_leases"`
 	LostClaims int `json:"lost_claims"`
 }
@@ -375,9 +375,9 @@ func (e *evidence) shopFigures() *ShopFigures {
 	f := &ShopFigures{By: map[string]int{}, Placed: map[string]int{}}
 	for _, ev := range e.events {
 		switch {
-		case ev.kind == kindAnswer && ev.answer.class == acknowledged:
+		case ev.kind == kindResponse && ev.response.class == acknowledged:
 			f.By[string(ev.entry)]++
-		case ev.kind == kindAnswer && ev.answer.class == noEffect:
+		case ev.kind == kindResponse && ev.response.class == noEffect:
 			f.Refused++
 		case ev.kind == kindAgain:
 			f.Rerun++
@@ -416,7 +416,7 @@ func (e *evidence) shopFigures() *ShopFigures {
 	return f
 }
 
-// enoughOfShop says what a run saw too little of.
+// enoughOfShop returns what a run of shops saw too little of.
 func enoughOfShop(seconds int, f Figures) (lacks []string) {
 	s := f.Shop
 	need := func(what string, got, want int) {
@@ -428,7 +428,7 @@ func enoughOfShop(seconds int, f Figures) (lacks []string) {
 		need("acknowledgements by "+string(e), s.By[string(e)], seconds/2)
 	}
 	for _, by := range []string{"http", "webhook", "job", "completer"} {
-		need("orders that came to their end by "+by, s.Placed[by], seconds/30)
+		need("orders completed by "+by, s.Placed[by], seconds/30)
 	}
 	need("charges", s.Charges, seconds)
 	need("calls of the remote under a key that had made a charge", s.Repeats, seconds/20)
@@ -456,8 +456,8 @@ func (f *ShopFigures) write(say func(format string, args ...any)) {
 		}
 		return strings.Join(parts, ", ")
 	}
-	say("told by     %s", list(f.By))
-	say("ended by    %s", list(f.Placed))
+	say("acked by    %s", list(f.By))
+	say("placed by   %s", list(f.Placed))
 	say("refused     %d orders declined, %d jobs revoked, %d webhooks refused", f.Declined, f.Revoked, f.Refused)
 	say("shop        %d reservations, %d charges (%d repeated calls), %d notices (%d repetitions dropped), %d events", f.Reservations, f.Charges, f.Repeats, f.Notices, f.Dropped, f.Events)
 	say("jobs        %d: %d effects, %d run again", f.Jobs, f.JobEffects, f.Rerun)

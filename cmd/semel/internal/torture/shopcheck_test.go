@@ -9,8 +9,7 @@ import (
 	"github.com/semelhq/semel/outbox"
 )
 
-// placedWell is an order of that number as it should be, asked for by a request and a
-// job.
+// placedWell adds an order without a violation, placed by a request and a job.
 func placedWell(s *story, order string) *orderFacts {
 	book := fmt.Sprintf(`{"order":%q,"reservation":"r"}`, order)
 	o := &orderFacts{
@@ -28,13 +27,13 @@ func placedWell(s *story, order string) *orderFacts {
 	s.shop.orders[order] = o
 	s.shop.moved[0]--
 	s.shop.remaining[0] = shopStock + s.shop.moved[0]
-	s.askBy(order, entryRequest, &answer{class: acknowledged, status: 201, digest: digestOf(book)})
-	s.askBy(order, entryJob, &answer{class: acknowledged, status: 202, effect: "j-" + order})
+	s.attemptBy(order, entryRequest, &response{class: acknowledged, status: 201, digest: digestOf(book)})
+	s.attemptBy(order, entryJob, &response{class: acknowledged, status: 202, effect: "j-" + order})
 	return o
 }
 
-func (s *story) askBy(order string, e entry, a *answer) {
-	s.ask(order, a)
+func (s *story) attemptBy(order string, e entry, got *response) {
+	s.attempt(order, got)
 	for i := len(s.events) - 2; i < len(s.events); i++ {
 		s.events[i].entry = e
 	}
@@ -49,7 +48,7 @@ func TestCheckOfShops(t *testing.T) {
 		due := time.Unix(100, 0)
 		o := &orderFacts{jobs: []jobFact{{"j", &due}}, revoked: &when}
 		s.shop.orders[k], s.messages["j"] = o, dead("jobs: the authority of the job is revoked")
-		s.askBy(k, entryJob, &answer{class: acknowledged, effect: "j"})
+		s.attemptBy(k, entryJob, &response{class: acknowledged, effect: "j"})
 		return o
 	}
 	before, after := time.Unix(99, 0), time.Unix(101, 0)
@@ -107,30 +106,30 @@ func TestCheckOfShops(t *testing.T) {
 		{"a job without its effect", func(s *story) { placedWell(s, k).done = nil }, checkMissing},
 		{"told of a job that is not there", func(s *story) { o := placedWell(s, k); o.jobs, o.done = nil, nil }, checkMissing},
 		{"told, and not in the book", func(s *story) {
-			s.askBy(k, entryWebhook, &answer{class: acknowledged, digest: "d"})
+			s.attemptBy(k, entryWebhook, &response{class: acknowledged, digest: "d"})
 		}, checkMissing},
 		{"a notice of what is not in the book", func(s *story) {
 			placedWell(s, k)
-			s.askBy("t-2", entryRequest, nil)
+			s.attemptBy("t-2", entryRequest, nil)
 			s.shop.orders["t-2"] = &orderFacts{notices: []noticeFact{{Seq: 9, Message: "x"}}}
 		}, checkRolledBack + " " + checkStuck},
-		{"by the job another answer", func(s *story) { placedWell(s, k).done[0].Receipt = "other" }, checkDiffer},
-		{"by the webhook another answer", func(s *story) {
+		{"the job got another receipt", func(s *story) { placedWell(s, k).done[0].Receipt = "other" }, checkDiffer},
+		{"the webhook got another response", func(s *story) {
 			placedWell(s, k)
-			s.askBy(k, entryWebhook, &answer{class: acknowledged, digest: "other"})
+			s.attemptBy(k, entryWebhook, &response{class: acknowledged, digest: "other"})
 		}, checkDiffer},
 		{"reserved, and nobody goes on", func(s *story) {
-			s.askBy(k, entryRequest, nil)
+			s.attemptBy(k, entryRequest, nil)
 			s.shop.orders[k] = &orderFacts{reservations: []reservationFact{{"r", -1}}}
 		}, checkStuck},
 		{"nobody could learn", func(s *story) {
 			placedWell(s, k)
-			s.askBy(k, entryWebhook, told(unavailable))
+			s.attemptBy(k, entryWebhook, told(unavailable))
 			s.add(event{kind: kindEnd, who: "again 1", key: k, entry: entryWebhook, text: endGaveUp})
 		}, checkStuck},
 		{"something waits in the end", func(s *story) { s.shop.stuck = []string{"message m"} }, checkStuck},
-		{"an odd answer", func(s *story) { s.askBy(k, entryWebhook, told(unexpected)) }, checkUnexpected},
-		{"an effect nobody asked for", func(s *story) {
+		{"an unexpected response", func(s *story) { s.attemptBy(k, entryWebhook, told(unexpected)) }, checkUnexpected},
+		{"an effect of an order that was not sent", func(s *story) {
 			placedWell(s, k)
 			s.shop.orders["t-9"] = &orderFacts{}
 		}, checkUnexpected},
@@ -151,7 +150,7 @@ func TestCheckOfShops(t *testing.T) {
 		}, checkMissing},
 		{"forged, and reserved", func(s *story) {
 			const k = "t-10-forged"
-			s.askBy(k, entryWebhook, told(noEffect))
+			s.attemptBy(k, entryWebhook, told(noEffect))
 			s.shop.orders[k] = &orderFacts{reservations: []reservationFact{{"r", -1}}, written: []writtenFact{{}}}
 		}, checkAfterRefusal + " " + checkMissing},
 		{"revoked", func(s *story) { revoked(s, before) }, ""},

@@ -27,14 +27,14 @@ import (
 	"github.com/semelhq/semel/webhook"
 )
 
-// orderKind is what becomes of an order. It is part of its number.
+// orderKind is the fate of an order. It is part of its number.
 type orderKind string
 
 const (
 	orderPlaced   orderKind = "placed"
 	orderDeclined orderKind = "declined" // by the remote, for good
-	orderRevoked  orderKind = "revoked"  // asked for by a job alone, whose actor is revoked
-	orderForged   orderKind = "forged"   // asked for by webhooks alone, which are not the partner's
+	orderRevoked  orderKind = "revoked"  // placed only by a job, whose actor is revoked
+	orderForged   orderKind = "forged"   // placed only by webhooks, which are not the partner's
 )
 
 func orderKey(prefix string, number int) string {
@@ -58,7 +58,7 @@ func orderKindOf(order string) orderKind {
 	return orderPlaced
 }
 
-// wantedOf is what is asked for by an order of that number, each time the same.
+// wantedOf returns the content of an order: the same each time.
 func wantedOf(order string) wanted {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(order))
@@ -66,7 +66,7 @@ func wantedOf(order string) wanted {
 	return wanted{Order: order, Item: n % shopItems, Lane: laneName(n % shopLanes), Actor: "actor of " + order, Later: orderKindOf(order) == orderRevoked}
 }
 
-// entry is a way to have an order placed.
+// entry is a way to place an order.
 type entry string
 
 const (
@@ -78,14 +78,14 @@ const (
 
 var entries = []entry{entryRequest, entryAgain, entryWebhook, entryJob}
 
-// shopRun is what a run has for shops beside the rest.
+// shopRun is the part of a run that only shops need.
 type shopRun struct {
-	pool   *pgxpool.Pool // to the database itself, without a wire between
+	pool   *pgxpool.Pool // to the database itself, not through a wire
 	store  *postgres.Store
 	clocks map[*gatewayChild]time.Duration
 }
 
-// tolerance is that of webhooks; clocks are further apart than that at times.
+// tolerance is that of webhooks. Clocks are sometimes further apart.
 const tolerance = webhook.DefaultTolerance
 
 func (r *run) chargesFile() string { return filepath.Join(r.config.Dir, "charges.jsonl") }
@@ -162,7 +162,8 @@ func (c *client) senderClock() time.Duration {
 	return time.Duration(c.rng.IntN(9)-4) * time.Minute
 }
 
-// wantedRequest is what is sent, each time the same, but for the signature of a webhook.
+// wantedRequest returns what is sent: the same each time, except for the signature of a
+// webhook.
 func wantedRequest(order string, e entry, clock time.Duration) ([]byte, error) {
 	in := wantedOf(order)
 	body, err := json.Marshal(in)
@@ -208,51 +209,51 @@ func wantedRequest(order string, e entry, clock time.Duration) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// readOrder makes an answer of a whole response to an ask for an order. apart is how far
-// the clocks of the sender and the shop are.
-func readOrder(res *http.Response, body []byte, order string, e entry, apart time.Duration) *answer {
-	a := &answer{class: unexpected, status: res.StatusCode, replayed: res.Header.Get(semelhttp.HeaderReplayed) == "true"}
+// readOrder classifies a whole response to an attempt to place an order. apart is the
+// difference between the clocks of the sender and the shop.
+func readOrder(res *http.Response, body []byte, order string, e entry, apart time.Duration) *response {
+	got := &response{class: unexpected, status: res.StatusCode, replayed: res.Header.Get(semelhttp.HeaderReplayed) == "true"}
 	if p, err := semelhttp.ParseProblem(bytes.NewReader(body), res.Header.Get("Content-Type")); err == nil {
-		_, a.problem, _ = strings.Cut(p.Type, "#")
+		_, got.problem, _ = strings.Cut(p.Type, "#")
 	}
 	sum := sha256.Sum256(bytes.TrimSpace(body))
-	a.digest = hex.EncodeToString(sum[:6])
+	got.digest = hex.EncodeToString(sum[:6])
 	signed := e == entryWebhook && orderKindOf(order) != orderForged
 	switch {
 	case res.StatusCode == http.StatusCreated && (e == entryRequest || e == entryAgain),
 		res.StatusCode == http.StatusOK && signed && apart <= tolerance+2*time.Second:
-		var got receipt
-		if json.Unmarshal(body, &got) != nil {
-			a.class = torn
-		} else if got.Order == order {
-			a.class, a.effect = acknowledged, string(bytes.TrimSpace(body))
+		var placed receipt
+		if json.Unmarshal(body, &placed) != nil {
+			got.class = torn
+		} else if placed.Order == order {
+			got.class, got.effect = acknowledged, string(bytes.TrimSpace(body))
 		}
 	case res.StatusCode == http.StatusAccepted && e == entryJob:
-		var got struct {
+		var queued struct {
 			Job string `json:"job"`
 		}
-		if json.Unmarshal(body, &got) != nil {
-			a.class = torn
-		} else if got.Job != "" {
-			a.class, a.effect = acknowledged, got.Job
+		if json.Unmarshal(body, &queued) != nil {
+			got.class = torn
+		} else if queued.Job != "" {
+			got.class, got.effect = acknowledged, queued.Job
 		}
 	case res.StatusCode == http.StatusForbidden && e == entryWebhook && (!signed || apart >= tolerance-2*time.Second):
-		a.class = noEffect
-	case res.StatusCode == http.StatusConflict && a.problem == "in-progress":
-		a.class = inProgress
+		got.class = noEffect
+	case res.StatusCode == http.StatusConflict && got.problem == "in-progress":
+		got.class = inProgress
 	case res.StatusCode == http.StatusServiceUnavailable,
-		res.StatusCode == http.StatusInternalServerError && a.problem == "outcome-unknown",
-		res.StatusCode == http.StatusBadRequest && a.problem == "body-unreadable",
+		res.StatusCode == http.StatusInternalServerError && got.problem == "outcome-unknown",
+		res.StatusCode == http.StatusBadRequest && got.problem == "body-unreadable",
 		res.StatusCode == http.StatusRequestTimeout:
-		a.class = unavailable
+		got.class = unavailable
 	}
-	return a
+	return got
 }
 
-// place asks for an order by an entry until that is acknowledged.
-func (c *client) place(ctx context.Context, order string, e entry, asks int) string {
+// place sends an order by an entry until it is acknowledged.
+func (c *client) place(ctx context.Context, order string, e entry, attempts int) string {
 	end := endGaveUp
-	for try := 0; try < asks && ctx.Err() == nil; try++ {
+	for n := 0; n < attempts && ctx.Err() == nil; n++ {
 		lease := c.run.config.Lease
 		g := c.run.gateways[c.rng.IntN(len(c.run.gateways))]
 		clock := c.senderClock()
@@ -261,11 +262,11 @@ func (c *client) place(ctx context.Context, order string, e entry, asks int) str
 			break
 		}
 		apart := (clock - c.run.shop.clocks[g]).Abs()
-		a := c.askFor(ctx, g, order, e, raw, c.patience(lease/2, 4*lease), func(res *http.Response, body []byte) *answer {
+		got := c.sendTo(ctx, g, order, e, raw, c.patience(lease/2, 4*lease), func(res *http.Response, body []byte) *response {
 			return readOrder(res, body, order, e, apart)
 		})
-		if a != nil {
-			switch a.class {
+		if got != nil {
+			switch got.class {
 			case acknowledged:
 				end = endAcknowledged
 			case unexpected, torn:
@@ -291,11 +292,11 @@ func (c *client) place(ctx context.Context, order string, e entry, asks int) str
 	return end
 }
 
-// revoke takes an actor's permission, and notes when that was certainly so.
+// revoke takes away an actor's permission, and records a time when it was surely gone.
 func (r *run) revoke(ctx context.Context, actor string) {
 	for ctx.Err() == nil {
 		_, err := r.shop.pool.Exec(ctx, "INSERT INTO shop_actors VALUES ($1) ON CONFLICT DO NOTHING", actor)
-		if err == nil { // committed; so by now it counts
+		if err == nil { // committed, so it is in force
 			if _, err = r.shop.pool.Exec(ctx, "UPDATE shop_actors SET sure_at = clock_timestamp() WHERE actor = $1 AND sure_at IS NULL", actor); err == nil {
 				return
 			}
@@ -304,7 +305,7 @@ func (r *run) revoke(ctx context.Context, actor string) {
 	}
 }
 
-// entriesOf returns the ways by which an order may be asked for.
+// entriesOf returns the ways to place an order.
 func entriesOf(order string) []entry {
 	switch orderKindOf(order) {
 	case orderRevoked:
@@ -315,8 +316,8 @@ func entriesOf(order string) []entry {
 	return entries
 }
 
-// shopWork places orders until ctx ends, each by one or several entries, at the same time
-// or one after the other, and asks again for some that were placed before.
+// shopWork places orders until ctx ends, each by one or several entries, at the same
+// time or one after the other, and sends some that were placed before again.
 func (c *client) shopWork(ctx, patience context.Context) {
 	r := c.run
 	for ctx.Err() == nil {
@@ -328,23 +329,23 @@ func (c *client) shopWork(ctx, patience context.Context) {
 			if c.rng.IntN(4) == 0 {
 				some = append(some, some[0]) // the same twice
 			}
-			asks := 12
+			attempts := 12
 			if c.rng.IntN(8) == 0 {
-				asks = 1 // whatever comes of it: who asked has gone
+				attempts = 1 // a client that does not retry
 			}
 			ends := make([]string, len(some))
 			var all sync.WaitGroup
 			for i, e := range some {
-				ask := func() {
+				send := func() {
 					twin := r.newClient(fmt.Sprintf("%s.%d", c.name, i+1))
 					defer twin.close()
-					ends[i] = twin.place(patience, order, e, asks)
+					ends[i] = twin.place(patience, order, e, attempts)
 				}
 				if i == 0 || c.rng.IntN(3) > 0 {
-					all.Go(ask)
+					all.Go(send)
 				} else {
 					all.Wait()
-					ask()
+					send()
 				}
 			}
 			all.Wait()
@@ -356,7 +357,7 @@ func (c *client) shopWork(ctx, patience context.Context) {
 	}
 }
 
-// operate runs jobs that are done again, as people do who are not sure.
+// operate runs finished jobs again, like an operator who is not sure.
 func (r *run) operate(ctx context.Context) {
 	rng := r.newRand()
 	for ctx.Err() == nil {
@@ -376,8 +377,8 @@ func (r *run) operate(ctx context.Context) {
 	}
 }
 
-// drained waits until nothing waits any more, as long as it gets on, and returns what is
-// stuck.
+// drained waits until nothing is left to do, for as long as there is progress, and
+// returns what is stuck.
 func (r *run) drained(ctx context.Context) (stuck []string, err error) {
 	patience := 12*r.config.Lease + 5*time.Second
 	best, end, last := -1, time.Now().Add(patience), time.Now().Add(6*time.Minute)
@@ -389,7 +390,7 @@ func (r *run) drained(ctx context.Context) (stuck []string, err error) {
 		if best < 0 || len(left) < best {
 			best, end = len(left), time.Now().Add(patience)
 		}
-		// Webhooks to an endpoint that was slow are put off, for minutes at most.
+		// Webhooks to a slow endpoint are delayed, for minutes at most.
 		if due = due.Add(patience); end.Before(due) {
 			end = due
 		}
@@ -400,7 +401,7 @@ func (r *run) drained(ctx context.Context) (stuck []string, err error) {
 	}
 }
 
-// waiting returns what waits to be done, or is being done, and when the last of it is
+// waiting returns what is still to be done, or is being done, and when the last of it is
 // due.
 func (r *run) waiting(ctx context.Context) (left []string, due time.Time, err error) {
 	s := r.shop.store
@@ -438,15 +439,15 @@ func (r *run) waiting(ctx context.Context) (left []string, due time.Time, err er
 	return left, due, err
 }
 
-// settleShop waits until what was begun has come to its end, though nobody asks for it
-// any more, then has every order asked for by every entry, and returns what is stuck.
+// settleShop waits until what was begun is completed, even if no client sends it again.
+// Then it sends every order by every entry, and returns what is stuck.
 func (r *run) settleShop(ctx context.Context) (stuck []string, err error) {
 	if stuck, err = r.drained(ctx); err != nil || len(stuck) > 0 {
 		return stuck, err
 	}
 	last := r.keys.unsettled()
-	r.phase("nothing is left to be done; asking for all %d orders by all entries", len(last))
-	r.askAgain(ctx, last, func(ctx context.Context, c *client, order string) (end string) {
+	r.phase("nothing is left to do; sending all %d orders by all entries", len(last))
+	r.sendAgain(ctx, last, func(ctx context.Context, c *client, order string) (end string) {
 		for _, e := range entriesOf(order) {
 			if end = c.place(ctx, order, e, 60); end == endGaveUp {
 				break

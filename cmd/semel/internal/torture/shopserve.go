@@ -27,20 +27,20 @@ import (
 	"github.com/semelhq/semel/webhook/send"
 )
 
-// ShopHooks replace what a shop does in some places. A test has it make a mistake
-// there, to see that torture finds it. What is nil is done as it should be.
+// ShopHooks replace parts of a shop. A test makes a mistake there, to see that torture
+// finds it. A part whose hook is nil is correct.
 type ShopHooks struct {
-	// Calls are what the remote is called through.
+	// Calls returns the transport of calls of the remote.
 	Calls func(http.RoundTripper) http.RoundTripper
 	// Events verifies the webhooks of the peer.
 	Events func(webhook.Scheme) webhook.Scheme
-	// Relayed is what the relay delivers from.
+	// Relayed is the store that the relay delivers from.
 	Relayed func(*postgres.Outbox) outbox.Store
-	// Authorize says whether a job may still run.
+	// Authorize decides whether a job may still run.
 	Authorize func(context.Context, jobs.Job) error
 	// Key is the key under which an entry places an order.
 	Key func(entry, order string) string
-	// Lane is the key under which notices are in order.
+	// Lane is the key that orders notices.
 	Lane func(lane string) string
 	// Within does a part of the shop's work: "reserve", "enqueue", "job" or
 	// "event". Default: in the transaction that ctx carries.
@@ -50,15 +50,15 @@ type ShopHooks struct {
 	Notice func(ctx context.Context, in ShopParts, id string, do func(context.Context, pgx.Tx) error) (inbox.Outcome, error)
 }
 
-// ShopParts are what hooks can work with.
+// ShopParts are the parts of a shop that hooks may use.
 type ShopParts struct {
 	Pool  *pgxpool.Pool
 	Inbox *inbox.Inbox
-	// Linger takes its time, so that faults can strike.
+	// Linger waits, so that faults can strike.
 	Linger func(context.Context)
 }
 
-// withDefaults fills in what a shop that makes no mistake does.
+// withDefaults fills in the hooks of a correct shop.
 func (h ShopHooks) withDefaults(s *shop) ShopHooks {
 	if h.Calls == nil {
 		h.Calls = func(calls http.RoundTripper) http.RoundTripper { return calls }
@@ -91,25 +91,25 @@ func (h ShopHooks) withDefaults(s *shop) ShopHooks {
 	return h
 }
 
-// ShopConfig makes a shop.
+// ShopConfig says how a shop behaves.
 type ShopConfig struct {
 	// Database is the URL of a PostgreSQL database, with the tables of shops in it.
 	Database string
-	// Remote is the URL of the service that charges; Peer that of the shop, this one
-	// or another, to which the outbox delivers.
+	// Remote is the URL of the service that charges. Peer is the URL of the shop, this
+	// one or another, to which the outbox delivers.
 	Remote, Peer string
 	// Listen is the address to listen on.
 	Listen string
 	Lease  time.Duration
-	// Clock is how far the shop's clock is off, wherever one is asked for.
+	// Clock is how far the clock that the shop passes to packages is off.
 	Clock time.Duration
 	Hooks ShopHooks
 	Manner
-	// Listening is told the address when the shop serves.
+	// Listening is called with the address when the shop listens.
 	Listening func(addr string)
 }
 
-// makeShop makes the tables of shops, and the store's.
+// makeShop creates the tables of shops and of the store.
 func makeShop(ctx context.Context, pool *pgxpool.Pool) (*postgres.Store, error) {
 	store, err := postgres.New(ctx, pool, postgres.Config{})
 	if err != nil {
@@ -124,8 +124,8 @@ func makeShop(ctx context.Context, pool *pgxpool.Pool) (*postgres.Store, error) 
 	return store, nil
 }
 
-// ServeShop runs a shop until ctx ends, with what it needs to come to an end: a
-// completer, a relay and a worker for jobs.
+// ServeShop runs a shop until ctx ends, with what completes its orders: a completer, a
+// relay and a worker for jobs.
 func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 	poolConfig, err := pgxpool.ParseConfig(c.Database)
 	if err != nil {
@@ -155,7 +155,7 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 	}
 	s := &shop{config: c, planner: newPlanner(c.Manner), pool: pool, outbox: leased.Outbox()}
 	s.hooks = c.Hooks.withDefaults(s)
-	// Whoever meets an execution that died goes on with it; so does the completer.
+	// A later attempt at an execution that died continues it; so does the completer.
 	policy := semel.Policy{Lease: c.Lease, Deadline: 20 * c.Lease, OnCrash: semel.CrashRetry}
 	observer := &semel.Observer{LeaseLost: func(context.Context, semel.LeaseLost) { say(lostLease) }}
 	outer, err := semel.New(semel.Config{Store: leased, Policy: policy, Observer: observer})
@@ -209,8 +209,8 @@ func ServeShop(ctx context.Context, c ShopConfig) (err error) {
 
 func (s *shop) parts() ShopParts { return ShopParts{Pool: s.pool, Inbox: s.inbox, Linger: s.linger} }
 
-// handler has an entry for orders by request, by webhook and by job, and the receivers
-// of what the outbox delivers.
+// handler serves orders by request, by webhook and by job, and receives what the outbox
+// delivers.
 func (s *shop) handler(outer, atomic *semel.Guard) (http.Handler, error) {
 	one := func(*http.Request) (semel.Scope, error) { return semel.Scope{Actor: "customer"}, nil }
 	request, err := semelhttp.New(semelhttp.Config{Guard: outer, RequireKey: true, Scope: one})
@@ -246,7 +246,7 @@ func (s *shop) handler(outer, atomic *semel.Guard) (http.Handler, error) {
 	return mux, nil
 }
 
-// background returns what works beside requests.
+// background returns what runs beside requests.
 func (s *shop) background(store *postgres.Store) (all []func(context.Context), err error) {
 	c := s.config
 	quick := 50 * time.Millisecond
@@ -286,7 +286,7 @@ func (s *shop) background(store *postgres.Store) (all []func(context.Context), e
 	route := func(topic string, sink outbox.Sink) outbox.Route {
 		return outbox.Route{Topic: topic, Sink: sink, MaxAttempts: 100_000, Backoff: quick, MaxBackoff: c.Lease, Timeout: 3 * c.Lease, MaxInFlight: 16}
 	}
-	// What was settled stays, to be looked at.
+	// Settled messages stay, to be checked.
 	settings := outbox.Config{
 		Lease: c.Lease, StoreTimeout: 2 * c.Lease, Drain: 2 * c.Lease, Retention: outbox.Retention{Delivered: 24 * time.Hour, MaxDelivered: -1},
 		Observer: &outbox.Observer{LeaseLost: func(context.Context, outbox.Attempted) { say(lostMessage) }},
@@ -307,10 +307,10 @@ func (s *shop) background(store *postgres.Store) (all []func(context.Context), e
 	}
 	return []func(context.Context){
 		completer.Run, s.inbox.Run,
-		func(ctx context.Context) { _ = relay.Run(ctx) },  // what is left is claimed by others
+		func(ctx context.Context) { _ = relay.Run(ctx) },  // others claim what is left
 		func(ctx context.Context) { _ = worker.Run(ctx) }, // likewise
 	}, nil
 }
 
-// laneName is the name of a customer, and of the endpoint which that has.
+// laneName returns the name of a customer, and of the customer's endpoint.
 func laneName(n int) string { return fmt.Sprintf("lane-%d", n) }

@@ -21,10 +21,9 @@ import (
 	"github.com/semelhq/semel/store/sqlite"
 )
 
-// gatewayChild is a gateway process, or one that protects itself, between its
-// proxies.
+// gatewayChild is a gateway, or a service that protects itself, between its proxies.
 type gatewayChild struct {
-	forms       []form // of the answers that are asked for there
+	forms       []form // of the keys that are sent to it
 	process     *process
 	front, back *proxy
 	database    *wire // nil with SQLite
@@ -36,16 +35,16 @@ type run struct {
 	ledger   *process
 	gateways []*gatewayChild
 	keys     keys
-	shop     *shopRun // nil for others
-	asks     atomic.Uint64
+	shop     *shopRun // nil for other subjects
+	attempts atomic.Uint64
 	failed   atomic.Bool // a violation ended the run early
-	found    []Violation // of shops, which then it was
+	found    []Violation // those that ended the run of a shop early
 
 	mu  sync.Mutex
 	rng *rand.Rand
 }
 
-// newRand returns a source of its own, made by the seed.
+// newRand returns a new source, seeded by the run's.
 func (r *run) newRand() *rand.Rand {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,11 +60,11 @@ func (r *run) random(from, to time.Duration) time.Duration {
 func (r *run) ledgerFile() string { return filepath.Join(r.config.Dir, "ledger.jsonl") }
 func (r *run) storeFile() string  { return filepath.Join(r.config.Dir, "semel.db") }
 
-// TimelineFile is the name of the file in Config.Dir that has the history.
+// TimelineFile is the name of the file in Config.Dir with the history.
 const TimelineFile = "timeline.txt"
 
-// Run tortures until Config.Duration is over or ctx ends, has everything come to
-// an end, and reports. An error means that the run itself failed: nothing is said
+// Run tortures until Config.Duration is over or ctx ends, waits until everything is
+// settled, and reports. An error means that the run itself failed, and says nothing
 // about what was tortured.
 func Run(ctx context.Context, c Config) (report *Report, err error) {
 	c = c.withDefaults()
@@ -152,8 +151,7 @@ func (r *run) setUp(ctx context.Context) error {
 	return nil
 }
 
-// addChild adds what stands behind a proxy of its own, and says where its store
-// is.
+// addChild adds a child behind a new proxy, and returns the URL of its store.
 func (r *run) addChild(name string, forms []form) (g *gatewayChild, store string, err error) {
 	g = &gatewayChild{forms: forms}
 	r.gateways = append(r.gateways, g)
@@ -186,7 +184,7 @@ func (r *run) addGateway(name string) (*gatewayChild, error) {
 	return g, nil
 }
 
-// addProtected adds a process of the example, and one of our service.
+// addProtected adds a process of the example, and one of the service beside it.
 func (r *run) addProtected(name string, manner []string) error {
 	c := r.config
 	example, store, err := r.addChild("payments "+name, []form{formSmall})
@@ -206,13 +204,13 @@ func (r *run) addProtected(name string, manner []string) error {
 	}
 	service.process = &process{
 		name: "service " + name, binary: c.Binary, says: Listening + " on ", history: r.history, follow: service.front.lead,
-		// There are few of its transactions, so they are open for longer.
+		// It has few transactions, so they stay open for longer.
 		args: append([]string{"torture", "service", "--database", store, "--slow-every", fmt.Sprint(max(c.SlowEvery/5, 1))}, manner...),
 	}
 	return nil
 }
 
-// gatewaysFor returns those that a key can be sent to.
+// gatewaysFor returns the gateways to which a key can be sent.
 func (r *run) gatewaysFor(key string) (some []*gatewayChild) {
 	f := formOf(key)
 	for _, g := range r.gateways {
@@ -223,7 +221,7 @@ func (r *run) gatewaysFor(key string) (some []*gatewayChild) {
 	return some
 }
 
-// wireTo returns a wire to the database of a URL, and the URL that leads there.
+// wireTo returns a wire to the database of a URL, and the URL of the wire.
 func wireTo(database string) (*wire, string, error) {
 	u, err := url.Parse(database)
 	if err != nil {
@@ -241,7 +239,7 @@ func wireTo(database string) (*wire, string, error) {
 	return w, u.String(), nil
 }
 
-// records are those of the gateways, to be looked at beside them.
+// records lists the records of the gateways.
 type records interface {
 	semel.Lister
 	close(context.Context) error
@@ -278,7 +276,7 @@ func (r *run) records(ctx context.Context) (records, error) {
 	return postgresRecords{s, pool}, err
 }
 
-// tearDown ends what is still there.
+// tearDown ends what still runs.
 func (r *run) tearDown() {
 	for _, g := range r.gateways {
 		if g.process != nil {
@@ -313,7 +311,7 @@ func (r *run) say(format string, args ...any) {
 	}
 }
 
-// torture does it, and returns the keys that are stuck in the end.
+// torture does the run, and returns the keys that are stuck at its end.
 func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	c := r.config
 	striking, stop := context.WithTimeout(ctx, c.Longest)
@@ -375,8 +373,7 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	if r.failed.Load() {
 		lastCall()
 	}
-	// Most clients come to an end by themselves; what they leave is asked for
-	// below.
+	// Most clients finish by themselves. The keys that they leave are sent below.
 	timer := time.AfterFunc(4*c.Lease, lastCall)
 	working.Wait()
 	timer.Stop()
@@ -403,8 +400,8 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 		return nil, err
 	}
 	last := r.keys.unsettled()
-	r.phase("all leases have ended; asking for all %d keys again", len(last))
-	r.askAgain(ctx, last, func(ctx context.Context, c *client, key string) string { return c.settle(ctx, key, 20, false) })
+	r.phase("all leases have ended; sending all %d keys again", len(last))
+	r.sendAgain(ctx, last, func(ctx context.Context, c *client, key string) string { return c.settle(ctx, key, 20, false) })
 	if stuck, err = r.quiet(ctx, store); err != nil {
 		return nil, err
 	}
@@ -412,7 +409,7 @@ func (r *run) torture(ctx context.Context) (stuck []string, err error) {
 	return stuck, errors.Join(r.terminate(), watchErr, ctx.Err())
 }
 
-// terminate has the gateways end in order.
+// terminate shuts the gateways down.
 func (r *run) terminate() error {
 	r.phase("stopping")
 	for _, g := range r.gateways {
@@ -424,7 +421,7 @@ func (r *run) terminate() error {
 }
 
 // quiet waits until no record is in progress under a lease, for as long as the
-// slowest effect and a lease take. It returns the keys that are then.
+// slowest effect and a lease take. It returns the keys that still are.
 func (r *run) quiet(ctx context.Context, store semel.Lister) (stuck []string, err error) {
 	end := time.Now().Add(6*r.config.Lease + 2*time.Second)
 	for {
@@ -451,18 +448,18 @@ func (r *run) quiet(ctx context.Context, store semel.Lister) (stuck []string, er
 	}
 }
 
-// askAgain has all clients ask for keys, until each is settled. A busy machine may
-// take any time for it, so each ask is bounded and not the whole. It ends when so
-// many keys have been given up that the others would say nothing else.
-func (r *run) askAgain(ctx context.Context, keys []string, settle func(context.Context, *client, string) string) {
+// sendAgain has all clients send keys until each is settled. Each attempt has a limit,
+// but the whole has none, because a busy machine may take any time. It ends early when
+// enough keys have been given up to show that the run failed.
+func (r *run) sendAgain(ctx context.Context, keys []string, settle func(context.Context, *client, string) string) {
 	const enough = 10
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	next := make(chan string)
-	var asking sync.WaitGroup
+	var sending sync.WaitGroup
 	var gaveUp atomic.Int64
 	for i := range r.config.Clients {
-		asking.Go(func() {
+		sending.Go(func() {
 			client := r.newClient(fmt.Sprintf("again %d", i+1))
 			client.unhurried = true
 			defer client.close()
@@ -477,7 +474,7 @@ func (r *run) askAgain(ctx context.Context, keys []string, settle func(context.C
 		next <- key
 	}
 	close(next)
-	asking.Wait()
+	sending.Wait()
 }
 
 // lookOut ends the run at the first violation.
@@ -489,10 +486,10 @@ func (r *run) lookOut(ctx context.Context, stop func()) {
 			continue // its database may be down
 		}
 		if err != nil {
-			return // the report will say it
+			return // report returns it
 		}
 		if found := e.check(); len(found) > 0 {
-			if r.shop != nil { // what is missing may come late
+			if r.shop != nil { // what is missing may still arrive
 				r.found = found
 			}
 			r.phase("a violation: ending early")
@@ -502,9 +499,9 @@ func (r *run) lookOut(ctx context.Context, stop func()) {
 	}
 }
 
-// evidence reads the ledger after the history, so that it has every effect that
-// the history speaks of. While the run goes on, effects later than the history
-// are left out: the asks that caused them may be missing.
+// evidence reads the ledger after the history, so that it has every effect in the
+// history. While the run goes on, effects later than the history are left out,
+// because the attempts that caused them may be missing.
 func (r *run) evidence(over bool) (*evidence, error) {
 	e := &evidence{over: over, hold: r.config.OnCrash == "hold", atomic: r.config.Payments != "", lease: r.config.Lease, start: r.history.start, events: r.history.snapshot()}
 	if r.shop != nil {
@@ -537,10 +534,10 @@ func (r *run) progress(ctx context.Context) {
 			return
 		}
 		f := count(r.history.snapshot())
-		r.say("%d keys, %d acknowledged, %d asks, %d retries; %d kills, %d pauses, %d cuts", f.Keys, f.Acknowledged, f.Asks, f.Retries, f.kills(), f.pauses(), f.cuts())
-		_ = r.history.flush() // the report will say it
+		r.say("%d keys, %d acknowledged, %d attempts, %d retries; %d kills, %d pauses, %d cuts", f.Keys, f.Acknowledged, f.Attempts, f.Retries, f.kills(), f.pauses(), f.cuts())
+		_ = r.history.flush() // Run returns its error
 	}
 }
 
-// Listening is what ledgers, services, shops and remotes say when they listen.
+// Listening is what ledgers, services, shops and remotes print when they listen.
 const Listening = "semel torture is listening"

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// wire passes TCP connections on to a database, and cuts them all at once.
+// wire passes TCP connections on to a database, and can cut all of them at once.
 type wire struct {
 	listener net.Listener
 	target   string
@@ -31,7 +31,7 @@ func newWire(target string) (*wire, error) {
 
 func (w *wire) addr() string { return w.listener.Addr().String() }
 
-// cut cuts the connections there are, and returns how many it cut.
+// cut cuts the open connections, and returns how many they were.
 func (w *wire) cut() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,7 +90,7 @@ func (w *wire) serve(client net.Conn) {
 	w.mu.Unlock()
 }
 
-// copy passes on what comes, as long as the gate is open.
+// copy passes on what arrives, as long as the gate is open.
 func (w *wire) copy(to, from net.Conn) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -107,7 +107,7 @@ func (w *wire) copy(to, from net.Conn) {
 	}
 }
 
-// gate holds up what passes it.
+// gate can hold up what passes it.
 type gate struct{ mu sync.RWMutex }
 
 func (g *gate) pass() {
