@@ -201,6 +201,7 @@ func TestCheck(t *testing.T) {
 		}, checkStuck},
 		{"no response at the end", func(s *story) {
 			s.attempt("k", told(inProgress))
+			s.attempt("k", nil)
 			s.end("k", endGaveUp)
 		}, checkStuck},
 		{"a large response that is not what the ledger sent", func(s *story) {
@@ -253,8 +254,8 @@ func TestCheck(t *testing.T) {
 			var found []string
 			for _, v := range s.check() {
 				found = append(found, v.Check)
-				if v.Key != "k" {
-					t.Errorf("the violation is of key %q", v.Key)
+				if v.Key != "k" || strings.Contains(v.Detail, "nil") {
+					t.Errorf("the violation is of key %q: %s", v.Key, v.Detail)
 				}
 				if len(s.attemptsOf("k")) > 0 && !strings.Contains(strings.Join(v.Timeline, "\n"), " attempt ") {
 					t.Errorf("the timeline of %s has no attempt:\n%s", v.Check, strings.Join(v.Timeline, "\n"))

@@ -47,6 +47,9 @@ type response struct {
 }
 
 func (r *response) String() string {
+	if r == nil {
+		return "no response"
+	}
 	s := fmt.Sprintf("%d %s", r.status, r.class)
 	switch {
 	case r.class == acknowledged, r.class == torn:

@@ -56,7 +56,7 @@ func (e event) String() string {
 	if e.attempt != 0 {
 		text = fmt.Sprintf("#%d %s", e.attempt, text)
 	}
-	return fmt.Sprintf("%11.6f  %-12s %-11s %-8s %s", e.at.Seconds(), key, e.who, e.kind, text)
+	return fmt.Sprintf("%11.6f  %-18s %-11s %-8s %s", e.at.Seconds(), key, e.who, e.kind, text)
 }
 
 // history lists what happened, in order. It is also written to a file as it
