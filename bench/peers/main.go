@@ -5,8 +5,8 @@
 //
 // It runs the benchmarks of this folder, of bench and of store/postgres, and
 // real proxies under wrk, in turn, as often as -rounds says, and prints one
-// table: medians, the smallest and the largest figure, and the ratios of figures
-// of the same round. What is not installed is named and left out.
+// table: medians, and the ratios of figures of the same round with the smallest and
+// the largest. What is not installed is named and left out.
 package main
 
 import (
@@ -142,7 +142,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	results := compare(all)
-	fmt.Fprintf(stdout, "%s, %s/%s, %d CPUs, %s; %d rounds, %v each; medians, and the smallest and largest of all rounds\n\n",
+	fmt.Fprintf(stdout, "%s, %s/%s, %d CPUs, %s; %d rounds, %v each; medians, and of the ratios the smallest and the largest\n\n",
 		revision(ctx, *root), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), runtime.Version(), *rounds, *span)
 	if err := printTable(stdout, results); err != nil {
 		return err

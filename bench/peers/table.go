@@ -200,10 +200,6 @@ func median(all []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-func spread(all []float64) string {
-	return short(slices.Min(all)) + ".." + short(slices.Max(all))
-}
-
 // short writes a figure with three digits.
 func short(v float64) string {
 	switch {
@@ -215,16 +211,22 @@ func short(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
+// printTable writes a table that is Markdown, too.
 func printTable(w io.Writer, results []result) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "path\tunit\tsemel\tspread\tpeer\ttheirs\tspread\tratio\tspread\taim\t")
+	t := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
+	fmt.Fprintln(t, "|\t| semel\t| beside\t|\t| ratio\t| aim\t|")
+	fmt.Fprintln(t, "|---\t|---\t|---\t|---\t|---\t|---\t|")
 	for _, r := range results {
-		if len(r.Ratios) == 0 {
-			fmt.Fprintf(t, "%s\t%s\t-\t\t%s\t-\t\t-\t\t%s\tnot measured\n", r.Path, r.Unit, r.Peer, r.Aim)
-			continue
+		own, theirs, ratio := "not measured", "", ""
+		if len(r.Ratios) > 0 {
+			own, theirs = short(median(r.Semel)), short(median(r.Theirs))
+			ratio = fmt.Sprintf("%s (%s to %s)", short(r.Median), short(slices.Min(r.Ratios)), short(slices.Max(r.Ratios)))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Path, r.Unit, short(median(r.Semel)), spread(r.Semel),
-			r.Peer, short(median(r.Theirs)), spread(r.Theirs), short(r.Median), spread(r.Ratios), r.Aim, r.Met)
+		aim := r.Aim
+		if r.Met != "" {
+			aim += ", " + r.Met
+		}
+		fmt.Fprintf(t, "| %s, %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n", r.Path, r.Unit, own, r.Peer, theirs, ratio, aim)
 	}
 	return t.Flush()
 }

@@ -35,10 +35,10 @@ func TestTable(t *testing.T) {
 	// What is added is the difference to the bare handler; the round without
 	// figures counts for nothing.
 	for _, want := range []string{
-		"middleware, memory, first ns/op added 3000 2000..4000 fiber v3 1000 1000..1000 3.00 2.00..4.00 <= 2 not met",
-		"middleware, memory, first allocs/op added 26.0 26.0..26.0 fiber v3 10.0 10.0..10.0 2.60 2.60..2.60 semel <= 25 not met",
-		"SQLite claim+complete, 256 callers pairs/s 650 600..700 two grouped inserts 1000 1000..1000 0.65 0.60..0.70 >= 0.7 not met",
-		"SQLite claim+complete, 64 callers pairs/s - two grouped inserts - - not measured",
+		"| middleware, memory, first, ns/op added | 3000 | fiber v3 | 1000 | 3.00 (2.00 to 4.00) | <= 2, not met |",
+		"| middleware, memory, first, allocs/op added | 26.0 | fiber v3 | 10.0 | 2.60 (2.60 to 2.60) | semel <= 25, not met |",
+		"| SQLite claim+complete, 256 callers, pairs/s | 650 | two grouped inserts | 1000 | 0.65 (0.60 to 0.70) | >= 0.7, not met |",
+		"| SQLite claim+complete, 64 callers, pairs/s | not measured | two grouped inserts | | | |",
 	} {
 		found := false
 		for _, line := range lines {
