@@ -58,7 +58,7 @@ type suite struct {
 }
 
 var suites = []suite{
-	{dir: "bench/peers", bench: "^BenchmarkProtection$", alone: true},
+	{dir: "bench/peers", bench: "^BenchmarkProtection$/^(semel-.*|fiber-v3|by-hand-sqlite|watermill)$", alone: true},
 	{dir: "bench", bench: "^BenchmarkSQLite$/^(store|plain)$/^(callers=.*|grouped=true)$"},
 	{dir: "bench", bench: "^BenchmarkSQLiteReplay$"},
 	{dir: "store/postgres", bench: "^BenchmarkPayment$/^away=0s$", time: "1x"},

@@ -89,14 +89,12 @@ func comparisons() []comparison {
 		for _, u := range []struct {
 			unit string
 			aim  aim
-		}{{"ns/op", ns}, {"cpu-ns/op", ns}, {"allocs/op", allocs}, {"B/op", aim{}}} {
+		}{{"ns/op", ns}, {"cpu-ns/op", ns}, {"allocs/op", allocs}} {
 			add(path, u.unit+" added", peerName, added(subject, kind, u.unit), added(peer, kind, u.unit), u.aim)
 		}
 	}
 	protection("middleware, memory, first", semelMemory, "first", fiberThree, "fiber v3", atMost(2), ownAtMost(25))
 	protection("middleware, memory, replay", semelMemory, "replay", fiberThree, "fiber v3", atMost(1), ownAtMost(8))
-	protection("middleware, memory, first", semelMemory, "first", fiberTwo, "fiber v2", aim{}, aim{})
-	protection("middleware, memory, replay", semelMemory, "replay", fiberTwo, "fiber v2", aim{}, aim{})
 	protection("middleware, SQLite, first", semelSQLite, "first", byHand, "by hand", aim{}, aim{})
 	protection("middleware, SQLite, replay", semelSQLite, "replay", byHand, "by hand", aim{}, aim{})
 	protection("function, memory, first", semelFunction, "first", watermill, "watermill", aim{}, aim{})

@@ -156,7 +156,7 @@ old one stays in use.`,
 	f.Var(&s.minRate, "min-rate", "slowest average rate, in bytes per second, at which a client sends a protected request's body or reads a response, after 10s of waiting for it")
 	f.DurationVar(&s.clientIdle, "client-idle", 30*time.Second, "how long a client may send or read nothing of a body")
 	f.DurationVar(&s.drain, "drain", 30*time.Second, "how long to wait for running requests before ending")
-	s.encryption.add(cmd, "file with keys to encrypt recorded responses with, one in each line as NAME: SECRET, with a secret of 32 bytes in base64; the first encrypts, all decrypt (default: answers are not encrypted)")
+	s.encryption.add(cmd, "file with keys to encrypt recorded responses with, one in each line as NAME: SECRET, with a secret of 32 bytes in base64; the first encrypts, all decrypt (default: responses are not encrypted)")
 	choiceFlag(cmd, &s.onCrash, "on-crash", "what to do when an owner died: hold the key until it is resolved, or retry, only where the service itself deduplicates by key")
 	f.BoolVar(&s.failOpen, "fail-open", false, "let requests pass UNPROTECTED while the store is down, instead of answering 503")
 	f.DurationVar(&s.idleTimeout, "idle-timeout", gateway.DefaultIdleTimeout, "how long an unused connection to the service is kept; must be shorter than the service's own limit")
