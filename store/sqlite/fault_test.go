@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/semelhq/semel"
+	"github.com/semelhq/semel/internal/quick"
 )
 
 var errInjected = errors.New("injected fault")
@@ -151,6 +152,9 @@ func (l lives) fail(t *testing.T, instead bool) {
 	verifier := openFaulty(t, f, Config{})
 	reached, position := 0, uint64(0)
 	for at := 1; ; at++ {
+		if quick.Skips(at, 4) {
+			continue
+		}
 		s := openFaulty(t, f, verifier.config)
 		f.arm(func(call int, query string, _ []driver.Value) (before, after bool) {
 			if call != at {
