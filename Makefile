@@ -49,7 +49,7 @@ test: tools ## run the tests of every module, with the race detector where it wo
 	@bin/tools/testall -race=$(RACE) -timeout=$(TIMEOUT) -packages='$(PKG)' -first='$(LONGEST)' -alone='adapter/caddy internal/tools' -- $(ARGS)
 
 quick: ## run the tests that take a minute together, from go test's cache where nothing changed
-	go test -short $(ARGS) $(PKG)
+	go test -short -p 4 $(ARGS) $(if $(filter work,$(PKG)),$(addprefix ./,$(LONGEST))) $(PKG)
 
 # The tests have a PostgreSQL server of their own, and the example.
 torture: build ## kill, pause and cut off gateways, or another SUBJECT, for DURATION, and check what is left
