@@ -21,7 +21,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -48,6 +47,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 
+	stderr = &lockedWriter{w: stderr}
 	r := newReporter(&lockedWriter{w: stdout})
 	note, err := "", error(nil)
 	useRace := false
@@ -59,9 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	// An earlier result is no proof: files and programs that a test reads
 	// outside its module are not part of the test cache's key. make lint vets
 	// everything; here that would be done again, on what the race detector's build is.
-	// Tests often wait for disks and processes, so there is one package more than
-	// there are processors.
-	goArgs := []string{"test", "-json", "-count=1", "-timeout=" + timeout.String(), "-vet=off", fmt.Sprint("-p=", runtime.NumCPU()+1)}
+	goArgs := []string{"test", "-json", "-count=1", "-timeout=" + timeout.String(), "-vet=off"}
 	env := os.Environ()
 	if os.Getenv("GOGC") == "" {
 		// Tests have small heaps, and a fifth of their time goes into collecting
@@ -95,9 +93,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			}
 		}
 	}
-	// For the same reason the modules outside are tested beside the workspace. They begin
-	// when its first package has ended: two go commands that begin on an empty cache
-	// compile the same packages twice.
+	// Tests often wait for disks and processes, so the modules outside are tested beside
+	// the workspace. They begin when its first package has ended: two go commands that
+	// begin on an empty cache compile the same packages twice.
 	if parts := split(strings.Fields(*packages), strings.Fields(*first), strings.Fields(*alone)); len(parts) > 0 {
 		ended := make(chan struct{})
 		r.packageEnded = sync.OnceFunc(func() { close(ended) })

@@ -37,7 +37,7 @@ type reporter struct {
 	packageEnded            func()   // nil or called when a package has
 }
 
-// lockedWriter is written to by several reporters.
+// lockedWriter is written to by several goroutines.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer
