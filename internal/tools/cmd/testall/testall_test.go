@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -122,9 +124,9 @@ func TestRunAlone(t *testing.T) {
 		"go.work":          "go 1.26.0\n\nuse .\n",
 		"go.mod":           "module github.com/semelhq/testall\n\ngo 1.26.0\n",
 		"a/p_test.go":      "package p\n\nimport \"testing\"\n\nfunc TestA(*testing.T) {}\n",
-		"b/p_test.go":      "package p\n\nimport (\"os\"; \"testing\"; \"time\")\n\nfunc TestB(*testing.T) {\n\tfor {\n\t\tif _, err := os.Stat(\"../out/tested\"); err == nil {\n\t\t\treturn\n\t\t}\n\t\ttime.Sleep(10*time.Millisecond)\n\t}\n}\n",
+		"b/p_test.go":      "package p\n\nimport (\"net/http\"; \"os\"; \"testing\")\n\nfunc TestB(*testing.T) { http.Get(os.Getenv(\"TESTALL_RENDEZVOUS\")+\"/wait\") }\n",
 		"out/go.mod":       "module github.com/semelhq/testall/out\n\ngo 1.26.0\n",
-		"out/p_test.go":    "package p\n\nimport (\"os\"; \"testing\")\n\nfunc TestB(t *testing.T) { t.Error(os.WriteFile(\"tested\", nil, 0o600)) }\n",
+		"out/p_test.go":    "package p\n\nimport (\"net/http\"; \"os\"; \"testing\")\n\nfunc TestB(t *testing.T) { t.Error(http.Get(os.Getenv(\"TESTALL_RENDEZVOUS\") + \"/tested\")) }\n",
 		"out/in/p_test.go": "package p\n\nimport \"testing\"\n\nfunc TestC(*testing.T) {}\n",
 	} {
 		file := filepath.Join(dir, name)
@@ -145,8 +147,20 @@ func TestRunAlone(t *testing.T) {
 		"./a ./out/in": "2 passed, 0 failed, 0 skipped",
 		"./out/...":    "1 passed, 1 failed, 0 skipped",
 	} {
+		tested := make(chan struct{})
+		rendezvous := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/tested" {
+				close(tested)
+			}
+			select {
+			case <-tested:
+			case <-r.Context().Done():
+			}
+		}))
+		t.Setenv("TESTALL_RENDEZVOUS", rendezvous.URL)
 		var out, log bytes.Buffer
 		run(t.Context(), []string{"-race=off", "-packages=" + packages, "-first=a b", "-alone=out", "-timeout=2m"}, &out, &log)
+		rendezvous.Close()
 		if got, want := lastLine(out.String()), last+" (without -race: switched off)"; got != want {
 			t.Errorf("%s: last line %q, want %q\n%s%s", packages, got, want, &out, &log)
 		}
